@@ -19,6 +19,7 @@
     ├── ToolCallFailed                a call has no result, though its server is well
     │   ├── CallTimedOut              the tool took too long
     │   └── InvalidResult             the result breaks MCP or the tool's own schema
+    ├── UnreadableReply               a server's reply is compressed, too long or no JSON
     ├── AgentError                    an agent could not be run, which says nothing of the policy
     │   └── AgentWorkerError          the process that runs it ended, or could not reach what it needs
     ├── UserCodeError                 the user's agent or reward function raised; the rollout counts
@@ -162,6 +163,10 @@ class CallTimedOut(ToolCallFailed):
 
 class InvalidResult(ToolCallFailed):
     """The server returned a result that MCP, or its own description of the tool, forbids."""
+
+
+class UnreadableReply(AgentRLError):
+    """A server's reply is compressed, longer or denser than what is read, or no JSON."""
 
 
 class AgentError(AgentRLError):

@@ -141,6 +141,9 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
     return body
 
 
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+
+
 def parse_result(
     body: Mapping[str, Any], server: str, *, adapter: str | None = None
 ) -> GenerateResult:
@@ -158,16 +161,22 @@ def parse_result(
         InferenceError: the response lacks tokens or logprobs.
     """
     try:
-        meta = body["meta_info"]
-        reason = meta["finish_reason"]
-        kind = reason["type"]
-        triples = meta.get("output_token_logprobs") or ()
-        output_ids = np.asarray(body["output_ids"], dtype=np.int32)
-        logprobs = np.asarray([triple[0] for triple in triples], dtype=np.float32)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        return _result(body, body["meta_info"], server, adapter)
+    except _MALFORMED as error:
         raise InferenceError(
-            f"{server} sent a generation without output_ids, logprobs or finish_reason ({error!r})"
+            f"{server} sent a generation without output_ids, logprobs or finish_reason as they have "
+            f"to be ({repr(error)[:200]})"
         ) from error
+
+
+def _result(
+    body: Mapping[str, Any], meta: Mapping[str, Any], server: str, adapter: str | None
+) -> GenerateResult:
+    reason = meta["finish_reason"]
+    kind = reason["type"]
+    triples = meta.get("output_token_logprobs") or ()
+    output_ids = np.asarray(body["output_ids"], dtype=np.int32)
+    logprobs = np.asarray([triple[0] for triple in triples], dtype=np.float32)
     if kind == "abort" and reason.get("status_code"):
         message = f"{server} gave a generation up: {reason.get('message', 'no reason given')}"
         raise ServerRefused(message, int(reason["status_code"]))
@@ -188,7 +197,7 @@ def parse_result(
         version_spans=spans,
         finish_reason=_finish_reason(kind, server),
         matched=_matched(reason.get("matched")),
-        prompt_tokens=int(meta.get("prompt_tokens", 0)),
+        prompt_tokens=int(meta.get("prompt_tokens") or 0),
         cached_tokens=int(meta.get("cached_tokens") or 0),
         num_retractions=int(meta.get("num_retractions") or 0),
         server=server,
@@ -204,8 +213,10 @@ def parse_partial(
     Raises:
         InferenceError: see `parse_result`.
     """
-    meta = {**body.get("meta_info", {}), "finish_reason": {"type": "abort"}}
-    return parse_result({**body, "meta_info": meta}, server, adapter=adapter)
+    given = body.get("meta_info")
+    meta = given if isinstance(given, Mapping) else {}
+    whole = {**body, "meta_info": {**meta, "finish_reason": {"type": "abort"}}}
+    return parse_result(whole, server, adapter=adapter)
 
 
 def _matched(value: object) -> int | str | None:

@@ -17,6 +17,7 @@ from agentrl.inspector.inspector_app import InspectorApp
 from agentrl.inspector.reader_access import TOKEN_VARIABLE, kept_token
 from agentrl.inspector.run_sources import RunSources
 from agentrl.runtime.ports import free_port
+from agentrl.runtime.request_deadlines import PromptProtocol
 from agentrl.runtime.signalled_server import serve_until_signalled
 
 FIRST_PORT = 8480
@@ -66,6 +67,7 @@ async def serve_inspector(
             app.asgi(token=token, host=host, port=bound),
             log_level="warning",
             lifespan="on",
+            http=PromptProtocol,
             timeout_graceful_shutdown=_CLOSE_SECONDS,
         )
         address = f"http://{reachable}:{bound}{page}?token={quote(token)}"

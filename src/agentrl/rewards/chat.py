@@ -4,7 +4,6 @@ What an outage means (a missing score, a failed attempt) is for the caller to de
 """
 
 import asyncio
-import json
 import ssl
 from collections.abc import Callable
 from functools import cache
@@ -12,10 +11,12 @@ from typing import TypeVar
 
 import httpx
 
-from agentrl.errors import InferenceError
+from agentrl.errors import InferenceError, UnreadableReply
 from agentrl.rewards.agent_config import ChatModels, ModelEndpoint
+from agentrl.runtime.bounded_replies import NOT_COMPRESSED, json_of, read_reply
 
 _T = TypeVar("_T")
+_MAX_REPLY_BYTES = 8 << 20
 
 
 class Retryable(Exception):
@@ -28,7 +29,7 @@ class _GiveUp(Exception):
 
 def open_client(timeout: float) -> httpx.AsyncClient:
     """Return a client for several requests; its caller closes it."""
-    return httpx.AsyncClient(timeout=timeout, verify=_ssl_context())
+    return httpx.AsyncClient(timeout=timeout, verify=_ssl_context(), headers=NOT_COMPRESSED)
 
 
 async def ask_models(
@@ -88,24 +89,28 @@ async def _ask(
         "messages": [{"role": "user", "content": prompt}],
     }
     try:
-        # The client's own timeout counts silence; this one counts the whole request.
-        async with asyncio.timeout(settings.timeout):
-            response = await client.post(
-                f"{endpoint.base_url.rstrip('/')}/chat/completions",
-                json=body,
-                headers={"Authorization": f"Bearer {key}"} if key else {},
-            )
+        status, reply = await read_reply(
+            client,
+            "POST",
+            f"{endpoint.base_url.rstrip('/')}/chat/completions",
+            max_bytes=_MAX_REPLY_BYTES,
+            seconds=settings.timeout,
+            json=body,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+    except UnreadableReply as error:
+        raise Retryable(str(error)) from error
     except (httpx.TransportError, TimeoutError) as error:
         raise Retryable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     except (httpx.InvalidURL, UnicodeError) as error:
         raise _GiveUp(str(error)) from error
-    if response.status_code in (408, 409, 429) or response.status_code >= 500:
-        raise Retryable(f"HTTP {response.status_code}")
-    if response.status_code >= 300:
-        raise _GiveUp(f"HTTP {response.status_code}")
+    if status in (408, 409, 429) or status >= 500:
+        raise Retryable(f"HTTP {status}")
+    if status >= 300:
+        raise _GiveUp(f"HTTP {status}")
     try:
-        content = response.json()["choices"][0]["message"]["content"]
-    except (json.JSONDecodeError, LookupError, TypeError) as error:
+        content = json_of(reply)["choices"][0]["message"]["content"]
+    except (UnreadableReply, LookupError, TypeError) as error:
         raise Retryable("the reply is not a chat completion") from error
     if not isinstance(content, str):
         raise Retryable("the reply has no text")

@@ -14,12 +14,12 @@ from mcp.types import Tool
 
 FAILURE_KEY: Final = "agentrl_failure"
 """Where the `data` of a JSON-RPC error says how a request failed; see `http_transport.Failure`."""
-MAX_MESSAGE_BYTES: Final = 64 * 2**20
+MAX_MESSAGE_BYTES: Final = 32 * 2**20
 """Longest message that is accepted from a server."""
+MAX_TOOLS: Final = 2_000
 
 _MAX_VALUES = 50_000
 _MAX_DEPTH = 64
-_MAX_TOOLS = 2_000
 _MAX_DESCRIPTION_CHARS = 50_000
 _MAX_SCHEMA_CHARS = 500_000
 # No white space, no control characters: names stand in prompts, logs and on terminals.
@@ -49,8 +49,8 @@ def excess(value: object) -> str | None:
 
 def listing_problem(tools: Sequence[Tool]) -> str | None:
     """Say why tools cannot be offered, or return None."""
-    if len(tools) > _MAX_TOOLS:
-        return f"lists more than {_MAX_TOOLS} tools"
+    if len(tools) > MAX_TOOLS:
+        return f"lists more than {MAX_TOOLS} tools"
     for tool in tools:
         if _NAME.fullmatch(tool.name) is None:
             return (

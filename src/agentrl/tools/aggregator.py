@@ -9,7 +9,6 @@ A failed tool answers with status 200 and `{"status_code": 500, "detail": "..."}
 `error` inside `content`. Both are the tool's own errors, which the model sees.
 """
 
-import asyncio
 import base64
 import binascii
 import json
@@ -21,7 +20,8 @@ from urllib.parse import quote
 import httpx
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
 
-from agentrl.errors import CallTimedOut, InvalidResult, ToolError
+from agentrl.errors import CallTimedOut, InvalidResult, ToolError, UnreadableReply
+from agentrl.runtime.bounded_replies import density, num_marks, read_reply
 from agentrl.tools.admission import MAX_MESSAGE_BYTES, excess, listing_problem
 from agentrl.tools.json_repair import repaired
 from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
@@ -134,32 +134,35 @@ class Aggregator:
         content = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"} if content is not None else None
         try:
-            # httpx counts silence; this counts the whole exchange.
-            async with (
-                asyncio.timeout(timeout.read),
-                self._http.stream(
-                    method, self._url + path, content=content, headers=headers, timeout=timeout
-                ) as response,
-            ):
-                answer = await _content(response)
+            status, answer = await read_reply(
+                self._http,
+                method,
+                self._url + path,
+                max_bytes=MAX_MESSAGE_BYTES,
+                seconds=timeout.read,
+                content=content,
+                headers=headers,
+                timeout=timeout,
+            )
         except TimeoutError as error:
             raise httpx.ReadTimeout("the answer did not end in time") from error
         except httpx.ReadTimeout:
             raise
         except httpx.HTTPError as error:
             raise _RequestFailed(describe(error), sent=not isinstance(error, _NOT_SENT)) from error
-        except InvalidResult as error:
-            if method == "GET":
-                raise self._error(f"answered {path}: {error}", None) from error
-            raise
-        return self._body(method, path, response.status_code, answer)
+        except UnreadableReply as error:
+            raise self._unreadable(method, path, str(error)) from error
+        return self._body(method, path, status, answer)
 
     def _body(self, method: str, path: str, status: int, answer: bytes) -> object:
         if status in _STATUS_REFUSED:
             raise self._error("refused the request", _RequestFailed(f"HTTP {status}", sent=False))
         if status in (*_STATUS_NOT_SENT, *_STATUS_LOST):
             raise _RequestFailed(f"HTTP {status}", sent=status in _STATUS_LOST)
+        if (reason := density(num_marks(answer))) is not None:
+            raise self._unreadable(method, path, reason)
         try:
+            # Python's own, because tools written in Python send NaN.
             body = json.loads(repaired(answer))
         except (ValueError, RecursionError) as error:
             if status >= 400 or method == "GET":
@@ -168,15 +171,19 @@ class Aggregator:
                 ) from error
             raise InvalidResult("the answer is not JSON") from error
         if (reason := excess(body)) is not None:
-            if method == "GET":
-                raise self._error(f"answered {path}: {reason}", None)
-            raise InvalidResult(reason)
+            raise self._unreadable(method, path, reason)
         if status >= 400 and method == "GET":
             raise self._error(f"answered {path} with HTTP {status}", None)
         if status >= 400:
             # The aggregator processed the call and rejected it: an unknown tool, bad arguments.
             return {"status_code": status, "detail": _detail(body)}
         return body
+
+    def _unreadable(self, method: str, path: str, reason: str) -> ToolError | InvalidResult:
+        """Return what a reply that is not read means: a call's is the model's to see."""
+        if method == "GET":
+            return self._error(f"answered {path}: {reason}", None)
+        return InvalidResult(reason)
 
     def _parse_tool(self, tool: object, servers: Mapping[str, object]) -> tuple[str, Tool]:
         function = tool.get("function") if isinstance(tool, dict) else None
@@ -219,25 +226,6 @@ class AggregatedServer:
 
     async def close(self) -> None:
         """Do nothing: other servers share the aggregator's connections."""
-
-
-async def _content(response: httpx.Response) -> bytes:
-    """Return the body of a response.
-
-    Raises:
-        InvalidResult: it is compressed, or too long.
-    """
-    encoding = response.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        raise InvalidResult(f"the answer is compressed ({encoding})")
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in response.aiter_raw():
-        size += len(chunk)
-        if size > MAX_MESSAGE_BYTES:
-            raise InvalidResult(f"the answer is longer than {MAX_MESSAGE_BYTES >> 20} MiB")
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _to_result(body: object) -> CallToolResult:

@@ -130,16 +130,16 @@ async def _open_client(
                     headers=http_headers(server, config),
                     timeout=config.connect_timeout_seconds,
                     sse_read_timeout=timeout + _READ_MARGIN_SECONDS,
+                    httpx_client_factory=_bounded_client,
                 ),
                 server.address,
             )
         else:
-            http = httpx2.AsyncClient(
+            http = _bounded_client(
                 headers=http_headers(server, config),
                 timeout=httpx2.Timeout(
                     config.connect_timeout_seconds, read=timeout + _READ_MARGIN_SECONDS
                 ),
-                transport=FailureReportingTransport(),
             )
             await stack.enter_async_context(http)
             transport = repairing(
@@ -154,6 +154,17 @@ async def _open_client(
         yield await stack.enter_async_context(
             Client(transport, client_info=_CLIENT_INFO, cache=None, mode=mode)
         )
+
+
+def _bounded_client(
+    headers: dict[str, str] | None = None,
+    timeout: httpx2.Timeout | None = None,
+    auth: httpx2.Auth | None = None,
+) -> httpx2.AsyncClient:
+    """Return a client whose answers are bounded before the SDK reads them."""
+    return httpx2.AsyncClient(
+        headers=headers, timeout=timeout, auth=auth, transport=FailureReportingTransport()
+    )
 
 
 @cache

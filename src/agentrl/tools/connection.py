@@ -11,7 +11,7 @@ from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
 from pydantic import ValidationError
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError
-from agentrl.tools.admission import FAILURE_KEY, listing_problem
+from agentrl.tools.admission import FAILURE_KEY, MAX_TOOLS, listing_problem
 from agentrl.tools.client_session import McpSession
 from agentrl.tools.server_config import McpServer, ToolsConfig
 from agentrl.tools.server_failures import CircuitBreaker, describe, pause_before_retry
@@ -259,6 +259,8 @@ async def _all_tools(client: Client) -> list[Tool]:
     while True:
         page = await client.list_tools(cursor=cursor)
         tools += page.tools
-        if page.next_cursor is None or page.next_cursor == cursor:
+        # A server that invents pages for ever is refused for what it has listed so far.
+        is_last = page.next_cursor is None or page.next_cursor == cursor
+        if is_last or len(tools) > MAX_TOOLS:
             return tools
         cursor = page.next_cursor

@@ -49,6 +49,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrl.errors import ConfigError, ToolCallFailed, ToolError
 from agentrl.runtime.confinement import Confinement
 from agentrl.runtime.http_guard import HttpGuard
+from agentrl.runtime.request_deadlines import PromptProtocol
 from agentrl.runtime.signalled_server import serve_until_signalled
 from agentrl.tools.admission import FAILURE_KEY
 from agentrl.tools.connection import ServerConnection
@@ -398,6 +399,7 @@ async def serve(
             log_config=None,
             log_level="warning",
             lifespan="on",
+            http=PromptProtocol,
             timeout_graceful_shutdown=_CLOSE_SECONDS,
         )
         await serve_until_signalled(config, listener, when_ready)

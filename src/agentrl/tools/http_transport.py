@@ -15,6 +15,7 @@ import aiohttp
 import httpx2
 from yarl import URL
 
+from agentrl.runtime.bounded_replies import density, num_marks
 from agentrl.tools.admission import FAILURE_KEY, MAX_MESSAGE_BYTES
 from agentrl.tools.json_repair import repaired, repaired_lines
 from agentrl.tools.server_failures import describe
@@ -33,6 +34,8 @@ _KEEPALIVE_SECONDS = 3.0
 # Statuses by which a server or proxy says that it did not process the request.
 _STATUS_NOT_SENT = (429, 503)
 _STATUS_LOST = (500, 502, 504)
+_ACCEPTED = 202
+_EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 
 class FailureReportingTransport(httpx2.AsyncBaseTransport):
@@ -60,9 +63,12 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             answer = await self._send(request)
             if (encoding := answer.headers.get("content-encoding", "identity")) != "identity":
                 answer.close()
-                return _failure(request, "too_large", f"the answer is compressed ({encoding})")
+                reason = f"the answer is compressed ({encoding})"
+                if request.method != "POST":
+                    raise httpx2.ReadError(reason, request=request)
+                return _failure(request, "too_large", reason)
             if request.method != "POST" or _is_event_stream(answer):
-                return _response(request, answer, stream=_Stream(answer))
+                return _response(request, answer, stream=_Stream(request, answer))
             content = await _content(answer)
         except _NEVER_SENT as error:
             # aiohttp's own text mentions TLS whether or not it is in use.
@@ -77,6 +83,8 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
         if content is None:
             size = f"{MAX_MESSAGE_BYTES >> 20} MiB"
             return _failure(request, "too_large", f"the answer is longer than {size}")
+        if (excess := density(num_marks(content))) is not None:
+            return _failure(request, "too_large", excess)
         return _explained(request, _response(request, answer, content=repaired(content)))
 
     async def aclose(self) -> None:
@@ -98,16 +106,26 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
 
 
 class _Stream(httpx2.AsyncByteStream):
-    """An event stream that ends when its connection breaks: the SDK then fails only that call."""
+    """An event stream that ends when its connection breaks: the SDK then fails only that call.
 
-    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+    It ends, too, at an event that holds more than is parsed, and the call it answers is told so.
+    """
+
+    def __init__(self, request: httpx2.Request, answer: aiohttp.ClientResponse) -> None:
+        self._request = request
         self._answer = answer
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         chunks = self._answer.content.iter_any()
+        before = 0
         try:
-            async for chunk in repaired_lines(chunks, longest=MAX_MESSAGE_BYTES):
-                yield chunk
+            async for lines in repaired_lines(chunks, longest=MAX_MESSAGE_BYTES):
+                if (reason := density(before + num_marks(lines))) is not None:
+                    yield _refusing_event(self._request, reason)
+                    return
+                end = max(map(lines.rfind, _EVENT_ENDS))
+                before = num_marks(lines[end:]) if end >= 0 else before + num_marks(lines)
+                yield lines
         except aiohttp.ClientError:
             return
 
@@ -139,7 +157,7 @@ def _response(
 def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
     """Return the response, or a JSON-RPC error that says what its status means."""
     status = response.status_code
-    if status < 300 and response.content and not _is_json(response):
+    if status < 300 and status != _ACCEPTED and response.content and not _is_json(response):
         kind = response.headers.get("content-type", "no type")
         return _failure(request, "lost", f"answered with {kind}, which is no MCP")
     if status < 400:
@@ -177,6 +195,17 @@ def _status_failure(status: int) -> Failure:
 
 
 def _failure(request: httpx2.Request, failure: Failure, message: str) -> httpx2.Response:
+    return httpx2.Response(400, json=_error(None, failure, message), request=request)
+
+
+def _refusing_event(request: httpx2.Request, message: str) -> bytes:
+    """Return the event that answers the call of a POST with an error; a GET answers none."""
+    if request.method != "POST":
+        return b""
+    error = _error(json.loads(request.content).get("id"), "too_large", message)
+    return f"\n\nevent: message\ndata: {json.dumps(error)}\n\n".encode()
+
+
+def _error(id_: object, failure: Failure, message: str) -> dict[str, Any]:
     error = {"code": _INTERNAL_ERROR, "message": message, "data": {FAILURE_KEY: failure}}
-    body = {"jsonrpc": "2.0", "id": None, "error": error}
-    return httpx2.Response(400, json=body, request=request)
+    return {"jsonrpc": "2.0", "id": id_, "error": error}

@@ -24,21 +24,43 @@ from agentrl.tools.admission import FAILURE_KEY, excess
 
 logger = logging.getLogger(__name__)
 
-_SUSPICIOUS = re.compile(rb"\\u[dD][89a-fA-F]")
-# Complete pairs and all other escapes are matched too, so that only halves are left for the group,
-# and an escaped backslash is never taken for the beginning of one.
-_ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
-)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_MAX_SURROGATES = 100_000
+_MAX_BACKSLASHES = 1_000
+_ID_BYTES = 1_000
+"""Servers write a message's id before the result or after it."""
 _ANSWERED = re.compile(r'"id"\s*:\s*(\d+|"[^"\\]{1,64}")')
 
 
 def repaired(data: bytes) -> bytes:
-    """Return JSON text with every half of a surrogate pair replaced by U+FFFD."""
-    if _SUSPICIOUS.search(data) is None:
-        return data
-    return _ESCAPE.sub(lambda match: rb"\ufffd" if match["half"] else match[0], data)
+    """Return JSON text with every half of a surrogate pair replaced by U+FFFD.
+
+    Text made to take long, with more surrogates than any page has, is returned as it is.
+    """
+    parts: list[bytes] = []
+    kept = num_found = 0
+    for found in _SURROGATE.finditer(data):
+        start = found.start()
+        if start < kept:
+            continue  # the second half of a pair
+        num_found += 1
+        backslashes = 0
+        while start > backslashes and data[start - backslashes - 1] == ord("\\"):
+            backslashes += 1
+            if backslashes > _MAX_BACKSLASHES:
+                return data
+        if num_found > _MAX_SURROGATES:
+            return data
+        if backslashes % 2:
+            continue  # an escaped backslash, and a text that looks like an escape
+        if pair := _PAIR.match(data, start):
+            parts.append(data[kept : pair.end()])
+            kept = pair.end()
+            continue
+        parts += (data[kept:start], rb"\ufffd")
+        kept = found.end()
+    return b"".join([*parts, data[kept:]]) if parts else data
 
 
 async def repaired_lines(chunks: AsyncIterator[bytes], longest: int) -> AsyncIterator[bytes]:
@@ -143,9 +165,22 @@ def _admitted(item: SessionMessage) -> SessionMessage:
     reason = excess(answer.result) if isinstance(answer, JSONRPCResponse) else None
     if reason is None:
         return item
-    error = ErrorData(code=INTERNAL_ERROR, message=reason, data={FAILURE_KEY: "too_large"})
     assert isinstance(answer, JSONRPCResponse)
-    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=answer.id, error=error))
+    return _too_large(answer.id, reason)
+
+
+def refused_line(line: bytes, reason: str) -> SessionMessage | ValueError:
+    """Return the error that stands for an answer that holds too much to be parsed."""
+    ends = line[:_ID_BYTES], line[-_ID_BYTES:]
+    found = next(
+        filter(None, (_ANSWERED.search(end.decode(errors="replace")) for end in ends)), None
+    )
+    return ValueError(reason) if found is None else _too_large(json.loads(found[1]), reason)
+
+
+def _too_large(id_: str | int, reason: str) -> SessionMessage:
+    error = ErrorData(code=INTERNAL_ERROR, message=reason, data={FAILURE_KEY: "too_large"})
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=id_, error=error))
 
 
 def _is_not_a_parse_failure(record: logging.LogRecord) -> bool:

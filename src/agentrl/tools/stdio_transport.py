@@ -24,8 +24,10 @@ from mcp_types import jsonrpc_message_adapter
 from agentrl.config.private_files import make_private
 from agentrl.config.secret_text import redact
 from agentrl.errors import ToolError
+from agentrl.runtime.bounded_replies import density, num_marks
 from agentrl.runtime.printable import one_line
 from agentrl.tools.admission import MAX_MESSAGE_BYTES
+from agentrl.tools.json_repair import refused_line
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +150,8 @@ async def _read(stream: asyncio.StreamReader, incoming: Any) -> None:
 
 def _message(line: bytes) -> SessionMessage | ValueError:
     """Return a line's message; or the SDK's error, from which `json_repair` goes on."""
+    if (reason := density(num_marks(line))) is not None:
+        return refused_line(line, reason)
     try:
         text = line.decode(errors="replace")
         return SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))

@@ -13,8 +13,9 @@ from starlette.routing import Route
 
 from agentrl.rewards import AgentConfig
 
-Answer = str | int | float | None
-"""What a judge does: says text, fails with a status, is silent for seconds, or returns rubbish."""
+Answer = str | int | float | bytes | None
+"""What a judge does: says text, fails with a status, is silent for seconds, sends a body as it is, or
+returns rubbish."""
 
 
 @dataclass
@@ -37,12 +38,16 @@ class JudgeServer:
             answer = "Correct"
         if isinstance(answer, int):
             return JSONResponse({"error": "no"}, status_code=answer)
+        if isinstance(answer, bytes):
+            encoding = {"Content-Encoding": "gzip"} if answer.startswith(_GZIP) else {}
+            return Response(answer, headers=encoding, media_type="application/json")
         if answer is None:
             return Response("<html>", media_type="text/html")
         message = {"role": "assistant", "content": answer}
         return JSONResponse({"choices": [{"index": 0, "message": message}]})
 
 
+_GZIP = b"\x1f\x8b"
 ServeJudge = Callable[..., Any]
 
 

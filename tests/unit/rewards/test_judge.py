@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import re
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +113,22 @@ async def test_failures_are_retried_then_the_next_model_is_asked(
     judge_server.asked.clear()
     assert await ask(judged_by([401], ["Incorrect"])) == 0.0
     assert [body["model"] for body in judge_server.asked] == ["judge-0", "judge-1"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (gzip.compress(b" " * 2**20), r"compressed \(gzip\)"),
+        (b"[" * 100_000, "not a chat completion"),
+        (b'{"choices": [' + b"0," * 400_000 + b"0]}", "not a chat completion"),
+        (b" " * (9 << 20), "longer than 8 MiB"),
+    ],
+)
+async def test_a_reply_made_to_take_long_is_a_missing_score(
+    judged_by: JudgedBy, reply: bytes, reason: str
+) -> None:
+    with pytest.raises(ScoringError, match=reason):
+        await ask(judged_by([reply], max_retries=0))
 
 
 async def test_an_outage_is_a_missing_score_and_never_zero(judged_by: JudgedBy) -> None:

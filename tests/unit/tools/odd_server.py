@@ -22,7 +22,8 @@ RESULTS = {
     "asks": GOOD,
     "grow": GOOD,
     "gzip": GOOD,
-    "blocks": json.dumps({"content": [{"type": "text", "text": ""}] * 100_000}),
+    "dense": '{"content": [' + "0," * 400_000 + "0]}",
+    "blocks": json.dumps({"content": [{"type": "text", "text": ""}] * 20_000}),
     "deep": '{"content": [], "structuredContent": {"a": ' + "[" * 90 + "]" * 90 + "}}",
     "huge": json.dumps({"content": [{"type": "text", "text": "z" * (70 << 20)}]})
     if sys.argv[1:]
@@ -49,6 +50,10 @@ def answer(request: dict[str, Any]) -> str:
         ]
         if "ODD_TOOL" in os.environ:
             listed[-1]["name"] = os.environ["ODD_TOOL"]
+        if "ODD_PAGES" in os.environ:
+            page = int(params.get("cursor", 0))
+            listed = [{**listed[0], "name": f"t{page}_{number}"} for number in range(500)]
+            return wire(request, json.dumps({"tools": listed, "nextCursor": str(page + 1)}))
         return wire(request, json.dumps({"tools": [*listed, listed[0]]}))
     if method == "tools/call" and params["name"] in RESULTS:
         return wire(request, RESULTS[params["name"]])

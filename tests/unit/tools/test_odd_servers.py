@@ -4,6 +4,7 @@ import asyncio
 import random
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -75,6 +76,7 @@ async def test_answers_of_too_many_values_are_observations(
         async with connect_tools(config_for(server)) as box:
             for name, reason in (
                 ("blocks", "holds more than 50000 values"),
+                ("dense", "holds more than 300000 commas and brackets"),
                 ("deep", "is nested more than 64 deep"),
             ):
                 result = await box.call(name, {})
@@ -99,6 +101,14 @@ async def test_a_server_with_a_tool_that_cannot_be_named_is_refused_in_one_line(
     assert str(failed.value).isprintable()
 
 
+async def test_a_server_that_lists_pages_for_ever_is_refused(
+    odd_pipe: dict[str, object], config_for: ConfigFor
+) -> None:
+    with pytest.raises(ToolError, match="lists more than 2000 tools"):
+        async with connect_tools(config_for({"odd": {**odd_pipe, "env": {"ODD_PAGES": "1"}}})):
+            pass
+
+
 @pytest.mark.slow
 async def test_a_result_of_many_megabytes_is_an_observation(
     odd_url: str, config_for: ConfigFor
@@ -106,7 +116,7 @@ async def test_a_result_of_many_megabytes_is_an_observation(
     async with connect_tools(config_for(odd_url)) as box:
         result = await box.call("huge", {})
         assert result.is_error
-        assert "64 MiB" in result.content or "67108864 byte" in result.content
+        assert "32 MiB" in result.content or "33554432 byte" in result.content
         assert (await box.call("asks", {})).content == "ok"
 
 
@@ -146,6 +156,15 @@ async def test_lines_are_mended_however_they_are_cut_up() -> None:
                 yield text[begin:end]
 
         assert b"".join([line async for line in repaired_lines(chunks(), 1000)]) == expected
+
+
+@pytest.mark.parametrize(
+    "text", [rb"\n" * 500_000 + rb"\ud83d", rb"\ud83d" * 500_000, b"\\" * 2_000_000 + rb"\ud83d"]
+)
+def test_mending_takes_no_longer_for_what_is_made_to_take_long(text: bytes) -> None:
+    began = time.process_time()
+    repaired(text)
+    assert time.process_time() - began < 0.5
 
 
 def test_errors_are_described_in_a_short_line_that_terminals_do_not_act_upon() -> None:

@@ -28,6 +28,9 @@ _PROBES = {
 the longest wait, in ms, for sent data to be acknowledged."""
 _HEALTH_SECONDS = 30.0
 _JSON_BODY = {"Content-Type": "application/json"}
+_MAX_REPLY_BYTES = 128 << 20
+"""Longest body, and longest frame of a stream: a million tokens with their logprobs and experts."""
+_MAX_ERROR_BYTES = 1 << 20
 
 
 class JsonTransport:
@@ -49,6 +52,9 @@ class JsonTransport:
                 socket_factory=_keepalive_socket,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
+            # The bound on replies counts the bytes that arrive.
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,
         )
 
     async def close(self) -> None:
@@ -67,15 +73,12 @@ class JsonTransport:
     async def get(self, path: str, headers: dict[str, str]) -> dict[str, Any]:
         """Return the JSON object that a GET answers with."""
         async with self.response("GET", path, None, headers=headers) as response:
-            body = self.decode(await response.read())
-        if not isinstance(body, dict):
-            raise InferenceError(f"{self.base_url}{path}: expected a JSON object")
-        return body
+            return self.decode(await self.content(response))
 
     async def post(self, path: str, body: Mapping[str, Any], headers: dict[str, str]) -> None:
         """Send a POST, of whose response only the status matters."""
         async with self.response("POST", path, body, headers=headers) as response:
-            await response.read()
+            await self.content(response)
 
     @asynccontextmanager
     async def response(
@@ -93,6 +96,7 @@ class JsonTransport:
             ServerLost: the server ended the connection before the end of its response.
             ServerUnreachable: there was no response, or reading it failed.
             ServerRefused: the response has an error status.
+            InferenceError: the response is compressed.
         """
         url = self.base_url + path
         try:
@@ -104,8 +108,12 @@ class JsonTransport:
                 headers=headers | _JSON_BODY if body is not None else headers,
                 timeout=aiohttp.ClientTimeout(timeout_seconds, sock_connect=_CONNECT_SECONDS),
             ) as response:
+                encoding = response.headers.get("Content-Encoding", "identity")
+                if encoding != "identity":
+                    raise InferenceError(f"{url} answered with a compressed body ({encoding})")
                 if response.status >= 400:
-                    text = _error_text(await response.read(), response.reason)
+                    content = await self.content(response, max_bytes=_MAX_ERROR_BYTES)
+                    text = _error_text(content, response.reason)
                     raise ServerRefused(
                         f"{url} answered {response.status}: {text}", response.status
                     )
@@ -125,32 +133,57 @@ class JsonTransport:
                 f"{url} cannot be reached ({type(error).__name__}); check that the server runs there"
             ) from error
 
-    def decode(self, content: bytes) -> Any:
-        """Return decoded JSON.
+    async def content(
+        self, response: aiohttp.ClientResponse, max_bytes: int | None = None
+    ) -> bytes:
+        """Return the body of a response.
 
         Raises:
-            InferenceError: it is not JSON.
+            InferenceError: it is longer than any that a server has reason to send.
+        """
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            self._check_size(len(body), max_bytes or _MAX_REPLY_BYTES)
+        return bytes(body)
+
+    async def frames(self, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+        """Yield the objects of server-sent events up to `[DONE]`.
+
+        Raises:
+            InferenceError: one is no JSON object, or has no end.
+        """
+        buffer, searched = bytearray(), 0
+        # Not line by line: aiohttp bounds a line's length, and a frame holds all tokens so far.
+        async for chunk in response.content.iter_any():
+            buffer += chunk
+            while (end := buffer.find(b"\n\n", searched)) >= 0:
+                data = bytes(buffer[:end]).removeprefix(b"data:").strip()
+                del buffer[: end + 2]
+                searched = 0
+                if data == b"[DONE]":
+                    return
+                yield self.decode(data)
+            self._check_size(len(buffer), _MAX_REPLY_BYTES)
+            searched = max(0, len(buffer) - 1)
+
+    def decode(self, content: bytes) -> dict[str, Any]:
+        """Return a decoded JSON object.
+
+        Raises:
+            InferenceError: it is none.
         """
         try:
-            return orjson.loads(content)
-        except ValueError as error:
-            raise InferenceError(
-                f"{self.base_url} answered with something that is not JSON"
-            ) from error
+            body = orjson.loads(content)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise InferenceError(f"{self.base_url} answered with something that is no JSON object")
+        return body
 
-
-async def sse_frames(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the data of server-sent events up to `[DONE]`."""
-    buffer = bytearray()
-    # Not line by line: aiohttp bounds a line's length, and a frame holds all tokens so far.
-    async for chunk in response.content.iter_any():
-        buffer += chunk
-        while (end := buffer.find(b"\n\n")) >= 0:
-            data = bytes(buffer[:end]).removeprefix(b"data:").strip()
-            del buffer[: end + 2]
-            if data == b"[DONE]":
-                return
-            yield data
+    def _check_size(self, size: int, max_bytes: int) -> None:
+        if size > max_bytes:
+            raise InferenceError(f"{self.base_url} answered with more than {max_bytes >> 20} MiB")
 
 
 def error_message(body: object) -> str:

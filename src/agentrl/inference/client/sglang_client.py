@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, Self
 from pydantic import SecretStr
 
 from agentrl.errors import ServerLost, ServerRefused
-from agentrl.inference.client.json_transport import JsonTransport, error_message, sse_frames
+from agentrl.inference.client.json_transport import JsonTransport, error_message
 from agentrl.inference.wire import (
     GenerateRequest,
     GenerateResult,
@@ -122,10 +122,9 @@ class SGLangClient:
         )
         async with sending as response:
             if on_partial is None:
-                whole = self._transport.decode(await response.read())
+                whole = self._transport.decode(await self._transport.content(response))
                 return parse_result(whole, self.base_url, adapter=request.adapter)
-            async for frame in sse_frames(response):
-                body = self._transport.decode(frame)
+            async for body in self._transport.frames(response):
                 if "error" in body:
                     raise ServerRefused(
                         f"{self.base_url} gave a generation up: {error_message(body)}",

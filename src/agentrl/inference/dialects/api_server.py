@@ -32,6 +32,7 @@ from agentrl.inference.dialects.openai_common import error_body
 from agentrl.inference.dialects.session import ModelSession, session_over
 from agentrl.inference.request_bodies import read_json_object
 from agentrl.runtime.http_guard import HttpGuard
+from agentrl.runtime.request_deadlines import PromptProtocol
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 DIALECTS = (
@@ -89,6 +90,7 @@ class APIServer:
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
+                http=PromptProtocol,
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
         )

@@ -24,6 +24,7 @@ from agentrl.rollout.agent.forwarded_models import ForwardedModels
 from agentrl.rollout.agent.recording import RecordingSession
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
+from agentrl.runtime.bounded_replies import NOT_COMPRESSED
 from agentrl.schema import AgentResult, MCPTask, Outcome, Record, Score
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -60,7 +61,7 @@ class AgentEndpointServer:
             ConfigError: the address cannot be listened on.
         """
         async with (
-            httpx.AsyncClient(timeout=_FORWARDING_TIMEOUT) as client,
+            httpx.AsyncClient(timeout=_FORWARDING_TIMEOUT, headers=NOT_COMPRESSED) as client,
             APIServer.open(section.agent_gateway_host) as server,
         ):
             log.info("agents reach the policy at %s", server.address)

@@ -7,21 +7,27 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast, get_args
 
 import httpx
 
 from agentrl.config.secret_text import redact
-from agentrl.errors import APIError, InferenceError
+from agentrl.errors import APIError, InferenceError, UnreadableReply
 from agentrl.inference.dialects.continuation import ContinuationIndex, conversation_key
 from agentrl.inference.dialects.messages import read_message
 from agentrl.inference.dialects.session import ChatRequest, Completion, FinishReason
 from agentrl.rollout.async_sampler import AsyncSampler
+from agentrl.runtime.bounded_replies import json_of, read_reply
 from agentrl.schema import Message, ToolCall
 
 FORWARDED_REFUSED = "refused_by_server"
 """Code of the refusal of another model's server."""
 _TRY_AGAIN = (408, 409, 429)
+_MAX_REPLY_BYTES = 16 << 20
+_MAX_ERROR_CHARS = 500
+_EXCHANGE_SECONDS = 600.0
+_MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -86,24 +92,26 @@ class ForwardedModels:
         sent = {key: value for key, value in body.items() if key != "stream_options"}
         headers = {} if model.api_key is None else {"Authorization": f"Bearer {model.api_key}"}
         try:
-            response = await self._client.post(
+            status, reply = await read_reply(
+                self._client,
+                "POST",
                 f"{model.base_url}/chat/completions",
+                max_bytes=_MAX_REPLY_BYTES,
+                seconds=_EXCHANGE_SECONDS,
                 json={**sent, "model": model.model, "stream": False},
                 headers=headers,
             )
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
             raise InferenceError(
                 f"the server of {name!r} ({redact(model.base_url)}) cannot be reached ({type(error).__name__})"
             ) from error
-        if response.status_code >= 500 or response.status_code in _TRY_AGAIN:
-            raise InferenceError(
-                f"the server of {name!r} answered {response.status_code}: {_error_text(response)}"
-            )
-        if response.status_code >= 400:
-            raise APIError(
-                _error_text(response), status=response.status_code, code=FORWARDED_REFUSED
-            )
-        return _read(name, model, response)
+        except UnreadableReply as error:
+            raise InferenceError(f"the server of {name!r}: {error}") from error
+        if status >= 500 or status in _TRY_AGAIN:
+            raise InferenceError(f"the server of {name!r} answered {status}: {_error_text(reply)}")
+        if status >= 400:
+            raise APIError(_error_text(reply), status=status, code=FORWARDED_REFUSED)
+        return _read(name, model, reply)
 
 
 class ForwardedCalls:
@@ -157,22 +165,25 @@ class ForwardedCalls:
         )
 
 
-def _error_text(response: httpx.Response) -> str:
+def _error_text(reply: bytes) -> str:
     try:
-        error = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        return " ".join(response.text.split())[:500]
-    return str(error.get("message", error) if isinstance(error, dict) else error)
+        error = json_of(reply)["error"]
+    except (UnreadableReply, KeyError, TypeError):
+        error = reply[: 4 * _MAX_ERROR_CHARS].decode(errors="replace")
+    text = str(error.get("message", error) if isinstance(error, dict) else error)
+    return " ".join(text[: 2 * _MAX_ERROR_CHARS].split())[:_MAX_ERROR_CHARS]
 
 
-def _read(name: str, model: ForwardedModel, response: httpx.Response) -> _ForwardedReply:
+def _read(name: str, model: ForwardedModel, reply: bytes) -> _ForwardedReply:
     try:
-        body = response.json()
+        body = json_of(reply)
         choice = body["choices"][0]
         message = read_message({**choice["message"], "role": "assistant"}, 0)
         finish = choice.get("finish_reason")
-        usage = body.get("usage") or {}
-    except (ValueError, LookupError, TypeError, AttributeError, APIError) as error:
+        num_prompt, num_output = map(
+            partial(_count, body.get("usage") or {}), ("prompt_tokens", "completion_tokens")
+        )
+    except (UnreadableReply, LookupError, TypeError, AttributeError, APIError) as error:
         raise InferenceError(
             f"the server of {name!r} sent something other than a chat completion ({error})"
         ) from error
@@ -192,7 +203,13 @@ def _read(name: str, model: ForwardedModel, response: httpx.Response) -> _Forwar
         message=message,
         tool_calls=tuple(calls),
         finish_reason=cast("FinishReason", known),
-        num_prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        num_output_tokens=int(usage.get("completion_tokens") or 0),
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=num_output,
         server=redact(model.base_url),
     )
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    """Return a number of tokens; 0 where none is said, or none that can be."""
+    value = usage.get(name)
+    return value if isinstance(value, int) and 0 <= value <= _MAX_COUNT else 0

@@ -14,6 +14,7 @@ from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.generation.model_runner import load_model
 from agentrl.inference.engine.http.frontend import FrontEnd
 from agentrl.inference.engine.http.http_routes import make_app
+from agentrl.runtime.request_deadlines import PromptProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            http=PromptProtocol,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,

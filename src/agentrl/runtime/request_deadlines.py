@@ -1,0 +1,63 @@
+"""`PromptProtocol`: uvicorn's HTTP, for clients that begin a request and do not end it.
+
+uvicorn waits for the rest of a request for ever, and takes headers of any length. A connection is
+closed here when the head of a request does not arrive within seconds, when its body does not arrive
+within a minute, or when the head has no end. What answers take is not bounded.
+"""
+
+import asyncio
+from typing import Any, Literal
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+HEAD_SECONDS = 10.0
+BODY_SECONDS = 75.0
+"""Longer than `request_bodies` waits, whose answer says what was wrong."""
+_MAX_HEAD_BYTES = 64 << 10
+
+
+class PromptProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """One connection of a client."""
+
+    _expected: Literal["head", "body"] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _num_head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        """Expect a request."""
+        super().connection_made(transport)
+        self._expect("head")
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on, and expect what is still missing of their request."""
+        super().data_received(data)
+        cycle = self.cycle
+        # The rest of a body that was answered early is not the head of the next request.
+        if cycle is None or (cycle.response_complete and not cycle.more_body):
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > _MAX_HEAD_BYTES:
+                self.transport.close()
+            self._expect("head")
+        else:
+            self._num_head_bytes = 0
+            self._expect("body" if cycle.more_body else None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Expect nothing more."""
+        self._expect(None)
+        super().connection_lost(exc)
+
+    def _expect(self, part: Literal["head", "body"] | None) -> None:
+        if part == self._expected:
+            return
+        self._expected = part
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if part is not None:
+            seconds = HEAD_SECONDS if part == "head" else BODY_SECONDS
+            self._timer = self.loop.call_later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._timer = None
+        self.transport.close()
