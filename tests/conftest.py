@@ -1,10 +1,12 @@
 """Fixtures for all rooms: one real mongod a session, one database a test."""
 
+import inspect
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from support.loop_watchdog import LoopWatchdog
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -43,3 +45,15 @@ async def store(mongo_uri: str) -> AsyncIterator[TrajectoryStore]:
         await connected.ensure_schema()
         yield connected
         await connected.drop_database()
+
+
+@pytest.fixture(autouse=True)
+def _loop_watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail an async test in which AgentRL's code keeps the event loop for too long."""
+    if not inspect.iscoroutinefunction(request.function):
+        yield
+        return
+    watchdog = LoopWatchdog()
+    with watchdog.watching():
+        yield
+    assert not watchdog.stalls, "\n".join(watchdog.stalls)

@@ -33,6 +33,12 @@ class HttpGuard:
         """
         self._app = app
         self._is_local = is_loopback(host)
+        if not self._is_local:
+            logger.warning(
+                "listening on %s with plain HTTP: keys and texts cross the network unencrypted; put a "
+                "proxy with TLS in front where the network is not yours",
+                host,
+            )
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         """Pass a request on, or refuse it."""
@@ -49,7 +55,7 @@ class HttpGuard:
     def _refusal(self, scope: _Message) -> tuple[int, str] | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if self._is_local and host and not is_loopback(_host_name(host)):
+        if self._is_local and host and not is_loopback(host_name(host)):
             return 421, "the Host header is not this server's; use 127.0.0.1 or localhost"
         if origin is not None and origin.partition("://")[2] != host:
             return 403, "web pages of other origins are not answered"
@@ -62,7 +68,7 @@ class HttpGuard:
         return None
 
 
-def _host_name(host: str) -> str:
+def host_name(host: str) -> str:
     """Return a Host header's name without the port and an IPv6 address's brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]

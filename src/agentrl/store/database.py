@@ -9,10 +9,12 @@ know what documents contain.
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from urllib.parse import parse_qsl
 
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
@@ -30,10 +32,15 @@ from pymongo.errors import (
 )
 from pymongo.write_concern import WriteConcern
 
+from agentrl.config.checks import is_loopback
 from agentrl.config.secret_text import redact
+from agentrl.config.sections.run_sections import MONGODB_DATABASES
 from agentrl.errors import ConfigError, StoreError, StoreUnreachable
+from agentrl.runtime.http_guard import host_name
 from agentrl.store.documents.codec import Document
 from agentrl.store.server_clock import FreshLeases, ServerClock
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -247,6 +254,16 @@ def _hosts_of(uri: str) -> str:
     return uri.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
 
 
+def hosts_in_the_clear(uri: str) -> list[str]:
+    """Return the hosts beyond this machine that a URI reaches without TLS."""
+    options = parse_qsl(uri.partition("?")[2].lower())
+    has_tls = any(name.startswith(("tls", "ssl")) and value != "false" for name, value in options)
+    if has_tls or uri.startswith("mongodb+srv:"):
+        return []
+    hosts = [host_name(host) for host in _hosts_of(uri).split(",")]
+    return [host for host in hosts if not is_loopback(host) and "%2f" not in host.lower()]
+
+
 # --- connections --------------------------------------------------------------------------------
 
 
@@ -261,6 +278,12 @@ async def connected(
         StoreError: no server answers, or it refuses the login.
     """
     client = _client(uri, server_selection_timeout)
+    if clear := hosts_in_the_clear(uri):
+        logger.warning(
+            "MongoDB at %s is spoken to without TLS: questions and texts cross the network "
+            "unencrypted; add tls=true where it is not yours",
+            ", ".join(clear),
+        )
     try:
         database = RunDatabase(client, _durable_database(client, name), uri)
         async with database.boundary("connect"):
@@ -315,11 +338,15 @@ def _durable_database(
 ) -> AsyncDatabase[Document]:
     try:
         if name is not None:
-            return client.get_database(name, write_concern=DURABLE, codec_options=_AWARE)
-        return client.get_default_database(write_concern=DURABLE, codec_options=_AWARE)
+            database = client.get_database(name, write_concern=DURABLE, codec_options=_AWARE)
+        else:
+            database = client.get_default_database(write_concern=DURABLE, codec_options=_AWARE)
     except InvalidName as error:
         raise ConfigError(f"{name!r} cannot be the name of a database: {error}") from error
     except ConfigurationError as error:
         raise ConfigError(
             "no database is named: give a run name, or a URI with /database"
         ) from error
+    if database.name.casefold() in MONGODB_DATABASES:
+        raise ConfigError(f"{database.name!r} is a database of MongoDB itself; name another")
+    return database

@@ -112,6 +112,7 @@ SGLANG = ("--inference_backend", "sglang")
         (["--model_name", "Qwen/Qwen3-4B"], "is named by --model_name_or_path"),
         (["--adam_beta1", "0.8", "--optim_args", "beta1=0.9"], "--optim_args exclude each other"),
         (["--run_name", "../x"], "--run_name: up to 63 letters"),
+        (["--run_name", "admin"], "--run_name: is a database of MongoDB itself"),
         (["--delete_existing"], "--delete_existing goes with --fresh"),
         (["--agent_gateway_host", "0.0.0.0"], "name the address itself"),
         (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes goes with"),

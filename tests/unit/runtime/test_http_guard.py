@@ -60,3 +60,10 @@ async def test_beyond_loopback_any_name_is_right_and_pages_are_not() -> None:
         assert (await http.get("/pause", headers={"Origin": "http://evil"})).status_code == 403
     async with client("::1", "[::1]:30000") as http:
         assert (await http.get("/pause")).status_code == 200
+
+
+def test_plain_http_beyond_this_machine_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    HttpGuard(Starlette(), "127.0.0.1")
+    assert caplog.records == []
+    HttpGuard(Starlette(), "10.0.0.7")
+    assert "listening on 10.0.0.7 with plain HTTP" in caplog.text

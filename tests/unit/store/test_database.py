@@ -11,6 +11,7 @@ from support.stored import fill, make_task
 from agentrl.errors import ConfigError
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
+from agentrl.store.database import connected, hosts_in_the_clear
 from agentrl.store.private_mongod import EmbeddedMongo
 
 
@@ -46,6 +47,31 @@ async def test_a_given_client_serves_the_whole_life_of_a_group(
         closing = client.close()
         if closing is not None:
             await closing
+
+
+@pytest.mark.parametrize(
+    ("uri", "hosts"),
+    [
+        ("mongodb://127.0.0.1:1,[::1]:1,localhost/run", []),
+        ("mongodb://u:p@10.0.0.7:1,db.example:1,localhost/run", ["10.0.0.7", "db.example"]),
+        ("mongodb://10.0.0.7:1/run?tls=false", ["10.0.0.7"]),
+        ("mongodb://10.0.0.7:1/run?tls=true", []),
+        ("mongodb://10.0.0.7:1/run?tlsCAFile=ca.pem", []),
+        ("mongodb+srv://db.example/run", []),
+        ("mongodb://%2Ftmp%2Fmongodb.sock/run", []),
+    ],
+)
+def test_hosts_beyond_this_machine_are_to_be_spoken_to_with_tls(uri: str, hosts: list[str]) -> None:
+    assert hosts_in_the_clear(uri) == hosts
+
+
+async def test_mongodb_in_the_clear_is_said(
+    mongo_uri: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.store.database.is_loopback", lambda host: False)
+    async with connected(mongo_uri, None, 5.0):
+        pass
+    assert "MongoDB at 127.0.0.1 is spoken to without TLS" in caplog.text
 
 
 async def test_a_given_client_needs_a_database(mongod: EmbeddedMongo) -> None:

@@ -60,6 +60,10 @@ async def test_a_database_must_be_named(mongod: EmbeddedMongo) -> None:
     with pytest.raises(ConfigError, match="'my run' cannot be the name of a database"):
         async with TrajectoryStore.connect(mongod.uri(), "my run"):
             pass
+    for uri, name in ((mongod.uri("local"), None), (mongod.uri(), "Admin")):
+        with pytest.raises(ConfigError, match="is a database of MongoDB itself"):
+            async with TrajectoryStore.connect(uri, name):
+                pass
     async with TrajectoryStore.connect(mongod.uri("from_uri")) as store:
         assert store.database_name == "from_uri"
     async with TrajectoryStore.connect(mongod.uri("from_uri"), "given") as store:

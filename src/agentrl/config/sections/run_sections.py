@@ -11,6 +11,8 @@ from agentrl.config.sections.section import ConfigSection
 from agentrl.config.shipped_files import existing_or_shipped
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+MONGODB_DATABASES = frozenset({"admin", "config", "local"})
+"""Databases that every MongoDB has and keeps for itself."""
 _TEMPLATE_ARGUMENTS = {"messages", "tools", "documents", "add_generation_prompt"}
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
 """Directory of the private mongods' data, with one directory for each run."""
@@ -50,6 +52,8 @@ class RunSection(ConfigSection):
             raise PydanticCustomError(
                 "run_name", "up to 63 letters, digits, - and _, the first a letter or digit"
             )
+        if name.casefold() in MONGODB_DATABASES:
+            raise PydanticCustomError("run_name", "is a database of MongoDB itself; choose another")
         return name
 
     @property

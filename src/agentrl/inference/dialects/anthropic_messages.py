@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from agentrl.errors import APIError
-from agentrl.inference.dialects.chat_completions import read_chat
+from agentrl.inference.dialects.chat_completions import CHAT_SCHEMA, read_chat
 from agentrl.inference.dialects.dialect import Dialect, bearer_key
 from agentrl.inference.dialects.session import (
     Completion,
@@ -19,6 +19,7 @@ from agentrl.inference.dialects.session import (
     ModelSession,
     OnDelta,
 )
+from agentrl.inference.openapi import Schema, fields_of
 
 Items = list[dict[str, Any]]
 
@@ -180,8 +181,22 @@ class _CountCall:
         return iter(())
 
 
-DIALECT = Dialect("/v1/messages", _MessagesCall, _error_body, _api_key)
-TOKEN_COUNTS = Dialect("/v1/messages/count_tokens", _CountCall, _error_body, _api_key)
+_FIELDS = {
+    "system": "a text, or a list of blocks",
+    "messages": "of the user and the assistant, in texts or blocks",
+    "stop_sequences": "texts that end the reply",
+    "tools": "names, descriptions and input schemas",
+    "tool_choice": f"an object whose type is one of {', '.join(_CHOICES)}, tool",
+    "output_config": "`format` holds a schema that the reply has to follow",
+}
+_SCHEMA: Schema = {
+    "type": "object",
+    "required": ["model", "messages"],
+    "properties": {name: {"description": text} for name, text in _FIELDS.items()}
+    | fields_of(CHAT_SCHEMA, (*_SHARED, "max_tokens")),
+}
+DIALECT = Dialect("/v1/messages", _MessagesCall, _error_body, _SCHEMA, _api_key)
+TOKEN_COUNTS = Dialect("/v1/messages/count_tokens", _CountCall, _error_body, _SCHEMA, _api_key)
 
 
 def _malformed(param: str, why: str) -> APIError:

@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from agentrl.config.checks import is_loopback
 from agentrl.errors import APIError, ConfigError
+from agentrl.inference import openapi
 from agentrl.inference.dialects import (
     anthropic_messages,
     chat_completions,
@@ -64,7 +65,7 @@ class APIServer:
     def __init__(self, host: str, port: int) -> None:
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._sessions: dict[str, ModelSession] = {}
-        # Other users of this machine reach loopback too, but not the random path of a session.
+        # On loopback a program may leave the key out: nobody else knows a session's random path.
         self._needs_key = not is_loopback(host)
 
     @classmethod
@@ -118,18 +119,19 @@ class APIServer:
     def app(self) -> Starlette:
         """Return the application."""
         handlers: dict[str, tuple[_Handler, str]] = {
+            openapi.PATH: (self._openapi, "GET"),
             "/v1/models": (self._models, "GET"),
             "/v1/models/{model:path}": (self._model, "GET"),
             **{dialect.path: (self._handler_of(dialect), "POST") for dialect in DIALECTS},
         }
-        routes = [Route("/health", _health, methods=["GET"])]
-        routes += [
+        self._routes = [Route("/health", _health, methods=["GET"])]
+        self._routes += [
             Route(prefix + path, handler, methods=[method])
             for path, (handler, method) in handlers.items()
             for prefix in ("", "/s/{session}")
         ]
         return Starlette(
-            routes=routes,
+            routes=self._routes,
             exception_handlers={APIError: _on_api_error, HTTPException: _on_http_exception},
         )
 
@@ -150,6 +152,13 @@ class APIServer:
                 return JSONResponse(dialect.error_body(error), error.status)
 
         return handle
+
+    async def _openapi(self, _: Request) -> Response:
+        bodies = {dialect.path: dialect.schema for dialect in DIALECTS}
+        below = {f"/s/{{session}}{path}": schema for path, schema in bodies.items()}
+        return JSONResponse(
+            openapi.description("AgentRL agent endpoint", self._routes, bodies | below)
+        )
 
     async def _models(self, http: Request) -> Response:
         session = self._session_of(http, bearer_key(http.headers))
@@ -183,7 +192,7 @@ class APIServer:
         found = self._sessions.get(named)
         if found is None:
             raise session_over()
-        if self._needs_key and not _same(key, found.key):
+        if (key or self._needs_key) and not _same(key, found.key):
             raise APIError("the API key is not this rollout's", status=401, code="invalid_api_key")
         return found
 

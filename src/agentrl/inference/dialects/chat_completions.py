@@ -25,6 +25,7 @@ from agentrl.inference.dialects.session import (
     ModelSession,
     OnDelta,
 )
+from agentrl.inference.openapi import schema_of
 from agentrl.inference.request_bodies import nests_deeper
 from agentrl.inference.wire import MAX_GRAMMAR_CHARS, MAX_INT32
 
@@ -110,7 +111,8 @@ class _ChatCall(CompletionCall):
             yield self._choice_event({"delta": {"role": "assistant", "content": ""}})
 
 
-DIALECT = Dialect("/v1/chat/completions", _ChatCall, error_body)
+CHAT_SCHEMA = schema_of(_ChatBody)
+DIALECT = Dialect("/v1/chat/completions", _ChatCall, error_body, CHAT_SCHEMA)
 
 
 def wire_message(completion: Completion) -> dict[str, Any]:

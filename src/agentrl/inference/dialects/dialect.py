@@ -23,6 +23,7 @@ from agentrl.inference.dialects.session import (
     OnDelta,
     session_over,
 )
+from agentrl.inference.openapi import Schema
 from agentrl.schema import Message
 
 _T = TypeVar("_T")
@@ -66,6 +67,8 @@ class Dialect:
     """Reads a request's body; raises `APIError` where it is malformed or asks too much."""
     error_body: Callable[[APIError], dict[str, Any]]
     """Writes an error that is answered instead of a stream."""
+    schema: Schema
+    """The JSON schema of a request's body."""
     api_key: Callable[[Mapping[str, str]], str] = bearer_key
     """Finds the API key among a request's headers."""
 

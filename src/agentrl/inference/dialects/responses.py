@@ -8,7 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import APIError
-from agentrl.inference.dialects.chat_completions import read_chat, wire_calls, wire_message
+from agentrl.inference.dialects.chat_completions import (
+    CHAT_SCHEMA,
+    read_chat,
+    wire_calls,
+    wire_message,
+)
 from agentrl.inference.dialects.dialect import Dialect
 from agentrl.inference.dialects.messages import content_of
 from agentrl.inference.dialects.openai_common import error_body
@@ -20,6 +25,7 @@ from agentrl.inference.dialects.session import (
     ModelSession,
     OnDelta,
 )
+from agentrl.inference.openapi import Schema, fields_of
 
 Items = list[dict[str, Any]]
 
@@ -122,7 +128,21 @@ class _ResponseCall:
             yield f"event: {event['type']}\ndata: {data}\n\n"
 
 
-DIALECT = Dialect("/v1/responses", _ResponseCall, error_body)
+_FIELDS = {
+    "instructions": "the system message",
+    "input": "a text, or a list of items",
+    "previous_response_id": "the response that this one continues",
+    "tools": "functions; those that run at OpenAI's are not offered",
+    "text": "`format` holds a schema that the reply has to follow",
+}
+_SCHEMA: Schema = {
+    "type": "object",
+    "required": ["model"],
+    "properties": {name: {"description": text} for name, text in _FIELDS.items()}
+    | fields_of(CHAT_SCHEMA, (*_SHARED, "tool_choice", "top_logprobs"))
+    | {"max_output_tokens": CHAT_SCHEMA["properties"]["max_completion_tokens"]},
+}
+DIALECT = Dialect("/v1/responses", _ResponseCall, error_body, _SCHEMA)
 
 
 def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

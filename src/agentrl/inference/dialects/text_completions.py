@@ -18,6 +18,7 @@ from agentrl.inference.dialects.session import (
     OnDelta,
     TextRequest,
 )
+from agentrl.inference.openapi import schema_of
 from agentrl.inference.wire import MAX_INT32
 
 
@@ -79,7 +80,7 @@ class _TextCall(CompletionCall):
         yield {"text": "", **end}
 
 
-DIALECT = Dialect("/v1/completions", _TextCall, error_body)
+DIALECT = Dialect("/v1/completions", _TextCall, error_body, schema_of(_TextBody))
 
 
 def _logprobs(completion: Completion) -> dict[str, Any] | None:

@@ -472,16 +472,21 @@ async def test_a_call_after_the_rollout_is_refused_and_one_under_way_is_ended(
     assert await store.database["turns"].count_documents({}) == 0
 
 
-async def test_beyond_loopback_every_call_needs_the_rollouts_key(
-    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_local", [True, False])
+async def test_another_key_than_the_rollouts_is_refused(
+    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch, is_local: bool
 ) -> None:
-    monkeypatch.setattr("agentrl.inference.dialects.api_server.is_loopback", lambda host: False)
+    """Beyond loopback, so is none."""
+    monkeypatch.setattr("agentrl.inference.dialects.api_server.is_loopback", lambda host: is_local)
 
     async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
         for key in ("sk-guess", "schlüssel"):
             async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key) as client:
                 with pytest.raises((openai.AuthenticationError, UnicodeEncodeError)):
                     await client.models.list()
+        async with httpx.AsyncClient(trust_env=False) as http:
+            keyless = await http.get(f"{endpoint.base_url}/models")
+        assert keyless.status_code == (200 if is_local else 401)
         async with client_of(endpoint) as client:
             models = [model.id async for model in client.models.list()]
             assert models == [MODEL]
@@ -644,7 +649,9 @@ async def test_a_header_says_whose_call_it_is_at_the_shared_address(
         root, _, rest = endpoint.base_url.partition("/s/")
         session = rest.partition("/")[0]
         async with openai.AsyncOpenAI(
-            base_url=f"{root}/v1", api_key="any", default_headers={"X-AgentRL-Session": session}
+            base_url=f"{root}/v1",
+            api_key=endpoint.api_key,
+            default_headers={"X-AgentRL-Session": session},
         ) as client:
             await client.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": "x"}]

@@ -9,6 +9,7 @@ import torch
 import uvicorn
 import uvloop
 
+from agentrl.config.checks import is_loopback
 from agentrl.errors import ConfigError
 from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.generation.model_runner import load_model
@@ -36,8 +37,13 @@ def serve(config: EngineConfig) -> int:
         The exit status: 0 after a signal, 1 when the engine failed.
 
     Raises:
-        ConfigError: the address is taken or the model cannot be served.
+        ConfigError: the address is taken, or open to everybody, or the model cannot be served.
     """
+    if config.api_key is None and not is_loopback(config.host):
+        raise ConfigError(
+            f"--host {config.host} is reachable from outside; set AGENTRL_API_KEY and "
+            "AGENTRL_ADMIN_KEY, or listen on 127.0.0.1"
+        )
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     sys.setswitchinterval(_SWITCH_SECONDS)

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from agentrl.distributed.broadcast import RankAssignment
 from agentrl.errors import InferenceError
+from agentrl.inference import openapi
 from agentrl.inference.engine.generation.batch_scheduler import PauseMode
 from agentrl.inference.engine.http.frontend import FrontEnd
 from agentrl.inference.engine.http.http_errors import (
@@ -28,6 +29,7 @@ from agentrl.inference.engine.http.http_errors import (
     on_invalid_request,
     on_rejected,
 )
+from agentrl.inference.engine.http.request_fields import generate_schema
 from agentrl.inference.engine.http.streaming import (
     answer_frames,
     error_frames,
@@ -86,8 +88,15 @@ def make_app(front_end: FrontEnd) -> Starlette:
         Route("/destroy_weights_update_group", routes.leave_group, methods=post),
         Route("/update_weights_from_distributed", routes.update_from_group, methods=post),
     ]
+    document = openapi.description(
+        "AgentRL engine", [*data, *control], {"/generate": generate_schema()}
+    )
+
+    async def describe(_: Request) -> Response:
+        return JSONResponse(document)
+
     app = Starlette(
-        routes=[*data, *control],
+        routes=[*data, *control, Route(openapi.PATH, describe, methods=get)],
         exception_handlers={
             InvalidRequest: on_invalid_request,
             RequestRejected: on_rejected,

@@ -3,7 +3,6 @@
 Unknown keys beside the prompt are ignored; unknown sampling parameters are refused.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -18,13 +17,18 @@ from agentrl.inference.engine.http.http_errors import (
     InvalidParameter,
     InvalidRequest,
 )
+from agentrl.inference.engine.http.request_fields import (
+    BODY_FIELDS,
+    RANGES,
+    SAMPLING_FIELDS,
+    is_ints,
+    is_text,
+    is_texts,
+)
 from agentrl.inference.engine.weights.lora_adapters import Adapter
 from agentrl.inference.wire import (
     MAX_GRAMMAR_CHARS,
     MAX_INT32,
-    MAX_SEED,
-    MIN_REPETITION_PENALTY,
-    MIN_SEED,
     new_rid,
 )
 from agentrl.schema.grammar import Grammar, GrammarKind
@@ -69,79 +73,7 @@ class ParsedRequest:
     no_stop_trim: bool
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_ints(value: object) -> bool:
-    # Types are compared in C: prompts are long.
-    return isinstance(value, list) and set(map(type, value)) <= {int}
-
-
-def _is_texts(value: object) -> bool:
-    return _is_text(value) or (isinstance(value, list) and all(_is_text(item) for item in value))
-
-
-def _is_bias(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_number(item) for item in value.values())
-
-
-def _is_anything(_: object) -> bool:
-    return True
-
-
-_SAMPLING_FIELDS: dict[str, tuple[str, Callable[[object], bool]]] = {
-    "max_new_tokens": ("an integer", _is_int),
-    "min_new_tokens": ("an integer", _is_int),
-    "n": ("an integer", _is_int),
-    "temperature": ("a number", _is_number),
-    "top_p": ("a number", _is_number),
-    "top_k": ("an integer", _is_int),
-    "min_p": ("a number", _is_number),
-    "frequency_penalty": ("a number", _is_number),
-    "presence_penalty": ("a number", _is_number),
-    "repetition_penalty": ("a number", _is_number),
-    "stop": ("a string or a list of strings", _is_texts),
-    "stop_token_ids": ("a list of integers", _is_ints),
-    "ignore_eos": ("a boolean", _is_bool),
-    "skip_special_tokens": ("a boolean", _is_bool),
-    "spaces_between_special_tokens": ("a boolean", _is_bool),
-    "no_stop_trim": ("a boolean", _is_bool),
-    "stream_interval": ("an integer", _is_int),
-    "sampling_seed": ("an integer", _is_int),
-    "logit_bias": ("an object of numbers", _is_bias),
-    **dict.fromkeys(get_args(GrammarKind), ("a string", _is_text)),
-    "choice": ("anything", _is_anything),
-    "custom_params": ("anything", _is_anything),
-}
 _UNSUPPORTED = ("stop_regex", "beam_width", "watermark")
-# Bounds that SGLang states, and where it states none, what the tensors of either server can hold.
-_RANGES: dict[str, tuple[str, float, float]] = {
-    "max_new_tokens": ("at least 0", 0, MAX_INT32),
-    "min_new_tokens": ("at least 0", 0, MAX_INT32),
-    "n": ("at least 1", 1, MAX_INT32),
-    "stream_interval": ("at least 1", 1, MAX_INT32),
-    "temperature": ("in [0, 1000000]", 0, 1e6),
-    "top_p": ("in (0, 1]", math.nextafter(0.0, 1.0), 1),
-    "top_k": (f"-1 or in [1, {MAX_INT32}]", -1, MAX_INT32),
-    "min_p": ("in [0, 1]", 0, 1),
-    "frequency_penalty": ("in [-2, 2]", -2, 2),
-    "presence_penalty": ("in [-2, 2]", -2, 2),
-    "repetition_penalty": (f"in [{MIN_REPETITION_PENALTY:g}, 2]", MIN_REPETITION_PENALTY, 2),
-    "sampling_seed": ("a signed integer of 64 bits", MIN_SEED, MAX_SEED),
-}
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
 _MAX_BIAS = 1e9
@@ -187,13 +119,13 @@ def parse_generate(
         InvalidRequest: says what is wrong.
     """
     prompts, is_batch = _prompts(body, limits, encode)
-    logprob_start = _field(body, "logprob_start_len", _is_int, -1)
-    if _field(body, "top_logprobs_num", _is_int, 0) or body.get("token_ids_logprob"):
+    logprob_start = _field(body, "logprob_start_len", -1)
+    if _field(body, "top_logprobs_num", 0) or body.get("token_ids_logprob"):
         raise InvalidRequest("top_logprobs_num and token_ids_logprob are not supported here")
     routed_from = _routed_from(body, prompts, limits)
     stream = _flag(body, "stream", takes_null=False)
     return_logprob = _flag(body, "return_logprob")
-    keys = [_field(body, name, _is_text, "") for name in ("extra_key", "cache_salt")]
+    keys = [_field(body, name, "") for name in ("extra_key", "cache_salt")]
     chosen = _adapters(body.get("lora_path"), len(prompts), adapters)
     samplings = _per_prompt(body.get("sampling_params"), len(prompts))
     first = samplings[0]
@@ -250,13 +182,13 @@ def _prompts(
         if body.get(name):
             raise InvalidRequest(f"{name} is not supported: this engine reads text and images")
     text = body.get("text")
-    if text is not None and not _is_texts(text):
+    if text is not None and not is_texts(text):
         raise InvalidField("text has to be a string or a list of strings")
     ids = body.get("input_ids")
     if ids is not None:  # it counts where both are given
-        if _is_ints(ids):
+        if is_ints(ids):
             return [ids], False
-        if isinstance(ids, list) and all(_is_ints(item) for item in ids):
+        if isinstance(ids, list) and all(is_ints(item) for item in ids):
             _check_count(len(ids), limits)
             return ids, True
         raise InvalidField("input_ids has to be a list of integers or a list of such lists")
@@ -280,7 +212,7 @@ def _images(value: object, count: int, is_batch: bool) -> list[list[str]]:
     given: list[Any] = value if is_batch and isinstance(value, list) else [value]
     each: list[Any] = [[item] if isinstance(item, str) else item or [] for item in given]
     if len(each) != count or not all(
-        isinstance(item, list) and all(map(_is_text, item)) for item in each
+        isinstance(item, list) and all(map(is_text, item)) for item in each
     ):
         raise InvalidField(
             "image_data has to be a data: URL or a list of them; a list of such lists, one for each "
@@ -299,7 +231,7 @@ def _check_count(count: int, limits: ModelLimits) -> None:
 def _routed_from(
     body: Mapping[str, Any], prompts: list[list[int]], limits: ModelLimits
 ) -> int | None:
-    start: int = _field(body, "routed_experts_start_len", _is_int, 0)
+    start: int = _field(body, "routed_experts_start_len", 0)
     if not _flag(body, "return_routed_experts"):
         return None
     if not limits.has_experts:
@@ -317,7 +249,7 @@ def _rids(value: object, count: int, is_batch: bool) -> list[str]:
         raise InvalidRequest(f"rid has at most {_MAX_ID_CHARS} characters")
     if isinstance(value, str):
         return [f"{value}_{number}" for number in range(count)] if is_batch else [value]
-    if isinstance(value, list) and len(value) == count and all(map(_is_text, value)):
+    if isinstance(value, list) and len(value) == count and all(map(is_text, value)):
         if len(set(value)) < count:
             raise InvalidRequest("rid names one id twice")
         return value
@@ -326,7 +258,7 @@ def _rids(value: object, count: int, is_batch: bool) -> list[str]:
 
 def _adapters(value: object, count: int, loaded: Mapping[str, Adapter]) -> list[Adapter | None]:
     names: list[Any] = value if isinstance(value, list) else [value] * count
-    if len(names) != count or not all(name is None or _is_text(name) for name in names):
+    if len(names) != count or not all(name is None or is_text(name) for name in names):
         raise InvalidField(
             "lora_path has to be a string, or a list of strings, one for each prompt"
         )
@@ -358,17 +290,17 @@ def _checked_sampling(value: object) -> Mapping[str, Any]:
             if item is not None:
                 raise InvalidRequest(f"sampling_params.{name} is not supported here")
             continue
-        if name not in _SAMPLING_FIELDS:
+        if name not in SAMPLING_FIELDS:
             raise InvalidParameter(f"sampling_params.{name} is not a known parameter")
-        wanted, is_valid = _SAMPLING_FIELDS[name]
-        if item is not None and not is_valid(item):
-            raise InvalidParameter(f"sampling_params.{name} has to be {wanted}")
-    for name, (rule, low, high) in _RANGES.items():
+        kind = SAMPLING_FIELDS[name]
+        if item is not None and not kind.is_valid(item):
+            raise InvalidParameter(f"sampling_params.{name} has to be {kind.words}")
+    for name, (rule, low, high) in RANGES.items():
         item = value.get(name)
         if item is not None and not low <= item <= high:
             raise InvalidRequest(f"{name} must be {rule}, got {item}")
     if value.get("top_k") == 0:
-        raise InvalidRequest(f"top_k must be {_RANGES['top_k'][0]}, got 0")
+        raise InvalidRequest(f"top_k must be {RANGES['top_k'][0]}, got 0")
     return value
 
 
@@ -470,13 +402,11 @@ def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:
     return bias
 
 
-def _field(
-    body: Mapping[str, Any], name: str, is_valid: Callable[[object], bool], default: Any
-) -> Any:
+def _field(body: Mapping[str, Any], name: str, default: Any) -> Any:
     value = body.get(name)
     if value is None:
         return default
-    if not is_valid(value):
+    if not BODY_FIELDS[name].is_valid(value):
         raise InvalidField(f"{name} has the wrong type")
     return value
 

@@ -241,3 +241,11 @@ def test_bad_flag_value_is_one_line_and_status_2(
 ) -> None:
     line = refused(capsys, "--model-path", str(checkpoint), "--max-running-requests", "0")
     assert "--max-running-requests" in line
+
+
+def test_no_engine_is_open_to_the_network_without_a_key(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_ADMIN_KEY", "k")
+    line = refused(capsys, "--model-path", str(checkpoint), "--host", "0.0.0.0", "--port", "0")
+    assert "--host 0.0.0.0 is reachable from outside; set AGENTRL_API_KEY" in line

@@ -1,10 +1,9 @@
 """Random requests: each is answered, none with 500, and the engine goes on.
 
-`AGENTRL_FUZZ_CASES=5000` tries more of them than the default suite does.
+Those marked `slow` try thousands of them, and `AGENTRL_FUZZ_CASES` any number.
 """
 
 import asyncio
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
+from support.described import bodies, encoded
 
 from agentrl.errors import APIError
 from agentrl.inference.dialects.chat_completions import read_chat
@@ -112,11 +112,11 @@ class Fuzzed:
         self._runner.run(self._open(checkpoint))
 
     async def _open(self, checkpoint: Path) -> None:
-        self._engine = FrontEnd(
+        self.engine = FrontEnd(
             EngineConfig(model_path=str(checkpoint)), load_model(checkpoint, torch.float32)
         )
-        self._engine.start(lambda: None)
-        transport = httpx.ASGITransport(make_app(self._engine), raise_app_exceptions=False)
+        self.engine.start(lambda: None)
+        transport = httpx.ASGITransport(make_app(self.engine), raise_app_exceptions=False)
         self._client = httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1", headers=JSON
         )
@@ -126,21 +126,16 @@ class Fuzzed:
 
         async def send() -> httpx.Response:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._client.post("/generate", content=_python_json(body))
+                return await self._client.post("/generate", content=encoded(body))
 
         answer = self._runner.run(send())
-        assert self._engine.requests.is_serving
+        assert self.engine.requests.is_serving
         return answer
 
     def close(self) -> None:
         self._runner.run(self._client.aclose())
-        self._engine.stop()
+        self.engine.stop()
         self._runner.close()
-
-
-def _python_json(body: object) -> bytes:
-    """Write JSON and what Python adds to it: NaN, infinities, halves of characters."""
-    return json.dumps(body).encode()
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +175,38 @@ def test_what_the_endpoint_lets_pass_the_engine_can_do(
     assert answer.status_code == 200, answer.text
 
 
+def send_what_is_described(fuzzed: Fuzzed, num_cases: int) -> None:
+    @settings(FUZZ, max_examples=num_cases)
+    @given(body=bodies(make_app(fuzzed.engine), "/generate"), length=st.integers(0, 6))
+    def send(body: Any, length: int) -> None:
+        # Bodies that ask for all that the context holds would be answered, too, only later.
+        sampling = body.get("sampling_params") if isinstance(body, dict) else None
+        for one in sampling if isinstance(sampling, list) else [sampling]:
+            if isinstance(one, dict) and isinstance(one.get("max_new_tokens", 0), int):
+                one["max_new_tokens"] = length
+        answer = fuzzed.post(body)
+        assert answer.status_code in (200, 400, 503), (answer.status_code, answer.text)
+
+    send()
+
+
+def test_the_engine_answers_what_its_description_allows_and_what_it_does_not(
+    fuzzed: Fuzzed,
+) -> None:
+    send_what_is_described(fuzzed, num_cases=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_engine_answers_thousands_of_described_requests(fuzzed: Fuzzed) -> None:
+    send_what_is_described(fuzzed, num_cases=5_000)
+
+
 def _as_received(body: object) -> Any:
     """Return a body as the server reads it."""
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": _python_json(body), "more_body": False}
+        return {"type": "http.request", "body": encoded(body), "more_body": False}
 
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
     return asyncio.run(read_json_object(request, 1 << 20))

@@ -1,0 +1,84 @@
+"""Fails an async test in which AgentRL's code keeps the event loop for longer than it may.
+
+Counted is the processor time of the loop's own thread in one callback, without that of the garbage
+collector: a machine that is busy with other things makes no difference. A signal, sent as processor
+time passes, looks at the stack once the callback has taken too long; where the test itself or an
+import is at work, nothing is held against the code.
+"""
+
+import asyncio
+import gc
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+STALL_SECONDS = 0.25
+_LOOK_SECONDS = 0.05
+_TESTS = str(Path(__file__).parents[1])
+_SOURCE = str(Path(__file__).parents[2] / "src" / "agentrl")
+_HANDLE: Any = asyncio.Handle
+_run = _HANDLE._run
+
+
+class LoopWatchdog:
+    """Watches the loop of the main thread."""
+
+    def __init__(self) -> None:
+        self.stalls: list[str] = []
+        self._began: float | None = None
+        self._collecting: float | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch until the context ends."""
+
+        def run(handle: Any) -> None:
+            self._began = time.thread_time()
+            try:
+                _run(handle)
+            finally:
+                self._began = None
+
+        before = signal.signal(signal.SIGPROF, self._look)
+        signal.siginterrupt(signal.SIGPROF, False)  # calls of the kernel go on by themselves
+        gc.callbacks.append(self._exempt)
+        _HANDLE._run = run
+        signal.setitimer(signal.ITIMER_PROF, _LOOK_SECONDS, _LOOK_SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            _HANDLE._run = _run
+            gc.callbacks.remove(self._exempt)
+            signal.signal(signal.SIGPROF, before)
+
+    def _look(self, _number: int, frame: FrameType | None) -> None:
+        if self._began is None or frame is None:
+            return
+        stack = traceback.extract_stack(frame)
+        outermost = max(at for at, one in enumerate(stack) if one.filename == __file__) + 1
+        callback = stack[outermost:]
+        places = [one.filename for one in callback]
+        own = [place for place in places if place.startswith((_TESTS, _SOURCE))]
+        if (own and own[-1].startswith(_TESTS)) or any("importlib" in place for place in places):
+            self._began = time.thread_time()
+            return
+        taken = time.thread_time() - self._began
+        if taken > STALL_SECONDS:
+            lines = "".join(traceback.format_list(callback))
+            self.stalls.append(
+                f"the event loop was kept for {taken:.2f} s of processor time:\n{lines}"
+            )
+            self._began = None
+
+    def _exempt(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._collecting = time.thread_time()
+        elif self._collecting is not None and self._began is not None:
+            self._began += time.thread_time() - self._collecting
+            self._collecting = None
