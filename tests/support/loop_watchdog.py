@@ -31,6 +31,7 @@ class LoopWatchdog:
     def __init__(self) -> None:
         self.stalls: list[str] = []
         self._began: float | None = None
+        self._handle: Any = None
         self._collecting: float | None = None
 
     @contextmanager
@@ -38,11 +39,11 @@ class LoopWatchdog:
         """Watch until the context ends."""
 
         def run(handle: Any) -> None:
-            self._began = time.thread_time()
+            self._began, self._handle = time.thread_time(), handle
             try:
                 _run(handle)
             finally:
-                self._began = None
+                self._began = self._handle = None
 
         before = signal.signal(signal.SIGPROF, self._look)
         signal.siginterrupt(signal.SIGPROF, False)  # calls of the kernel go on by themselves
@@ -72,7 +73,7 @@ class LoopWatchdog:
         if taken > STALL_SECONDS:
             lines = "".join(traceback.format_list(callback))
             self.stalls.append(
-                f"the event loop was kept for {taken:.2f} s of processor time:\n{lines}"
+                f"{self._handle!r:.300} kept the event loop for {taken:.2f} s of processor time:\n{lines}"
             )
             self._began = None
 

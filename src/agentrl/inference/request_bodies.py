@@ -18,6 +18,9 @@ MAX_NESTING = 100
 HALF_CHARACTER = "half_character"
 """Code of the refusal of a text that the policy may have written, in the arguments of a call."""
 _BODY_SECONDS = 60.0
+_MAX_OBJECTS = 200_000
+_MAX_VALUES = 4_000_000
+"""Token ids of a prompt are values. A parser keeps the event loop until it is done."""
 _HALF = (
     "the body holds half of a character (a lone \\ud800 to \\udfff), which is no text; leave it out"
 )
@@ -30,6 +33,11 @@ async def read_json_object(http: Request, max_bytes: int) -> Mapping[str, Any]:
         APIError: it carries something else, too much of it, or sends it too slowly.
     """
     raw = await _read(http, max_bytes)
+    num_objects = raw.count(b"{")
+    if num_objects > _MAX_OBJECTS or num_objects + raw.count(b",") + raw.count(b"[") > _MAX_VALUES:
+        raise APIError(
+            f"the body holds more than {_MAX_OBJECTS} braces or {_MAX_VALUES} values", status=413
+        )
     try:
         # Unlike the standard library's, this parser refuses NaN, 1e999 and half characters.
         body = orjson.loads(raw)

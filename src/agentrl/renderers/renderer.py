@@ -7,6 +7,7 @@ anew and shares with its parent what it still has in common.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,11 @@ class Renderer:
     def vocab_size(self) -> int:
         """Number of ids the tokenizer knows, added tokens included (a model may have more rows)."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
 
     @property
     def control_token_ids(self) -> frozenset[int]:

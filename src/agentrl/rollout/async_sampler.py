@@ -189,6 +189,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
             LeaseLost: another process owns the slot by now.
             RenderError: a resumed attempt renders another prompt than the recorded one.
         """
+        if not self.context.may_fit(conversation.pending, conversation.tools):
+            raise LimitReached("length_limit")
         prompt = self._recorded.prompt(len(self.turns), conversation, self.context.renderer)
         if len(self.turns) < len(self._recorded.turns):
             return await self._replay_turn(conversation, prompt, judge)

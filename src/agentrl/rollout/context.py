@@ -1,6 +1,6 @@
 """`RolloutContext`: the clients and settings of a process, handed to every `AsyncSampler`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import ip_network
@@ -13,6 +13,8 @@ from agentrl.rollout.image_library import ImageLibrary
 from agentrl.schema import Control, MCPTask, SamplingParams, Score, Split
 from agentrl.store import TrajectoryStore
 from agentrl.tools import McpToolBox
+
+_IMAGES = ("image", "image_url", "images")
 
 
 class Scoring(Protocol):
@@ -103,6 +105,23 @@ class RolloutContext:
         """Most tokens that a prompt may have: the run's bound, or less where servers take less."""
         longest = self.sampling.max_prompt_tokens
         return longest if self.context_length is None else min(longest, self.context_length - 1)
+
+    def may_fit(self, *values: object) -> bool:
+        """Return whether texts, in messages and tools of any form, may be short enough for a prompt.
+
+        Asked before anything is tokenized, which takes some two hundred bytes a character.
+        """
+        room = self.max_prompt_len * self.renderer.longest_token
+        rest: list[object] = [*values]
+        while rest and room >= 0:
+            value = rest.pop()
+            if isinstance(value, str):
+                room -= len(value)
+            elif isinstance(value, Mapping):
+                rest.extend(item for name, item in value.items() if name not in _IMAGES)
+            elif isinstance(value, Sequence):
+                rest.extend(value)
+        return room >= 0
 
     @cached_property
     def images(self) -> ImageLibrary:

@@ -55,6 +55,8 @@ def answer(request: dict[str, Any]) -> str:
             listed = [{**listed[0], "name": f"t{page}_{number}"} for number in range(500)]
             return wire(request, json.dumps({"tools": listed, "nextCursor": str(page + 1)}))
         return wire(request, json.dumps({"tools": [*listed, listed[0]]}))
+    if method == "tools/call" and params["name"] == "chatter" and params.get("arguments"):
+        return wire(request, params["arguments"]["says"])
     if method == "tools/call" and params["name"] in RESULTS:
         return wire(request, RESULTS[params["name"]])
     code = ERRORS.get(params.get("name"), -32601)

@@ -36,11 +36,12 @@ _MAX_REFS = 256
 _MAX_OBJECTS = 1000
 """Each of them takes a millisecond to check."""
 _NUM_KEPT_SCHEMAS = 128
+_MAX_MESSAGES = 20_000
 _TOOL_KEYS = ("name", "description", "parameters")
 
 
 class _ChatBody(CompletionBody):
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=_MAX_MESSAGES)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)

@@ -151,6 +151,8 @@ class RecordingSession(ModelSession):
             raise APIError(f"tokens of {request.model!r} are not counted here", status=404)
         messages = await self._with_kept_images(request.messages)
         self._check_seen(messages)
+        if not self._sampler.context.may_fit(messages, request.tools):
+            raise self._limit_error("length_limit")
         try:
             return len(self._history.plan(messages, request.tools).prompt.ids)
         except RenderError as error:
@@ -175,10 +177,7 @@ class RecordingSession(ModelSession):
             completion = await call
         except LimitReached as limit:
             self.limit = limit.outcome
-            raise APIError(
-                _LIMIT_TEXTS[limit.outcome].format(max_tokens=self._sampler.context.max_prompt_len),
-                code=_LIMIT_CODES.get(limit.outcome, limit.outcome),
-            ) from None
+            raise self._limit_error(limit.outcome) from None
         except RenderError as error:
             raise APIError(str(error), code=CANNOT_RENDER) from None
         except APIError:
@@ -197,6 +196,12 @@ class RecordingSession(ModelSession):
         self.refusal = None
         return completion
 
+    def _limit_error(self, outcome: Outcome) -> APIError:
+        return APIError(
+            _LIMIT_TEXTS[outcome].format(max_tokens=self._sampler.context.max_prompt_len),
+            code=_LIMIT_CODES.get(outcome, outcome),
+        )
+
     def refused(self, error: APIError) -> None:
         """Remember a refusal unless the policy caused it, and say it once a process."""
         if error.status >= 500 or error.code in _POLICYS_DOING:
@@ -210,6 +215,8 @@ class RecordingSession(ModelSession):
     async def _chat(self, request: ChatRequest, on_delta: OnDelta | None) -> Completion:
         messages = await self._with_kept_images(request.messages)
         self._check_seen(messages)
+        if not self._sampler.context.may_fit(messages, request.tools):
+            raise LimitReached("length_limit")
         plan = self._history.plan(messages, request.tools)
         self._keep_results(plan)
         renderer = self._sampler.context.renderer
@@ -234,6 +241,10 @@ class RecordingSession(ModelSession):
 
     async def _complete(self, request: TextRequest, on_delta: OnDelta | None) -> Completion:
         renderer = self._sampler.context.renderer
+        given, most = request.prompt, self._sampler.context.max_prompt_len
+        is_long = isinstance(given, tuple) and len(given) > most
+        if is_long or not self._sampler.context.may_fit(given):
+            raise LimitReached("length_limit")
         if isinstance(request.prompt, str):
             plan = self._history.plan_text(request.prompt)
         else:

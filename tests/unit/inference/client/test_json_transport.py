@@ -61,7 +61,7 @@ async def test_what_is_no_answer_is_an_error_that_names_the_server(
     assert server.url in str(failed.value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     fields=st.fixed_dictionaries(
         {},

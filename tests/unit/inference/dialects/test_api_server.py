@@ -102,6 +102,7 @@ SHOUTING = Dialect(
     "/v1/shouts",
     read_shout,
     lambda error: {"WRONG": str(error).upper()},
+    {"type": "object"},
     lambda headers: headers.get("x-key", ""),
 )
 

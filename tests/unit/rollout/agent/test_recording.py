@@ -441,6 +441,53 @@ async def test_what_cannot_be_had_is_refused_in_openais_shape(
     assert len(turns) == 1
 
 
+@pytest.mark.parametrize(
+    ("route", "more"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 2_000_000}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 99}] * 20_000}),
+        ("completions", {"prompt": "x" * 2_000_000}),
+        ("completions", {"prompt": [5] * 1_000_000}),
+        ("responses", {"input": "x" * 2_000_000}),
+        (
+            "messages/count_tokens",
+            {"messages": [{"role": "user", "content": "x" * 2_000_000}], "max_tokens": 1},
+        ),
+    ],
+)
+async def test_what_cannot_fit_is_refused_before_it_is_tokenized(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    monkeypatch: pytest.MonkeyPatch,
+    route: str,
+    more: dict[str, Any],
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was tokenized or decoded")
+
+    async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        with monkeypatch.context() as patch:
+            for name in ("render", "encode", "decode"):
+                patch.setattr(Renderer, name, never)
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+                answer = await client.post(
+                    f"{endpoint.base_url}/{route}", json={"model": MODEL, **more}
+                )
+        assert answer.status_code == 400
+        assert "context" in answer.json()["error"]["message"]
+        async with client_of(endpoint) as sdk:
+            await sdk.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}]
+            )
+        return "7"
+
+    with serve_script(renderer, lambda prompt: "hm") as engine:
+        await begin_run(store, engine, TASK)
+        sampling = SamplingSection(max_prompt_tokens=500, max_new_tokens=50)
+        async with open_stage(store, engine, sampling=sampling) as stage:
+            await stage.play(agent)
+
+
 async def test_a_call_after_the_rollout_is_refused_and_one_under_way_is_ended(
     store: TrajectoryStore, renderer: Renderer
 ) -> None:
@@ -610,6 +657,8 @@ async def test_no_two_rollouts_give_their_calls_the_same_ids(
     ("route", "more", "problem"),
     [
         ("chat/completions", {"messages": [{"role": "user", "content": "\ud83d"}]}, "half of a"),
+        ("chat/completions", {"messages": [{}] * 300_000}, "holds more than 200000 braces"),
+        ("chat/completions", {"messages": [{}] * 30_000}, "messages: .* at most 20000 items"),
         ("responses", {"input": "x", "tools": ["look"]}, "tools\\[0\\]: 'look'"),
         ("responses", {"input": "x", "tools": {"look": 1}}, "tools: has to be a list"),
         ("responses", {"input": "x", "previous_response_id": ["a"]}, "there is no response"),
@@ -626,7 +675,7 @@ async def test_a_malformed_body_is_refused_and_is_no_failure_of_the_infrastructu
                 content=json.dumps({"model": MODEL, **more}),
                 headers={"Content-Type": "application/json"},
             )
-        assert answer.status_code in (400, 404)
+        assert answer.status_code in (400, 404, 413)
         assert re.search(problem, answer.json()["error"]["message"])
         async with client_of(endpoint) as sdk:
             await sdk.chat.completions.create(
