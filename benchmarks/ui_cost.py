@@ -25,6 +25,8 @@ from typing import Any
 from harness.machine import machine
 from playwright.sync_api import sync_playwright
 
+from agentrl.store.private_mongod import running_uri
+
 RUN = "watched"
 WARM_UP = 3
 """Steps before which processes still start and caches fill."""
@@ -42,7 +44,7 @@ def demo(folder: Path, num_steps: int) -> "subprocess.Popen[bytes]":
 def page_of(folder: Path) -> Iterator[None]:
     """Show the run's page for the length of the block."""
     data = folder / ".agentrl" / "mongo" / RUN
-    while not data.is_dir():
+    while running_uri(data) is None:  # it is the run that serves its data
         time.sleep(0.1)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     assert chromium is not None, "needs a browser (scripts/install_browser)"
