@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from agentrl.datasets.task_stream import retry_dead_letters
-from agentrl.errors import AgentRLError, ConfigError, StoreUnreachable
+from agentrl.errors import AgentRLError, ConfigError, StoreError, StoreUnreachable
 from agentrl.inspector.forking import ForkStarter, fork_of, forks_of, shown
 from agentrl.inspector.group_tree import group_tree
 from agentrl.inspector.reader_access import ReaderAccess
@@ -196,8 +196,11 @@ class InspectorApp:
         async def stream() -> AsyncIterator[bytes]:
             last: Any = None
             while not await request.is_disconnected():
-                async with self._sources.opened(name) as store:
-                    news = await _news(store)
+                try:
+                    async with self._sources.opened(name) as store:
+                        news = await _news(store)
+                except StoreError:
+                    return  # a mongod that ends with its run; the browser asks again
                 if news != last:
                     last = news
                     yield b"data: " + orjson.dumps(news, option=orjson.OPT_NON_STR_KEYS) + b"\n\n"
