@@ -252,7 +252,7 @@ def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
 
 
 def _address_problems(inference: InferenceSection) -> Iterator[str]:
-    """Find secrets in addresses that are registered in the database and told in every log."""
+    """Find what is no address, and secrets in those that are told in the database and every log."""
     given = [("inference_urls", url) for url in inference.inference_urls]
     if inference.inference_gateway is not None:
         given.append(("inference_gateway", inference.inference_gateway))
@@ -262,6 +262,8 @@ def _address_problems(inference: InferenceSection) -> Iterator[str]:
                 f"--{flag} {redact(url)}: an address has no user part and no query; the servers' "
                 "key is AGENTRL_API_KEY in the environment"
             )
+        elif not _is_http_address(url):
+            yield f"--{flag} {redact(url)}: expected http://HOST:PORT"
 
 
 def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
@@ -374,6 +376,14 @@ def _is_network(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_http_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, or a port beyond 65535
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -28,12 +28,12 @@ _SHORT_HELP_FLAGS = 25
 
 
 class Count(click.IntRange):
-    """A whole number from 1 (or `least`), as the value of a command's own option."""
+    """A whole number from 1 (or `least`) to `most`, as the value of a command's own option."""
 
     name = "whole number"
 
-    def __init__(self, least: int = 1) -> None:
-        super().__init__(least)
+    def __init__(self, least: int = 1, most: int | None = None) -> None:
+        super().__init__(least, most)
 
 
 class Steps(click.ParamType[tuple[int, int]]):

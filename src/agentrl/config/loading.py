@@ -16,6 +16,7 @@ import yaml
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from agentrl.config.checks import check_config
+from agentrl.config.config_files import canonical_values, read_yaml
 from agentrl.config.flags import FLAGS, canonical_name, unknown_flag
 from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
 from agentrl.config.private_files import write_private
@@ -64,6 +65,8 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
     """
     values = dict(typed)
     path = values.pop("config", None)
+    if path == "":
+        raise ConfigError("--config is empty: name a file, or leave the flag out")
     if path is not None:
         file = existing_or_shipped(Path(path))
         # A recipe counts where it stands: a typed one more than the values of the file.
@@ -129,7 +132,7 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
     """
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     optim_parts: dict[str, Any] = {}
-    values = {canonical_name(name): value for name, value in values.items()}
+    values = canonical_values(values, "configuration")
     _remember_secrets(values)
     for name, value in expand_recipe(values).items():
         if name in FLAGS:
@@ -293,6 +296,10 @@ def _join_optim_args(parts: Mapping[str, Any], trainer: dict[str, Any]) -> None:
 def _convert(name: str, value: Any) -> Any:
     """Turn a typed string into what its field expects."""
     flag = FLAGS[name]
+    if isinstance(value, bool) and not flag.is_bool:
+        if not value and "no" in flag.choices:
+            return "no"  # which YAML takes for false
+        raise ConfigError(f"--{name}: Input should be no boolean, got {str(value).lower()}")
     if not isinstance(value, str):
         return value
     if flag.is_tuple:
@@ -328,26 +335,6 @@ def _apply_preferred_sampling(config: RootConfig) -> RootConfig:
     except ValidationError as error:
         raise ConfigError(_first_problem(error)) from None
     return config.model_copy(update={"sampling": sampling})
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the values of a configuration file by canonical flag name.
-
-    Raises:
-        ConfigError: it cannot be read, or it holds no mapping.
-    """
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
-        raise ConfigError(f"--config {path} is not valid YAML: {problem}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"--config {path}: expected `flag: value` lines")
-    return {canonical_name(str(key)): value for key, value in content.items()}
 
 
 def _first_problem(error: ValidationError, from_environment: Collection[str] = ()) -> str:

@@ -28,6 +28,7 @@ ALIASES = {
     "n_gpus_per_node": "num_gpus",
     "train_files": "train_file",
     "val_files": "eval_file",
+    "num_generations_eval": "eval_num_generations",
 }
 """Other spellings of a flag, accepted everywhere; the first is the original AgentRL's."""
 
@@ -145,11 +146,13 @@ ELSEWHERE = {
     "dataset_name": _QUESTIONS,
     "dataset_split": _QUESTIONS,
     "dataset_train_split": _QUESTIONS,
-    "ddp_timeout": "ranks form a mesh (--dp_replicate_size and FSDP2), not DDP; leave it out",
+    "data_seed": "--seed draws the order of the questions, too",
     "decoder_sparse_step": "the checkpoint's config.json says which layers have experts",
     "deepspeed": _SHARDED,
     "do_eval": "--eval_strategy says when to evaluate, on --eval_file",
     "do_train": "`agentrl run` trains, `agentrl eval` evaluates",
+    "eval_delay": "give --eval_strategy ends: before the first and after the last step",
+    "entropy_coef": "no entropy bonus is added; --epsilon_higher keeps the entropy up",
     "entropy_coeff": "no entropy bonus is added; --epsilon_higher keeps the entropy up",
     "epsilon_high": _CLIP_HIGH,
     "epsilon_low": _CLIP_RANGE,
@@ -161,12 +164,15 @@ ELSEWHERE = {
     "generation_batch_size": _GROUPS,
     "gpu_memory_utilization": _SERVERS,
     "gpus": _RANKS,
-    "hub_model_id": _HUB,
+    "gradient_checkpointing_kwargs": "--gradient_checkpointing true is all that there is to set",
     "importance_sampling_level": "token is --loss_calculator GRPO, sequence is GSPO",
     "kl_coef": "the KL penalty is part of the loss, not of the reward: --kl_coefficient",
     "load_in_4bit": _NO_QUANTIZATION,
     "load_in_8bit": _NO_QUANTIZATION,
+    "load_best_model_at_end": "--save_total_limit keeps checkpoints; `agentrl eval` compares them",
+    "local_rank": _RANKS,
     "log_completions": "all of them are stored; `agentrl inspect records` shows them",
+    "logging_strategy": "give --logging_steps",
     "logging_dir": "--logs_dir holds the log files, and --report_to tensorboard writes below "
     "--output_dir",
     "lora_dropout": "adapters have no dropout: logprobs have to be reproducible; leave it out",
@@ -207,21 +213,30 @@ ELSEWHERE = {
     "(the default) and group_mean do not",
     "steps_per_generation": "--max_staleness says how many steps old a sample may be",
     "sync_ref_model": "the reference model stays as it is (--reference_model, --kl_coefficient)",
+    "tf32": "give --torch_dtype bfloat16 or float32",
     "tensor_model_parallel_size": "--tp_size splits the trainer's model, --inf_tp_size a server's",
     "tensor_parallel_size": "--tp_size splits the trainer's model, --inf_tp_size a server's",
     "test_freq": "give --eval_strategy steps --eval_steps N",
     "tools": "--mcp_servers FILE, --mcp_manager_url or --tool_server_command names the tools",
     "train_batch_size": _GROUPS,
     "train_dataset": _QUESTIONS,
+    "use_cpu": "GPUs are used where there are any; CUDA_VISIBLE_DEVICES= hides them",
     "use_liger_kernel": "the loss is computed in parts of --loss_seq_chunk_size already",
     "use_peft": "give --lora_rank 16",
     "use_vllm": _SERVERS,
-    "vllm_gpu_memory_utilization": _SERVERS,
-    "vllm_mode": _SERVERS,
     "wandb_project": _TRACKER,
     "warmup_ratio": "give --warmup_steps, a number of steps",
 }
 """Names that mean something else than the nearest flag here -> which flag does it, and how."""
+
+_FAMILIES = {
+    "dataloader_": _STREAMED + "; leave it out",
+    "ddp_": "ranks form a mesh (--dp_replicate_size and FSDP2), not DDP; leave it out",
+    "hub_": _HUB,
+    "torch_compile_": ONE_VALUE["torch_compile"][1],
+    "vllm_": _SERVERS,
+}
+"""Beginnings of such names -> the same."""
 
 
 def elsewhere(name: str) -> str | None:
@@ -234,4 +249,5 @@ def elsewhere(name: str) -> str | None:
     last = name.rpartition(".")[2]
     if last != name and last in ALIASES:
         return f"flags have no dots here: --{ALIASES[last]}"
-    return ELSEWHERE.get(last)
+    whole_family = (text for beginning, text in _FAMILIES.items() if last.startswith(beginning))
+    return ELSEWHERE.get(last) or next(whole_family, None)

@@ -34,6 +34,11 @@ def load_user_module(source: str | Path, what: str) -> ModuleType:
         return _load_file(path.resolve())
     except ConfigError:
         raise
+    except SystemExit as end:
+        raise ConfigError(
+            f"{what}: its import ends the program ({end.code}); put what is to happen only when it is "
+            'started as a program under `if __name__ == "__main__":`'
+        ) from end
     except Exception as error:
         raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error
 
@@ -48,6 +53,9 @@ def check_agent_function(agent: Callable[..., Any], what: str) -> None:
     Raises:
         ConfigError: it takes something else.
     """
+    if isinstance(agent, type) or _yields(agent):
+        kind = "class" if isinstance(agent, type) else "generator"
+        raise ConfigError(f"{what}: it is a {kind}; an agent is a function that returns the answer")
     try:
         signature = inspect.signature(agent)
         signature.bind(None, None)
@@ -60,6 +68,10 @@ def check_agent_function(agent: Callable[..., Any], what: str) -> None:
             "endpoint)`, and take the model's address, name and key from endpoint.base_url, "
             "endpoint.model and endpoint.api_key"
         )
+
+
+def _yields(function: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _load_file(path: Path) -> ModuleType:

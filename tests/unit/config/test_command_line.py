@@ -98,6 +98,14 @@ def test_names_of_other_trainers_that_mean_the_same_are_aliases(
         (["--use_peft"], ["--lora_rank"]),
         (["--deepspeed", "ds.json"], ["FSDP2"]),
         (["--per_device_eval_batch_size", "3"], ["--max_concurrent_samples_per_process"]),
+        (["--torch_compile", "true"], ["leave it out"]),
+        (["--torch_compile_backend", "inductor"], ["not compiled"]),
+        (["--ddp_find_unused_parameters", "false"], ["FSDP2"]),
+        (["--dataloader_persistent_workers", "true"], ["no data loader"]),
+        (["--vllm_server_host", "h"], ["--inference_backend sglang"]),
+        (["--hub_token", "x"], ["agentrl push_to_hub"]),
+        (["--local_rank", "0"], ["--trainer_gpus"]),
+        (["--load_best_model_at_end"], ["--save_total_limit"]),
     ],
 )
 def test_names_of_other_trainers_that_mean_something_else_are_explained(
@@ -167,26 +175,53 @@ def test_every_flag_of_the_original_is_taken_or_explained(name: str) -> None:
     assert name in accepted or elsewhere(name) is not None
 
 
-ORIGINAL_SCRIPT = """
-    --loss_calculater MINIRL --token_level_loss false --strict_in_bound true
-    --skip_length_normalization true --max_steps 1000 --num_train_epochs 3 --warmup_steps 10
-    --learning_rate 2e-6 --lr_scheduler_type cosine --balance_sample false --save_only_model false
-    --max_turns 100 --compress_history false --cpu_ram_efficient_loading true --weight_decay 0.05
-    --optim_args beta1=0.9,beta2=0.98 --adv_scaling 2.0 --max_tokens 131072 --max_trained_count 1
-    --dataloader_drop_last true --dataloader_num_workers 1 --dataloader_prefetch_factor 4
-    --max_grad_norm 1.0 --logging_steps 1 --bf16 --tp_size 1 --pp_size 1 --trainer QwenTrainer
-    --per_device_train_batch_size 1 --gradient_accumulation_steps 48 --seed 42 --eval_strategy no
-    --eval_steps 5 --report_to swanlab --save_steps 3 --pad_to_multiple_of 4096
-    --activation_offloading true --enable_sampling true --max_new_tokens 32768
-    --max_prompt_tokens 128768 --num_generations 8 --tool_call_parser qwen --inf_tp_size 1
-    --inf_mem_ratio 0.8 --max_concurrent_samples_per_process 4 --target_concurrency 3
-    --repetition_early_stop_times 4 --enable_repetition_compress false --resume_from_checkpoint true
-    --inference_backend sglang
+_TRAINING = """
+    --cpu_ram_efficient_loading true --weight_decay 0.05 --lr_scheduler_type cosine
+    --learning_rate 2e-6 --optim_args beta1=0.9,beta2=0.98 --adv_scaling 2.0 --max_tokens 131072
+    --max_trained_count 1 --max_steps 1000 --dataloader_drop_last true --dataloader_num_workers 1
+    --dataloader_prefetch_factor 4 --max_grad_norm 1.0 --logging_steps 1 --bf16 --tp_size 4
+    --pp_size 1 --trainer QwenTrainer --per_device_train_batch_size 1 --activation_offloading true
+    --gradient_accumulation_steps 48 --seed 42 --eval_strategy no --eval_steps 5 --save_steps 3
+    --report_to swanlab --pad_to_multiple_of 4096 --num_generations 8 --train_file questions.jsonl
+    --resume_from_checkpoint true
 """
+_SAMPLING = """
+    --enable_sampling true --max_new_tokens 32768 --max_prompt_tokens 128768
+    --tool_call_parser qwen --inf_tp_size 1 --inf_mem_ratio 0.8
+    --max_concurrent_samples_per_process 4 --target_concurrency 3 --frequency_penalty 0
+    --repetition_early_stop_times 4 --enable_repetition_compress false --inference_backend sglang
+    --model_name_or_path Qwen/Qwen3-4B --output_dir output/run --run_name run
+    --db_connection_string mongodb://127.0.0.1:27017/run --mcp_server_name all
+    --mcp_manager_url http://127.0.0.1:9876/mcpapi
+"""
+ORIGINAL_SCRIPTS = {
+    "grpo": _TRAINING
+    + _SAMPLING
+    + """
+    --loss_calculater GRPO --token_level_loss true --num_train_epochs 5 --warmup_steps 5
+    --balance_sample true --save_only_model true --max_turns 200 --presence_penalty 0
+    """,
+    "minirl": _TRAINING
+    + _SAMPLING
+    + """
+    --loss_calculater MINIRL --token_level_loss false --strict_in_bound true
+    --skip_length_normalization true --num_train_epochs 3 --warmup_steps 10
+    --balance_sample false --save_only_model false --max_turns 100 --compress_history false
+    --presence_penalty 0
+    """,
+    "eval": _SAMPLING
+    + """
+    --max_turns 200 --new_context discard_all --presence_penalty 1.0 --num_generations 4
+    """,
+}
+"""The flags of the original's three scripts."""
 
 
-def test_the_original_scripts_flags_are_accepted_as_they_stand() -> None:
-    argv = [*ORIGINAL_SCRIPT.split(), "--accelerator_config", '{"split_batches": true}']
-    config = parse_flags([*argv, "--preferred_sampling_params", '{"top_k": -1}'])
-    assert config.trainer.activation_offloading
-    assert config.algorithm.loss_calculator == "MINIRL"
+@pytest.mark.parametrize("script", ORIGINAL_SCRIPTS)
+def test_the_original_scripts_flags_are_accepted_as_they_stand(script: str) -> None:
+    preferred = '{"temperature": 1, "top_p": 1, "min_p": 0, "top_k": -1}'
+    argv = [*ORIGINAL_SCRIPTS[script].split(), "--preferred_sampling_params", preferred]
+    config = parse_flags([*argv, "--accelerator_config", '{"split_batches": true}'])
+    assert config.rollout.max_turns == (100 if script == "minirl" else 200)
+    assert config.trainer.activation_offloading == (script != "eval")
+    assert config.algorithm.loss_calculator == ("MINIRL" if script == "minirl" else "GRPO")

@@ -33,7 +33,7 @@ class RunSection(ConfigSection):
     run` gives this port to the trainer and the following ones to its samplers."""
     metrics_host: str = "127.0.0.1"
     """Address that the Prometheus endpoint listens on. The endpoint asks for no key."""
-    seed: int = 42
+    seed: int = Field(default=42, ge=0)
     """Seed of everything that is drawn: order of questions, sampling, initial weights."""
     num_gpus: int | None = Field(default=None, ge=0, le=1024)
     """GPUs of this machine; counted by `nvidia-smi` when not given. With `--dry_run`, plan for a
@@ -65,7 +65,7 @@ class RunSection(ConfigSection):
 class ModelSection(ConfigSection):
     """The policy that is trained."""
 
-    model_name_or_path: str = "assets/demo/model"
+    model_name_or_path: str = Field(default="assets/demo/model", min_length=1)
     """Directory of a Hugging Face checkpoint (weights, tokenizer, chat template), or a hub id."""
     model_name: str = "train-model"
     """Name under which servers serve the model."""
@@ -135,7 +135,7 @@ class StoreSection(ConfigSection):
     The database is always named after the run."""
     mongo_data_dir: Path | None = None
     """Data directory of the private mongod; `.agentrl/mongo/RUN_NAME` by default."""
-    mongo_port: int | None = None
+    mongo_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of the private mongod on loopback, or the next free one. By default the run's last one, so
     that its connection string stays valid, or 27417 at first."""
 

@@ -19,7 +19,7 @@ class SamplingSection(ConfigSection):
     """Sampling temperature of evaluation rollouts; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus bound. Any value but 1 makes the behavior logprobs approximate."""
-    top_k: int = -1
+    top_k: int = Field(default=-1, ge=-1)
     """Number of likeliest tokens that are kept; -1 keeps all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Smallest probability that a token may have, as a share of the likeliest token's."""
@@ -129,7 +129,7 @@ class ToolsSection(ConfigSection):
 class AgentSection(ConfigSection):
     """An agent of another framework as the sampler."""
 
-    agent: str | None = None
+    agent: str | None = Field(default=None, min_length=1)
     """Function of (task, endpoint) that runs every task and calls the model as it would call
     OpenAI's: `file.py:function`, `package.module:function`, or an entry point's name in the group
     `agentrl.agents`. By default AgentRL itself runs the tasks with the tools."""
@@ -182,7 +182,7 @@ class InferenceSection(ConfigSection):
     for each; by default all that the trainer leaves, or with colocated the trainer's."""
     inference_host: str = "127.0.0.1"
     """Address that servers listen on. Any address but loopback needs inference_api_key."""
-    inference_port: int = 30000
+    inference_port: int = Field(default=30000, ge=0, le=65535)
     """Port of the first server; the next free one when it is taken."""
     inference_api_key: SecretStr | None = None
     """Bearer key of the data routes; `AGENTRL_API_KEY` by default."""
@@ -196,7 +196,7 @@ class InferenceSection(ConfigSection):
     """Share of GPU memory for SGLang's weights and cache."""
     max_running_requests: int = Field(default=64, ge=1)
     """Most requests that one server decodes at the same time."""
-    context_length: int | None = None
+    context_length: int | None = Field(default=None, ge=1)
     """Longest sequence in tokens that a server accepts; the model's own limit by default."""
     inference_request_log: Path | None = None
     """File to which the embedded engine writes every request's token ids, to compare what was sent
@@ -207,7 +207,7 @@ class InferenceSection(ConfigSection):
     weight_roots: tuple[Path, ...] = ()
     """Directories from below which the embedded engine loads new weights, besides the run's output
     directory and the model's own."""
-    inference_threads: int | None = None
+    inference_threads: int | None = Field(default=None, ge=1)
     """CPU threads of the embedded engine; torch's choice by default."""
     tool_call_parser: str = "auto"
     """Format of the model's tool calls: auto (what the chat template shows), hermes, qwen, qwen25,

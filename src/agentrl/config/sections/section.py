@@ -12,4 +12,5 @@ class ConfigSection(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
         validate_default=True,
+        allow_inf_nan=False,
     )

@@ -199,7 +199,7 @@ class TrainerSection(ConfigSection):
     """Address of machine 0 for the other machines; `MASTER_ADDR` by default."""
     main_process_port: int = Field(default=29500, ge=1, le=65535)
     """Port at which the trainer's ranks find each other; `MASTER_PORT` by default."""
-    trainer_threads: int | None = None
+    trainer_threads: int | None = Field(default=None, ge=1)
     """CPU threads of the trainer; torch's choice by default."""
     save_steps: int = Field(default=3, ge=1)
     """Steps between two checkpoints."""

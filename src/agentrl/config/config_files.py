@@ -1,0 +1,80 @@
+"""Configuration files: YAML (or JSON) with a flag a line, to values by canonical flag name.
+
+In goes a file's path; out come values as YAML has them. What a flag means is not known here, but
+what a person writes by mistake is refused: a key that stands twice, and flags nested in sections.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.config.flags import canonical_name
+from agentrl.config.sections import SECTIONS
+from agentrl.errors import ConfigError
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the values of a configuration file by canonical flag name.
+
+    Raises:
+        ConfigError: it cannot be read, it holds no mapping, or it names a flag twice.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--config {path}: not UTF-8 text; save it as UTF-8") from None
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"--config {path} is not valid YAML: {problem}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: expected `flag: value` lines")
+    return canonical_values(content, f"--config {path}")
+
+
+def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """Return values by canonical flag name.
+
+    Args:
+        given: values by flag name in any spelling.
+        where: the place that they stand in, for messages.
+
+    Raises:
+        ConfigError: two of the names are one flag, or flags are nested in a section.
+    """
+    values: dict[str, Any] = {}
+    spelt: dict[str, str] = {}
+    for key, value in given.items():
+        text = str(key)
+        if text in SECTIONS and isinstance(value, Mapping):
+            raise ConfigError(
+                f"{where}: flags stand side by side, not in sections; take {text!r} out and write "
+                "what is below it at the left margin"
+            )
+        name = canonical_name(text)
+        if name in values:
+            raise ConfigError(f"{where}: {spelt[name]!r} and {text!r} are the same flag; give one")
+        values[name], spelt[name] = value, text
+    return values
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice; YAML itself takes the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping."""
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    None, None, f"{key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
