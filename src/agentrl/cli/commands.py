@@ -21,7 +21,8 @@ from pydantic import SecretStr
 
 from agentrl.cli.databases import joined, served_uri, store_uri
 from agentrl.config.command_line import Count, FlagCommand, FlagGroup, given_flags
-from agentrl.config.loading import load_config, read_yaml
+from agentrl.config.config_files import read_yaml
+from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig, RunSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
@@ -141,6 +142,8 @@ def sft(context: click.Context, config: RootConfig) -> int:
     several.
     """
     _check_places_nothing(context)
+    if (config.data.train_file is None) == (config.data.records_of is None):
+        raise ConfigError("`agentrl sft` needs either --train_file FILE or --records_of RUN_NAME")
     _log_by_rank(config.run)
     with ExitStack() as stack:
         uri = None
@@ -243,7 +246,9 @@ def env() -> None:
 
 @env.command("up")
 @click.option("--host", default="127.0.0.1", help="Address to listen on. [127.0.0.1]")
-@click.option("--port", type=Count(), help="Port to listen on; a free one from 8000 by default.")
+@click.option(
+    "--port", type=Count(most=65535), help="Port to listen on; a free one from 8000 by default."
+)
 @click.option(
     "--env_file",
     metavar="PATH",

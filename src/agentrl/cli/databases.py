@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.store import TrajectoryStore
@@ -52,7 +52,7 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
         create: begin with empty data where there are none.
 
     Raises:
-        StoreError: there are no data of a run of this name, and none are to be created.
+        ConfigError: there are no data of a run of this name, and none are to be created.
     """
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
@@ -62,7 +62,7 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
         return
     data_dir = config.private_mongo_dir
     if not data_dir.is_dir() and not create:
-        raise StoreError(
+        raise ConfigError(
             f"no run {config.run.run_name!r} here: {data_dir} does not exist; give --run_name, "
             "--config output/RUN_NAME/config.yaml, or --db_connection_string"
         )
@@ -101,7 +101,8 @@ async def opened_store(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
     """Yield the store of the run that the configuration names.
 
     Raises:
-        StoreError: there is no such run, or no database answers.
+        ConfigError: there is no such run.
+        StoreError: no database answers.
     """
     from agentrl.store import TrajectoryStore
 
@@ -110,5 +111,5 @@ async def opened_store(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
             if await store.runs.get() is None:
                 known = await store.reports.run_names()
                 hint = f"; there are {', '.join(known)}" if known else ""
-                raise StoreError(f"{store.redacted_uri} holds no run{hint}")
+                raise ConfigError(f"{store.redacted_uri} holds no run{hint}")
             yield store

@@ -144,7 +144,9 @@ async def servers(config: RootConfig, as_json: bool) -> int:
 
 @click.command("ui", cls=FlagCommand, sections=("run", "store"))
 @click.option("--host", default="127.0.0.1", help="Address to listen on. [127.0.0.1]")
-@click.option("--port", type=Count(), help="Port to listen on; a free one from 8480 by default.")
+@click.option(
+    "--port", type=Count(most=65535), help="Port to listen on; a free one from 8480 by default."
+)
 @click.option(
     "--allow_control",
     is_flag=True,

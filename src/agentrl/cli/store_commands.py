@@ -17,7 +17,7 @@ import click
 from agentrl.cli.databases import opened_store, served_uri, trained_run
 from agentrl.config.command_line import FlagGroup, Steps
 from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError
 from agentrl.runtime.printable import one_line
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def up(config: RootConfig, show_password: bool) -> int:
 
     data_dir = config.private_mongo_dir
     if not data_dir.is_dir():
-        raise StoreError(f"{data_dir} does not exist; is {config.run.run_name!r} the run's name?")
+        raise ConfigError(f"{data_dir} does not exist; is {config.run.run_name!r} the run's name?")
     running = running_uri(data_dir)
     if running is not None:
         print(f"the run is going on and its mongod is up: {shown(running)}")

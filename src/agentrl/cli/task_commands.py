@@ -10,7 +10,7 @@ import click
 from agentrl.cli.databases import served_uri
 from agentrl.config.command_line import FlagGroup
 from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError
 from agentrl.runtime.printable import one_line
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ async def _with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
     """Yield the store of a run that has tasks.
 
     Raises:
-        StoreError: it has none; the message lists the runs that there are.
+        ConfigError: it has none; the message lists the runs that there are.
     """
     from agentrl.store import TrajectoryStore
 
@@ -113,7 +113,7 @@ async def _with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
             if not await store.tasks.count():
                 known = await store.reports.run_names()
                 hint = f"; there are {', '.join(known)}" if known else ""
-                raise StoreError(f"{store.redacted_uri} holds no tasks (--run_name){hint}")
+                raise ConfigError(f"{store.redacted_uri} holds no tasks (--run_name){hint}")
             yield store
 
 

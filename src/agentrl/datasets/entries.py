@@ -53,6 +53,8 @@ def read_entries(source: Path) -> Iterator[Entry]:
         DatasetError: it is missing, unreadable, or needs a package that is not installed.
     """
     kind = _kind(source)
+    if source.parts[:1] in (("http:",), ("https:",)):
+        raise DatasetError(f"{source}: an address is not read; download the file first")
     if source.exists() and not (source.is_file() or source.is_dir()):
         raise DatasetError(f"{source}: a device or a pipe; give a file, which is read twice")
     if kind == ".parquet":
@@ -218,6 +220,11 @@ def _csv(path: Path) -> Iterator[Entry]:
             except csv.Error as error:
                 raise DatasetError(f"{path}: line {line}: not valid CSV: {error}") from None
             if row is None:
+                if rows.line_num == 1:
+                    raise DatasetError(
+                        f"{path}: has one line, and the first names the columns (as in "
+                        "query,answer); JSON lines go into a .jsonl file"
+                    )
                 return
             if None in row:
                 yield f"line {rows.line_num}", BadEntry("more cells than the first line has names")

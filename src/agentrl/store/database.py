@@ -10,6 +10,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -319,12 +320,16 @@ async def _check_reachable(client: AsyncMongoClient[Document]) -> None:
 
 def _client(uri: str, server_selection_timeout: float) -> AsyncMongoClient[Document]:
     try:
-        return AsyncMongoClient(
-            uri,
-            tz_aware=True,
-            appname="agentrl",
-            serverSelectionTimeoutMS=round(server_selection_timeout * 1000),
-        )
+        with warnings.catch_warnings(action="error", category=UserWarning):  # an unknown option
+            return AsyncMongoClient(
+                uri,
+                tz_aware=True,
+                appname="agentrl",
+                serverSelectionTimeoutMS=round(server_selection_timeout * 1000),
+            )
+    except UserWarning as warning:
+        problem = str(warning).partition(". ")[0]
+        raise ConfigError(f"the MongoDB connection string cannot be read: {problem}") from None
     except (ConfigurationError, ValueError) as error:
         # The driver's text may repeat the URI, so only its kind is shown.
         raise ConfigError(

@@ -377,7 +377,7 @@ def serving(data_dir: Path) -> str | None:
     """Return which process serves `data_dir` now, in words; None if none does."""
     try:
         claim = os.open(_claim_file(data_dir), os.O_RDWR)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         # Shared: those who only look do not get into each other's way.

@@ -226,7 +226,7 @@ def test_another_run_name_is_answered_with_those_that_exist(
     name = mongo_uri.partition("?")[0].rpartition("/")[2]
     asyncio.run(fill_run(uri, name))
     flags = ["--run_name", "nobody", "--db_connection_string", uri]
-    assert main(["inspect", "progress", *flags]) == 1
+    assert main(["inspect", "progress", *flags]) == 2
     error = capsys.readouterr().err
     assert "/nobody?" in error
     assert name in error
@@ -260,5 +260,5 @@ def test_a_finished_run_is_served_for_as_long_as_it_is_looked_at(
     assert run["opened_by"] in capsys.readouterr().out
     assert main(["tasks", "list", "--run_name", "demo"]) == 0
     assert capsys.readouterr().out == "train/0/q0  completed  score 0.500  2 scored\n"
-    assert main(["inspect", "progress", "--run_name", "other"]) == 1
+    assert main(["inspect", "progress", "--run_name", "other"]) == 2
     assert ".agentrl/mongo/other does not exist" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     question = call("drop", run=copy, code=2)
     assert "with its 1 groups, trained to version 0? Nobody is there to be asked" in question
     assert f"'{copy}' is deleted" in call("drop", "--yes", run=copy)
-    assert "holds no run" in call("stats", run=copy, code=1)
+    assert "holds no run" in call("stats", run=copy, code=2)
     assert json.loads(call("compact", "--yes", "--json"))["num_bytes"] == 0
 
 

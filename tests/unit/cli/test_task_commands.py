@@ -138,7 +138,7 @@ def test_another_question_under_a_known_id_is_refused_and_nothing_is_overwritten
 def test_a_run_name_without_tasks_is_one_line(
     mongod: EmbeddedMongo, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
-    assert tasks_command(mongod.uri("x"), "cli_no_such_run", action) == 1
+    assert tasks_command(mongod.uri("x"), "cli_no_such_run", action) == 2
     said = capsys.readouterr().err
     assert "holds no tasks (--run_name)" in said
     assert said.count("\n") == 1

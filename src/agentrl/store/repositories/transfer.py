@@ -261,7 +261,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{folder} holds no export: it has no {MANIFEST}") from None
     except ValueError as error:
         raise ConfigError(f"{folder / MANIFEST} cannot be read: {error}".split("\n")[0]) from None

@@ -277,8 +277,6 @@ class _SftLoop:
 async def _examples(
     data: DataSection, renderer: Renderer, reader: ImageReader | None, records_uri: str | None
 ) -> list[Example]:
-    if (data.train_file is None) == (data.records_of is None):
-        raise ConfigError("`agentrl sft` needs either --train_file FILE or --records_of RUN_NAME")
     if data.train_file is not None:
         return await asyncio.to_thread(file_examples, data.train_file, renderer, reader)
     assert records_uri is not None, "the command finds the database of --records_of"
