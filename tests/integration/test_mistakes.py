@@ -37,9 +37,34 @@ def model(folder: Path, name: str, config: dict[str, object] | str, **files: str
     (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     (path / "tokenizer.json").write_text((DEMO / "model/tokenizer.json").read_text())
     (path / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
-    (path / "model.safetensors").touch()
+    (path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     for file, text in files.items():
         (path / file.replace("__", ".")).write_text(text)
+
+
+def wrong_models(folder: Path, demo: dict[str, object]) -> None:
+    """Write directories that are no checkpoints, or none that could be trained."""
+    model(folder, "quantized", demo | {"quantization_config": {"quant_method": "awq"}})
+    model(folder, "classifier", demo | {"architectures": ["Qwen3ForSequenceClassification"]})
+    model(folder, "later", demo | {"model_type": "qwen9"})
+    model(folder, "own_code", demo | {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}})
+    model(folder, "pointer", demo)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"
+    (folder / "pointer/model.safetensors").write_text(pointer)
+    model(folder, "cut", demo)
+    header = b'{"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}}'
+    (folder / "cut/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    model(folder, "shards", demo)
+    places = {"a": "model.safetensors", "b": "model-2.safetensors"}
+    index = folder / "shards/model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    for name, file in {
+        "adapter": "adapter_config.json",
+        "gguf": "qwen.gguf",
+        "parent": "model/config.json",
+    }.items():
+        (folder / name / file).parent.mkdir(parents=True)
+        (folder / name / file).write_text("{}")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a user has at hand: models, questions, agents, scorers and configurations, all wrong."""
     folder = tmp_path_factory.mktemp("mistakes")
     demo = json.loads((DEMO / "model/config.json").read_text())
+    wrong_models(folder, demo)
     model(folder, "mixture", demo | MIXTURE)
     model(folder, "broken", "{oops")
     model(folder, "blind", demo, chat_template__jinja=NO_RESULTS)
@@ -57,7 +83,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({name: text for name, text in TOKENIZER.items() if name != "chat_template"})
     )
     (folder / "base/chat_template.jinja").unlink(missing_ok=True)
+    (folder / "utf16.jsonl").write_text(json.dumps(GOOD), encoding="utf-16")
+    (folder / "utf16.yaml").write_text("max_steps: 3\n", encoding="utf-16")
     texts = {
+        "rows.csv": json.dumps(GOOD),
+        "header.csv": "id,query,answer\n",
+        "exits.py": "import sys\nsys.exit(3)\n",
+        "kinds.py": "class Agent:\n    def __init__(self, task, endpoint): pass\n"
+        "async def steps(task, endpoint):\n    yield 1\n",
+        "twice.yaml": "max_steps: 3\nmax_steps: 5\n",
+        "one_flag.yaml": "lr: 1.0e-5\nlearning_rate: 1.0e-6\n",
+        "sections.yaml": "trainer:\n  max_steps: 3\n",
+        "bool.yaml": "max_steps: true\n",
+        "tabs.yaml": "max_steps: 3\n\tmax_turns: 2\n",
+        "lists.yaml": "max_steps: [3]\n",
+        "noscheme.json": '{"mcpServers": {"a": {"url": "localhost:8000/mcp"}}}',
         "malformed.jsonl": f"{json.dumps(GOOD)}\n{{oops\n",
         "twice.jsonl": f"{json.dumps(GOOD)}\n{json.dumps(GOOD)}\n",
         "empty.jsonl": "",
@@ -178,6 +218,18 @@ MISTAKES = {
     "--eval_strategy steps --eval_file none": "needs --eval_file",
     "--default_answer_schema <answer>": "without its angle brackets",
     "--preferred_sampling_params {": "is not valid JSON",
+    "--max_steps abc": "--max_steps: Input should be a valid integer",
+    "--MAX_STEPS 3": "did you mean --max_steps?",
+    "--learning_rate inf": "--learning_rate: Input should be a finite number",
+    "--learning_rate -1": "--learning_rate: Input should be greater than or equal to 0",
+    "--seed -1": "--seed: Input should be greater than or equal to 0",
+    "--top_k -7": "--top_k: Input should be greater than or equal to -1",
+    "--context_length 0": "--context_length: Input should be greater than or equal to 1",
+    "--trainer_threads 0": "--trainer_threads: Input should be greater than or equal to 1",
+    "--run_name admin": "--run_name: is a database of MongoDB itself",
+    "--output_dir good.jsonl": "good.jsonl is a file; name another folder",
+    "--logs_dir good.jsonl/logs": "good.jsonl is a file; name another folder",
+    "--mongo_data_dir good.jsonl": "good.jsonl is a file; name another folder",
     # ranks
     "--tp_size 4": "1 trainer rank(s) do not fill a mesh",
     "--tp_size 3 --num_processes 3": "--tp_size 3 does not divide the model's",
@@ -216,7 +268,13 @@ MISTAKES = {
     "--train_file no_picture.jsonl": "neither PNG, JPEG, GIF, WebP nor BMP",
     "--train_file bomb.jsonl": "30000 x 30000 pixels",
     "--eval_file nowhere.jsonl": "nowhere.jsonl: No such file",
+    "--train_file utf16.jsonl": "utf16.jsonl: not UTF-8 text",
+    "--train_file rows.csv": "JSON lines go into a .jsonl file",
+    "--train_file header.csv": "the first names the columns",
+    "--train_file https://example.com/q.jsonl": "download the file first",
     # scorers
+    "--scorer_module exits.py": "its import ends the program (3)",
+    "--default_scorer exakt": "--default_scorer: unknown scorer 'exakt'; did you mean 'exact'?",
     "--train_file unknown_scorer.jsonl": "unknown scorer 'exakt'",
     "--train_file judged.jsonl": "agent_config_path",
     "--train_file no_answer.jsonl": "line 1",
@@ -229,6 +287,23 @@ MISTAKES = {
     "--model_name_or_path ./no/model": "./no/model: no such directory",
     "--model_name_or_path no_weights": "no *.safetensors weights",
     "--model_name_or_path broken": "not JSON",
+    "--model_name_or_path=": "--model_name_or_path: String should have at least 1 character",
+    "--model_name_or_path good.jsonl": "it is a file; name the directory of a checkpoint",
+    "--model_name_or_path Qwen3-4B": "a model of the hub is named OWNER/NAME",
+    "--model_name_or_path https://huggingface.co/Qwen/Qwen3-4B": "is named Qwen/Qwen3-4B",
+    "--model_name_or_path adapter": "it holds an adapter (LoRA): name its base model",
+    "--model_name_or_path gguf": "GGUF files cannot be trained",
+    "--model_name_or_path parent": "did you mean parent/model?",
+    "--model_name_or_path pointer": "is a pointer of Git LFS, not the weights",
+    "--model_name_or_path cut": "cut/model.safetensors is cut off",
+    "--model_name_or_path shards": "model-2.safetensors is missing, which model.safetensors.index",
+    "--model_name_or_path quantized": "is quantized (awq)",
+    "--model_name_or_path classifier": "Qwen3ForSequenceClassification is no model that continues",
+    "--model_name_or_path later": "model_type 'qwen9' of its config.json is no language model",
+    "--model_name_or_path own_code": "if you trust it, give --trust_remote_code",
+    "--lora_rank 4 --lora_target_modules nosuch": "has no layer of this name",
+    "--kl_coefficient 0.1 --reference_model nowhere": "--reference_model nowhere: no such dir",
+    """--chat_template_kwargs '{"enable_thinkng":false}'""": "reads no 'enable_thinkng'",
     "--model_name_or_path blind": "shows no results of tools",
     "--model_name_or_path base": "give one with --chat_template FILE",
     "--model_name_or_path mixture --lora_rank 4": "--lora_target_modules gate_proj",
@@ -251,12 +326,19 @@ MISTAKES = {
     "--agent nowhere.py:play": "nowhere.py",
     "--agent agent.py:plya": "plya",
     "--agent syntax.py:play": "SyntaxError",
+    "--agent=": "--agent: String should have at least 1 character",
+    "--agent agent.py": "--agent agent.py names no function; write agent.py:function",
+    "--agent exits.py:play": "its import ends the program (3)",
+    "--agent kinds.py:Agent": "it is a class; an agent is a function",
+    "--agent kinds.py:steps": "it is a generator; an agent is a function",
     "--agent_routes {}x": "--agent_routes is not valid JSON",
     "--mcp_servers nowhere.json": "nowhere.json: no such file in /",
     f"{NO_TOOLS} --mcp_servers broken.json": "broken.json",
     f"{NO_TOOLS} --mcp_servers servers.json": "mcpServers.a.comand: unknown setting",
+    f"{NO_TOOLS} --mcp_servers noscheme.json": "is not an http(s) address",
     "--tool_server_command nosuchprogram": "no such program",
     "--tool_server_command agent.py": "no such program",
+    """--tool_server_command "'python" """: "--tool_server_command: No closing quotation",
     '--tool_server_command "python nowhere.py {port}"': "nowhere.py: no such file in /",
     '--tool_server_command "python agent.py"': "has no {port}",
     f"{NO_TOOLS} --mcp_servers words.json": 'write "command": "python", "args": ["tools.py"]',
@@ -265,13 +347,26 @@ MISTAKES = {
     f"{NO_TOOLS} --mcp_manager_url http://127.0.0.1:1/mcp": "http://127.0.0.1:1/mcp",
     # servers and databases
     "--inference_urls http://127.0.0.1:1": "no server answers there",
-    "--inference_urls nonsense": "no server answers there",
+    "--inference_urls nonsense": "expected http://HOST:PORT",
+    "--inference_urls localhost:30000": "expected http://HOST:PORT",
+    "--inference_urls http://127.0.0.1:99999": "expected http://HOST:PORT",
+    "--inference_port 99999": "--inference_port: Input should be less than or equal to 65535",
+    "--mongo_port -5": "--mongo_port: Input should be greater than or equal to 0",
+    "--db_connection_string mongodb://127.0.0.1:1/?nosuch=1": "Unknown option: nosuch",
     f"{SGLANG} --num_gpus 2": "SGLang is not installed",
     "--db_connection_string nonsense": "expected mongodb://HOST:PORT",
     # configurations
     "--config nowhere.yaml": "--config nowhere.yaml: No such file",
     "--config broken.yaml": "is not valid YAML",
     "--config list.yaml": "expected `flag: value` lines",
+    "--config=": "--config is empty",
+    "--config utf16.yaml": "not UTF-8 text",
+    "--config twice.yaml": "'max_steps' stands twice",
+    "--config one_flag.yaml": "'lr' and 'learning_rate' are the same flag",
+    "--config sections.yaml": "flags stand side by side, not in sections",
+    "--config bool.yaml": "--max_steps: Input should be no boolean, got true",
+    "--config tabs.yaml": "is not valid YAML",
+    "--config lists.yaml": "--max_steps: Input should be a valid integer, got [3]",
     "--config typo.yaml": "unknown flag --learning_rat",
 }
 

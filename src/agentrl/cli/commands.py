@@ -20,6 +20,7 @@ import click
 from pydantic import SecretStr
 
 from agentrl.cli.databases import joined, served_uri, store_uri
+from agentrl.config.checks import check_fine_tuning
 from agentrl.config.command_line import Count, FlagCommand, FlagGroup, given_flags
 from agentrl.config.config_files import read_yaml
 from agentrl.config.loading import load_config
@@ -142,8 +143,7 @@ def sft(context: click.Context, config: RootConfig) -> int:
     several.
     """
     _check_places_nothing(context)
-    if (config.data.train_file is None) == (config.data.records_of is None):
-        raise ConfigError("`agentrl sft` needs either --train_file FILE or --records_of RUN_NAME")
+    check_fine_tuning(config.data)
     _log_by_rank(config.run)
     with ExitStack() as stack:
         uri = None

@@ -26,6 +26,7 @@ from agentrl.config.secret_text import SECRET_NAME, redact
 from agentrl.config.secret_types import SecretUrl, secrets_of
 from agentrl.config.sections import (
     AgentSection,
+    DataSection,
     InferenceSection,
     ModelSection,
     RootConfig,
@@ -69,6 +70,16 @@ def check_config(config: RootConfig) -> RootConfig:
         data = config.data.model_copy(update={"default_scorer": JUDGE})
         config = config.model_copy(update={"data": data})
     return config
+
+
+def check_fine_tuning(data: DataSection) -> None:
+    """Refuse fine-tuning on nothing, or on two things at once.
+
+    Raises:
+        ConfigError: not exactly one of train_file and records_of is given.
+    """
+    if (data.train_file is None) == (data.records_of is None):
+        raise ConfigError("`agentrl sft` needs either --train_file FILE or --records_of RUN_NAME")
 
 
 def groups_per_step(config: RootConfig, num_ranks: int = 1) -> int:

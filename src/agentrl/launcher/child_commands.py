@@ -38,8 +38,14 @@ def tool_server_command(template: str, port: int) -> list[str]:
 
     `{port}` is filled in, programs are found as `runtime.child_processes.program` says, and a script
     that ships with the package (`examples/shop/server.py`) from any working directory.
+
+    Raises:
+        ConfigError: a quotation mark is never closed.
     """
-    words = [word.replace("{port}", str(port)) for word in shlex.split(template)]
+    try:
+        words = [word.replace("{port}", str(port)) for word in shlex.split(template)]
+    except ValueError as error:
+        raise ConfigError(f"--tool_server_command: {error}") from None
     if words:
         words[0] = program(words[0])
     if words[:1] == [sys.executable] and len(words) > 1:

@@ -10,7 +10,6 @@ import asyncio
 import importlib.metadata
 import inspect
 import platform
-import re
 import resource
 import shutil
 import socket
@@ -28,9 +27,15 @@ import psutil
 
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError
-from agentrl.inference.supervisor.server_process import sglang_python
+from agentrl.launcher.extras import (
+    DISTRIBUTION,
+    missing_packages,
+    needed_extras,
+    what_to_install,
+)
 from agentrl.launcher.gpu_placement import placed
-from agentrl.launcher.preflight import check_servers, findings
+from agentrl.launcher.preflight import findings
+from agentrl.launcher.server_checks import check_servers
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.gpus import machine_gpus
 from agentrl.store import TrajectoryStore
@@ -41,17 +46,6 @@ CHECK_SECONDS = 30.0
 """Longest time that one check may take."""
 _TOOL_SECONDS = 60.0
 """For one tool server: `npx` and `uvx` download what they start."""
-_DISTRIBUTION = "agentrl-mongo"
-_REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"](\w+)['\"]")
-_EXTRAS = {
-    "mongod": "the private mongod",
-    "engine": "the embedded engine",
-    "train": "the trainer",
-    "data": "Parquet files and data sets of the hub",
-    "parquet": "`agentrl store export --format parquet`",
-    "trl": "TRL's engine",
-    "trackers": "--report_to",
-}
 _FREE_GIB, _FREE_MEMORY_GIB, _OPEN_FILES = 5, 2, 4096
 _GIB = 1 << 30
 
@@ -71,8 +65,15 @@ Told = tuple[State, str]
 Look = Callable[[], Iterator[Told] | Awaitable[Told]]
 
 
-async def examine(config: RootConfig) -> AsyncIterator[Diagnosis]:
-    """Yield a line for everything that a run with this configuration needs here."""
+async def examine(
+    config: RootConfig, check_seconds: float = CHECK_SECONDS
+) -> AsyncIterator[Diagnosis]:
+    """Yield a line for everything that a run with this configuration needs here.
+
+    Args:
+        config: the checked configuration.
+        check_seconds: longest time that one check may take.
+    """
     checks: list[tuple[str, Look]] = [
         ("python", _python),
         ("packages", lambda: _packages(config)),
@@ -85,30 +86,29 @@ async def examine(config: RootConfig) -> AsyncIterator[Diagnosis]:
         ("servers", lambda: _servers(config)),
     ]
     for subject, check in checks:
-        async for state, text in _told(check):
+        async for state, text in _told(check, check_seconds):
             yield Diagnosis(state, subject, text)
     async for diagnosis in _tools(config):
         yield diagnosis
-    looked_at = ("database", "tools", "servers")
+    looked_at = ("packages", "database", "tools", "servers")
     async for finding in findings(config, with_weights=False, without=looked_at):
         problem = finding.problem
         text = "as `agentrl run` checks it" if problem is None else str(problem)
         yield Diagnosis("ok" if problem is None else "FAIL", finding.subject, text)
 
 
-async def _told(check: Look, seconds: float = CHECK_SECONDS) -> AsyncIterator[Told]:
+async def _told(check: Look, seconds: float) -> AsyncIterator[Told]:
+    # Nothing is yielded inside of the limit, which is the check's and not its reader's.
+    told: list[Told] = []
     try:
         said = check()
-        if inspect.isawaitable(said):
-            async with asyncio.timeout(seconds):
-                yield await said
-        else:
-            for told in said:
-                yield told
+        told += [await asyncio.wait_for(said, seconds)] if inspect.isawaitable(said) else said
     except TimeoutError:
-        yield "FAIL", f"no answer within {seconds:.0f} s"
+        told.append(("FAIL", f"no answer within {seconds:.0f} s"))
     except AgentRLError as error:
-        yield "FAIL", str(error)
+        told.append(("FAIL", str(error)))
+    for one in told:
+        yield one
 
 
 def _python() -> Iterator[Told]:
@@ -118,31 +118,13 @@ def _python() -> Iterator[Told]:
 
 
 def _packages(config: RootConfig) -> Iterator[Told]:
-    extras: dict[str, list[str]] = {name: [] for name in _EXTRAS}
-    for requirement in importlib.metadata.requires(_DISTRIBUTION) or ():
-        found = _REQUIREMENT.match(requirement)
-        if found is not None and found[2] in extras and not _is_installed(found[1]):
-            extras[found[2]].append(found[1])
+    extras, needed = missing_packages(), needed_extras(config)
     whole = [name for name, missing in extras.items() if not missing]
-    version = importlib.metadata.version(_DISTRIBUTION)
-    yield "ok", f"{_DISTRIBUTION} {version} with {', '.join(whole) or 'no extras'}"
-    needed = {"train"}
-    inference = config.inference
-    if inference.inference_backend == "embedded" and not inference.inference_urls:
-        needed.add("engine")
+    version = importlib.metadata.version(DISTRIBUTION)
+    yield "ok", f"{DISTRIBUTION} {version} with {', '.join(whole) or 'no extras'}"
     for name, missing in extras.items():
         if missing:
-            text = f"{', '.join(missing)} missing, for {_EXTRAS[name]}: "
-            text += f"pip install '{_DISTRIBUTION}[{name}]'"
-            yield "FAIL" if name in needed else "note", text
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+            yield "FAIL" if name in needed else "note", what_to_install(name, missing)
 
 
 def _gpus() -> Iterator[Told]:
@@ -226,15 +208,7 @@ async def _database(config: RootConfig) -> Told:
 
 
 async def _servers(config: RootConfig) -> Told:
-    inference = config.inference
-    await check_servers(inference)
-    if inference.inference_urls:
-        return "ok", f"{len(inference.inference_urls)} of --inference_urls answer"
-    if inference.inference_backend == "embedded":
-        return "ok", "the embedded engine, which `agentrl run` starts"
-    script = "import importlib.metadata as m; print(m.version('sglang'))"
-    version = _output([sglang_python(), "-c", script]) or "of unknown version"
-    return "ok", f"SGLang {version}, which `agentrl run` starts"
+    return "ok", await check_servers(config.inference)
 
 
 async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:

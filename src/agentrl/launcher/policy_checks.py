@@ -8,7 +8,11 @@ from pathlib import Path
 
 from agentrl.config.rank_checks import MeshSizes, check_machines
 from agentrl.config.sections import ModelSection, RootConfig
-from agentrl.models.architectures import check_parallel_support, raw_config
+from agentrl.models.architectures import (
+    check_can_be_computed,
+    check_parallel_support,
+    raw_config,
+)
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.renderers.renderer import Renderer
 
@@ -25,9 +29,16 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
         ConfigError: the model is missing, or the mesh does not fit it.
     """
     path = find_model(config.model, with_weights=with_weights)
+    inference, found = config.inference, raw_config(path)
+    if trains or (inference.inference_backend == "embedded" and not inference.inference_urls):
+        trusted = config.model.trust_remote_code
+        check_can_be_computed(path, found, trust_remote_code=trusted)
     if trains:
         check_machines(config)
-        check_parallel_support(raw_config(path), MeshSizes.of(config.trainer))
+        check_parallel_support(found, MeshSizes.of(config.trainer))
+        reference = config.algorithm.reference_model
+        if config.algorithm.kl_coefficient and reference is not None:
+            resolve_model(reference, with_weights=with_weights, flag="reference_model")
     parser = config.inference.tool_call_parser
     renderer = Renderer.of_policy(config.model, path, tool_call_parser=parser)
     if config.tools.tool_server_command is not None:

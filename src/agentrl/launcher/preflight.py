@@ -5,8 +5,8 @@ programs that they name are looked at, and out come findings: `agentrl run` and 
 the first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started or written.
 """
 
-import asyncio
 import inspect
+import os
 import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -14,43 +14,28 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import httpx
-from pydantic import SecretStr
-
 from agentrl.config.algorithm_checks import check_training_sampling
-from agentrl.config.checks import check_trackers, groups_per_step
+from agentrl.config.checks import check_trackers
 from agentrl.config.sections import (
     DataSection,
-    InferenceSection,
     RootConfig,
     RunSection,
     TrainerSection,
 )
-from agentrl.datasets.question import DEFAULT_SCORER
-from agentrl.datasets.question_files import QuestionFile
-from agentrl.environments import EnvironmentProcess, EnvironmentUri
-from agentrl.errors import (
-    AgentRLError,
-    ConfigError,
-    InferenceError,
-    ServerRefused,
-    StoreError,
-)
-from agentrl.inference import SGLangClient
-from agentrl.inference.supervisor.server_process import check_keys, sglang_python
+from agentrl.errors import AgentRLError, ConfigError, StoreError
 from agentrl.launcher.child_commands import check_tool_server_command
+from agentrl.launcher.extras import check_extras
 from agentrl.launcher.policy_checks import check_policy, find_model
+from agentrl.launcher.question_checks import check_questions
+from agentrl.launcher.server_checks import check_servers
 from agentrl.renderers.renderer import Renderer
-from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 from agentrl.rollout.agent import configured_agent
 from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import find_mongod
 from agentrl.tools import probe
 
-_ANSWER_SECONDS = 10.0
-_MAX_KEYS = 8
-"""Keys that a note lists."""
+_DATABASE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -119,10 +104,12 @@ async def findings(
         await _check_tools(config, path, *shown)
 
     checks: dict[str, Check] = {
+        "packages": partial(check_extras, config, trains=trains),
+        "folders": partial(_check_folders, config),
         "model": model,
         "trackers": trackers,
         "groups and ranks": partial(_check_groups_and_ranks, config, trains=trains),
-        "questions": lambda: _check_questions(config, *shown, trains=trains),
+        "questions": lambda: check_questions(config, *shown, trains=trains),
         "agent": partial(_check_agent, config),
         "database": partial(_check_store, config, trains=trains),
         "tools": tools,
@@ -166,6 +153,19 @@ async def check_ranks(config: RootConfig) -> None:
     async for finding in findings_on_ranks(config):
         if finding.problem is not None:
             raise finding.problem
+
+
+def _check_folders(config: RootConfig) -> None:
+    """Refuse places in which nothing can be written; a folder that is missing is made later."""
+    places = {"output_dir": config.run.output_path, "logs_dir": config.run.logs_dir.absolute()}
+    if config.store.db_connection_string is None:
+        places["mongo_data_dir"] = config.private_mongo_dir.absolute()
+    for flag, path in places.items():
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not there.is_dir():
+            raise ConfigError(f"--{flag} {path}: {there} is a file; name another folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(f"--{flag} {path}: {there} cannot be written; name another folder")
 
 
 def _check_agent(config: RootConfig) -> list[str]:
@@ -214,72 +214,6 @@ def _check_group_size(data: DataSection) -> None:
         )
 
 
-def _check_questions(
-    config: RootConfig, renderer: Renderer | None = None, *, trains: bool
-) -> list[str]:
-    data, notes = config.data, []
-    scoring = RegisteredScoring.load(config.rollout)
-    for path in (data.train_file if trains else None, data.eval_file):
-        if path is None:
-            continue
-        with QuestionFile(path, data, MCPScorerFactory.check_question) as questions:
-            for scorer in questions.scorers:
-                scoring.check(scorer)
-            if questions.has_images and renderer is not None:
-                _check_images(config, path, renderer)
-            if questions.unread_keys:
-                keys = list(questions.unread_keys)
-                more = f" and {len(keys) - _MAX_KEYS} more" if len(keys) > _MAX_KEYS else ""
-                notes.append(
-                    f"nothing reads these keys of {path}: {', '.join(keys[:_MAX_KEYS])}{more}"
-                )
-            if path == data.train_file:
-                notes += _steps_beyond(config, len(questions))
-            if data.default_scorer is None and questions.num_without_scorer:
-                notes.append(
-                    f"{questions.num_without_scorer} question(s) of {path} name no scorer: `"
-                    f"{DEFAULT_SCORER}` compares answers with the reference (--default_scorer)"
-                )
-    for flag, uri in data.environments.items():
-        if trains or flag != "env":
-            num_tasks = _num_environment_tasks(uri, data, f"--{flag}")
-            notes.append(f"--{flag} {uri}: {num_tasks} tasks")
-            notes += _steps_beyond(config, num_tasks) if flag == "env" else []
-    return notes
-
-
-def _steps_beyond(config: RootConfig, num_questions: int) -> list[str]:
-    """Return a note where the questions end before the steps that were asked for."""
-    num_groups = groups_per_step(config, config.trainer.num_processes)
-    max_steps, epochs = config.trainer.max_steps, config.data.num_train_epochs
-    num_steps = -(-num_questions * epochs // num_groups)
-    if "max_steps" not in config.trainer.model_fields_set or num_steps >= max_steps:
-        return []
-    return [
-        f"--max_steps {max_steps}: {num_questions} question(s) are at most {num_steps} step(s) of "
-        f"{num_groups}; --num_train_epochs {-(-max_steps * num_groups // num_questions)} asks "
-        "them more often"
-    ]
-
-
-def _num_environment_tasks(uri: str, data: DataSection, flag: str) -> int:
-    with EnvironmentProcess(EnvironmentUri.parse(uri, flag), data, flag, quiet=True) as environment:
-        return environment.size()
-
-
-def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
-    if not renderer.shows_images_of("user"):
-        raise ConfigError(
-            f"{path} has images, and the chat template of {config.model.model_name_or_path} "
-            "shows none; take a vision model"
-        )
-    if not renderer.image_processor:
-        raise ConfigError(
-            f"{path} has images, and {config.model.model_name_or_path} has no "
-            "preprocessor_config.json, which says how the model reads them"
-        )
-
-
 async def _check_store(config: RootConfig, *, trains: bool) -> None:
     uri = config.store.db_connection_string
     if uri is None:
@@ -287,7 +221,11 @@ async def _check_store(config: RootConfig, *, trains: bool) -> None:
         if trains and not config.data.has_training and not config.private_mongo_dir.exists():
             raise _no_questions(config.run.run_name)
         return
-    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
+    async with TrajectoryStore.connect(
+        uri.get_secret_value(),
+        config.run.run_name,
+        server_selection_timeout=_DATABASE_SECONDS,
+    ) as store:
         if trains:
             await check_has_questions(config.data, store)
 
@@ -322,52 +260,6 @@ async def _check_tools(
         if model_path is not None and renderer is not None:
             context_length = served_context_length(config.inference, model_path)
             check_tools(config.sampling, context_length, renderer, specs)
-
-
-async def check_servers(inference: InferenceSection) -> None:
-    """Check that servers answer, or can be started.
-
-    Raises:
-        ConfigError: one does not, or SGLang or a key is missing.
-    """
-    if not inference.inference_urls:
-        check_keys(inference)
-        if inference.inference_backend == "sglang":
-            sglang_python()
-        return
-    for url in inference.inference_urls:
-        await _check_answers("--inference_urls", url)
-        await _check_is_server(url, inference.inference_api_key)
-    if inference.inference_gateway is not None:
-        await _check_answers("--inference_gateway", inference.inference_gateway)
-
-
-async def _check_answers(flag: str, url: str) -> None:
-    async with httpx.AsyncClient(timeout=_ANSWER_SECONDS) as client:
-        try:
-            await client.get(f"{url.rstrip('/')}/health")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ConfigError(
-                f"{flag} {url}: no server answers there ({type(error).__name__}); start it, or "
-                "leave the flag out"
-            ) from None
-
-
-async def _check_is_server(url: str, key: SecretStr | None) -> None:
-    """Refuse an address that answers but takes no weights: a gateway, or another kind of server."""
-    async with SGLangClient(url, api_key=key) as client:
-        try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                await client.model_info()
-        except (InferenceError, TimeoutError) as error:
-            hint = "look at its log"
-            if isinstance(error, ServerRefused) and error.status == 401:
-                hint = "its key goes into AGENTRL_API_KEY"
-            elif isinstance(error, ServerRefused) and error.status == 404:
-                hint = "give the servers themselves, and a gateway with --inference_gateway"
-            raise ConfigError(
-                f"--inference_urls {url} is not an inference server: {hint}"
-            ) from None
 
 
 async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> None:

@@ -5,7 +5,10 @@ commands can refuse a mesh before anything imports torch. Whether a model trains
 decided here but tried out (`trainer.learner.merge_trial`).
 """
 
+import importlib.util
 import json
+import re
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -15,6 +18,10 @@ from agentrl.errors import ConfigError
 ROW_CACHED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose keys and values the embedded engine keeps as rows of one tensor."""
 FULL_ATTENTION = "full_attention"
+_NO_LANGUAGE_MODEL = re.compile(
+    r"For(MaskedLM|PreTraining|SequenceClassification|TokenClassification|QuestionAnswering)$"
+)
+_AUTO_CLASSES = ("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_IMAGE_TEXT_TO_TEXT")
 
 
 class Sizes(Protocol):
@@ -49,6 +56,59 @@ def raw_config(model_path: Path) -> Any:
     if not isinstance(values, dict):
         raise ConfigError(f"{model_path / 'config.json'}: not a JSON object")
     return SimpleNamespace(**{"model_type": None, **values})
+
+
+def check_can_be_computed(model_path: Path, config: Any, *, trust_remote_code: bool) -> None:
+    """Refuse checkpoints that the trainer and the embedded engine could not load.
+
+    Args:
+        model_path: the checkpoint's directory.
+        config: what `raw_config` returned of it.
+        trust_remote_code: whether code that the checkpoint brings may run.
+
+    Raises:
+        ConfigError: it is quantized, or no language model that transformers knows.
+    """
+    given = f"--model_name_or_path {model_path}"
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise ConfigError(
+            f"{given} is quantized ({method}), and only whole weights are computed with: take the "
+            "model in bfloat16"
+        )
+    if getattr(config, "auto_map", None) and trust_remote_code:
+        return
+    for name in getattr(config, "architectures", None) or ():
+        if _NO_LANGUAGE_MODEL.search(str(name)):
+            raise ConfigError(f"{given}: {name} is no model that continues a text")
+    kind, known = config.model_type, _language_models()
+    if not known or kind in known:
+        return
+    if getattr(config, "auto_map", None):
+        raise ConfigError(
+            f"{given} brings its own Python code ({kind}); if you trust it, give --trust_remote_code"
+        )
+    raise ConfigError(
+        f"{given}: model_type {kind!r} of its config.json is no language model that the installed "
+        "transformers knows; docs/models.md lists what was tried"
+    )
+
+
+@cache
+def _language_models() -> frozenset[str]:
+    """Return the model types of transformers' language models; none where it is not installed.
+
+    Read from its source, since importing it takes seconds and brings torch.
+    """
+    found = importlib.util.find_spec("transformers")
+    if found is None or found.origin is None:
+        return frozenset()
+    source = Path(found.origin).parent / "models/auto/modeling_auto.py"
+    text = source.read_text(encoding="utf-8") if source.is_file() else ""
+    tables = (text.partition(f"\n{name}_MAPPING_NAMES = ")[2] for name in _AUTO_CLASSES)
+    entry = re.compile(r'\("([\w-]+)",')
+    return frozenset(name for table in tables for name in entry.findall(table.partition("\n)")[0]))
 
 
 def has_plain_layers(config: Any) -> bool:

@@ -10,28 +10,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError
+from agentrl.models.checkpoint_files import check_is_checkpoint, tensor_names
 
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
-_NEEDED = ("config.json", "tokenizer.json")
 _ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def resolve_model(name_or_path: str, *, with_weights: bool = True) -> Path:
+def resolve_model(
+    name_or_path: str, *, with_weights: bool = True, flag: str = "model_name_or_path"
+) -> Path:
     """Return the absolute directory of a checkpoint.
 
     Args:
         name_or_path: a directory or a hub id.
         with_weights: fetch the weights of a hub id too, which may be many gigabytes.
+        flag: names the model, for messages.
 
     Raises:
         ConfigError: the directory does not exist or lacks a file, or the download failed.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return _checked(path)
-    if path.exists() or not _HUB_ID.match(name_or_path) or name_or_path.startswith("."):
-        raise ConfigError(f"--model_name_or_path {name_or_path}: no such directory")
-    return _checked(_fetch(name_or_path, with_weights), with_weights)
+    path, given = Path(name_or_path).expanduser(), f"--{flag} {name_or_path}"
+    if not path.is_dir():
+        if path.exists():
+            raise ConfigError(f"{given}: it is a file; name the directory of a checkpoint")
+        if not _HUB_ID.match(name_or_path) or name_or_path.startswith("."):
+            hint = "" if "/" in name_or_path else ", and a model of the hub is named OWNER/NAME"
+            if "://" in name_or_path:
+                hint = f"; a model of the hub is named {'/'.join(name_or_path.split('/')[-2:])}"
+            raise ConfigError(f"{given}: no such directory{hint}")
+        path = _fetch(name_or_path, with_weights, given)
+    else:
+        with_weights = True
+    check_is_checkpoint(path, given, with_weights=with_weights)
+    return path.absolute()
 
 
 def resolve_tokenizer(name_or_path: str) -> Path:
@@ -59,10 +70,13 @@ def check_router_replay(model_path: Path) -> None:
 
 
 def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
-    """Refuse adapters on experts: transformers stacks them, so they are no linear layers.
+    """Refuse adapters on layers that the model has not, or on experts.
+
+    transformers stacks experts, so they are no linear layers.
 
     Raises:
-        ConfigError: the model is a mixture of experts, and a target is outside its attention.
+        ConfigError: there is no layer of such a name, or the model is a mixture of experts, and a
+            target is outside its attention.
     """
     config = json.loads((model_path / "config.json").read_text())
     refused = [name for name in targets if name not in _ATTENTION_TARGETS]
@@ -71,9 +85,16 @@ def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
             f"--lora_target_modules {','.join(refused)}: {model_path} is a mixture of experts, and "
             f"only its attention can have adapters; choose from {','.join(_ATTENTION_TARGETS)}"
         )
+    layers = {name.split(".")[-2] for name in tensor_names(model_path) if "." in name}
+    absent = [name for name in targets if layers and name not in layers]
+    if absent:
+        raise ConfigError(
+            f"--lora_target_modules {','.join(absent)}: {model_path} has no layer of this name; its "
+            f"layers are {', '.join(sorted(layers))}"
+        )
 
 
-def _fetch(hub_id: str, with_weights: bool) -> Path:
+def _fetch(hub_id: str, with_weights: bool, given: str) -> Path:
     # Imported here: only hub ids need it, and the import takes longer than a sampler's start.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
@@ -86,17 +107,5 @@ def _fetch(hub_id: str, with_weights: bool) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"--model_name_or_path {hub_id}: no such directory, and the download from the hub failed "
-            f"({reason})"
+            f"{given}: no such directory, and the download from the hub failed ({reason})"
         ) from None
-
-
-def _checked(path: Path, with_weights: bool = True) -> Path:
-    for name in _NEEDED:
-        if not (path / name).is_file():
-            raise ConfigError(f"--model_name_or_path {path}: {name} is missing")
-    if with_weights and not any(path.glob("*.safetensors")):
-        raise ConfigError(
-            f"--model_name_or_path {path}: the directory has no *.safetensors weights"
-        )
-    return path.absolute()

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import ext, nodes, parser
+from jinja2 import ext, meta, nodes, parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ConfigError, RenderError
@@ -81,7 +81,12 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
+        self._source = source
         self._variables = dict(variables)
+
+    def variables(self) -> frozenset[str]:
+        """Return the names of the variables that the template reads."""
+        return frozenset(meta.find_undeclared_variables(_environment().parse(self._source)))
 
     def render(
         self,

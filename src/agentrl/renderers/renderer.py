@@ -105,13 +105,24 @@ class Renderer:
     def of_policy(
         cls, model: ModelSection, model_dir: Path, *, tool_call_parser: str | None = None
     ) -> "Renderer":
-        """Return the renderer of the policy that the flags describe; see `load`."""
-        return cls.load(
+        """Return the renderer of the policy that the flags describe; see `load`.
+
+        Raises:
+            ConfigError: see `load`, or the template reads no variable of a name that is given.
+        """
+        renderer = cls.load(
             model_dir,
             tool_call_parser=tool_call_parser,
             template_variables=model.chat_template_kwargs,
             chat_template=model.chat_template,
         )
+        reads = renderer._template.variables()
+        for name in (model.chat_template_kwargs or {}).keys() - reads:
+            raise ConfigError(
+                f"--chat_template_kwargs: the chat template reads no {name!r}; it reads "
+                f"{', '.join(sorted(reads))}"
+            )
+        return renderer
 
     @property
     def vocab_size(self) -> int:

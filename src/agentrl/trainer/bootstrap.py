@@ -25,7 +25,11 @@ from agentrl.config.sections import ModelSection, RootConfig, RunSection, Traine
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import CONFIG_FILE, AdapterShape, is_adapter, read_shape
-from agentrl.models.architectures import check_parallel_support
+from agentrl.models.architectures import (
+    check_can_be_computed,
+    check_parallel_support,
+    raw_config,
+)
 from agentrl.models.load import read_config
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.runtime.logs import setup_logging
@@ -225,7 +229,9 @@ def start_weights(
         check_router_replay(path)
     if model.lora_rank:
         check_adapter_targets(path, model.lora_target_modules)
-    check_parallel_support(read_config(path, trust_remote_code=model.trust_remote_code), shape)
+    trusted = model.trust_remote_code
+    check_can_be_computed(path, raw_config(path), trust_remote_code=trusted)
+    check_parallel_support(read_config(path, trust_remote_code=trusted), shape)
     return weights
 
 

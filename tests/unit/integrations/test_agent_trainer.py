@@ -168,6 +168,48 @@ def test_an_engine_need_not_answer_questions(
         build(tmp_path).evaluate()
 
 
+class DocumentedTrainer(TrainerProcessor):
+    """An engine of the form that AWorld's documents print: `inference` is not among its methods."""
+
+    def __init__(self, run_path: str) -> None:
+        super().__init__(run_path)
+        self.framework_config: Any = None
+
+    def train(self) -> None:
+        assert self.framework_config
+
+    def check_agent(self, agent: Any) -> None:
+        assert agent is not None
+
+    def check_dataset(self, dataset: Any = None, test_dataset: Any = None) -> None:
+        assert dataset is None
+
+    def check_reward(self, reward_func: Any = None) -> None:
+        assert reward_func is None
+
+    def check_config(self, config: Any = None) -> Any:
+        self.framework_config = self.get_default_config() if config is None else config
+        return self.framework_config
+
+    @staticmethod
+    def get_default_config() -> dict[str, float]:
+        return {"learning_rate": 1e-4}
+
+
+def test_an_engine_as_the_documents_of_aworld_print_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    AgentTrainer.register_processor("my_framework", DocumentedTrainer)
+    try:
+        trainer = AgentTrainer(agent=object(), train_engine_name="my_framework")
+    finally:
+        AgentTrainer.unregister_processor(train_engine_name="my_framework")
+    trainer.train()
+    assert trainer.config == {"learning_rate": 1e-4}
+    assert trainer.run_path == tmp_path / "runs"
+
+
 def test_importing_agentrl_imports_neither_the_trainer_nor_torch() -> None:
     code = (
         "import sys, agentrl; assert 'agentrl.integrations' not in sys.modules; "

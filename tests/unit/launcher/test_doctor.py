@@ -1,6 +1,6 @@
 """`agentrl doctor`: lines that pass or say what to do."""
 
-import importlib.util
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import main
+from agentrl.config.command_line import parse_flags
+from agentrl.launcher.doctor import examine
 
 ROOT = Path(__file__).parents[3]
 SERVER = ROOT / "tests/support/tool_server.py"
@@ -57,10 +59,9 @@ def test_what_is_missing_is_said_with_what_to_do(
     smi.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559, 12'\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(bin_folder))
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "sglang" else real(name)
-    )
+    # A module of that name, as a user's file beside an agent may have, is no SGLang.
+    (bin_folder / "sglang.py").touch()
+    monkeypatch.syspath_prepend(bin_folder)
     monkeypatch.setenv("MONGOD_BINARY", "/nowhere/mongod")
     servers = {
         "dead": {"url": "http://127.0.0.1:1/mcp"},
@@ -91,3 +92,11 @@ def test_a_database_that_refuses_the_login_is_named_without_its_password(
     assert "FAIL  MongoDB" in text
     assert "login" in text
     assert "s3cret" not in text
+
+
+async def test_a_slow_reader_is_not_taken_for_a_slow_check(mongo_uri: str) -> None:
+    config = parse_flags(["--db_connection_string", mongo_uri])
+    async for diagnosis in examine(config, check_seconds=0.5):
+        if diagnosis.subject == "servers":
+            await asyncio.sleep(0.6)
+            assert diagnosis.state == "ok"

@@ -41,3 +41,11 @@ async def test_tools_beside_an_agent_are_noted(tmp_path: Path) -> None:
     }
     (note,) = await check_inputs(load_config(given))
     assert note.startswith("the agent brings its own tools")
+
+
+async def test_held_out_questions_that_are_trained_on_are_noted(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "held_out.jsonl"):
+        (tmp_path / name).write_text('{"query": "Q", "answer": 1, "scorer": "exact"}')
+    files = {"train_file": f"{tmp_path}/train.jsonl", "eval_file": f"{tmp_path}/held_out.jsonl"}
+    (note,) = await check_inputs(load_config(files))
+    assert note.startswith("--eval_file holds the training questions")

@@ -56,7 +56,7 @@ class Sizes:
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             if (DEMO / "model" / file).exists():
                 (path / file).write_bytes((DEMO / "model" / file).read_bytes())
-        (path / "model.safetensors").touch()
+        (path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
 MODELS = {
@@ -76,6 +76,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "tools.py").touch()
     (tmp_path / "questions.jsonl").write_text('{"id": "a", "query": "q", "answer": "1"}\n')
+    (tmp_path / "tools.py").touch()
     return tmp_path
 
 

@@ -4,7 +4,8 @@ Any process may take a free port, and a server needs up to minutes until it list
 therefore reserved for it, and an answer from there counts only if our own child is listening.
 """
 
-import importlib.util
+import contextlib
+import importlib.metadata
 import shlex
 import shutil
 import sys
@@ -70,9 +71,9 @@ def sglang_python() -> str:
     Raises:
         ConfigError: SGLang is not installed.
     """
-    found = importlib.util.find_spec("sglang")
-    # A folder of that name, such as a checkout beside the run, is found too, and has no origin.
-    if found is not None and found.origin is not None:
+    # The distribution, not the module: a folder or a file of that name beside the run is no SGLang.
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("sglang")
         return sys.executable
     script = shutil.which("sglang")
     if script is not None:

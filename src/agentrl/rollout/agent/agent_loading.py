@@ -39,6 +39,8 @@ def load_agent(name: str) -> AgentFunction:
 
 
 def _entry_point(name: str) -> object:
+    if name.endswith(".py"):
+        raise ConfigError(f"--agent {name} names no function; write {name}:function")
     found = entry_points(group=ENTRY_POINTS)
     if name not in found.names:
         known = f"installed: {', '.join(sorted(found.names))}" if found.names else "none installed"

@@ -210,7 +210,9 @@ def reference_path(model: ModelSection, algorithm: AlgorithmSection) -> Path | N
         return None
     if algorithm.reference_model is None and model.lora_rank:
         return None  # the policy holds its base model, which is the reference
-    return resolve_model(algorithm.reference_model or model.model_name_or_path)
+    if algorithm.reference_model is None:
+        return resolve_model(model.model_name_or_path)
+    return resolve_model(algorithm.reference_model, flag="reference_model")
 
 
 def _publisher(

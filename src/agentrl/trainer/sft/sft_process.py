@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.config.checks import check_fine_tuning
 from agentrl.config.sections import DataSection, RootConfig
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
@@ -277,6 +278,7 @@ class _SftLoop:
 async def _examples(
     data: DataSection, renderer: Renderer, reader: ImageReader | None, records_uri: str | None
 ) -> list[Example]:
+    check_fine_tuning(data)
     if data.train_file is not None:
         return await asyncio.to_thread(file_examples, data.train_file, renderer, reader)
     assert records_uri is not None, "the command finds the database of --records_of"

@@ -1,0 +1,65 @@
+"""The optional parts of the distribution: which of their packages are missing, and who needs them."""
+
+import importlib.metadata
+import re
+
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+
+DISTRIBUTION = "agentrl-mongo"
+EXTRAS = {
+    "mongod": "the private mongod",
+    "engine": "the embedded engine",
+    "train": "the trainer",
+    "data": "Parquet files and data sets of the hub",
+    "parquet": "`agentrl store export --format parquet`",
+    "trl": "TRL's engine",
+    "trackers": "--report_to",
+}
+"""Extra -> what it is for."""
+_REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"](\w+)['\"]")
+
+
+def missing_packages() -> dict[str, list[str]]:
+    """Return the packages of every extra that are not installed."""
+    missing: dict[str, list[str]] = {name: [] for name in EXTRAS}
+    for requirement in importlib.metadata.requires(DISTRIBUTION) or ():
+        found = _REQUIREMENT.match(requirement)
+        if found is not None and found[2] in missing and not _is_installed(found[1]):
+            missing[found[2]].append(found[1])
+    return missing
+
+
+def needed_extras(config: RootConfig, *, trains: bool = True) -> set[str]:
+    """Return the extras without which `agentrl run` or `agentrl eval` cannot work."""
+    inference = config.inference
+    is_embedded = inference.inference_backend == "embedded" and not inference.inference_urls
+    starts_engine = is_embedded and config.rollout.enable_sampling
+    return {
+        name for name, is_needed in {"train": trains, "engine": starts_engine}.items() if is_needed
+    }
+
+
+def what_to_install(name: str, missing: list[str]) -> str:
+    """Return what an extra lacks, and how to install it."""
+    return f"{', '.join(missing)} missing, for {EXTRAS[name]}: pip install '{DISTRIBUTION}[{name}]'"
+
+
+def check_extras(config: RootConfig, *, trains: bool = True) -> None:
+    """Refuse a run whose processes would not find the packages that they import.
+
+    Raises:
+        ConfigError: a needed extra is not installed as a whole.
+    """
+    missing = missing_packages()
+    for name in sorted(needed_extras(config, trains=trains)):
+        if missing[name]:
+            raise ConfigError(what_to_install(name, missing[name]))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""Inference servers before a run: do those that are given answer, and can the others be started?
+
+In goes the section of the servers; out come words about them, or the first problem. Nothing is started.
+"""
+
+import asyncio
+
+import httpx
+from pydantic import SecretStr
+
+from agentrl.config.sections import InferenceSection
+from agentrl.errors import ConfigError, InferenceError, ServerRefused
+from agentrl.inference import SGLangClient
+from agentrl.inference.supervisor.server_process import check_keys, sglang_python
+
+_ANSWER_SECONDS = 4.0
+
+
+async def check_servers(inference: InferenceSection) -> str:
+    """Check that servers answer, or can be started; return in words which they are.
+
+    Raises:
+        ConfigError: one does not, or SGLang or a key is missing.
+    """
+    if not inference.inference_urls:
+        check_keys(inference)
+        if inference.inference_backend == "embedded":
+            return "the embedded engine, which `agentrl run` starts"
+        return f"SGLang of {sglang_python()}, which `agentrl run` starts"
+    for url in inference.inference_urls:
+        await _check_answers("--inference_urls", url)
+        await _check_is_server(url, inference.inference_api_key)
+    if inference.inference_gateway is not None:
+        await _check_answers("--inference_gateway", inference.inference_gateway)
+    return f"{len(inference.inference_urls)} of --inference_urls answer"
+
+
+async def _check_answers(flag: str, url: str) -> None:
+    async with httpx.AsyncClient(timeout=_ANSWER_SECONDS) as client:
+        try:
+            await client.get(f"{url.rstrip('/')}/health")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"{flag} {url}: no server answers there ({type(error).__name__}); start it, or "
+                "leave the flag out"
+            ) from None
+
+
+async def _check_is_server(url: str, key: SecretStr | None) -> None:
+    """Refuse an address that answers but takes no weights: a gateway, or another kind of server."""
+    async with SGLangClient(url, api_key=key) as client:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await client.model_info()
+        except (InferenceError, TimeoutError) as error:
+            hint = "look at its log"
+            if isinstance(error, ServerRefused) and error.status == 401:
+                hint = "its key goes into AGENTRL_API_KEY"
+            elif isinstance(error, ServerRefused) and error.status == 404:
+                hint = "give the servers themselves, and a gateway with --inference_gateway"
+            raise ConfigError(
+                f"--inference_urls {url} is not an inference server: {hint}"
+            ) from None

@@ -1,0 +1,103 @@
+"""What the files of a model directory say before anything reads its weights.
+
+In goes a directory; out come the names of its tensors, or a `ConfigError` that says what the directory
+is instead of a checkpoint. Only headers are read, and torch is not imported, so that a mistake costs
+milliseconds.
+"""
+
+import json
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+_INDEX = "model.safetensors.index.json"
+_LARGEST_HEADER = 100 << 20
+"""In bytes; the bound of safetensors itself."""
+_POINTER = b"version https://git-lfs"
+
+
+def check_is_checkpoint(path: Path, given: str, *, with_weights: bool = True) -> None:
+    """Refuse a directory that is no checkpoint in Hugging Face's layout.
+
+    Args:
+        path: the directory.
+        given: the flag and its value, for messages.
+        with_weights: the weights are to be there, too.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    for name in ("config.json", "tokenizer.json"):
+        if not (path / name).is_file():
+            raise ConfigError(f"{given}: {name} is missing{_instead(path)}")
+    if not with_weights:
+        return
+    if not any(path.glob("*.safetensors")):
+        raise ConfigError(f"{given}: the directory has no *.safetensors weights{_instead(path)}")
+    tensor_names(path)
+
+
+def tensor_names(path: Path) -> frozenset[str]:
+    """Return the names of a checkpoint's tensors; none where its weights were not fetched.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    index = path / _INDEX
+    files = {file.name for file in path.glob("*.safetensors")}
+    if index.is_file():
+        places = _object(index.read_bytes(), index).get("weight_map")
+        if not isinstance(places, dict):
+            raise ConfigError(f"{index}: it has no weight_map")
+        missing = sorted(set(map(str, places.values())) - files)
+        if files and missing:
+            raise ConfigError(f"{path}: {missing[0]} is missing, which {_INDEX} names")
+        for name in files & set(map(str, places.values())):
+            _header(path / name)
+        return frozenset(places)
+    return frozenset(name for file in files for name in _header(path / file))
+
+
+def _header(file: Path) -> dict[str, object]:
+    """Return what a safetensors file says of its tensors."""
+    with file.open("rb") as opened:
+        begin = opened.read(len(_POINTER))
+        if begin == _POINTER:
+            raise ConfigError(
+                f"{file} is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`"
+            )
+        size = int.from_bytes(begin[:8], "little")
+        opened.seek(8)
+        text = opened.read(size) if len(begin) >= 8 and size <= _LARGEST_HEADER else b""
+    header = _object(text, file)
+    ends = [entry["data_offsets"][1] for entry in header.values() if "data_offsets" in entry]
+    if file.stat().st_size < 8 + size + max(ends, default=0):
+        raise ConfigError(f"{file} is cut off; copy or download it again")
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+def _object(text: bytes, file: Path) -> dict[str, dict[str, list[int]]]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is damaged; copy or download it again")
+    return found
+
+
+def _instead(path: Path) -> str:
+    """Return what a directory holds in place of a checkpoint, as the end of a message."""
+    if (path / "adapter_config.json").is_file():
+        return (
+            "; it holds an adapter (LoRA): name its base model, or merge the two first (PEFT's "
+            "merge_and_unload)"
+        )
+    if any(path.glob("*.gguf")):
+        return "; GGUF files cannot be trained: take the model's original in safetensors"
+    if any(path.glob("*.bin")) or any(path.glob("*.pt")):
+        return "; pickled weights are not read: save the model with safe_serialization=True"
+    if (path / "tokenizer.model").is_file():
+        return "; make it with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+    checkpoints = sorted(found.parent for found in path.glob("*/config.json"))
+    return f"; did you mean {checkpoints[-1]}?" if checkpoints else ""
