@@ -264,7 +264,7 @@ async def _runs_at(uri: str, opened_by: str | None = None) -> list[dict[str, Any
     from agentrl.store import TrajectoryStore
 
     found = []
-    async with TrajectoryStore.connect(uri, "admin") as server:
+    async with TrajectoryStore.connect(uri, "agentrl") as server:
         names = await server.reports.run_names()
     for name in names:
         async with TrajectoryStore.connect(uri, name) as store:

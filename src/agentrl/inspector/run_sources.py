@@ -76,7 +76,7 @@ class RunSources:
     async def names(self) -> list[str]:
         """Return the names of all runs."""
         if self._uri is not None:
-            async with TrajectoryStore.connect(self._uri, "admin") as server:
+            async with TrajectoryStore.connect(self._uri, "agentrl") as server:
                 return await server.reports.run_names()
         if self._only is not None:
             return [self._only_name]
