@@ -30,7 +30,7 @@ from agentrl.config.secret_types import (
 from agentrl.config.sections import SECTIONS
 
 USUAL = (
-    *("run_name", "model_name_or_path", "lora_rank", "recipe", "train_file", "eval_file", "env"),
+    *("run_name", "model_name_or_path", "lora_rank", "train_file", "eval_file", "env"),
     *("num_generations", "max_new_tokens", "max_turns", "scorer_module"),
     *("mcp_servers", "tool_server_command", "agent", "inference_backend", "inference_gpus"),
     *("loss_calculator", "max_steps", "groups_per_step", "learning_rate", "trainer_gpus"),

@@ -42,7 +42,13 @@ async def open_context(
             TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
         )
         shows_images = renderer.shows_images_of("tool") and config.rollout.max_images > 0
-        tools = tools_config(config.tools).model_copy(update={"show_images": shows_images})
+        tools = tools_config(config.tools).model_copy(
+            update={
+                "show_images": shows_images,
+                "log_dir": config.run.logs_dir,
+                "log_prefix": f"{config.run.run_name}_tools_",
+            }
+        )
         toolbox = await stack.enter_async_context(connect_tools(tools))
         check_tools(config.sampling, context_length, renderer, toolbox.specs)
         servers = await stack.enter_async_context(
