@@ -49,7 +49,11 @@ MODEL_SECONDS = 0.25
 NUM_TOOL_CALLS = 3
 MAX_STALENESS = 4
 PATIENCE_SECONDS = 90.0
-REFUSED_STARTS = ("StoreUnreachable: connect: ", "ToolError: MCP server 'default' at ")
+REFUSED_STARTS = (
+    "StoreUnreachable: connect: ",
+    "StoreUnreachable: acquire the trainer's lease: ",
+    "ToolError: MCP server 'default' at ",
+)
 """What a process says that begins while its database or its tools are away; it ends, and whoever
 supervises it starts it again."""
 DISK_FULL_SECONDS = 1.5

@@ -9,6 +9,7 @@ import is at work, nothing is held against the code.
 import asyncio
 import gc
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-STALL_SECONDS = 0.25
+STALL_SECONDS = 0.5
+"""Twice what a loop may take, 250 ms: beside other work, a core takes longer for the same callback."""
 _LOOK_SECONDS = 0.05
 _TESTS = str(Path(__file__).parents[1])
 _SOURCE = str(Path(__file__).parents[2] / "src" / "agentrl")
@@ -39,6 +41,9 @@ class LoopWatchdog:
         """Watch until the context ends."""
 
         def run(handle: Any) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                _run(handle)  # of a loop that a thread runs for itself
+                return
             self._began, self._handle = time.thread_time(), handle
             try:
                 _run(handle)

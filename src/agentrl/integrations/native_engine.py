@@ -27,6 +27,7 @@ from agentrl.integrations.agent_worker.description import (
 )
 from agentrl.integrations.engine_settings import (
     checked_program,
+    has_package,
     load_settings,
     refuse_settings_of,
 )
@@ -170,6 +171,11 @@ class NativeEngine(TrainerProcessor):
 
             check_policy(config, trains=self.trains_by_itself)
             return
+        if not has_package(self._python, "agentrl", os.environ):
+            raise ConfigError(
+                f"training_python: {self._python} has no AgentRL; install it with {self._python} -m "
+                "pip install 'agentrl-mongo[train,engine]'"
+            )
         # An agents' interpreter may lack what reads models.
         done = subprocess.run(
             [self._python, "-c", _POLICY_CHECK, self.config_path, str(self.trains_by_itself)],

@@ -314,7 +314,7 @@ async def test_what_a_server_says_is_kept_in_bounds_and_quoted_when_it_dies(
     )
     async with environment.client(servers="prying") as client:
         await said(client, "complain", text="forged\x1b]0;t\x07", times=1)
-        assert await said(client, "complain", text="z" * 100, times=200_000) == "said"
+        assert await said(client, "complain", text="z" * 100, times=95_000) == "said"
     async with environment.client(servers="dying") as client:
         with pytest.raises(MCPError, match=r"it said: no module named .x1b.31mshop"):
             await client.list_tools()

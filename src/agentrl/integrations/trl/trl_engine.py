@@ -68,17 +68,20 @@ class TrlEngine(NativeEngine):
         settings.setdefault("agent_sampling", "run")
         checked = super().check_config(settings)
         arguments = _grpo_arguments(checked, given)
-        if not has_package(self._python, "trl", os.environ):
-            raise ConfigError(
-                f"train_engine_name: trl is not installed for {self._python}; install it with "
-                f"{self._python} -m pip install '{REQUIREMENT}'"
-            )
         try:
             text = json.dumps(arguments, indent=2, ensure_ascii=False)
         except TypeError as error:
             raise ConfigError(f"config: trl: only plain values can be given ({error})") from None
         (self.run_path / ARGUMENTS_FILE).write_text(text + "\n", encoding="utf-8")
         return checked
+
+    def _check_policy(self, config: RootConfig) -> None:
+        if not has_package(self._python, "trl", os.environ):
+            raise ConfigError(
+                f"train_engine_name: trl is not installed for {self._python}; install it with "
+                f"{self._python} -m pip install '{REQUIREMENT}'"
+            )
+        super()._check_policy(config)
 
     def _training_command(self) -> list[str]:
         return ["agentrl.integrations.trl.trl_process", str(self.arguments_path)]

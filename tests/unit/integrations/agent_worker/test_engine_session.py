@@ -29,7 +29,7 @@ async def test_the_endpoint_answers_each_rollout_at_its_own_address() -> None:
     async with APIServer.open("127.0.0.1") as server:
         session = EngineSession("m", answer)
         url = server.base_url(session)
-        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key=session.key, max_retries=0) as client:
             create = client.chat.completions.create
             async with server.serve(session):
                 first = await create(**ask, tools=[tool])

@@ -45,7 +45,7 @@ def test_segments_longer_than_a_tile_give_the_gradients_of_the_oracle(architectu
     assert_as_the_oracle(architecture, long_row())
 
 
-@pytest.mark.parametrize("max_block", [3, 512])
+@pytest.mark.parametrize("max_block", [3, pytest.param(512, marks=pytest.mark.slow)])
 def test_blocks_with_masks_give_the_gradients_of_the_oracle(
     max_block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,9 @@ def test_a_micro_batch_waits_for_the_device_at_known_places_alone(case: str, den
     assert rehearsed(dense, **PASSES[case]).host_reads == KNOWN | own
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_5_text", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+)
 def test_recurrent_layers_wait_no_more(family: str, tmp_path: Path) -> None:
     tiny_config(family).save_pretrained(tmp_path)
     assert rehearsed(tmp_path).host_reads == KNOWN
@@ -165,6 +167,7 @@ def test_ranks_share_what_one_process_holds(shape: MeshShape, dense: Path) -> No
     assert found.optimizer < alone.optimizer / 2
 
 
+@pytest.mark.slow
 def test_experts_are_dealt_out(mixture: Path) -> None:
     alone = rehearsed(mixture, device="gpu", torch_dtype="bfloat16")
     shape = MeshShape(dp_shard=1, ep=4)
