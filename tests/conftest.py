@@ -1,6 +1,7 @@
 """Fixtures for all rooms: one real mongod a session, one database a test."""
 
 import inspect
+import gc
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -10,6 +11,12 @@ from support.loop_watchdog import LoopWatchdog
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from what was imported, which lives as long as the session."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

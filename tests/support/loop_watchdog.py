@@ -64,7 +64,7 @@ class LoopWatchdog:
             signal.signal(signal.SIGPROF, before)
 
     def _look(self, _number: int, frame: FrameType | None) -> None:
-        if self._began is None or frame is None:
+        if self._began is None or frame is None or self._collecting is not None:
             return
         stack = traceback.extract_stack(frame)
         outermost = max(at for at, one in enumerate(stack) if one.filename == __file__) + 1

@@ -305,6 +305,7 @@ async def test_sessions_and_their_memory_are_bounded(
             await said(other, "take_memory", megabytes=1)
 
 
+@pytest.mark.slow
 async def test_what_a_server_says_is_kept_in_bounds_and_quoted_when_it_dies(
     start_environment: StartEnvironment, tmp_path: Path
 ) -> None:

@@ -307,7 +307,7 @@ async def test_a_server_that_keeps_files_has_a_directory_for_each_rollout(
 ) -> None:
     server = {
         "command": "python",
-        "args": [str(TOOL_SERVER), "${rollout_dir}/calls.log"],
+        "args": [str(TOOL_SERVER), "${rollout_dir}/calls_of_rollout.log"],
         "per_rollout": True,
     }
     async with connect_tools(config_for({"s": server})) as box:
@@ -315,7 +315,7 @@ async def test_a_server_that_keeps_files_has_a_directory_for_each_rollout(
             for rollout in (first, first, second):
                 assert (await rollout.call("look", {"key": "lamp"})).content == "7"
             words = [word for child in psutil.Process().children(True) for word in child.cmdline()]
-            logs = {Path(word) for word in words if word.endswith("/calls.log")}
+            logs = {Path(word) for word in words if word.endswith("/calls_of_rollout.log")}
             written = [log.read_text().count("\n") for log in logs if log.exists()]
         assert sorted(written) == [1, 2]
         assert not any(log.exists() for log in logs)

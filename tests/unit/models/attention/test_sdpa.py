@@ -40,7 +40,8 @@ def long_row() -> PackedRow:
     return TokenTree.from_tokens(turn_tokens(turns)).row
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 def test_segments_longer_than_a_tile_give_the_gradients_of_the_oracle(architecture: str) -> None:
     assert_as_the_oracle(architecture, long_row())
 
