@@ -1,7 +1,7 @@
 """Fixtures for all rooms: one real mongod a session, one database a test."""
 
-import inspect
 import gc
+import inspect
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
