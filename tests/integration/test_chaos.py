@@ -19,6 +19,7 @@ SEED = 20
 FAULTS = 8
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)  # about 30 s on idle cores
 async def test_kills_of_every_kind_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
     outcome = await run_chaos(
