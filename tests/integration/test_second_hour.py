@@ -24,4 +24,3 @@ def test_every_block_of_the_second_hour_runs_as_printed(tmp_path: Path) -> None:
     for name in ("stall", "agent", "others"):
         summary = json.loads((tmp_path / f"output/{name}/summary.json").read_text())
         assert (summary["status"], summary["steps"]) == ("completed", 3), name
-    assert "stall" in (tmp_path / "logs/as/stall_tools_stall.log").read_text()
