@@ -22,7 +22,7 @@ from agentrl.planner.served_model import BYTES_OF_VALUE, ServedModel, Servers, s
 TRAINER_SHARE = 0.4
 """Of a GPU's peak that training reaches."""
 SAMPLER_MS, MONGOD_MS = 3.0, 2.0
-"""CPU time of a turn, see benchmarks/results/turn_cost.json."""
+"""CPU time of a turn, assumed; `benchmarks/turn_cost.py` measures it."""
 _BUSY = 0.7
 """Most of a core that one process should be given."""
 
