@@ -64,7 +64,7 @@ class ResumedTurns:
 
     def result(self, turn: DispatchedSamplingTask, call: ToolCall) -> ToolResult | None:
         """Return the recorded result of a call of the last turn, if there is one."""
-        return next((one for one in turn.tool_results if one.call_id == call.id), None)
+        return _result_of(turn, call.id)
 
 
 class ForkPoint:
@@ -146,21 +146,24 @@ class ForkPoint:
             ToolError: the tools keep state, and nobody has made this call before.
         """
         if turn.index < self.turn:
-            return next((one for one in turn.tool_results if one.call_id == call.id), None)
+            return _result_of(turn, call.id)
         if not self._keep_state:
             return None
         recorded = self._parent[turn.index] if turn.index < len(self._parent) else None
         self._same_calls &= recorded is not None and _calls(recorded) == _calls(turn)
         if recorded is not None and self._same_calls:
             position = turn.tool_calls.index(call)
-            sent = recorded.tool_calls[position].id
-            for one in recorded.tool_results:
-                if one.call_id == sent:
-                    return one.model_copy(update={"call_id": call.id})
+            found = _result_of(recorded, recorded.tool_calls[position].id)
+            if found is not None:
+                return found.model_copy(update={"call_id": call.id})
         raise ToolError(
             f"cannot be forked beyond turn {turn.index}: its call of {call.name} was not recorded, "
             "and the tools may keep state; --resumable_tools true says that they keep none"
         )
+
+
+def _result_of(turn: DispatchedSamplingTask, call_id: str) -> ToolResult | None:
+    return next((one for one in turn.tool_results if one.call_id == call_id), None)
 
 
 def _first_difference(turn: DispatchedSamplingTask, prompt: Prompt, renderer: Renderer) -> str:
