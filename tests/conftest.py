@@ -5,6 +5,7 @@ import inspect
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from support.loop_watchdog import LoopWatchdog
@@ -30,6 +31,15 @@ def root_logger() -> Iterator[logging.Logger]:
             handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, empty, of a user whose environment names no database and no GPU."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("MONGODB_URI", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,7 @@ from agentrl.runtime import gpus
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "assets/demo"
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in ("MONGODB_URI", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,7 @@ from agentrl.launcher.doctor import examine
 ROOT = Path(__file__).parents[3]
 SERVER = ROOT / "tests/support/tool_server.py"
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in ("MONGODB_URI", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def examined(

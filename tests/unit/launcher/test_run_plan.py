@@ -11,13 +11,7 @@ from agentrl.cli.main import main
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "assets/demo"
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in ("MONGODB_URI", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def plan(capsys: pytest.CaptureFixture[str], *flags: str, status: int = 0) -> dict[str, Any]:

@@ -66,18 +66,14 @@ MODELS = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the page takes for granted: the models, questions, tools and SGLang."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("MONGODB_URI", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "sglang").write_text(f"#!{sys.executable}\n")
-    (tmp_path / "sglang").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    (tmp_path / "tools.py").touch()
-    (tmp_path / "questions.jsonl").write_text('{"id": "a", "query": "q", "answer": "1"}\n')
-    (tmp_path / "tools.py").touch()
-    return tmp_path
+    (folder / "sglang").write_text(f"#!{sys.executable}\n")
+    (folder / "sglang").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    (folder / "questions.jsonl").write_text('{"id": "a", "query": "q", "answer": "1"}\n')
+    (folder / "tools.py").touch()
+    return folder
 
 
 def test_two_models_have_a_command_for_one_gpu_and_for_eight() -> None:
