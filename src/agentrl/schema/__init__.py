@@ -15,8 +15,6 @@ from agentrl.schema.record import (
     Outcome,
     Record,
     RecordStatus,
-    Score,
-    score_of,
     task_of_record,
 )
 from agentrl.schema.run import (
@@ -33,6 +31,7 @@ from agentrl.schema.run import (
     ServerLoad,
     ServiceStatus,
 )
+from agentrl.schema.score import Score, score_of
 from agentrl.schema.task import (
     TASK_TYPES,
     EnvironmentTask,
@@ -43,11 +42,13 @@ from agentrl.schema.task import (
     register_task_type,
 )
 from agentrl.schema.training import (
+    TOKEN_USES,
     DBRecordData,
     LedgerEntry,
     LedgerStatus,
     Policy,
     RatioStats,
+    TokenTrainings,
     TurnTraining,
 )
 from agentrl.schema.turn import (
@@ -57,6 +58,7 @@ from agentrl.schema.turn import (
     ToolCall,
     ToolResult,
     VersionSpan,
+    num_shared_ids,
     rebuild_images,
     rebuild_prompts,
     token_versions,
@@ -68,6 +70,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "TASK_TYPES",
     "TERMINAL_STATUSES",
+    "TOKEN_USES",
     "AgentResult",
     "Attempt",
     "Control",
@@ -102,10 +105,12 @@ __all__ = [
     "Split",
     "Task",
     "TokenIds",
+    "TokenTrainings",
     "ToolCall",
     "ToolResult",
     "TurnTraining",
     "VersionSpan",
+    "num_shared_ids",
     "rebuild_images",
     "rebuild_prompts",
     "register_task_type",

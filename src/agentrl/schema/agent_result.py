@@ -1,8 +1,9 @@
 """`AgentResult`: what an agent may hand over beside its answer."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, SupportsFloat
 
 _KINDS: dict[str, type[Any]] = {
@@ -11,6 +12,10 @@ _KINDS: dict[str, type[Any]] = {
     "step_rewards": Iterable,
     "metrics": Mapping,
 }
+MAX_ANSWER_CHARS = 1_000_000
+MAX_STEP_REWARDS = 10_000
+MAX_METRICS, MAX_METRIC_CHARS = 1_000, 200
+"""What one rollout may hand over: it is stored as one document, and read by an event loop."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class AgentResult:
             ValueError: it is neither text, None nor a result, or holds no finite numbers.
         """
         if returned is None or isinstance(returned, str):
+            _check_size(returned, ())
             return cls(returned)
         if not isinstance(returned, cls):
             raise ValueError(
@@ -63,18 +69,35 @@ class AgentResult:
                 raise ValueError(
                     f"the agent's {name} is a {type(value).__name__}, not a {kind.__name__}"
                 )
+        _check_size(result.answer, result.metrics)
+        steps = tuple(islice(result.step_rewards, MAX_STEP_REWARDS + 1))
+        if len(steps) > MAX_STEP_REWARDS:
+            raise ValueError(f"the agent returned more than {MAX_STEP_REWARDS:,} step_rewards")
         return replace(
             result,
             reward=_number("reward", result.reward),
             step_rewards=tuple(
-                _number(f"step_rewards[{index}]", step)
-                for index, step in enumerate(result.step_rewards)
+                _number(f"step_rewards[{index}]", step) for index, step in enumerate(steps)
             ),
             metrics={
                 str(name): _finite(f"metrics[{name!r}]", value)
                 for name, value in result.metrics.items()
             },
             truncated=bool(result.truncated),
+        )
+
+
+def _check_size(answer: str | None, metrics: Collection[object]) -> None:
+    if answer is not None and len(answer) > MAX_ANSWER_CHARS:
+        raise ValueError(
+            f"the agent's answer has {len(answer):,} characters; at most {MAX_ANSWER_CHARS:,} are kept"
+        )
+    if len(metrics) > MAX_METRICS:
+        raise ValueError(f"the agent returned more than {MAX_METRICS:,} metrics")
+    longest = max((len(str(name)) for name in metrics), default=0)
+    if longest > MAX_METRIC_CHARS:
+        raise ValueError(
+            f"the name of a metric has {longest} characters; at most {MAX_METRIC_CHARS} are kept"
         )
 
 

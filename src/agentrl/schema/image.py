@@ -6,7 +6,7 @@ its content.
 
 import base64
 import binascii
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from agentrl.schema.base import Message, Value
 
@@ -117,6 +117,18 @@ def content_with_images(text: str, addresses: Sequence[str]) -> str | list[dict[
     if not addresses:
         return text
     return [*map(image_part, addresses), {"type": "text", "text": text}]
+
+
+def shown_text(content: object) -> str:
+    """Return the text of a message's content; parts that are no text are named by their kind."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else ()
+    return "\n".join(
+        str(part.get("text", f"[{part.get('type')}]"))
+        for part in parts
+        if isinstance(part, Mapping)
+    )
 
 
 def image_addresses(messages: Iterable[Message]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import Field
 
 from agentrl.schema.base import Value, utc_now
+from agentrl.schema.score import Score
 
 Split = Literal["train", "eval", "test", "valid"]
 TaskStatus = Literal["created", "completed"]
@@ -33,6 +34,8 @@ class Task(Value):
     status: TaskStatus = "created"
     tag: str = ""
     """Free label by which results are grouped in reports; evaluations put their name here."""
+    group_scores: dict[str, Score] = Field(default_factory=dict)
+    """What a scorer that sees the whole group decided, by `traj_id`; its Records get theirs here."""
     created_at: datetime = Field(default_factory=utc_now)
     completed_at: datetime | None = None
 

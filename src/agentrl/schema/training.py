@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.schema.base import Value, utc_now
-from agentrl.schema.record import Outcome, Score
+from agentrl.schema.record import Outcome
+from agentrl.schema.score import Score
 from agentrl.schema.task import Split
 from agentrl.schema.turn import DispatchedSamplingTask
 
@@ -72,6 +73,21 @@ class RatioStats(Value):
     max: float
 
 
+TOKEN_USES = ("trained", "clipped", "ratio_out_of_range", "importance_correction")
+"""What became of a sampled token: in the loss; in it with its gradient clipped; masked, and why."""
+
+
+class TokenTrainings(Value):
+    """What an optimizer step saw at each of the T sampled tokens of one turn."""
+
+    log_ratios: bytes
+    """float16 [T], log (policy / behavior probability)."""
+    entropies: bytes
+    """float16 [T], of the policy, in nats; empty without `--log_entropy`."""
+    uses: bytes
+    """uint8 [T], places in `TOKEN_USES`."""
+
+
 class TurnTraining(Value):
     """How one optimizer step of one trainer used one turn."""
 
@@ -99,6 +115,8 @@ class TurnTraining(Value):
     """Policy version that the step started from, minus the oldest version in the turn."""
     ratio: RatioStats | None = None
     """None when the turn did not go through the model."""
+    tokens: TokenTrainings | None = None
+    """The same of single tokens. Only the pages that show them read it."""
 
 
 class Policy(Value):

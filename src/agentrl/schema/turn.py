@@ -153,6 +153,13 @@ def token_versions(turn: DispatchedSamplingTask) -> np.ndarray:
     return versions
 
 
+def num_shared_ids(one: np.ndarray, other: np.ndarray) -> int:
+    """Return how many leading tokens two sequences of ids [N], [M] have in common."""
+    size = min(len(one), len(other))
+    differing = np.flatnonzero(one[:size] != other[:size])
+    return int(differing[0]) if len(differing) else size
+
+
 def rebuild_images(turns: Sequence[DispatchedSamplingTask]) -> list[tuple[str, ...]]:
     """Return the addresses of the images in every turn's prompt, in order.
 

@@ -1,5 +1,6 @@
 """What an agent hands over is plain finite numbers before it goes anywhere."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,14 @@ def test_the_numbers_of_numpy_become_plain_ones() -> None:
         (AgentResult("7", step_rewards=[0.0, float("inf")]), r"step_rewards\[1\] is inf"),
         (AgentResult("7", step_rewards=None), "step_rewards is a NoneType"),  # type: ignore[arg-type]
         (AgentResult("7", metrics={"won": "yes"}), r"metrics\['won'\] is a str"),  # type: ignore[dict-item]
+        ("x" * 1_000_001, "answer has 1,000,001 characters; at most 1,000,000"),
+        (AgentResult("x" * 1_000_001), "answer has 1,000,001 characters"),
+        (AgentResult("7", step_rewards=itertools.count()), "more than 10,000 step_rewards"),
+        (
+            AgentResult("7", metrics=dict.fromkeys(map(str, range(2000)), 1.0)),
+            "more than 1,000 met",
+        ),
+        (AgentResult("7", metrics={"x" * 201: 1.0}), "the name of a metric has 201 characters"),
         (AgentResult("7", metrics=[1.0]), "metrics is a list, not a Mapping"),  # type: ignore[arg-type]
     ],
 )
