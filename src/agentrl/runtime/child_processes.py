@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -111,12 +110,7 @@ class Supervisor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for child in self._children.values():
             child.stopping = True  # what ends meanwhile is not started again
         # Children of one kind (`sampler_0`, `sampler_1`) end together, later kinds first.

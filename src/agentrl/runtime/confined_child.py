@@ -2,8 +2,9 @@
 
 PLAN is a JSON object, see `confinement.Confinement`. The program sees its own processes alone, no
 scratch directory but its own, and none of the hidden paths; with `read_only` it writes nowhere else
-than to its scratch directory and the writable paths. It ends with its parent, and everything that
-it started ends with it. Nothing of AgentRL is imported here, so that it starts at once.
+than to its scratch directory and the writable paths. With `places` it sees a root of its own instead:
+the machine's programs, and these directories. It ends with its parent, and everything that it started
+ends with it. Nothing of AgentRL is imported here, so that it starts at once.
 """
 
 import ctypes
@@ -14,9 +15,10 @@ import signal
 import sys
 from typing import Any
 
-_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID = (
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = (
     *(0x00020000, 0x08000000),
     *(0x10000000, 0x20000000),
+    0x40000000,
 )
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = (
     *(0x1, 0x2, 0x4),
@@ -27,6 +29,14 @@ _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _INNER_ID = 1000
 """What root is mapped to: another number than 0, so that the program starts without capabilities."""
 _MOST_PROCESSES = 512
+_PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_SETTINGS = (
+    *("alternatives", "group", "hosts", "ld.so.cache", "localtime", "mime.types"),
+    *("nsswitch.conf", "passwd", "resolv.conf", "ssl"),
+)
+"""Of /etc; the rest may hold secrets."""
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+"""Of /dev; a disk may be among the rest."""
 _CANNOT_START = 127
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,9 +62,12 @@ def main(plan: dict[str, Any], command: list[str]) -> int:
         _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         return _executed(command)
     directory = os.getcwd()
-    _enter_namespaces()
-    _arrange_files(plan)
-    os.chdir(directory)  # the one that was entered lies below the new mounts
+    _enter_namespaces(_CLONE_NEWNET if not plan["network"] else 0)
+    if plan["places"]:
+        _enter_own_root(plan)
+    else:
+        _arrange_files(plan)
+        os.chdir(directory)  # the one that was entered lies below the new mounts
     child = os.fork()
     if child == 0:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -62,9 +75,10 @@ def main(plan: dict[str, Any], command: list[str]) -> int:
     return _status_of(child)
 
 
-def _enter_namespaces() -> None:
+def _enter_namespaces(more: int) -> None:
     uid, gid = os.geteuid(), os.getegid()
-    _check("unshare", _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC))
+    flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | more
+    _check("unshare", _libc.unshare(flags))
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{uid or _INNER_ID} {uid} 1")
     _write("/proc/self/gid_map", f"{gid or _INNER_ID} {gid} 1")
@@ -90,7 +104,43 @@ def _arrange_files(plan: dict[str, Any]) -> None:
         _set_attributes("/", set_=_MS_RDONLY, recursive=True)
         for path in (scratch, *filter(os.path.exists, plan["writable"])):
             _set_attributes(path, clear=_MS_RDONLY)
-    _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
+    _mount_shared_memory("/dev/shm", plan)
+
+
+def _enter_own_root(plan: dict[str, Any]) -> None:
+    root = plan["scratch"]
+    sources = {name: os.open(path, os.O_PATH) for name, path in plan["places"].items()}
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    _mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
+    settings = (f"/etc/{name}" for name in _SETTINGS)
+    for path in (*_PROGRAMS, *settings, *(f"/dev/{name}" for name in _DEVICES)):
+        if os.path.islink(path) and path in _PROGRAMS:
+            os.symlink(os.readlink(path), root + path)
+        elif os.path.exists(path):
+            _show(path, root + path, is_folder=os.path.isdir(path))
+    for name, source in sources.items():
+        _show(f"/proc/self/fd/{source}", root + name, is_folder=True)
+    for name in ("/proc", "/dev/shm"):
+        os.makedirs(root + name, exist_ok=True)
+    os.symlink("/proc/self/fd", root + "/dev/fd")
+    _set_attributes(root, set_=_MS_RDONLY, recursive=True)
+    for name in sources:
+        _set_attributes(root + name, clear=_MS_RDONLY)
+    _mount_shared_memory(root + "/dev/shm", plan)
+    os.chroot(root)
+    os.chdir(plan["directory"])
+
+
+def _mount_shared_memory(path: str, plan: dict[str, Any]) -> None:
+    size = plan["memory_bytes"] or "50%"
+    _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=1777,size={size}")
+
+
+def _show(source: str, target: str, *, is_folder: bool) -> None:
+    os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
+    if not is_folder:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    _mount(source, target, None, _MS_BIND | _MS_REC)
 
 
 def _first_process(command: list[str]) -> int:

@@ -10,8 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +40,13 @@ class Confinement:
     """It writes to its scratch directory alone, which is also its home."""
     memory_bytes: int = 0
     """Bound on the memory of each of its processes; 0 for none."""
+    places: Mapping[str, Path] = field(default_factory=dict)
+    """With any: it gets a root of its own, with the machine's programs to read and these directories,
+    by their paths there, to write to. Needs namespaces."""
+    directory: str = ""
+    """With `places`: where it starts."""
+    network: bool = True
+    """Whether it reaches other machines and the servers of this one. Needs namespaces."""
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the command line that starts a command within these bounds."""
@@ -50,6 +57,7 @@ class Confinement:
             "scratch": os.path.realpath(self.scratch),
             "hidden": [os.path.realpath(path) for path in self.hidden],
             "writable": [os.path.realpath(path.expanduser()) for path in self.writable],
+            "places": {name: os.path.realpath(path) for name, path in self.places.items()},
             "namespaces": confinement_gap() is None,
         }
         return [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan), *words]

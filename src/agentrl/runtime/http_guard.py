@@ -55,7 +55,9 @@ class HttpGuard:
     def _refusal(self, scope: _Message) -> tuple[int, str] | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if self._is_local and host and not is_loopback(host_name(host)):
+        # A request may name several hosts, and servers differ in which of them they take.
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if self._is_local and not all(is_loopback(host_name(one)) for one in hosts if one):
             return 421, "the Host header is not this server's; use 127.0.0.1 or localhost"
         if origin is not None and origin.partition("://")[2] != host:
             return 403, "web pages of other origins are not answered"
@@ -71,5 +73,6 @@ class HttpGuard:
 def host_name(host: str) -> str:
     """Return a Host header's name without the port and an IPv6 address's brackets."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        name, end, port = host[1:].partition("]")
+        return name if end and port[:1] in ("", ":") else host
     return host.partition(":")[0]

@@ -21,6 +21,7 @@ _NOISY = (
     "asyncio",
     "filelock",
     "uvicorn.access",
+    "torch.distributed.pipelining",
 )
 
 

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import socket
 import sys
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -18,13 +17,16 @@ def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
     """Return a free port: `preferred` or one of the next if possible, else any.
 
     Another process may still take it before it is used; the listener then reports the error.
+
+    Raises:
+        ConfigError: `host` is not an address of this machine.
     """
     for port in (*_from(preferred), 0):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return int(probe.getsockname()[1])
-    raise OSError(f"no free port on {host}")
+    raise ConfigError(f"cannot listen on {host}: it is no address of this machine")
 
 
 class ReservedPort:
@@ -51,12 +53,7 @@ class ReservedPort:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

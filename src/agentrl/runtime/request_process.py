@@ -3,21 +3,37 @@
     {"id": 1, ...}   ->   {"id": 1, ...}        {"id": 1, "cancel": true} when the asker gave up
 
 A reply of id 0 has an `error`, the reason why the child is about to end. It ends when its stdin does.
+
+The child runs code of others. Its replies are bounded before they are parsed, what it prints is kept up
+to a size, and what it forked ends with it. Threads speak with it: no event loop waits for its pipes.
 """
 
 import asyncio
 import contextlib
 import itertools
 import json
+import os
+import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
-from agentrl.errors import AgentWorkerError
+from agentrl.config.secret_text import redact
+from agentrl.errors import AgentWorkerError, UnreadableReply
+from agentrl.runtime.bounded_replies import density, num_marks
+from agentrl.runtime.printable import one_line
 
+MAX_REPLY_BYTES = 1 << 24
+MAX_SAID_CHARS = 1 << 23
+"""What is passed on of a child's standard error; the beginning tells most."""
+_MAX_REASON_CHARS = 500
+_LINE_BYTES = 1 << 16
 _END_SECONDS = 5.0
+_LAST_REPLY_SECONDS = 1.0
+"""How long replies of a process that ended are read: what left its group may hold its pipe open."""
 
 
 class RequestProcess:
@@ -45,18 +61,22 @@ class RequestProcess:
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if quiet else None,
-            text=True,
-            encoding="utf-8",
+            stderr=subprocess.DEVNULL if quiet else subprocess.PIPE,
             env=environment,
+            start_new_session=True,
         )
         self._encode = encode
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        self._reason = ""
         self._end = ""
-        self._listening = threading.Thread(target=self._listen, daemon=True)
-        self._listening.start()
+        self._to_send: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        work = [self._send, self._listen, *([] if quiet else [self._relay])]
+        self._threads = [threading.Thread(target=one, daemon=True) for one in work]
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        for thread in (*self._threads, self._watching):
+            thread.start()
 
     @property
     def process_id(self) -> int:
@@ -66,7 +86,7 @@ class RequestProcess:
     @property
     def is_alive(self) -> bool:
         """Whether it still takes requests."""
-        return not self._end and self._process.poll() is None
+        return not self._end and not self._reason and self._process.poll() is None
 
     @property
     def num_waiting(self) -> int:
@@ -83,8 +103,7 @@ class RequestProcess:
         try:
             return await asyncio.wrap_future(reply)
         except asyncio.CancelledError:
-            with contextlib.suppress(AgentWorkerError):
-                self._write({"id": number, "cancel": True})
+            self._write({"id": number, "cancel": True})
             raise
         finally:
             self._waiting.pop(number, None)
@@ -103,54 +122,104 @@ class RequestProcess:
             self._waiting.pop(number, None)
 
     def close(self) -> None:
-        """End the process; requests that wait are lost."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already
-            self._process.stdin.close()
+        """End the process and what it forked; requests that wait are lost."""
+        self._to_send.put(None)
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._listening.join()
+            self._kill()
+        self._watching.join(_END_SECONDS)
 
     def _sent(self, request: Mapping[str, Any]) -> tuple[int, Future[dict[str, Any]]]:
         number = next(self._numbers)
         reply: Future[dict[str, Any]] = Future()
-        self._waiting[number] = reply
+        with self._lock:
+            if self._end:
+                raise AgentWorkerError(self._end)
+            self._waiting[number] = reply
         try:
             self._write({"id": number, **request})
-        except AgentWorkerError:
+        except BaseException:
             del self._waiting[number]
             raise
         return number, reply
 
     def _write(self, request: Mapping[str, Any]) -> None:
+        self._to_send.put(self._encode(request).encode() + b"\n")
+
+    def _kill(self) -> None:
+        """End it and its group at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    # --- the threads ----------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Write what is asked; a child may take long to read it."""
         assert self._process.stdin is not None
-        line = self._encode(request) + "\n"
         try:
-            with self._lock:
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
-        except (OSError, ValueError):  # ValueError: the pipe is closed
-            self._listening.join(_END_SECONDS)
-            raise AgentWorkerError(self._end or f"{self._name} ended") from None
+            with self._process.stdin as requests:
+                while (line := self._to_send.get()) is not None:
+                    requests.write(line)
+                    requests.flush()
+        except OSError:  # nobody reads any more
+            self._kill()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as replies:
-            for line in replies:
-                self._answered(json.loads(line))
-        status = self._process.wait()
-        self._end = self._end or f"{self._name} ended with status {status}"
-        for reply in list(self._waiting.values()):
-            with contextlib.suppress(InvalidStateError):  # it was cancelled in this moment
-                reply.set_exception(AgentWorkerError(self._end))
+            while line := replies.readline(MAX_REPLY_BYTES):
+                if not line.endswith(b"\n") and len(line) < MAX_REPLY_BYTES:
+                    return  # it died while it wrote; its status says more
+                try:
+                    self._answered(line)
+                except UnreadableReply as error:
+                    self._reason = f"{self._name} was ended: {one_line(str(error))}"
+                    self._kill()
+                    return
 
-    def _answered(self, answer: dict[str, Any]) -> None:
+    def _answered(self, line: bytes) -> None:
+        if len(line) == MAX_REPLY_BYTES:
+            raise UnreadableReply(f"its answer is longer than {MAX_REPLY_BYTES >> 20} MiB")
+        if (reason := density(num_marks(line))) is not None:
+            raise UnreadableReply(reason)
+        try:
+            answer = json.loads(line)  # of Python's own writer, which knows NaN
+        except (ValueError, RecursionError) as error:
+            raise UnreadableReply(f"the answer is no JSON: {error}") from None
+        if not isinstance(answer, dict) or not isinstance(answer.get("id"), int):
+            raise UnreadableReply("the answer is no JSON object with the id of a request")
         if answer["id"] == 0:
-            self._end = answer["error"]
+            self._reason = one_line(str(answer.get("error")), _MAX_REASON_CHARS)
             return
         reply = self._waiting.get(answer["id"])
         if reply is not None:
             with contextlib.suppress(InvalidStateError):
                 reply.set_result(answer)
+
+    def _relay(self) -> None:
+        """Pass on what it prints, in lines that steer no terminal, up to a size."""
+        assert self._process.stderr is not None
+        left = MAX_SAID_CHARS
+        with self._process.stderr as said:
+            while line := said.readline(_LINE_BYTES):
+                if left <= 0:
+                    continue  # read on, so that it never waits for us
+                text = one_line(redact(line.decode(errors="replace").rstrip("\n"))) + "\n"
+                left -= len(text)
+                if left <= 0:
+                    text += f"--- {self._name} printed much; more is not kept\n"
+                os.write(2, text.encode())
+
+    def _watch(self) -> None:
+        """Give up what waits once the process has ended, and end what it forked."""
+        status = self._process.wait()
+        self._kill()
+        for thread in self._threads[1:]:  # the one that sends ends by the None below
+            thread.join(_LAST_REPLY_SECONDS)
+        self._to_send.put(None)
+        with self._lock:
+            self._end = self._reason or f"{self._name} ended with status {status}"
+        for reply in list(self._waiting.values()):
+            with contextlib.suppress(InvalidStateError):  # it was cancelled in this moment
+                reply.set_exception(AgentWorkerError(self._end))

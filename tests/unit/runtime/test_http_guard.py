@@ -34,6 +34,7 @@ def client(listens_on: str, asked_as: str = "127.0.0.1:30000") -> httpx.AsyncCli
         (JSON | {"Sec-Fetch-Site": "cross-site"}, 403),
         (JSON | {"Host": "evil.example"}, 421),
         (JSON | {"Host": "127.0.0.1.evil.example:30000"}, 421),
+        (JSON | {"Host": "[::1].evil.example"}, 421),
         (JSON, 200),
         (JSON | {"Origin": "http://127.0.0.1:30000", "Sec-Fetch-Site": "same-origin"}, 200),
         ({"Content-Type": "application/json; charset=utf-8"}, 200),
@@ -44,6 +45,12 @@ async def test_a_web_page_cannot_post(headers: dict[str, str], status: int) -> N
     async with client("127.0.0.1") as http:
         answer = await http.post("/pause", content=b"{}", headers=headers)
     assert answer.status_code == status
+
+
+async def test_no_second_host_hides_a_foreign_one() -> None:
+    async with client("127.0.0.1") as http:
+        hosts = [("Host", "evil.example"), ("Host", "127.0.0.1:30000")]
+        assert (await http.get("/pause", headers=hosts)).status_code == 421
 
 
 async def test_a_web_page_cannot_get_either() -> None:

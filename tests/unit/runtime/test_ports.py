@@ -46,7 +46,7 @@ def test_child_listens_on_a_reserved_port(reserved: ReservedPort) -> None:
         assert listens(child.pid, reserved.port)
         assert listens(os.getpid(), reserved.port)  # as a descendant's
         assert not listens(child.pid, reserved.port + 1)
-        child.communicate(timeout=10)
+        child.communicate(timeout=60)
     assert not listens(child.pid, reserved.port)
 
 

@@ -1,8 +1,8 @@
 import json
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from support.fuzzing import TryCases
 
 from agentrl.runtime.printable import one_line, printable, printable_json
 
@@ -36,9 +36,12 @@ def test_a_megabyte_is_cut_with_a_note() -> None:
     assert printable("x" * 2**20, 5) == "xxxxx… (1048576 characters)"
 
 
-@given(st.text())
-def test_json_keeps_its_value(text: str) -> None:
-    written = printable_json(json.dumps({"a": text}, ensure_ascii=False))
-    assert json.loads(written) == {"a": text}
-    assert printable(written) == written
-    written.encode()
+@pytest.mark.fuzz(100)
+def test_json_keeps_its_value(try_cases: TryCases) -> None:
+    def check(text: str) -> None:
+        written = printable_json(json.dumps({"a": text}, ensure_ascii=False))
+        assert json.loads(written) == {"a": text}
+        assert printable(written) == written
+        written.encode()
+
+    try_cases(check, text=st.text())

@@ -41,10 +41,10 @@ def test_the_first_signal_asks_for_an_orderly_end_and_the_second_ends_at_once(
             process.wait(SAME_SIGNAL_SECONDS)
         sent = time.monotonic()
         process.send_signal(number)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == -number
-    assert time.monotonic() - sent < 5
+    assert time.monotonic() - sent < 30
     assert "it is tidied up first; another one ends it at once" in said
     assert "Traceback" not in said

@@ -1,0 +1,20 @@
+"""Is there room to write? A full disk shows itself in many ways; here it has one name."""
+
+import shutil
+from pathlib import Path
+
+MIN_FREE_BYTES = 64 << 20
+"""Less than this is no room: a private mongod alone writes journals of 20 MB."""
+
+
+def full_disk(path: Path) -> str | None:
+    """Return that the disk of a path is full, in words; None while there is room.
+
+    Args:
+        path: a file or directory, which need not exist yet.
+    """
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if free >= MIN_FREE_BYTES:
+        return None
+    return f"the disk of {path} is full ({free / 2**20:.0f} MB are left)"

@@ -1,0 +1,36 @@
+"""Does a service outside of the run answer at all: the hub of models, a tracker, a user's server?
+
+In goes an address, out comes why it does not answer. Libraries repeat requests for half a minute before
+they say so; a person who waits at a terminal should know within seconds.
+"""
+
+import queue
+import threading
+
+import httpx
+
+ANSWER_SECONDS = 3.0
+
+
+def no_answer(url: str) -> str | None:
+    """Return why nothing answers at an address, or None where anything does.
+
+    Args:
+        url: an http(s) address; a proxy of the environment is used.
+    """
+    said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    # A name server that is away holds up a thread for longer than any time limit of httpx.
+    threading.Thread(target=lambda: said.put(_asked(url)), daemon=True).start()
+    try:
+        return said.get(timeout=ANSWER_SECONDS + 0.5)
+    except queue.Empty:
+        return f"no answer in {ANSWER_SECONDS:g} s"
+
+
+def _asked(url: str) -> str | None:
+    try:
+        # Nothing is sent and nothing is read, so that certificates are the library's matter.
+        httpx.head(url, timeout=ANSWER_SECONDS, verify=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return str(error) or type(error).__name__
+    return None

@@ -1,0 +1,162 @@
+"""Spans to an OpenTelemetry collector, over HTTP with protobuf (OTLP).
+
+Comes in: the collector's address. Goes out: a tracer. A thread sends the spans in batches from a queue
+of bounded length. A collector that is away costs spans, which are counted and said; nobody waits for
+it. Headers, compression, certificates and sampling come from OpenTelemetry's own variables
+(`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_TRACES_SAMPLER`, ...).
+"""
+
+import io
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import requests
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Tracer
+
+from agentrl.config.secret_text import redact
+
+log = logging.getLogger(__name__)
+
+QUEUE_SPANS = 4096
+"""Spans that wait for the collector at most; the oldest make room."""
+BATCH_SPANS = 256
+_PERIOD_SECONDS = 2.0
+_REQUEST_SECONDS = 5.0
+"""How long one batch may take, with its retries."""
+_REPLY_BYTES = 1 << 16
+"""What is read of a collector's reply."""
+_LAST_SECONDS = 5.0
+"""How long the process waits at its end for the spans that are left."""
+_OWN_LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.sdk._shared_internal",
+)
+
+
+@contextmanager
+def span_export(endpoint: str, attributes: Mapping[str, str]) -> Iterator[Tracer]:
+    """Send the spans of the yielded tracer to a collector until the context ends.
+
+    Args:
+        endpoint: base address of the collector, or the address that takes traces.
+        attributes: what all spans say of this process.
+    """
+    exporter = _CountingExporter(endpoint)
+    processor = _CountingProcessor(
+        exporter,
+        max_queue_size=QUEUE_SPANS,
+        schedule_delay_millis=_PERIOD_SECONDS * 1000,
+        max_export_batch_size=BATCH_SPANS,
+    )
+    service = {SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "agentrl")}
+    provider = TracerProvider(
+        resource=Resource.create({**service, **attributes}), shutdown_on_exit=False
+    )
+    provider.add_span_processor(processor)
+    # Every batch and every dropped span would be logged; both are counted here.
+    for name in _OWN_LOGGERS:
+        logging.getLogger(name).propagate = False
+    try:
+        yield provider.get_tracer("agentrl")
+    finally:
+        # Its own shutdown waits half a minute for a collector that is away.
+        ending = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
+        ending.start()
+        ending.join(_LAST_SECONDS)
+        exporter.shutdown()
+        num_dropped = processor.num_ended - exporter.num_delivered
+        if num_dropped:
+            log.warning(
+                "%d of %d spans did not reach %s (%s)",
+                num_dropped,
+                processor.num_ended,
+                redact(endpoint),
+                exporter.reason or "it did not answer in time",
+            )
+
+
+class _CountingProcessor(BatchSpanProcessor):
+    """Counts the spans that were handed over to be sent."""
+
+    num_ended = 0
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self.num_ended += 1
+        super().on_end(span)
+
+
+class _CountingExporter(SpanExporter):
+    """Counts the spans that arrived, and says once that some do not."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.num_delivered = 0
+        self.reason = ""
+        self._endpoint = redact(endpoint)
+        self._is_over = False
+        base = endpoint.rstrip("/")
+        path = base if base.endswith("/v1/traces") else f"{base}/v1/traces"
+        self._inner = OTLPSpanExporter(
+            endpoint=path, timeout=_REQUEST_SECONDS, session=_BoundedSession()
+        )
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self._is_over:
+            return SpanExportResult.FAILURE
+        with _said_meanwhile() as said:
+            result = self._inner.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self.num_delivered += len(spans)
+            return result
+        if not self.reason and not self._is_over:
+            self.reason = said[0] if said else "no reason was given"
+            log.warning(
+                "the collector at %s takes no spans (said once; sampling goes on): %s",
+                self._endpoint,
+                self.reason,
+            )
+        return result
+
+    def shutdown(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._inner.shutdown()  # type: ignore[no-untyped-call]
+
+
+class _BoundedSession(requests.Session):
+    """Reads no more of a reply than says what became of the spans."""
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        with super().send(request, **{**options, "stream": True}) as response:
+            response.raw = io.BytesIO(response.raw.read(_REPLY_BYTES))
+        return response
+
+
+class _Keeping(logging.Handler):
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self._said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said.append(redact(" ".join(record.getMessage().split()))[:300])
+
+
+@contextmanager
+def _said_meanwhile() -> Iterator[list[str]]:
+    """Collect what the exporter logs: its results hold no reason."""
+    said: list[str] = []
+    handler = _Keeping(said)
+    logger = logging.getLogger(_OWN_LOGGERS[0])
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)

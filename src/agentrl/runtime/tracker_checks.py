@@ -1,0 +1,45 @@
+"""`--report_to`: whether the trackers that were asked for can be used, before anything starts.
+
+In: names. Out: those that need a tracker, or the one line that says what is missing. Trackers with a
+local store need nothing else; a server that a tracker's own variable names has to answer.
+"""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from agentrl.config.checks import BUILT_IN_REPORTS
+from agentrl.errors import ConfigError
+from agentrl.runtime.outside import no_answer
+
+_SERVERS = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}
+"""Tracker -> the variable that may name its server."""
+
+
+def check_trackers(report_to: Sequence[str]) -> list[str]:
+    """Return the names in `--report_to` that need a tracker.
+
+    Raises:
+        ConfigError: the package of one is not installed, or its server does not answer.
+    """
+    names = [name for name in dict.fromkeys(report_to) if name not in BUILT_IN_REPORTS]
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"--report_to {name} needs a package: pip install {name}")
+        _check_server(name)
+    return names
+
+
+def _check_server(name: str) -> None:
+    variable = _SERVERS.get(name)
+    url = os.environ.get(variable, "") if variable is not None else ""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        return
+    silence = no_answer(url)
+    if silence is not None:
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        raise ConfigError(
+            f"--report_to {name}: the server at {place} ({variable}) does not answer: {silence}"
+        )
