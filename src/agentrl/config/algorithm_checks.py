@@ -61,15 +61,20 @@ def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:
 
 
 def check_training_sampling(sampling: SamplingSection) -> None:
-    """Refuse penalties on repeated tokens in rollouts that are trained on.
+    """Refuse greedy sampling, and penalties on repeated tokens, in rollouts that are trained on.
 
-    Servers report logprobs after penalties, which depend on all tokens before; the trainer's are
-    those of the policy itself. Every importance ratio would be wrong, and some tokens clipped, at the
-    first step already.
+    Greedy tries are equal and teach nothing. Servers report logprobs after penalties, which depend on
+    all tokens before; the trainer's are those of the policy itself. Every importance ratio would be
+    wrong, and some tokens clipped, at the first step already.
 
     Raises:
         ConfigError: names the flag.
     """
+    if sampling.temperature == 0:
+        raise ConfigError(
+            "--temperature 0: all tries of a question would be the same, so that nothing would be "
+            "learned; evaluations sample with a temperature of their own (--eval_temperature)"
+        )
     for name, neutral in _PENALTIES.items():
         value = getattr(sampling, name)
         if value != neutral:

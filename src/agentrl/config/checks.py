@@ -4,7 +4,6 @@ In goes a configuration whose values are valid one by one; out comes the first p
 `ConfigError`. Files and servers that flags name are not looked at here (`launcher.preflight`).
 """
 
-import importlib.util
 import ipaddress
 import json
 import os
@@ -48,7 +47,7 @@ JUDGE = "agentcpm"
 """The scorer that asks the language model of `--agent_config_path`."""
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
 """Names in `--report_to` of what is always written."""
-REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab")
+REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab", "trackio", "mlflow")
 
 
 def check_config(config: RootConfig) -> RootConfig:
@@ -102,19 +101,6 @@ def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
             yield f"--report_to {name} is not known; known are {', '.join(REPORT_TO)}"
 
 
-def check_trackers(report_to: Sequence[str]) -> list[str]:
-    """Return the names in `--report_to` that need a tracker.
-
-    Raises:
-        ConfigError: the package of one is not installed.
-    """
-    names = [name for name in dict.fromkeys(report_to) if name not in BUILT_IN_REPORTS]
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"--report_to {name} needs a package: pip install {name}")
-    return names
-
-
 def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
     """Find secrets in flags, which every user of the machine can read."""
     url, given = tools.mcp_manager_url, tools.mcp_servers
@@ -124,8 +110,8 @@ def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
         return
     try:
         servers = json.loads(given.get_secret_value())
-    except ValueError:
-        return  # reported with its position where the servers are read
+    except (ValueError, RecursionError):
+        return  # reported where the servers are read
     for name, value in _named_texts(servers):
         if SECRET_NAME.search(name) and "${" not in value:
             yield (
@@ -151,6 +137,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _gateway_contradictions(config)
     yield from _rollout_contradictions(config)
     yield from _broadcast_contradictions(config)
+    yield from _delta_contradictions(config)
     yield from _colocation_contradictions(config)
     yield from _address_problems(config.inference)
     yield from _key_contradictions(config.inference)
@@ -193,6 +180,8 @@ def _environment_contradictions(config: RootConfig) -> Iterator[str]:
     if data.environments and config.agents.has_agent:
         flag = "agent" if config.agents.agent is not None else "agent_command"
         yield f"--{next(iter(data.environments))} plays its tasks itself; leave out --{flag}"
+    if data.env_scorer is not None and not data.environments:
+        yield "--env_scorer goes with --env; questions of a file take --default_scorer"
     for name in data.env_variables:
         if name not in os.environ:
             yield f"--env_variables: the environment variable {name} is not set"
@@ -204,6 +193,10 @@ def _model_contradictions(model: ModelSection) -> Iterator[str]:
             f"--model_name {model.model_name} is what servers call the model; the model itself is "
             "named by --model_name_or_path"
         )
+    fields = type(model).model_fields
+    for name in ("lora_alpha", "lora_target_modules"):
+        if not model.lora_rank and getattr(model, name) != fields[name].default:
+            yield f"--{name} goes with --lora_rank; give the rank of the adapter"
 
 
 def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
@@ -307,6 +300,22 @@ def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
                 )
 
 
+def _delta_contradictions(config: RootConfig) -> Iterator[str]:
+    if config.publish.weight_sync != "delta":
+        return
+    if config.model.lora_rank:
+        yield "--weight_sync delta sends changes of whole models; adapters (--lora_rank) go by disk"
+    if config.inference.inference_backend == "sglang":
+        yield (
+            "--weight_sync delta: SGLang takes whole tensors only; use --weight_sync distributed or disk"
+        )
+    if config.inference.colocated:
+        yield (
+            "--weight_sync delta changes the weights that servers hold, which --colocated gives up; "
+            "use --weight_sync disk with --colocated"
+        )
+
+
 def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
     if not config.inference.colocated:
         return
@@ -349,12 +358,23 @@ def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
         )
 
 
+def _agent_python_contradictions(agents: AgentSection) -> Iterator[str]:
+    python = agents.agent_python
+    if python is None:
+        return
+    if agents.agent is None:
+        yield "--agent_python goes with --agent, which it runs"
+    elif not os.access(python, os.X_OK) or python.is_dir():
+        yield f"--agent_python {python}: no program; name an environment's bin/python"
+
+
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
     routes = {} if agents.agent_routes is None else agents.agent_routes.get_secret_value()
     if routes and not agents.has_agent:
         yield "--agent_routes goes with --agent or --agent_command"
     if agents.agent is not None and agents.agent_command is not None:
         yield "--agent and --agent_command both say what plays; give one of the two"
+    yield from _agent_python_contradictions(agents)
     if agents.agent_env and agents.agent_command is None:
         yield "--agent_env goes with --agent_command"
     for name, route in routes.items():

@@ -22,6 +22,8 @@ from agentrl.errors import ConfigError
 _WIDTH = 80
 _INDENT = " " * 8
 _FLAG_HINT = "flags look like --max_steps 10"
+_DASHES = ("\u2013", "\u2014", "\u2212")
+"""What text programs make of hyphens: dashes and the sign of minus."""
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
 _SHORT_HELP_FLAGS = 25
 """A command with no more flags than this shows all of them in its `--help`."""
@@ -88,16 +90,30 @@ class FlagCommand(click.Command):
             if not isinstance(param.flag_value, str)
             for name in param.opts
         }
-        for typed, following in pairwise([*args, "--"]):
-            name = f"--{canonical_name(typed)}"
-            if typed.startswith("--") and following.startswith("--") and name in takes_value:
+        for word, following in pairwise([*args, "--"]):
+            name = f"--{canonical_name(word)}"
+            if word.startswith("--") and following.startswith("--") and name in takes_value:
                 raise click.BadOptionUsage(name, f"{name} needs a value", ctx)
+        typed = list(args)  # which click uses up
         super().parse_args(ctx, args)
         if ctx.args:
-            words = f"usage: {self.usage(ctx.command_path)}"
-            hint = words if self.own_params else _FLAG_HINT
-            raise click.UsageError(f"unexpected argument {ctx.args[0]!r}; {hint}", ctx)
+            raise click.UsageError(self._unexpected(ctx, typed), ctx)
         return ctx.args
+
+    def _unexpected(self, ctx: click.Context, typed: list[str]) -> str:
+        """Return what is wrong with a word that is neither a flag nor a flag's value."""
+        word = ctx.args[0]
+        problem = f"unexpected argument {word!r}"
+        if "=" in typed:
+            return f"{problem}; no space stands around the = of a flag: --max_steps=10"
+        if word.startswith(_DASHES):
+            return f"{problem}; a flag begins with two hyphens, --, which some editors make a dash"
+        for flag, _, behind in zip(typed, typed[1:], typed[2:], strict=False):
+            if behind == word and flag.startswith("--") and "=" not in flag:
+                name = canonical_name(flag)
+                return f"{problem}; --{name} takes one value: one with spaces stands in quotes"
+        usage = f"usage: {self.usage(ctx.command_path)}"
+        return f"{problem}; {usage if self.own_params else _FLAG_HINT}"
 
     def invoke(self, ctx: click.Context) -> Any:
         """Call the command's function."""

@@ -27,8 +27,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--config {path}: not UTF-8 text; save it as UTF-8") from None
+    except RecursionError:
+        raise ConfigError(
+            f"--config {path}: nested too deeply; write `flag: value` lines"
+        ) from None
     except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
+        problem = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
         raise ConfigError(f"--config {path} is not valid YAML: {problem}") from None
     if content is None:
         return {}

@@ -77,6 +77,11 @@ class Flag:
         return self._kind is Path
 
     @property
+    def is_text(self) -> bool:
+        """Whether the flag takes any text."""
+        return self._kind is str
+
+    @property
     def is_mapping(self) -> bool:
         """Whether the flag takes a JSON object."""
         return self._kind in (dict, SecretRoutes)

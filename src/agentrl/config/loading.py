@@ -6,8 +6,10 @@ as a whole. This module knows no command line (`command_line` does).
 
 import json
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from agentrl.config.checks import check_config
 from agentrl.config.config_files import canonical_values, read_yaml
-from agentrl.config.flags import FLAGS, canonical_name, unknown_flag
+from agentrl.config.flags import FLAGS, Flag, canonical_name, unknown_flag
 from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
 from agentrl.config.private_files import write_private
 from agentrl.config.recipes import expand_recipe
@@ -43,6 +45,7 @@ MACHINE_ENVIRONMENT = {
 }
 """Flag -> environment variable that says which of several machines this is, when no flag does."""
 
+_HOME = re.compile(r"~[\w.-]*/")
 _ENVIRONMENT = SECRET_ENVIRONMENT | MACHINE_ENVIRONMENT
 
 _ONE_SHOT = {"fresh", "delete_existing", *MACHINE_ENVIRONMENT}
@@ -68,7 +71,7 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
     if path == "":
         raise ConfigError("--config is empty: name a file, or leave the flag out")
     if path is not None:
-        file = existing_or_shipped(Path(path))
+        file = existing_or_shipped(Path(os.path.expanduser(path)))
         # A recipe counts where it stands: a typed one more than the values of the file.
         values = expand_recipe(read_yaml(file)) | _private_values(file) | expand_recipe(values)
     return build_config(values)
@@ -86,7 +89,7 @@ def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
         name.
     """
     path = typed.get("config")
-    in_file = {} if path is None else read_yaml(existing_or_shipped(Path(path)))
+    in_file = {} if path is None else read_yaml(existing_or_shipped(Path(os.path.expanduser(path))))
     recipe = typed.get("recipe", in_file.get("recipe"))
     in_recipe = expand_recipe({"recipe": recipe})
     given = (
@@ -294,14 +297,15 @@ def _join_optim_args(parts: Mapping[str, Any], trainer: dict[str, Any]) -> None:
 
 
 def _convert(name: str, value: Any) -> Any:
-    """Turn a typed string into what its field expects."""
+    """Turn a value as typed, or as YAML has it, into what its field expects."""
     flag = FLAGS[name]
-    if isinstance(value, bool) and not flag.is_bool:
-        if not value and "no" in flag.choices:
-            return "no"  # which YAML takes for false
-        raise ConfigError(f"--{name}: Input should be no boolean, got {str(value).lower()}")
     if not isinstance(value, str):
-        return value
+        return _checked_kind(flag, value)
+    if _HOME.match(value):  # which a shell leaves alone behind `=`, and in a file
+        whole = os.path.expanduser(value)
+        if whole == value:
+            raise ConfigError(f"--{name} {value}: nobody of this name has a home here")
+        value = whole
     if flag.is_tuple:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if flag.is_mapping:
@@ -309,10 +313,23 @@ def _convert(name: str, value: Any) -> Any:
             return json.loads(value)
         except json.JSONDecodeError as error:
             raise ConfigError(f"--{name} is not valid JSON: {error}") from None
+        except RecursionError:
+            raise ConfigError(f"--{name}: nested too deeply") from None
     if value.lower() in ("none", "null") and not flag.field.is_required():
         return flag.field.default if flag.field.default is None else value
     if not value and flag.is_path:
         raise ConfigError(f"--{name} is empty: name a file, or leave the flag out")
+    return value
+
+
+def _checked_kind(flag: Flag, value: Any) -> Any:
+    """Refuse a value of YAML that its field would take for something else."""
+    if isinstance(value, bool) and not flag.is_bool:
+        if not value and "no" in flag.choices:
+            return "no"  # which YAML takes for false
+        raise ConfigError(f"--{flag.name}: Input should be no boolean, got {str(value).lower()}")
+    if flag.is_text and isinstance(value, int | float | date):
+        raise ConfigError(f"--{flag.name}: in quotes it is a text: {flag.name}: '{value}'")
     return value
 
 

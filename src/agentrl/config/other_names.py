@@ -67,11 +67,6 @@ NO_EFFECT = {
 ONE_VALUE = {
     "cpu_ram_efficient_loading": ("true", "every rank reads its own parts only; leave it out"),
     "output_router_logits": ("false", "no loss is computed on routers; see --router_replay"),
-    "pp_size": (
-        "1",
-        "token trees are not trained in a pipeline; use 1, and --tp_size, --cp_size, --ep_size or "
-        "more ranks (FSDP2) instead",
-    ),
     "resume_from_checkpoint": (
         "true",
         "a run resumes by itself at its newest checkpoint when it is started again with the same "

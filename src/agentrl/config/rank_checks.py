@@ -16,11 +16,12 @@ class MeshSizes(NamedTuple):
     tp: int
     ep: int
     cp: int
+    pp: int
 
     @classmethod
     def of(cls, trainer: TrainerSection) -> Self:
         """Return the sizes that the flags give."""
-        return cls(tp=trainer.tp_size, ep=trainer.ep_size, cp=trainer.cp_size)
+        return cls(tp=trainer.tp_size, ep=trainer.ep_size, cp=trainer.cp_size, pp=trainer.pp_size)
 
 
 def check_machines(config: RootConfig) -> None:
@@ -47,11 +48,12 @@ def check_mesh(trainer: TrainerSection, num_ranks: int) -> None:
             "(--num_processes), or save memory with --gradient_checkpointing true"
         )
     taken = trainer.dp_replicate_size * trainer.cp_size * trainer.ep_size * trainer.tp_size
+    taken *= trainer.pp_size
     if num_ranks % taken:
         raise ConfigError(
-            f"{num_ranks} trainer rank(s) do not fill a mesh of --dp_replicate_size "
-            f"{trainer.dp_replicate_size} x --cp_size {trainer.cp_size} x --ep_size "
-            f"{trainer.ep_size} x --tp_size {trainer.tp_size}; start a multiple of {taken} "
+            f"{num_ranks} trainer rank(s) do not fill a mesh of --pp_size {trainer.pp_size} x "
+            f"--dp_replicate_size {trainer.dp_replicate_size} x --cp_size {trainer.cp_size} x "
+            f"--ep_size {trainer.ep_size} x --tp_size {trainer.tp_size}; start a multiple of {taken} "
             "(--num_processes), or choose smaller sizes"
         )
 

@@ -179,5 +179,5 @@ def _words(command: str) -> list[str]:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:  # reported with its position where the servers are read
+    except (ValueError, RecursionError):  # reported where the servers are read
         return HIDDEN

@@ -30,8 +30,11 @@ SGLANG = ("--inference_backend", "sglang")
         (["--max_steps"], "--max_steps needs a value"),
         (["--max_steps", "0"], "--max_steps: Input should be greater than or equal to 1, got '0'"),
         (["demo"], "unexpected argument 'demo'"),
-        (["--pp_size", "2"], "--pp_size 2: token trees are not trained in a pipeline"),
+        ([""], "unexpected argument ''"),
         (["--weight_sync=distributed", "--lora_rank", "4"], "--lora_rank) go by disk"),
+        (["--weight_sync=delta", "--lora_rank", "4"], "--lora_rank) go by disk"),
+        (["--weight_sync=delta", "--inference_backend=sglang"], "SGLang takes whole tensors only"),
+        (["--weight_sync=delta", "--colocated"], "which --colocated gives up"),
         (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
         (
             ["--mcp_servers", '{"a": {"url": "http://h", "headers": {"X-Api-Key": "k"}}}'],
@@ -89,8 +92,8 @@ SGLANG = ("--inference_backend", "sglang")
         (["--cpu_ram_efficient_loading", "false"], "every rank reads its own parts only"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (
-            ["--report_to", "jsonl,mlflow"],
-            "--report_to mlflow is not known; known are none, console",
+            ["--report_to", "jsonl,neptune"],
+            "--report_to neptune is not known; known are none, console",
         ),
         (["--preferred_sampling_params", "{"], "--preferred_sampling_params is not valid JSON"),
         (["--preferred_sampling_params", '{"heat": 1}'], "unknown key 'heat'"),

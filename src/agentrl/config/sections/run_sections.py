@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
+from agentrl.config.secret_types import SecretUrl
 from agentrl.config.sections.section import ConfigSection
 from agentrl.config.shipped_files import existing_or_shipped
 
@@ -33,7 +35,13 @@ class RunSection(ConfigSection):
     run` gives this port to the trainer and the following ones to its samplers."""
     metrics_host: str = "127.0.0.1"
     """Address that the Prometheus endpoint listens on. The endpoint asks for no key."""
-    seed: int = Field(default=42, ge=0)
+    otlp_endpoint: SecretUrl | None = None
+    """Base address of an OpenTelemetry collector (`http://127.0.0.1:4318`) that samplers send a
+    trace of every rollout to; none by default (see docs/tracing.md)."""
+    otlp_content: bool = False
+    """With `--otlp_endpoint`: put the texts of messages, tool calls and results into the traces.
+    They may hold secrets."""
+    seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of everything that is drawn: order of questions, sampling, initial weights."""
     num_gpus: int | None = Field(default=None, ge=0, le=1024)
     """GPUs of this machine; counted by `nvidia-smi` when not given. With `--dry_run`, plan for a
@@ -55,6 +63,14 @@ class RunSection(ConfigSection):
         if name.casefold() in MONGODB_DATABASES:
             raise PydanticCustomError("run_name", "is a database of MongoDB itself; choose another")
         return name
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _check_collector(cls, address: SecretUrl | None) -> SecretUrl | None:
+        parts = urlsplit("" if address is None else address.get_secret_value())
+        if address is not None and not (parts.scheme in ("http", "https") and parts.hostname):
+            raise PydanticCustomError("otlp_endpoint", "give an address like http://127.0.0.1:4318")
+        return address
 
     @property
     def output_path(self) -> Path:
@@ -151,8 +167,8 @@ class DataSection(ConfigSection):
     """Held-out questions, in any form that train_file takes; no evaluation by default."""
     env: str | None = None
     """Environment that brings the training tasks, plays and rewards them, instead of train_file:
-    `reasoning_gym:NAME?size=200&seed=1`, `textarena:NAME`, `verifiers:TASKSET`, `openenv:URL` (see
-    docs/environments.md)."""
+    `reasoning_gym:NAME?size=200&seed=1`, `textarena:NAME`, `verifiers:TASKSET`, `openenv:URL`,
+    `harbor:FOLDER` (see docs/environments.md)."""
     eval_env: str | None = None
     """Environment of the held-out tasks, instead of eval_file. Without a seed it draws other tasks
     than env does."""
@@ -162,6 +178,13 @@ class DataSection(ConfigSection):
     env_variables: tuple[str, ...] = ()
     """Environment variables that an environment's process gets beside PATH, HOME, the locale, caches
     and certificates (comma separated)."""
+    env_scorer: str | None = None
+    """Scorer of the environments' tasks that sees all tries of a task together (`sees_group`), their
+    own rewards in `record.reward`; by default these are the scores."""
+    sampler_module: Path | None = None
+    """Python file that registers kinds of tasks and the samplers that play them; its
+    `train_tasks(seed)`, if it has one, yields the training tasks as they are needed, without end if
+    it likes (see docs/bring-your-own.md)."""
     records_of: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
     """`agentrl sft`: learn from the training records of this run instead of a train_file."""
     min_score: float = 0.5
@@ -184,8 +207,8 @@ class DataSection(ConfigSection):
 
     @property
     def has_training(self) -> bool:
-        """Whether training questions or an environment are named."""
-        return self.train_file is not None or self.env is not None
+        """Whether training questions, an environment or a module that may bring tasks are named."""
+        return any(one is not None for one in (self.train_file, self.env, self.sampler_module))
 
     @property
     def has_held_out(self) -> bool:

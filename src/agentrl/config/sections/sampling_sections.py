@@ -43,7 +43,7 @@ class RolloutSection(ConfigSection):
 
     enable_sampling: bool = True
     """Start inference servers and samplers; with false, train on what the database holds."""
-    num_samplers: int = Field(default=2, ge=0)
+    num_samplers: int = Field(default=2, ge=0, le=1000)
     """Sampler processes that `agentrl run` starts."""
     max_concurrent_samples_per_process: int = Field(default=256, ge=1)
     """Most rollouts that one sampler runs at the same time. Rollouts that only wait for their score
@@ -109,6 +109,8 @@ class ToolsSection(ConfigSection):
     """Tools to show (`tool` or `server.tool`); all by default."""
     mcp_blocked_tools: tuple[str, ...] = ()
     """Tools never to show (`tool` or `server.tool`)."""
+    mcp_instructions: bool = True
+    """Put what MCP servers say about their use behind the system prompt of a rollout."""
     mcp_auth_token: SecretStr | None = None
     """Bearer token for `mcp_manager_url`; `MCP_SERVER_TOKEN` by default."""
     tool_timeout_seconds: float = Field(default=60.0, gt=0)
@@ -133,6 +135,9 @@ class AgentSection(ConfigSection):
     """Function of (task, endpoint) that runs every task and calls the model as it would call
     OpenAI's: `file.py:function`, `package.module:function`, or an entry point's name in the group
     `agentrl.agents`. By default AgentRL itself runs the tasks with the tools."""
+    agent_python: Path | None = None
+    """Python in which the agent runs, with its framework and AgentRL (`scripts/setup_agents`); by
+    default the sampler's own. The agent may then be one of AWorld's, too."""
     agent_command: SecretCommand | None = None
     """Program that runs every task in a process of its own, such as `my-agent --task {query}`: it
     finds the model in OPENAI_BASE_URL or ANTHROPIC_BASE_URL and their keys, and prints the answer,
@@ -174,7 +179,7 @@ class InferenceSection(ConfigSection):
     """Trainer and servers share one device and take turns: while the trainer computes, the servers
     release the memory of weights and cache; while they sample, the trainer keeps its state in host
     memory (see docs/colocated.md)."""
-    num_inference_servers: int = Field(default=1, ge=1)
+    num_inference_servers: int = Field(default=1, ge=1, le=1000)
     """Servers that `agentrl run` starts when inference_urls is empty; with SGLang, by default as many
     as the GPUs are for that the trainer leaves."""
     inference_gpus: GpuList = ()

@@ -1,6 +1,9 @@
 """What all sections have in common."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic_core import PydanticCustomError
 
 
 class ConfigSection(BaseModel):
@@ -14,3 +17,11 @@ class ConfigSection(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    @field_validator("*")
+    @classmethod
+    def _fits_into_documents(cls, value: Any) -> Any:
+        """The database keeps the configuration, and its numbers have 64 bits."""
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise PydanticCustomError("too_large", "Input should have 18 digits at most")
+        return value

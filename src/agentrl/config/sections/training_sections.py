@@ -142,7 +142,7 @@ class TrainerSection(ConfigSection):
     """Records a micro-batch; counts only when groups_per_step is not given."""
     gradient_accumulation_steps: int = Field(default=48, ge=1)
     """Micro-batches a step; counts only when groups_per_step is not given."""
-    learning_rate: float = Field(default=1e-6, ge=0)
+    learning_rate: float = Field(default=1e-6, ge=0, le=1)
     """Peak learning rate of AdamW; 0 trains nothing (a control experiment)."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
@@ -183,6 +183,9 @@ class TrainerSection(ConfigSection):
     """Ranks that divide the experts of a mixture-of-experts model among them."""
     cp_size: int = Field(default=1, ge=1)
     """Ranks that divide the tokens of every row among them (context parallel)."""
+    pp_size: int = Field(default=1, ge=1)
+    """Stages of a pipeline: ranks that divide a model's layers among them; the rows of a step pass
+    through one after the other."""
     num_processes: int = Field(default=1, ge=1)
     """Trainer ranks that `agentrl run` starts, over all machines; more than one go through
     `accelerate launch` with assets/fsdp2_dst.yml."""
@@ -215,7 +218,8 @@ class TrainerSection(ConfigSection):
     """Steps between two log lines."""
     report_to: tuple[str, ...] = ()
     """Where the metrics of every step go besides the console and metrics.jsonl, which are always
-    written: tensorboard, wandb, swanlab (comma separated; see docs/monitoring.md)."""
+    written: tensorboard, wandb, swanlab, trackio, mlflow (comma separated; see
+    docs/monitoring.md)."""
     peak_tflops: float | None = Field(default=None, gt=0)
     """Peak of one device in dense TFLOP/s, for the model FLOPs utilization (`mfu`); known for
     current data-center GPUs."""
@@ -247,10 +251,11 @@ class PublishSection(ConfigSection):
     continued on the old cache; `abort`: cut and resumed by the client."""
     publish_timeout_seconds: float = Field(default=120.0, gt=0)
     """Longest wait for one server in seconds; a slower one is taken out of service."""
-    weight_sync: Literal["disk", "distributed"] = "disk"
+    weight_sync: Literal["disk", "distributed", "delta"] = "disk"
     """How weights reach the servers. `disk`: as files that all of them see; `distributed`:
-    broadcast from the trainer's memory over a process group (NCCL between GPUs, gloo otherwise),
-    with files written while training goes on, for servers that join later."""
+    broadcast from the trainer's memory over a process group (NCCL between GPUs, gloo otherwise);
+    `delta`: as files of the values that changed, to embedded engines. With the latter two, the
+    files for servers that join later are written while training goes on."""
     weight_sync_host: str = "127.0.0.1"
     """Address of this machine at which servers find the trainer for `--weight_sync distributed`."""
     weight_sync_bucket_mb: int = Field(default=256, ge=1)
