@@ -48,8 +48,10 @@ R = TypeVar("R")
 
 DURABLE = WriteConcern(w="majority", j=True)
 """An acknowledged write survives the death of any process and of a minority of the servers."""
-RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0)
+RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0, 4.0)
 """Waits before a repeated operation, after the driver's own retry. Covers a step-down or restart."""
+SELECTION_SECONDS = 2.5
+"""How long one try of an operation, the first too, waits for a server that accepts it."""
 SETTLE_SECONDS = 0.05
 UNAUTHORIZED = 13
 NAMESPACE_EXISTS = 48
@@ -164,7 +166,8 @@ class RunDatabase:
         try:
             yield
         except (PyMongoError, BSONError) as error:
-            kind = StoreUnreachable if isinstance(error, ConnectionFailure) else StoreError
+            is_away = isinstance(error, ConnectionFailure | ConfigurationError)
+            kind = StoreUnreachable if is_away else StoreError
             raise kind(f"{what}: {_one_line(error, self.uri)}") from error
 
     def no_run(self) -> StoreError:
@@ -237,6 +240,8 @@ def _one_line(error: BaseException, uri: str) -> str:
             "the run's database (and dbAdmin to delete it)"
         )
     text = " ".join(redact(str(error)).split())
+    if isinstance(error, ConfigurationError):  # a name that cannot be looked up
+        text = f"MongoDB at {hosts}: {text.rstrip('.')}; check the address"
     return text if len(text) <= 300 else text[:297] + "..."
 
 
@@ -334,7 +339,8 @@ def _client(uri: str, server_selection_timeout: float) -> AsyncMongoClient[Docum
         # The driver's text may repeat the URI, so only its kind is shown.
         raise ConfigError(
             f"the MongoDB connection string cannot be read ({type(error).__name__}); "
-            "it looks like mongodb://user:password@host:27017/database"
+            "it looks like mongodb://user:password@host:27017/database, where a @ : / or % of the "
+            "password is written as %40, %3A, %2F or %25"
         ) from None
 
 

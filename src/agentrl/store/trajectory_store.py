@@ -14,7 +14,7 @@ from agentrl.schema import SCHEMA_VERSION
 from agentrl.store.collections.indexes import INDEXES, ledger_indexes
 from agentrl.store.collections.validators import ensure_validators
 from agentrl.store.collections.views import ensure_views
-from agentrl.store.database import RunDatabase, connected, given, operation
+from agentrl.store.database import SELECTION_SECONDS, RunDatabase, connected, given, operation
 from agentrl.store.repositories.blobs import BlobRepository, ImageRepository
 from agentrl.store.repositories.browsing import BrowseRepository
 from agentrl.store.repositories.fenced_records import FencedRecords
@@ -113,7 +113,11 @@ class TrajectoryStore:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, uri: str, database: str | None = None, *, server_selection_timeout: float = 5.0
+        cls,
+        uri: str,
+        database: str | None = None,
+        *,
+        server_selection_timeout: float = SELECTION_SECONDS,
     ) -> AsyncIterator[Self]:
         """Connect, check that the server answers, and close on exit.
 

@@ -1,8 +1,8 @@
 """Batched writes that cost nothing extra for a single document.
 
 A journaled majority write takes about as long for one document as for fifty, and a sampler runs many
-rollouts at once. `Coalescer` sends the requests that arrive during one write together in the next. No
-request is delayed for batching: a lone request is sent at once. Knows no collection by name.
+rollouts at once. `Coalescer` sends the requests that arrive during one write together in the next. A
+lone request is sent at once, unless its caller lets it wait for others. Knows no collection by name.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from bson.errors import BSONError
-from pymongo import UpdateOne
+from pymongo import ReplaceOne, UpdateOne
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError, PyMongoError
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 DUPLICATE_KEY = 11000
 """Error code of the server."""
 MAX_BATCH = 128
-"""Most items in one batch."""
+"""Items in one batch; more only where so many came before the one that it is for."""
 
 Update = tuple[Document, Document | list[Document]]
 """A filter, and the update of the document that it matches."""
@@ -45,13 +45,31 @@ async def insert_new(collection: AsyncCollection[Document], documents: Sequence[
     except DuplicateKeyError:
         return 0
     except BulkWriteError as error:
-        details = error.details or {}
-        if any(e["code"] != DUPLICATE_KEY for e in details.get("writeErrors", ())):
-            raise
-        if details.get("writeConcernErrors"):
-            raise
-        return int(details["nInserted"])
+        return int(_raise_but_duplicates(error)["nInserted"])
     return len(documents)
+
+
+async def insert_and_update(
+    collection: AsyncCollection[Document],
+    documents: Sequence[Document],
+    updates: Sequence[Update],
+) -> None:
+    """Insert new documents and update others, in one request; idempotent as `insert_new` is.
+
+    A document that exists already may be replaced: it must be one that nobody has changed since.
+    """
+    if not updates:
+        await insert_new(collection, documents)
+        return
+    # Upserts, because the server takes insertions and updates in separate requests.
+    requests: list[ReplaceOne[Document] | UpdateOne] = [
+        ReplaceOne({"_id": document["_id"]}, document, upsert=True) for document in documents
+    ]
+    requests += [UpdateOne(wanted, change) for wanted, change in updates]
+    try:
+        await collection.bulk_write(requests, ordered=False)
+    except BulkWriteError as error:
+        _raise_but_duplicates(error)
 
 
 async def update_each(collection: AsyncCollection[Document], updates: Sequence[Update]) -> int:
@@ -61,14 +79,26 @@ async def update_each(collection: AsyncCollection[Document], updates: Sequence[U
     """
     if len(updates) == 1:
         return (await collection.update_one(*updates[0])).matched_count
+    if not updates:
+        return 0
     requests = [UpdateOne(wanted, change) for wanted, change in updates]
     return (await collection.bulk_write(requests, ordered=False)).matched_count
+
+
+def _raise_but_duplicates(error: BulkWriteError) -> Document:
+    """Return the details of an error that says no more than that documents exist already."""
+    details: Document = dict(error.details or {})
+    if any(e["code"] != DUPLICATE_KEY for e in details.get("writeErrors", ())):
+        raise error
+    if details.get("writeConcernErrors"):
+        raise error
+    return details
 
 
 @dataclass(eq=False)
 class _Entry(Generic[T, R]):
     item: T
-    outcome: tuple[R | StoreError] | None = None
+    outcome: asyncio.Future[R | StoreError]
 
 
 class Coalescer(Generic[T, R]):
@@ -76,7 +106,8 @@ class Coalescer(Generic[T, R]):
 
     One of the callers runs each batch, so there is no background task whose failure could go
     unnoticed. If that caller is cancelled or the batch fails, the next caller runs the other items
-    again; the batch function must therefore be idempotent.
+    again; the batch function must therefore be idempotent. A batch holds items in the order in which
+    they came, and all that came before the caller's own: later items may build on earlier ones.
     """
 
     def __init__(self, run: Callable[[Sequence[T]], Awaitable[Sequence[R | StoreError]]]) -> None:
@@ -89,30 +120,35 @@ class Coalescer(Generic[T, R]):
         self._lock = asyncio.Lock()
         self._waiting: dict[_Entry[T, R], None] = {}
 
-    async def submit(self, item: T) -> R:
+    async def submit(self, item: T, *, wait_seconds: float = 0.0) -> R:
         """Process `item`, possibly in a batch with others, and return its result.
+
+        Args:
+            item: what to process.
+            wait_seconds: how long it may wait for a batch of another caller before it makes one.
 
         Raises:
             StoreError: the error that `run` returned for this item.
         """
-        entry: _Entry[T, R] = _Entry(item)
+        entry: _Entry[T, R] = _Entry(item, asyncio.get_running_loop().create_future())
         self._waiting[entry] = None
         try:
+            if wait_seconds:
+                await asyncio.wait([entry.outcome], timeout=wait_seconds)
             async with self._lock:
                 # An earlier batch may have included this item while it waited for the lock.
-                if entry.outcome is None:
+                if not entry.outcome.done():
                     await self._run_batch(entry)
         finally:
             self._waiting.pop(entry, None)
-        assert entry.outcome is not None
-        (result,) = entry.outcome
+        result = entry.outcome.result()
         if isinstance(result, StoreError):
             raise result
         return result
 
     async def _run_batch(self, own: _Entry[T, R]) -> None:
-        others = [entry for entry in self._waiting if entry is not own]
-        batch = [own, *others[: MAX_BATCH - 1]]
+        waiting = list(self._waiting)
+        batch = waiting[: max(MAX_BATCH, waiting.index(own) + 1)]
         try:
             results = await self._run([entry.item for entry in batch])
         except AutoReconnect:
@@ -122,5 +158,5 @@ class Coalescer(Generic[T, R]):
             batch = [own]
             results = await self._run([own.item])
         for entry, result in zip(batch, results, strict=True):
-            entry.outcome = (result,)
+            entry.outcome.set_result(result)
             self._waiting.pop(entry, None)

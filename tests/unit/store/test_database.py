@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient
+from pymongo.errors import ConfigurationError
 from support.stored import fill, make_task
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StoreUnreachable
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.database import connected, hosts_in_the_clear
+from agentrl.store.database import RunDatabase, connected, hosts_in_the_clear
 from agentrl.store.private_mongod import EmbeddedMongo
 
 
@@ -38,7 +39,7 @@ async def test_a_given_client_serves_the_whole_life_of_a_group(
         await store.trainer_leases.acquire("trainer", "me", 30)
         await store.ledger.reserve("trainer", ids[:2], 1)
         assert await store.ledger.commit("trainer", 1) == 2
-        await store.runs.update_control(by="me", max_staleness=2)
+        await store.runs.update_control("me", max_staleness=2)
         assert (await store.reports.progress()).num_groups_consumed == 1
         assert [record.id async for record in store.records.find()] == ids
         assert store.database["turns"].write_concern.document == {"w": "majority", "j": True}
@@ -81,3 +82,16 @@ async def test_a_given_client_needs_a_database(mongod: EmbeddedMongo) -> None:
         store = TrajectoryStore.from_client(client, "given")
         assert await store.tasks.add([make_task(0)]) == 1
         await store.drop_database()
+
+
+async def test_a_host_that_cannot_be_looked_up_may_be_there_later() -> None:
+    client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(connect=False)
+    database = RunDatabase(client, client["x"], "mongodb+srv://ada:s3cret@db.example/x")
+    with pytest.raises(StoreUnreachable) as caught:
+        async with database.boundary("connect"):
+            raise ConfigurationError("The DNS query name does not exist: _mongodb._tcp.db.example.")
+    assert str(caught.value) == (
+        "connect: MongoDB at db.example: The DNS query name does not exist: _mongodb._tcp.db.example; "
+        "check the address"
+    )
+    await client.close()

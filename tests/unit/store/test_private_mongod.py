@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
 
-from agentrl.errors import ConfigError, DataInUse
-from agentrl.store import private_mongod
-from agentrl.store.private_mongod import EmbeddedMongo, find_mongod, last_port, running_uri, serving
+from agentrl.errors import ConfigError, DataInUse, StoreError
+from agentrl.store import mongod_folder, private_mongod
+from agentrl.store.mongod_folder import last_port, serving
+from agentrl.store.private_mongod import EmbeddedMongo, find_mongod, running_uri
 
 
 def put(mongo: EmbeddedMongo, value: int) -> None:
@@ -46,7 +48,7 @@ def test_data_survive_a_kill_and_a_change_of_port(tmp_path: Path) -> None:
 def test_a_directory_in_use_is_refused_and_its_holder_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_mongod, "CLAIM_SECONDS", 0.1)
+    monkeypatch.setattr(mongod_folder, "CLAIM_SECONDS", 0.1)
     assert (running_uri(tmp_path), serving(tmp_path)) == (None, None)
     with EmbeddedMongo(tmp_path) as mongo:
         assert running_uri(tmp_path) == mongo.uri()
@@ -64,6 +66,17 @@ def test_a_directory_in_use_is_refused_and_its_holder_named(
     assert (running_uri(tmp_path), serving(tmp_path)) == (None, None)
     with EmbeddedMongo(tmp_path) as again:  # the connection string stays valid
         assert again.port == mongo.port == last_port(tmp_path)
+
+
+def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
+    mongo = EmbeddedMongo(tmp_path)
+    mongo.prepare()
+    mongo.spawn()
+    with ThreadPoolExecutor() as threads:
+        starting = threads.submit(mongo.until_writable)
+        mongo.stop()
+        with pytest.raises(StoreError, match=r"stopped while it started|ended at once"):
+            starting.result(private_mongod.START_SECONDS / 2)
 
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

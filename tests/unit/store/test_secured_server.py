@@ -60,7 +60,7 @@ def mongod_with(folder: Path, *flags: str) -> Iterator[int]:
         yield port
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def begin(uri: str, port: int, **options: Any) -> None:

@@ -31,6 +31,7 @@ async def test_an_unreachable_server_is_named_in_one_line_without_the_password()
         ("http://ada:s3cret@h/x", "cannot be read"),
         ("mongodb://ada:s3cret@h:port/x", "cannot be read"),
         ("mongodb://ada:s3cret@", "cannot be read"),
+        ("mongodb://ada:s3cret@b@h/x", "a @ : / or % of the password is written as %40"),
     ],
 )
 async def test_a_malformed_uri_is_a_config_error_without_the_password(

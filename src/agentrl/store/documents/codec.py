@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,11 +30,12 @@ Document = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
 
 _INT64 = 2**63
+_AS_THEY_ARE = frozenset({type(None), bool, float, datetime})
 ARRAY_TYPES = {"i": "<i4", "f": "<f4"}
 """NumPy kind -> stored element type: little endian, whatever the machine's order is."""
 _TASK_STANDING = frozenset(
     {"_id", "split", "epoch", "order", "num_generations", "status", "tag"}
-    | {"created_at", "completed_at"}
+    | {"created_at", "completed_at", "group_scores"}
 )
 """Fields of a Task that say where it stands in the run, not what it asks."""
 NOT_STORED: dict[type[BaseModel], set[str]] = {DBRecordData: {"turns"}}
@@ -43,10 +45,10 @@ _ID_FIELDS: dict[type[BaseModel], str] = {Run: "name", DBRecordData: "record_id"
 
 def encode(value: Any) -> Any:
     """Return `value` in a form that BSON holds without loss of meaning (see the module text)."""
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if value is None:
-        return None
     if isinstance(value, dict):
         return {_encoded_key(str(key)): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

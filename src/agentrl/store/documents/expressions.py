@@ -11,6 +11,8 @@ from agentrl.schema import RECORD_TRANSITIONS, RecordStatus
 from agentrl.store.documents.codec import Document, encode
 
 NEXT_FENCE = {"$add": ["$fence", 1]}
+NO_HOLDER = 0
+"""Fence in the lease of a Record that waits for a scorer."""
 FAILED_ENDS = ["expired", "error"]
 """How an attempt ends for which the infrastructure is to blame."""
 FAILED_ATTEMPTS: Document = {
@@ -47,7 +49,7 @@ def lease(owner: str, fence: Any, lease_seconds: float) -> Document:
 
 def waiting_lease(free_in_seconds: float) -> Document:
     """Return the lease of a finished Record that waits for a scorer: no holder has fence 0."""
-    return {"owner": "", "fence": literal(0), "expires_at": after(free_in_seconds)}
+    return {"owner": "", "fence": literal(NO_HOLDER), "expires_at": after(free_in_seconds)}
 
 
 def may_become(status: RecordStatus) -> Document:

@@ -10,9 +10,9 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from pymongo.errors import OperationFailure
 
 from agentrl.schema import LedgerEntry, Outcome, RecordStatus, Split
@@ -31,6 +31,7 @@ _WINDOW_ORDERS = 2000
 _CANDIDATES = 400
 _NO_TEXT_INDEX = 27
 _LAST_ID = chr(0x10FFFF)
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Place(NamedTuple):
@@ -43,6 +44,8 @@ class Place(NamedTuple):
 class GroupFilter(Value):
     """What a group has to be. The fields from `outcome` to `min_tokens` ask for one try with all."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     split: Split = "train"
     tag: str | None = None
     """A label of the question, or the name of an evaluation."""
@@ -54,10 +57,10 @@ class GroupFilter(Value):
     outcome: Outcome | None = None
     min_score: float | None = None
     max_score: float | None = None
-    version: int | None = None
+    version: _Count | None = None
     """A policy version that sampled a token of the try."""
-    min_attempts: int | None = None
-    min_tokens: int | None = None
+    min_attempts: _Count | None = None
+    min_tokens: _Count | None = None
 
     @property
     def asks_of_tries(self) -> bool:

@@ -78,11 +78,9 @@ class FencedRecords(Repository):
             ],
         )
         refused = {} if matched == len(moves) else await self._not_moved(moves)
-        ended = {
-            task_of_record(move.record_id)
-            for move in moves
-            if move.to in TERMINAL_STATUSES and move.record_id not in refused
-        }
+        # Refused ones as well: a move without a holder is not told from another's, and a group is
+        # completed only if all of it has ended.
+        ended = {task_of_record(move.record_id) for move in moves if move.to in TERMINAL_STATUSES}
         await self._groups.complete(ended)
         return [refused.get(move.record_id) for move in moves]
 

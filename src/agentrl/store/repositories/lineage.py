@@ -171,6 +171,22 @@ class LineageRepository(Repository):
         known = await self._trainings({"record_id": record_id})
         return (await self._lineages(data, known))[0]
 
+    @operation("read what a step saw at the tokens of a turn")
+    async def last_training(self, turn: DispatchedSamplingTask) -> TurnTraining | None:
+        """Return what the last step that used a turn made of it, token by token."""
+        document = await self._db.turn_training.find_one(
+            {"record_id": turn.record_id, "turn_id": turn.id}, sort=[("step", -1)]
+        )
+        return None if document is None else from_document(TurnTraining, document)
+
+    @operation("read the advantages of records")
+    async def advantages(self, record_ids: Sequence[str]) -> dict[str, float]:
+        """Return the mean advantage of those records' turns that an optimizer step used."""
+        wanted: Document = {"record_id": {"$in": list(record_ids)}, "advantage": {"$ne": None}}
+        mean = {"_id": "$record_id", "advantage": {"$avg": "$advantage"}}
+        found = await self._db.turn_training.aggregate([{"$match": wanted}, {"$group": mean}])
+        return {one["_id"]: one["advantage"] async for one in found}
+
     async def _data(self, wanted: Document) -> list[DBRecordData]:
         found = self._db.record_data.find(wanted)
         data = [from_document(DBRecordData, document) async for document in found]
@@ -178,7 +194,7 @@ class LineageRepository(Repository):
 
     async def _trainings(self, wanted: Document) -> dict[str, list[TurnTraining]]:
         by_turn: defaultdict[str, list[TurnTraining]] = defaultdict(list)
-        found = self._db.turn_training.find(wanted)
+        found = self._db.turn_training.find(wanted, {"tokens": 0})
         async for document in found:
             training = from_document(TurnTraining, document)
             by_turn[training.turn_id].append(training)

@@ -51,7 +51,7 @@ class RunRepository(Repository):
         return None if document is None else from_document(Run, document)
 
     @operation("change the run's controls")
-    async def update_control(self, /, *, by: str = "", **changes: Any) -> Run:
+    async def update_control(self, by: str = "", /, **changes: Any) -> Run:
         """Change fields of `Run.control` on the running run, and return the run.
 
         Args:

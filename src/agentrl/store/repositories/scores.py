@@ -4,15 +4,17 @@ Claims for scoring, first scores, further scores and postponements go through he
 """
 
 import secrets
+from collections.abc import Mapping
 
 from pymongo import ReturnDocument
 
-from agentrl.errors import StoreError
+from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import DispatchedSamplingTask, Record, Score, Task
 from agentrl.store.database import Repository, RunDatabase, operation
-from agentrl.store.documents.codec import encode, from_document
+from agentrl.store.documents.codec import encode, from_document, require
 from agentrl.store.documents.expressions import (
     NEXT_FENCE,
+    NO_HOLDER,
     UNSCORABLE,
     lease,
     literal,
@@ -80,6 +82,40 @@ class ScoreRepository(Repository):
         """
         update = {"score": literal(encode(score.model_dump())), "error": None, "lease": None}
         await self._fenced.move(record_id, fence, "scored", update)
+
+    @operation("read a group's scores")
+    async def of_group(self, task_id: str) -> dict[int, Score]:
+        """Return what was decided of a whole group, by `traj_id`; empty before."""
+        document = await self._db.tasks.find_one({"_id": task_id}, {"group_scores": 1})
+        decided = require(document, f"task {task_id!r}").get("group_scores") or {}
+        return {int(number): Score.model_validate(one) for number, one in decided.items()}
+
+    async def decide_group(self, task_id: str, scores: Mapping[int, Score]) -> dict[int, Score]:
+        """Keep the scores of a whole group with its Task; return those that count.
+
+        Of several processes that decide the same group, the first one's count for all of its Records.
+
+        Args:
+            task_id: the Task.
+            scores: by `traj_id`, not empty.
+        """
+        is_first = await self._decide_group(task_id, scores)
+        return dict(scores) if is_first else await self.of_group(task_id)
+
+    @operation("decide a group")
+    async def _decide_group(self, task_id: str, scores: Mapping[int, Score]) -> bool:
+        decided = {str(number): encode(score.model_dump()) for number, score in scores.items()}
+        undecided = {"_id": task_id, "group_scores": {"$in": [{}, None]}}
+        change = {"$set": {"group_scores": decided}}
+        return (await self._db.tasks.update_one(undecided, change)).modified_count > 0
+
+    async def set_waiting(self, record_id: str, score: Score) -> bool:
+        """Score a finished Record that nobody holds; return False when somebody does."""
+        try:
+            await self.set(record_id, NO_HOLDER, score)
+        except LeaseLost:
+            return False
+        return True
 
     @operation("give a scoring up")
     async def fail(self, record_id: str, fence: int, error: str) -> None:
@@ -154,11 +190,20 @@ class ScoreRepository(Repository):
         return result.modified_count > 0
 
     @operation("put a scoring off")
-    async def postpone(self, record_id: str, fence: int, error: str, retry_seconds: float) -> None:
+    async def postpone(
+        self, record_id: str, fence: int, error: str | None, retry_seconds: float
+    ) -> None:
         """Leave a Record unscored for now; any scorer may claim it after `retry_seconds`.
+
+        Args:
+            record_id: the Record.
+            fence: fencing token of the caller's lease.
+            error: what went wrong; None where it only waits for the rest of its group.
+            retry_seconds: how long it is left alone.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
         update = {"error": literal(encode(error)), "lease": waiting_lease(retry_seconds)}
+        self._db.leases.forget(record_id)
         await self._fenced.update(record_id, fence, "finished", update)

@@ -125,7 +125,7 @@ class TallyRepository(Repository):
             "$unset": {"added": "", "ended": ""},
         }
         await self._db.tallies.bulk_write(
-            [UpdateOne({"_id": number}, begun, upsert=True) for number in numbers]
+            [UpdateOne({"_id": number}, begun, upsert=True) for number in numbers], ordered=False
         )
         yield
         await self._db.tallies.update_many(
@@ -161,28 +161,35 @@ class TallyRepository(Repository):
             for cursor in (new, open_)
             for one in await cursor.sort("_id", 1).limit(SEALED_AT_ONCE).to_list()
         ]
-        return sum([await self._count_span(number) for number in numbers])
+        return await self._store_counts(numbers)
 
     async def count_added(self, orders: Collection[int]) -> None:
         """Store the counts of the spans to which Tasks were added, inside an operation."""
-        for number in sorted({order // SPAN for order in orders}):
-            await self._count_span(number)
+        await self._store_counts(sorted({order // SPAN for order in orders}))
 
-    async def _count_span(self, number: int) -> bool:
+    async def _store_counts(self, numbers: Sequence[int]) -> int:
+        """Count spans and store what was counted in one write; return how many were stored."""
+        counted = [await self._counted(number) for number in numbers]
+        changes = [change for change in counted if change is not None]
+        if not changes:
+            return 0
+        return (await self._db.tallies.bulk_write(changes, ordered=False)).modified_count
+
+    async def _counted(self, number: int) -> UpdateOne | None:
+        """Return the change that stores the counts of a span; None where nothing is to be stored."""
         tally = await self._db.tallies.find_one({"_id": number})
         if tally is None or tally["writers"]:
-            return False
+            return None
         span = (number * SPAN, (number + 1) * SPAN)
         is_open = await self._is_open(span)
         if is_open and "added" in tally:
-            return False
+            return None
         counts: Document = {"added": await self._count_added([span])}
         if not is_open:
             counts["ended"] = await self._count_ended([span])
-        stored = await self._db.tallies.update_one(
+        return UpdateOne(
             {"_id": number, "version": tally["version"], "writers": []}, {"$set": counts}
         )
-        return stored.modified_count > 0
 
     async def _is_open(self, span: _Range) -> bool:
         found = await self._db.tasks.find_one(

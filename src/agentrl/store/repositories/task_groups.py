@@ -6,10 +6,17 @@ of them completes the group; `reap` completes groups whose process crashed in be
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
 
 from agentrl.runtime.process_identity import is_dead
 from agentrl.schema import (
@@ -50,6 +57,9 @@ from agentrl.store.writes import insert_new
 TERMINAL: Document = {"$in": sorted(TERMINAL_STATUSES)}
 UNFINISHED = sorted(set(RECORD_TRANSITIONS) - TERMINAL_STATUSES)
 REAP_BATCH = 256
+BATCH_DOCUMENTS, _BATCH_CHARS = 10_000, 1 << 24
+"""Bounds of what is written together: each batch waits for the journal some five times, and memory
+holds two of them. Images travel inside of tasks until they are stored."""
 KNOWN_TASKS, TASKS_AHEAD = 256, 32
 """Tasks cached for claims, and the number of following ones that are prefetched with one."""
 _SLOT_FACTS = shown("num_generations", "split", "order", "created_at")
@@ -69,11 +79,17 @@ class TaskRepository(Repository):
         self._known: dict[str, Document] = {}
         self._reading = asyncio.Lock()
 
-    async def add(self, tasks: Iterable[Task] | AsyncIterable[Task], batch_size: int = 1000) -> int:
+    async def add(
+        self, tasks: Iterable[Task] | AsyncIterable[Task], max_documents: int = BATCH_DOCUMENTS
+    ) -> int:
         """Store tasks together with `num_generations` pending Records each.
 
         A plain iterable is read in a thread, so that reading does not block the event loop. Idempotent:
         existing tasks stay unchanged, and missing Records (after a crash) are added.
+
+        Args:
+            tasks: what to store, in the order in which it is written.
+            max_documents: Tasks and Records that are written together.
 
         Returns:
             The number of tasks that were new.
@@ -82,7 +98,7 @@ class TaskRepository(Repository):
         writing: asyncio.Task[int] | None = None
         try:
             # The next batch is read while the last one is written.
-            async for batch in _batches(tasks, batch_size):
+            async for batch in _batches(tasks, max_documents):
                 num_new += await writing if writing else 0
                 writing = asyncio.create_task(self._add_batch(batch, secrets.token_hex(8)))
             return num_new + (await writing if writing else 0)
@@ -97,11 +113,12 @@ class TaskRepository(Repository):
         )
         # Existing tasks may differ from the given ones in number of slots and order.
         existing = {task["_id"]: task async for task in known}
-        new = [
-            to_document(await self._with_stored_images(task))
+        added = [
+            await self._with_stored_images(task)
             for task in tasks
             if encode(task.id) not in existing
         ]
+        new = await asyncio.to_thread(lambda: list(map(to_document, added)))
         incomplete = await self._without_all_slots(existing)
         orders = {task["order"] for task in (*new, *incomplete)}
         if not orders:
@@ -379,20 +396,39 @@ def _slots(task: Document) -> list[Document]:
     ]
 
 
+def next_batch(tasks: Iterator[Task], max_documents: int = BATCH_DOCUMENTS) -> list[Task]:
+    """Take as many tasks as are stored together; none where there are no more."""
+    batch: list[Task] = []
+    filled = 0.0
+    while filled < 1 and (task := next(tasks, None)) is not None:
+        batch.append(task)
+        filled += _share_of_batch(task, max_documents)
+    return batch
+
+
+def _share_of_batch(task: Task, max_documents: int) -> float:
+    num_chars = 0
+    if isinstance(task, MCPTask):
+        num_chars = len(task.query) + len(task.system_prompt) + sum(map(len, task.images))
+    return max((1 + task.num_generations) / max_documents, num_chars / _BATCH_CHARS)
+
+
 async def _batches(
-    tasks: Iterable[Task] | AsyncIterable[Task], size: int
+    tasks: Iterable[Task] | AsyncIterable[Task], max_documents: int
 ) -> AsyncIterator[list[Task]]:
     if isinstance(tasks, AsyncIterable):
         batch: list[Task] = []
+        filled = 0.0
         async for task in tasks:
             batch.append(task)
-            if len(batch) == size:
+            filled += _share_of_batch(task, max_documents)
+            if filled >= 1:
                 yield batch
-                batch = []
+                batch, filled = [], 0.0
         if batch:
             yield batch
         return
     left = iter(tasks)
     # In a thread: a question file may take long to read, and the caller has leases to keep.
-    while batch := await asyncio.to_thread(list, islice(left, size)):
+    while batch := await asyncio.to_thread(next_batch, left, max_documents):
         yield batch

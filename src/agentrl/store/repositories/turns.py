@@ -1,6 +1,11 @@
-"""Turns: durable before the call returns, stored as what they added to their parent."""
+"""Turns: durable before the call returns, stored as what they added to their parent.
+
+Tool results travel in the request of the next turn that the process appends, whichever Record it is
+of, or in one of their own a moment later: every request to the server costs as much as its contents.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import DispatchedSamplingTask, ToolResult
@@ -16,10 +21,25 @@ from agentrl.store.documents.packed_turns import (
     unpack,
 )
 from agentrl.store.repositories.blobs import BlobRepository
-from agentrl.store.writes import Coalescer, Update, insert_new, update_each
+from agentrl.store.writes import Coalescer, Update, insert_and_update, update_each
 
-_Append = tuple[DispatchedSamplingTask, int]
-_Results = tuple[str, str, int, Sequence[ToolResult]]
+CARRY_SECONDS = 0.1
+"""Longest wait of tool results for a turn that carries them."""
+
+
+class _Append(NamedTuple):
+    turn: DispatchedSamplingTask
+    fence: int
+
+    @property
+    def claim(self) -> tuple[str, str, int]:
+        return self.turn.id, self.turn.record_id, self.fence
+
+
+class _Results(NamedTuple):
+    claim: tuple[str, str, int]
+    """Turn id, record id and fence."""
+    results: Sequence[ToolResult]
 
 
 class TurnRepository(Repository):
@@ -29,8 +49,8 @@ class TurnRepository(Repository):
         super().__init__(database)
         self._blobs = blobs
         self._tools = ToolsPacker()
-        self._appends = Coalescer(self._append_all)
-        self._results = Coalescer(self._set_all_results)
+        self._writes: Coalescer[_Append | _Results, LeaseLost | None]
+        self._writes = Coalescer(self._write_all)
 
     @operation("append a turn")
     async def append(self, turn: DispatchedSamplingTask, fence: int) -> None:
@@ -39,63 +59,71 @@ class TurnRepository(Repository):
         Raises:
             LeaseLost: the caller's lease is gone; the turn is not part of the record.
         """
-        await self._appends.submit((turn, fence))
-
-    async def _append_all(self, items: Sequence[_Append]) -> list[LeaseLost | None]:
-        packed = [pack(turn, self._tools) for turn, _ in items]
-        # Blobs, then turns, then the Records that name them: a crash in between leaves a blob or a
-        # turn that nothing refers to (`maintenance.compact` deletes it), never a dangling reference.
-        await self._blobs.put(blob for _, blobs in packed for blob in blobs)
-        # The id of a turn holds the fence: only an earlier try of this very request can have
-        # inserted it before.
-        await insert_new(self._db.turns, [document for document, _ in packed])
-        updates = [
-            (
-                {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
-                record_update(turn),
-            )
-            for turn, fence in items
-        ]
-        if await update_each(self._db.records, updates) == len(items):
-            return [None] * len(items)
-        # A filter that did not match stands for a lost lease, or for an earlier try of this request
-        # that was acknowledged without the answer reaching us. Reading the Records tells which.
-        refused, unknown = await self._refused(
-            [(turn.id, turn.record_id, fence) for turn, fence in items]
-        )
-        await self._db.turns.delete_many({"_id": {"$in": unknown}})
-        return [refused.get(turn.id) for turn, _ in items]
+        await self._writes.submit(_Append(turn, fence))
 
     @operation("store tool results")
     async def set_tool_results(
         self, turn_id: str, record_id: str, fence: int, results: Sequence[ToolResult]
     ) -> None:
-        """Store what the tool calls of a turn led to.
+        """Store what the tool calls of a turn led to; durable on return.
+
+        A turn that is appended from now on is not stored before them.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        await self._results.submit((turn_id, record_id, fence, results))
+        item = _Results((turn_id, record_id, fence), results)
+        await self._writes.submit(item, wait_seconds=CARRY_SECONDS)
 
-    async def _set_all_results(self, items: Sequence[_Results]) -> list[LeaseLost | None]:
+    async def _write_all(self, items: Sequence[_Append | _Results]) -> list[LeaseLost | None]:
+        """Store turns and tool results, then have the Records acknowledge the turns."""
+        appends = [item for item in items if isinstance(item, _Append)]
+        packed = [pack(turn, self._tools) for turn, _ in appends]
+        # Blobs, then turns, then the Records that name them: a crash in between leaves a blob or a
+        # turn that nothing refers to (`maintenance.compact` deletes it), never a dangling reference.
+        await self._blobs.put(blob for _, blobs in packed for blob in blobs)
+        updates, refused = await self._result_updates(
+            [item for item in items if isinstance(item, _Results)]
+        )
+        # The id of a turn holds the fence: only an earlier try of this very request can have
+        # inserted it before.
+        await insert_and_update(self._db.turns, [document for document, _ in packed], updates)
+        refused |= await self._acknowledge(appends)
+        return [refused.get(item.claim[0]) for item in items]
+
+    async def _acknowledge(self, appends: Sequence[_Append]) -> dict[str, LeaseLost]:
+        """Add turns to their Records; return the error of those whose Record another one holds."""
+        updates = [
+            (
+                {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
+                record_update(turn),
+            )
+            for turn, fence in appends
+        ]
+        if await update_each(self._db.records, updates) == len(updates):
+            return {}
+        # A filter that did not match stands for a lost lease, or for an earlier try of this request
+        # that was acknowledged without the answer reaching us. Reading the Records tells which.
+        refused, unknown = await self._refused([append.claim for append in appends])
+        await self._db.turns.delete_many({"_id": {"$in": unknown}})
+        return refused
+
+    async def _result_updates(
+        self, items: Sequence[_Results]
+    ) -> tuple[list[Update], dict[str, LeaseLost]]:
+        """Return the updates that store results, and the error of those that may not be stored."""
         # Results are written to the turn, which carries no lease, so the lease is checked first. A
         # holder that loses it in between may still write once: results of the very same calls.
-        doubtful = [
-            (turn, record_id, fence)
-            for turn, record_id, fence, _ in items
-            if not self._db.leases.holds(record_id, fence)
-        ]
+        doubtful = [item.claim for item in items if not self._db.leases.holds(*item.claim[1:])]
         refused, _ = await self._refused(doubtful) if doubtful else ({}, [])
         updates: list[Update] = []
-        for turn_id, _, _, results in items:
+        for (turn_id, _, _), results in items:
             if turn_id not in refused:
                 values = [encode(result.model_dump()) for result in results]
                 packed, blobs = pack_values("tool_results", values, LARGE_BYTES)
                 await self._blobs.put(blobs)
                 updates.append(({"_id": turn_id}, {"$set": {"tool_results": packed}}))
-        if updates:
-            await update_each(self._db.turns, updates)
-        return [refused.get(turn_id) for turn_id, *_ in items]
+        return updates, refused
 
     @operation("store rewards of turns")
     async def set_rewards(self, rewards: Mapping[str, float], record_id: str, fence: int) -> None:

@@ -15,7 +15,7 @@ from agentrl.errors import LeaseLost
 from agentrl.schema import RECORD_TRANSITIONS, Record, Score, ToolResult
 from agentrl.store import TrajectoryStore
 
-REPEATS = 100
+REPEATS = 40
 
 
 @pytest.fixture(scope="module")

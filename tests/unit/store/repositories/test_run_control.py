@@ -14,8 +14,8 @@ from agentrl.store import TrajectoryStore
 
 async def test_every_change_leaves_who_when_and_what(store: TrajectoryStore) -> None:
     await store.runs.create(Run(name="run"))
-    await store.runs.update_control(by="ada@host", max_staleness=4, temperature=0.5)
-    run = await store.runs.update_control(by="bob@host", temperature=None)
+    await store.runs.update_control("ada@host", max_staleness=4, temperature=0.5)
+    run = await store.runs.update_control("bob@host", temperature=None)
     assert run.control == Control(max_staleness=4)
     first, second = run.control_log
     assert (first.by, first.before, first.after) == (

@@ -23,6 +23,33 @@ async def test_a_group_completes_with_its_last_record_and_only_once(store: Traje
     assert await group_scores(store, "train/0/q0") == [1.0, 0.0]
 
 
+async def test_a_group_completes_whoever_ends_the_last_record_of_those_a_process_held(
+    store: TrajectoryStore,
+) -> None:
+    await store.tasks.add([make_task(0, num_generations=3)])
+    first, second, third = [await claim(store) for _ in range(3)]
+    await play(store, first)
+    await store.records.release(second.id, second.fence)
+    await play(store, third)
+    assert await store.ledger.ready_groups(limit=1) == []
+    assert await store.tasks.count(status="completed") == 0
+    await play(store, await claim(store, "another"))
+    assert await group_scores(store, "train/0/q0") == [1.0, 1.0, 1.0]
+
+
+async def test_a_record_that_waits_for_a_scorer_holds_up_no_group_of_the_process_that_had_it(
+    store: TrajectoryStore, mongo_uri: str
+) -> None:
+    await store.tasks.add([make_task(0, num_generations=2)])
+    waiting = await play(store, await claim(store), score=None)
+    await store.scores.postpone(waiting.id, waiting.fence, "the judge is away", 0)
+    last = await claim(store)
+    async with TrajectoryStore.connect(mongo_uri) as elsewhere:
+        assert await elsewhere.scores.set_waiting(waiting.id, Score(scorer="exact", value=0.0))
+    await play(store, last)
+    assert await store.tasks.count(status="completed") == 1
+
+
 async def test_every_link_of_a_finished_group_resolves(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(0)])
     for _ in range(2):
@@ -134,7 +161,7 @@ async def test_repeating_a_score_after_a_lost_answer_is_harmless(store: Trajecto
 
 async def test_pushing_tasks_again_repairs_and_duplicates_nothing(store: TrajectoryStore) -> None:
     tasks = [make_task(number, num_generations=3) for number in range(5)]
-    assert await store.tasks.add(tasks, batch_size=2) == 5
+    assert await store.tasks.add(tasks, max_documents=6) == 5
     await store.database["records"].delete_many({"traj_id": 2})
     await play(store, await claim(store))
     assert await store.tasks.add(tasks) == 0
@@ -154,7 +181,7 @@ async def test_tasks_may_come_from_an_asynchronous_source(store: TrajectoryStore
         for number in range(5):
             yield make_task(number)
 
-    assert await store.tasks.add(source(), batch_size=2) == 5
+    assert await store.tasks.add(source(), max_documents=6) == 5
     assert await store.tasks.count() == 5
 
 

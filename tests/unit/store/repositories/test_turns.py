@@ -251,6 +251,85 @@ async def test_a_cancelled_writer_takes_nobody_with_it(store: TrajectoryStore) -
     assert results[1:] == [None] * 4
 
 
+def result_of(text: str) -> ToolResult:
+    return ToolResult(call_id="c", name="f", content=text)
+
+
+async def test_tool_results_travel_with_the_next_turn(store: TrajectoryStore) -> None:
+    await store.tasks.add([make_task(0, num_generations=2)])
+    one, other = await claim(store), await claim(store)
+    first = make_turn(one, 0)
+    await store.turns.append(first, one.fence)
+    await store.database.handle.command("profile", 2)
+    storing = asyncio.create_task(
+        store.turns.set_tool_results(first.id, one.id, one.fence, [result_of("4")])
+    )
+    await asyncio.sleep(0)
+    await store.turns.append(make_turn(other, 0), other.fence)
+    await asyncio.wait_for(storing, 5)
+    turns = {"ns": f"{store.database_name}.turns"}
+    found = await store.database["system.profile"].find(turns).to_list()
+    assert {one["op"] for one in found} == {"update"}
+    (read,) = await store.turns.of_record(one.id)
+    assert [result.content for result in read.tool_results] == ["4"]
+    assert [turn.id for turn in await store.turns.of_record(other.id)] == [f"{other.id}/1/0"]
+
+
+async def test_tool_results_without_a_next_turn_are_stored_by_themselves(
+    store: TrajectoryStore,
+) -> None:
+    await store.tasks.add([make_task(0)])
+    record = await claim(store)
+    turn = make_turn(record, 0)
+    await store.turns.append(turn, record.fence)
+    results = [result_of(text) for text in ("1", "2")]
+    await asyncio.gather(
+        *(store.turns.set_tool_results(turn.id, record.id, record.fence, results) for _ in "ab")
+    )
+    (read,) = await store.turns.of_record(record.id)
+    assert [result.content for result in read.tool_results] == ["1", "2"]
+
+
+async def test_tool_results_that_cannot_be_stored_fail_alone(store: TrajectoryStore) -> None:
+    await store.tasks.add([make_task(0, num_generations=3)])
+    good, bad, other = [await claim(store) for _ in range(3)]
+    for record in (good, bad):
+        await store.turns.append(make_turn(record, 0), record.fence)
+    no_id: Any = object()
+    storing = [
+        asyncio.create_task(
+            store.turns.set_tool_results(turn_id, record.id, record.fence, [result_of("4")])
+        )
+        for turn_id, record in ((f"{good.id}/1/0", good), (no_id, bad))
+    ]
+    await asyncio.sleep(0)
+    await store.turns.append(make_turn(other, 0), other.fence)
+    stored, refused = await asyncio.gather(*storing, return_exceptions=True)
+    assert stored is None
+    assert isinstance(refused, StoreError)
+    (read,) = await store.turns.of_record(good.id)
+    assert [result.content for result in read.tool_results] == ["4"]
+
+
+async def test_results_of_one_turn_are_stored_in_their_order_whoever_writes_them(
+    store: TrajectoryStore,
+) -> None:
+    await store.tasks.add([make_task(0)])
+    record = await claim(store)
+    turn = make_turn(record, 0)
+    await store.turns.append(turn, record.fence)
+    given = [[result_of(text) for text in "123"[:number]] for number in (1, 2, 3)]
+    storing = [
+        asyncio.create_task(store.turns.set_tool_results(turn.id, record.id, record.fence, results))
+        for results in given
+    ]
+    await asyncio.sleep(0)
+    storing[0].cancel()
+    await asyncio.gather(*storing, return_exceptions=True)
+    (read,) = await store.turns.of_record(record.id)
+    assert [result.content for result in read.tool_results] == ["1", "2", "3"]
+
+
 async def test_storage_grows_with_the_tokens_and_not_with_the_turns_squared(
     store: TrajectoryStore,
 ) -> None:

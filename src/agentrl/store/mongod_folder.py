@@ -1,0 +1,109 @@
+"""The folder of a private mongod's data: who serves them, from which port, with which secrets.
+
+One process at a time serves the data; a lock beside them names it, and ends with it. What a mongod
+needs to know again after its end lies there too, in files that only their owner can read.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from agentrl.errors import DataInUse
+
+DEFAULT_PORT = 27417
+CLAIM_SECONDS = 3.0
+"""How long a start waits for a process that serves the data now; a short look ends by itself."""
+_POLL_SECONDS = 0.02
+_CLAIM_BYTES = 4096
+
+
+def running_port(data_dir: Path) -> int | None:
+    """Return the port that the data are served from now, if they are; its mongod may just start."""
+    return last_port(data_dir) or None if serving(data_dir) is not None else None
+
+
+def last_port(data_dir: Path) -> int:
+    """Return the port that these data were served from last, 0 before the first time."""
+    try:
+        return int(json.loads(state_file(data_dir).read_text(encoding="utf-8"))["port"])
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def wanted_port(data_dir: Path, given: int | None) -> int:
+    """Return the port to serve these data from: the given one, else the last, else the default."""
+    return (last_port(data_dir) or DEFAULT_PORT) if given is None else given
+
+
+def serving(data_dir: Path) -> str | None:
+    """Return which process serves `data_dir` now, in words; None if none does."""
+    try:
+        claim = os.open(_claim_file(data_dir), os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        # Shared: those who only look do not get into each other's way.
+        fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(claim, _CLAIM_BYTES, 0).decode() or "a process that starts just now"
+    else:
+        return None
+    finally:
+        os.close(claim)
+
+
+def claimed(data_dir: Path) -> int:
+    """Return the open lock that makes this process the only one to serve `data_dir`.
+
+    The kernel gives it back when the process ends, however that happens.
+
+    Raises:
+        DataInUse: another process keeps it for `CLAIM_SECONDS`.
+    """
+    deadline = time.monotonic() + CLAIM_SECONDS
+    claim = os.open(_claim_file(data_dir), os.O_RDWR | os.O_CREAT, 0o600)
+    while True:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                holder = os.pread(claim, _CLAIM_BYTES, 0).decode()
+                os.close(claim)
+                raise DataInUse(f"{data_dir} is in use by {holder}", holder) from None
+            time.sleep(_POLL_SECONDS)
+    command = " ".join([Path(sys.argv[0]).name.replace("__main__.py", "agentrl"), *sys.argv[1:2]])
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    holder = f"`{command}` on {socket.gethostname()}, process {os.getpid()}, since {now}"
+    os.ftruncate(claim, 0)
+    os.pwrite(claim, holder.encode(), 0)
+    return claim
+
+
+def _claim_file(data_dir: Path) -> Path:
+    return data_dir / "agentrl-lock"
+
+
+def state_file(data_dir: Path) -> Path:
+    """Return the file that says which process serves the data, and from which port."""
+    return data_dir / "agentrl-mongod.json"
+
+
+def key_file(data_dir: Path) -> Path:
+    """Return the file with the key by which the mongod knows itself."""
+    return data_dir / "agentrl-key"
+
+
+def password_file(data_dir: Path) -> Path:
+    """Return the file with the password of the login that reads and writes."""
+    return data_dir / "agentrl-password"
+
+
+def reader_password_file(data_dir: Path) -> Path:
+    """Return the file with the password of the login that only reads."""
+    return data_dir / "agentrl-reader-password"
