@@ -11,12 +11,13 @@ import importlib
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from agentrl.errors import DatasetError
+from agentrl.runtime.outside import no_answer
 
 _CHUNK_CHARS = 1 << 16
 _WHITESPACE = " \t\r\n"
@@ -117,6 +118,8 @@ def _decoded(line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
+        if line.strip() == "{":
+            return BadEntry("an object begins here; write each on one line, or all in a list [...]")
         return BadEntry(f"not valid JSON: {error.msg} (column {error.colno})")
     except ValueError:
         return BadEntry(_TOO_MANY_DIGITS)
@@ -213,6 +216,7 @@ def _csv(path: Path) -> Iterator[Entry]:
     with _opened(path, newline="") as file:
         rows = csv.DictReader(file, strict=True, delimiter=_DELIMITERS[_kind(path)])
         rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        _check_delimiter(path, rows.fieldnames)
         while True:
             line = rows.line_num + 1
             try:
@@ -231,6 +235,16 @@ def _csv(path: Path) -> Iterator[Entry]:
             else:
                 # An empty cell is no value; everything else is text, `0` and `false` too.
                 yield f"line {rows.line_num}", {key: cell for key, cell in row.items() if cell}
+
+
+def _check_delimiter(path: Path, names: Sequence[str]) -> None:
+    """Refuse columns that something else divides: all of a line would be one cell."""
+    for other, word in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
+        if len(names) == 1 and other in names[0]:
+            kind, its = ("TSV", "tabs") if _kind(path) == ".tsv" else ("CSV", "commas")
+            raise DatasetError(
+                f"{path}: {word} divide its columns, and a {kind} file has {its} there"
+            )
 
 
 def _parquet(path: Path) -> Iterator[Entry]:
@@ -273,12 +287,16 @@ def _hub(source: Path) -> Iterator[Entry]:
     text, _, split = str(source).partition(":")
     name, _, config = text.partition("@")
     split = split or "train"
+    if not Path(text).is_dir():
+        _check_hub_answers(source)
     try:
         if (Path(text) / "dataset_dict.json").is_file():
             rows = datasets.load_from_disk(text)[split].to_iterable_dataset()
         elif (Path(text) / "dataset_info.json").is_file():
             rows = datasets.load_from_disk(text).to_iterable_dataset()
         else:
+            # Not `.`, which it takes for a name.
+            name = str(Path(name).absolute()) if Path(name).is_dir() else name
             rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
         # Without decoding, images stay the bytes that the data set holds.
         for number, row in enumerate(rows.decode(False), start=1):
@@ -288,6 +306,16 @@ def _hub(source: Path) -> Iterator[Entry]:
         raise DatasetError(
             f"{source}: the data set cannot be loaded: {type(error).__name__}: {reason}"
         ) from None
+
+
+def _check_hub_answers(source: Path) -> None:
+    hub = _extra("huggingface_hub.constants", source)
+    reason = None if hub.HF_HUB_OFFLINE else no_answer(hub.ENDPOINT)
+    if reason is not None:
+        raise DatasetError(
+            f"{source}: no such file or folder here, and the hub at {hub.ENDPOINT} cannot be reached "
+            f"({reason}); give a file, or set HF_HUB_OFFLINE=1 for a data set in the hub's cache"
+        )
 
 
 def _extra(module: str, source: Path) -> Any:

@@ -11,7 +11,7 @@ This module knows nothing of file formats (see `entries`) and of tasks (see `tas
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -25,8 +25,8 @@ from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry
 from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
 
-ScorerCheck = Callable[[str, bool], None]
-"""Raises ConfigError unless this scorer can judge answers, given whether there is a reference."""
+ScorerCheck = Callable[[str, Sequence[Any]], None]
+"""Raises ConfigError unless this scorer can judge answers against these right ones."""
 
 DEFAULT_SCORER = "exact"
 """Scorer of questions where neither they nor the flags name one."""

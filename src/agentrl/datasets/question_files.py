@@ -53,6 +53,7 @@ class QuestionFile(Sequence[Question]):
         """Questions that have the default scorer because they name none."""
         self.unread_keys: dict[str, None] = {}
         """Keys of entries that nothing reads, in their order; see `question.unread_keys`."""
+        self._shortest = self._longest = (0, 0)
         # A nameless file disappears with the process, however that ends.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -65,6 +66,11 @@ class QuestionFile(Sequence[Question]):
     def scorers(self) -> frozenset[str]:
         """Names of all scorers that the questions want."""
         return frozenset(self._scorers)
+
+    @property
+    def extremes(self) -> tuple[Question, Question]:
+        """The questions with the least and with the most text."""
+        return self[self._shortest[1]], self[self._longest[1]]
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -102,11 +108,15 @@ class QuestionFile(Sequence[Question]):
             try:
                 question = question_of(entry, defaults, where, self._path.parent)
                 if check_scorer is not None:
-                    has_answer = question.answer is not None or bool(question.aug_answers)
-                    check_scorer(question.scorer, has_answer)
+                    given = (question.answer, *question.aug_answers)
+                    check_scorer(question.scorer, [right for right in given if right is not None])
             except ConfigError as problem:
                 note(where, problem)
                 continue
+            num_chars = len(question.query) + len(question.system_prompt)
+            if not self._offsets or num_chars < self._shortest[0]:
+                self._shortest = (num_chars, len(self._offsets))
+            self._longest = max(self._longest, (num_chars, len(self._offsets)))
             self._offsets.append(self._spool.tell())
             pickle.dump((where, question), self._spool, protocol=pickle.HIGHEST_PROTOCOL)
             identity = question.id.encode("utf-8", "backslashreplace")

@@ -9,20 +9,19 @@ import random
 import re
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import DataSection
+from agentrl.datasets.entries import BadEntry
 from agentrl.datasets.question import Question, ScorerCheck, question_of
 from agentrl.datasets.question_files import QuestionFile, load_questions
 from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.errors import DatasetError
 from agentrl.schema import EnvironmentTask, MCPTask, Split, Task
 from agentrl.store import TrajectoryStore
+from agentrl.store.repositories.task_groups import next_batch
 
-_BATCH_SIZE = 1000
-"""Tasks whose ids are looked up in one query."""
 _MAX_QUOTED_CHARS = 60
 _HELD_OUT_SEED = 1_000_000_007
 """Far from the seeds of training tasks, which environments count up from task to task."""
@@ -101,8 +100,13 @@ def tasks_of_environment(
         for start in numbers[::_ROWS_AT_ONCE]:
             rows = environment.rows(numbers[start : start + _ROWS_AT_ONCE])
             for number, row in enumerate(rows, start):
-                entry = {"id": f"{uri.id_prefix}-{number}", **row, "scorer": "reported"}
-                questions.append(question_of(entry, config, f"row {number}", Path()))
+                own = {"id": f"{uri.id_prefix}-{number}"}
+                scored = {"scorer": config.env_scorer or "reported"}
+                entry = {**own, **row, **scored} if isinstance(row, dict) else row
+                try:
+                    questions.append(question_of(entry, config, f"row {number}", Path()))
+                except BadEntry as problem:
+                    raise DatasetError(f"{flag} {uri.env_id}: row {number}: {problem}") from None
     rows_by_id = {question.id: number for number, question in enumerate(questions)}
     for task in tasks_from_questions(questions, split, **stream):
         yield EnvironmentTask(
@@ -205,7 +209,7 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
         remaining = iter(tasks)
         last: dict[str, Task] = {}  # what the store may be writing now
         # In a thread: making tasks of questions takes time, in which others are written.
-        while batch := await asyncio.to_thread(list, islice(remaining, _BATCH_SIZE)):
+        while batch := await asyncio.to_thread(next_batch, remaining):
             num_given += len(batch)
             stored = await store.tasks.get_many([task.id for task in batch])
             known = last | {task.id: task for task in stored}
@@ -215,8 +219,10 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
                     _check_same_question(known[task.id], task)
                     yield known[task.id]
                 else:
-                    known[task.id] = last[task.id] = task.model_copy(update={"order": order})
-                    yield last[task.id]
+                    if task.order != order:  # a copy costs as much as all else
+                        task = task.model_copy(update={"order": order})
+                    known[task.id] = last[task.id] = task
+                    yield task
                     order += 1
 
     num_new = await store.tasks.add(ordered())
@@ -272,6 +278,7 @@ async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator
                 "order": order if is_training else task.order,
                 "status": "created",
                 "completed_at": None,
+                "group_scores": {},
             }
         )
         order += is_training

@@ -1,26 +1,17 @@
-"""Files of anybody, as hypothesis thinks them up: each is read, or refused in one line.
-
-`AGENTRL_FUZZ_EXAMPLES=20000` tries more of them than the default suite does.
-"""
+"""Files of anybody, as hypothesis thinks them up: each is read, or refused in one line."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+import pytest
 from hypothesis import strategies as st
+from support.fuzzing import TryCases
 
 from agentrl.config.sections import DataSection
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import ConfigError, DatasetError
 from agentrl.store.documents.export_files import read_documents
 
-EXAMPLES = settings(
-    max_examples=int(os.environ.get("AGENTRL_FUZZ_EXAMPLES", "50")),
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
@@ -40,11 +31,23 @@ DOCUMENTS = st.dictionaries(
 )
 
 
-@EXAMPLES
-@given(LINES.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=200))
-def test_any_question_file_is_read_or_refused_in_one_line(content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "d.jsonl"
+QUESTION_FILES = LINES.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(
+    max_size=200
+)
+EXPORTED_FILES = (
+    st.lists((DOCUMENTS | ENTRIES).map(json.dumps) | st.text(max_size=60), max_size=3)
+    .map("\n".join)
+    .map(lambda text: text.encode("utf-8", "surrogatepass"))
+) | st.binary(max_size=200)
+
+
+@pytest.mark.fuzz(50)
+def test_any_question_file_is_read_or_refused_in_one_line(
+    tmp_path: Path, try_cases: TryCases
+) -> None:
+    path = tmp_path / "d.jsonl"
+
+    def check(content: bytes) -> None:
         path.write_bytes(content)
         problem = "it was read"
         try:
@@ -54,17 +57,16 @@ def test_any_question_file_is_read_or_refused_in_one_line(content: bytes) -> Non
             problem = str(error)
         assert problem
 
+    try_cases(check, content=QUESTION_FILES)
 
-@EXAMPLES
-@given(
-    st.lists((DOCUMENTS | ENTRIES).map(json.dumps) | st.text(max_size=60), max_size=3)
-    .map("\n".join)
-    .map(lambda text: text.encode("utf-8", "surrogatepass"))
-    | st.binary(max_size=200)
-)
-def test_any_exported_file_is_read_or_refused_in_one_line(content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tasks.jsonl"
+
+@pytest.mark.fuzz(50)
+def test_any_exported_file_is_read_or_refused_in_one_line(
+    tmp_path: Path, try_cases: TryCases
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+
+    def check(content: bytes) -> None:
         path.write_bytes(content)
         problem = ""
         try:
@@ -73,3 +75,5 @@ def test_any_exported_file_is_read_or_refused_in_one_line(content: bytes) -> Non
         except ConfigError as error:
             problem = str(error)
         assert "\n" not in problem
+
+    try_cases(check, content=EXPORTED_FILES)

@@ -124,6 +124,16 @@ def test_an_unknown_scorer_is_refused_before_sampling(tmp_path: Path) -> None:
         load_questions(path, DEFAULTS, check)
 
 
+@pytest.mark.parametrize("scorer", ["exact", "em", "math", "gaia"])
+@pytest.mark.parametrize("answers", [{"answer": ["a", "b"]}, {"answer": "a", "aug_answers": [{}]}])
+def test_scorers_that_compare_text_refuse_lists_and_objects(
+    tmp_path: Path, scorer: str, answers: dict[str, Any]
+) -> None:
+    path = write_lines(tmp_path / "d.jsonl", {"q": "A", "scorer": scorer, **answers})
+    with pytest.raises(DatasetError, match=f"line 1: scorer '{scorer}' compares text, and an ans"):
+        load_questions(path, DEFAULTS, MCPScorerFactory.check_question)
+
+
 @pytest.mark.parametrize("scorer", ["exact", "em", "math", "gaia", "agentcpm", "asearcher"])
 def test_a_question_without_a_reference_is_refused_where_its_scorer_compares(
     tmp_path: Path, scorer: str

@@ -119,17 +119,10 @@ def conversations_of(
     Args:
         turns: all turns of the attempt, in order of `index` from 0.
     """
-    continued = {turn.parent for turn in turns if _continues(turn)}
     told: set[int] = set()
-    for leaf in turns:
-        if leaf.index in continued or not leaf.trainable:
-            continue
-        path = [leaf]
-        while _continues(path[-1]):
-            path.append(turns[path[-1].parent or 0])
+    for path, tools in paths_of(turns):
         messages: list[Message] = []
-        tools = _tools_of(path[-1], turns)
-        for before, turn in zip([None, *path[:0:-1]], path[::-1], strict=True):
+        for before, turn in zip([None, *path[:-1]], path, strict=True):
             if before is not None:
                 messages += [_result(one) for one in before.tool_results]
             messages += [_context(message) for message in turn.added_messages]
@@ -137,6 +130,27 @@ def conversations_of(
             messages.append({**message, "weight": 0} if turn.index in told else message)
             told.add(turn.index)
         yield messages, tools
+
+
+def paths_of(
+    turns: Sequence[DispatchedSamplingTask],
+) -> Iterator[tuple[list[DispatchedSamplingTask], list[dict[str, Any]]]]:
+    """Yield the turns of each conversation of an attempt, and the tools that it was shown.
+
+    A turn stands in every conversation that continues it. Calls of other models, which nothing of the
+    policy continues, are left out.
+
+    Args:
+        turns: all turns of the attempt, in order of `index` from 0.
+    """
+    continued = {turn.parent for turn in turns if _continues(turn)}
+    for leaf in turns:
+        if leaf.index in continued or not leaf.trainable:
+            continue
+        path = [leaf]
+        while _continues(path[-1]):
+            path.append(turns[path[-1].parent or 0])
+        yield path[::-1], _tools_of(path[-1], turns)
 
 
 def assistant_message(turn: DispatchedSamplingTask, tools: Sequence[dict[str, Any]]) -> Message:

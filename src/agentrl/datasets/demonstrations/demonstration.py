@@ -13,6 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.datasets.demonstrations.atif_documents import (
+    checked_trajectory,
+    is_trajectory,
+    messages_of,
+)
 from agentrl.datasets.entries import BadEntry, read_entries
 from agentrl.datasets.question import image_address
 from agentrl.errors import DatasetError
@@ -37,6 +42,8 @@ class Demonstration:
 
 def read_demonstrations(path: Path) -> Iterator[Demonstration]:
     """Yield the conversations of a file: objects with `messages`, perhaps `tools` and `id`.
+
+    A line may be a trajectory in Harbor's format, of which the first context is read.
 
     Args:
         path: a source that `read_entries` accepts.
@@ -117,6 +124,13 @@ def demonstration_turns(
 def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
     if isinstance(entry, BadEntry):
         raise entry
+    if is_trajectory(entry):
+        trajectory = checked_trajectory(entry)
+        entry = {
+            "id": trajectory.trajectory_id,
+            "messages": list(messages_of(trajectory)),
+            "tools": list(trajectory.agent.tool_definitions or ()),
+        }
     if not isinstance(entry, dict) or not isinstance(entry.get("messages"), list):
         raise BadEntry('expected an object with a list of "messages"')
     messages = [_with_files(_without_gaps(message), folder) for message in entry["messages"]]
@@ -164,7 +178,7 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...]:
     if isinstance(given, str):  # table formats cannot nest them
         try:
             given = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadEntry('"tools" is not valid JSON') from None
     if given is None:
         return ()

@@ -191,6 +191,7 @@ def test_messages_of_weight_zero_are_context(tmp_path: Path) -> None:
         ({"messages": [HELLO[2]]}, "nothing that it answers"),
         ({"messages": [HELLO[1], {**HELLO[2], "weight": 2}]}, '"weight" of a message is 0 or 1'),
         ({"messages": HELLO, "tools": "{"}, '"tools" is not valid JSON'),
+        ({"messages": HELLO, "tools": "[" * 100_000}, '"tools" is not valid JSON'),
         ({"messages": HELLO, "tools": {}}, '"tools" is a list'),
     ],
 )

@@ -1,0 +1,205 @@
+"""A trajectory of Harbor's (ATIF) as the turns of one attempt.
+
+In: a document that was checked. Out: a turn for each step of the policy. Ids and logprobs are taken as
+they stand; a step without ids becomes a turn that can be read and scored and is not trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from agentrl.datasets.demonstrations.atif_documents import (
+    OURS,
+    AtifStep,
+    AtifTrajectory,
+    messages_of_step,
+    own_facts,
+)
+from agentrl.datasets.demonstrations.demonstration import UNKNOWN_LOGPROB
+from agentrl.datasets.entries import BadEntry
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    Message,
+    SamplingParams,
+    ToolCall,
+    ToolResult,
+    VersionSpan,
+    num_shared_ids,
+)
+
+
+def turns_of(
+    trajectory: AtifTrajectory, record_id: str, task_id: str, fence: int
+) -> list[DispatchedSamplingTask]:
+    """Return the turns of a trajectory and of all that are embedded in it.
+
+    Args:
+        trajectory: the attempt.
+        record_id: of the Record that it becomes.
+        task_id: of the Record's Task.
+        fence: of the Record's lease, which ids of turns hold.
+
+    Raises:
+        BadEntry: a step makes no turn; the text says which and why.
+    """
+    found = _TurnReader(record_id, task_id).turns(trajectory)
+    return [turn.model_copy(update={"id": f"{record_id}/{fence}/{turn.index}"}) for turn in found]
+
+
+class _TurnReader:
+    """Makes the turns of one trajectory."""
+
+    def __init__(self, record_id: str, task_id: str) -> None:
+        self._identity = {"id": "", "record_id": record_id, "task_id": task_id, "attempt": 1}
+        self._turns: list[DispatchedSamplingTask] = []
+        self._full: list[np.ndarray] = []
+        self._places: dict[int, int] = {}
+        """Index that a step says it had -> the index of its turn here."""
+
+    def turns(self, trajectory: AtifTrajectory) -> list[DispatchedSamplingTask]:
+        for context in trajectory.contexts:
+            self._read(context)
+        return self._in_order_of_sampling()
+
+    def _read(self, context: AtifTrajectory) -> None:
+        parent: int | None = None
+        waiting: list[Message] = []
+        for step in context.steps:
+            given = own_facts(step.extra)
+            if step.is_sampled:
+                waiting = self._add(step, context, parent, waiting)
+                parent = len(self._turns) - 1
+            elif step.is_copied_context and _number(given, "turn") in self._places:
+                parent, waiting = self._places[_number(given, "turn")], []
+            else:
+                waiting += [
+                    {key: value for key, value in message.items() if key != "weight"}
+                    for message in messages_of_step(step)
+                ]
+
+    def _add(
+        self,
+        step: AtifStep,
+        context: AtifTrajectory,
+        parent: int | None,
+        messages: Sequence[Message],
+    ) -> list[Message]:
+        """Append a step of the policy; return the observations that answer no call of it."""
+        given = own_facts(step.extra)
+        if parent is None:
+            parent = self._places.get(_number(given, "parent"))
+        shown = list(messages_of_step(step))
+        calls = tuple(
+            ToolCall(
+                id=call.tool_call_id,
+                name=call.function_name,
+                arguments=call.arguments,
+                format_error=_text_of(own_facts(call.extra).get("format_error")),
+            )
+            for call in step.tool_calls or ()
+        )
+        known = {call.id for call in calls}
+        observed = () if step.observation is None else step.observation.results
+        results = tuple(
+            ToolResult(
+                call_id=message["tool_call_id"],
+                name=message["name"],
+                content=message["content"],
+                is_error=bool(own_facts(result.extra).get("is_error")),
+            )
+            for message, result in zip(shown[1:], observed, strict=True)
+            if message["tool_call_id"] in known
+        )
+        text = _text_of(given.get("text"))
+        fields: dict[str, Any] = {
+            **self._identity,
+            **self._tokens(step, parent),
+            "index": len(self._turns),
+            "added_messages": tuple(messages),
+            "output_text": shown[0]["content"] if text is None else text,
+            "tool_calls": calls,
+            "tool_results": results,
+            "finish_reason": given.get("finish_reason", "stop"),
+            "sampling_params": given.get("sampling_params", SamplingParams()),
+        }
+        if fields["parent"] is None:
+            fields["tools"] = context.agent.tool_definitions or ()
+        try:
+            turn = DispatchedSamplingTask.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise BadEntry(f"step {step.step_id}: {where}: {first['msg']}") from None
+        if _number(given, "turn") >= 0:
+            self._places[_number(given, "turn")] = turn.index
+        self._turns.append(turn)
+        return [one for one in shown[1:] if one["tool_call_id"] not in known]
+
+    def _tokens(self, step: AtifStep, parent: int | None) -> dict[str, Any]:
+        """Return the fields of a turn that hold its tokens; without any it is not trained."""
+        metrics, given = step.metrics, own_facts(step.extra)
+        if metrics is None or not metrics.has_tokens:
+            self._full.append(np.empty(0, dtype=np.int32))
+            none: dict[str, Any] = dict.fromkeys(("added_ids", "output_ids", "output_logprobs"), ())
+            return {**none, "version_spans": (), "parent": parent, "trainable": False}
+        before = None if parent is None else self._full[parent]
+        prompt = np.asarray(metrics.prompt_token_ids, dtype=np.int32)
+        output = np.asarray(metrics.completion_token_ids, dtype=np.int32)
+        shared = 0 if before is None else num_shared_ids(before, prompt)
+        is_cut = before is not None and shared < len(before)
+        self._full.append(np.concatenate([prompt, output]))
+        logprobs = metrics.logprobs
+        return {
+            "parent": parent,
+            "shared_len": shared,
+            "added_ids": prompt[shared:],
+            "output_ids": output,
+            "output_logprobs": [UNKNOWN_LOGPROB] * len(output) if logprobs is None else logprobs,
+            "version_spans": _spans(given.get("versions"), len(output)),
+            "branch_reason": given.get("branch_reason") or ("drift" if is_cut else None),
+            # Their pixels are not in the file.
+            "trainable": bool(given.get("trainable", True)) and not given.get("num_images"),
+        }
+
+    def _in_order_of_sampling(self) -> list[DispatchedSamplingTask]:
+        """Return the turns in the order that the steps name, where all of them do."""
+        if sorted(self._places) != list(range(len(self._turns))):
+            return self._turns
+        new = {here: then for then, here in self._places.items()}
+        moved = [
+            turn.model_copy(
+                update={
+                    "index": new[turn.index],
+                    "parent": None if turn.parent is None else new[turn.parent],
+                }
+            )
+            for turn in self._turns
+        ]
+        if any(turn.parent is not None and turn.parent >= turn.index for turn in moved):
+            return self._turns
+        return sorted(moved, key=lambda turn: turn.index)
+
+
+def _number(given: Mapping[str, Any], name: str) -> int:
+    """Return a number of ours, -1 where there is none."""
+    value = given.get(name)
+    return value if isinstance(value, int) and value >= 0 else -1
+
+
+def _text_of(given: object) -> str | None:
+    return given if isinstance(given, str) else None
+
+
+def _spans(given: object, length: int) -> tuple[VersionSpan, ...]:
+    """Return the versions of tokens; none where they are not told, or make no sense."""
+    spans: list[VersionSpan] = []
+    for one in given if isinstance(given, list) else ():
+        if not (isinstance(one, list) and len(one) == 3 and all(isinstance(n, int) for n in one)):
+            raise BadEntry(f"extra.{OURS}.versions: a span is [version, start, end]")
+        version, start, end = one
+        if not (version >= 0 and 0 <= start < end <= length):
+            raise BadEntry(f"extra.{OURS}.versions: {one} is no span of {length} tokens")
+        spans.append(VersionSpan(version=version, start=start, end=end))
+    return tuple(spans)
