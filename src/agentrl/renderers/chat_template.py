@@ -81,12 +81,13 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
-        self._source = source
+        self.source = source
+        """As it was given."""
         self._variables = dict(variables)
 
     def variables(self) -> frozenset[str]:
         """Return the names of the variables that the template reads."""
-        return frozenset(meta.find_undeclared_variables(_environment().parse(self._source)))
+        return frozenset(meta.find_undeclared_variables(_environment().parse(self.source)))
 
     def render(
         self,

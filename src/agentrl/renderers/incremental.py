@@ -3,7 +3,6 @@
 Text in, text out; `PromptIncrement` says what came of it in tokens.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,11 +11,9 @@ import numpy as np
 from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.reply import parse_reply
 from agentrl.renderers.template_traits import TemplateTraits
-from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
 from agentrl.renderers.tool_calls.call_format import ToolCallFormat
 from agentrl.renderers.untrusted_text import EscapedConversation
-
-_EMPTY_THINKING = re.compile(rf"{THINK_OPEN}\s*{THINK_CLOSE}\s*")
+from agentrl.schema import num_shared_ids
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,7 @@ class PromptIncrement:
         cls, parent_full_ids: np.ndarray, ids: np.ndarray, reason: str
     ) -> "PromptIncrement":
         """Return a prompt that was rendered anew as what it adds to what it shares."""
-        limit = min(len(ids), len(parent_full_ids))
-        differs = np.flatnonzero(ids[:limit] != np.asarray(parent_full_ids[:limit]))
-        shared_len = int(differs[0]) if len(differs) else limit
+        shared_len = num_shared_ids(ids, np.asarray(parent_full_ids))
         exact = shared_len == len(parent_full_ids)
         return cls(
             added_ids=ids[shared_len:],
@@ -57,17 +52,29 @@ class IncrementalRenderer:
     """Finds the text that one template adds after a reply."""
 
     def __init__(
-        self, template: ChatTemplate, traits: TemplateTraits, format_: ToolCallFormat
+        self,
+        template: ChatTemplate,
+        traits: TemplateTraits,
+        format_: ToolCallFormat,
+        stop_literals: Mapping[int, str],
     ) -> None:
-        """Work for a template, whose model writes calls in a format."""
+        """Work for a template, whose model writes calls in a format.
+
+        Args:
+            template: the model's.
+            traits: what is known of it.
+            format_: how the model writes calls.
+            stop_literals: the ids that end a turn, and their texts.
+        """
         self._template = template
+        self._stop_literals = stop_literals
         self._traits = traits
         self._format = format_
 
     def text_after_reply(
         self, conversation: EscapedConversation, text: str, num_before: int
-    ) -> str | None:
-        """Return what the template puts behind the parent's closed reply, or None.
+    ) -> tuple[str, str] | None:
+        """Return how the template closes the parent's reply, and what it puts behind that; or None.
 
         None means that appending does not hold: with the new messages, the template renders the
         parent's prompt or reply otherwise than before.
@@ -79,41 +86,46 @@ class IncrementalRenderer:
         """
         prompt_text, close_text = self._traits.prompt_text, self._traits.close_text
         prompt = conversation.rendered(self._template, num_before - 1, add_generation_prompt=True)
-        if close_text is None or not prompt.endswith(prompt_text):
+        if close_text is None:
             return None
+        if not prompt.endswith(prompt_text):
+            # Behind results, some templates ask for nothing: the model goes on in its turn.
+            open_ = conversation.rendered(
+                self._template, num_before - 1, add_generation_prompt=False
+            )
+            if not prompt.startswith(open_):
+                return None
+            prompt_text = prompt[len(open_) :]
         context = prompt[: len(prompt) - len(prompt_text)]
         if not text.startswith(context):
             return None
         if conversation.messages[num_before - 1].get("tool_calls"):
-            return self._text_behind_calls(conversation, text, num_before, context)
+            return self._text_behind_calls(conversation, text, num_before, prompt)
         reply = self._traits.spoken(conversation.messages[num_before - 1])
         spoken = prompt_text + reply
         # Templates leave out thinking that says nothing, or add it: nobody's words change by that.
-        forms = [spoken, _EMPTY_THINKING.sub("", spoken)]
-        if THINK_CLOSE not in spoken:
-            forms.append(f"{prompt_text}{THINK_OPEN}{THINK_CLOSE}{reply}")
+        marks = self._traits.marks
+        forms = [spoken, marks.empty.sub("", spoken)]
+        if marks.close not in spoken:
+            forms.append(f"{prompt_text}{marks.open}{marks.close}{reply}")
         for expected in dict.fromkeys(forms):
             end = _match_spaced(text, len(context), expected + close_text)
             if end is not None:
-                return text[end:]
+                return close_text, text[end:]
         return None
 
-    def text_after_stop(
-        self, behind: str, last_id: int, stop_literals: Mapping[int, str]
-    ) -> tuple[str, int]:
+    def text_after_stop(self, close_text: str, behind: str, last_id: int) -> tuple[str, int]:
         """Return what is to follow the parent's ids, and how many of them to give up first.
 
         The model closes its own turn by a stop token, which the template writes too: in the closing
         text, or (GLM) as the beginning of what follows.
 
         Args:
+            close_text: how the template closes the reply.
             behind: what follows the closed reply.
             last_id: the last of the parent's ids; -1 if there is none.
-            stop_literals: the ids that end a turn, and their texts.
         """
-        close_text = self._traits.close_text
-        assert close_text is not None
-        literal = stop_literals.get(last_id)
+        literal = self._stop_literals.get(last_id)
         if literal is None:
             return close_text + behind, 0
         _, found, rest = close_text.partition(literal)
@@ -125,31 +137,38 @@ class IncrementalRenderer:
         return close_text + behind, 1
 
     def _text_behind_calls(
-        self, conversation: EscapedConversation, text: str, num_before: int, context: str
-    ) -> str | None:
-        """Return what stands behind a reply whose calls the template writes by itself, or None.
+        self, conversation: EscapedConversation, text: str, num_before: int, prompt: str
+    ) -> tuple[str, str] | None:
+        """Do the same for a reply whose calls the template writes by itself.
 
-        It may write them with other spaces than the model did. IncrementalRenderer holds if what it wrote
-        means the same: read like a reply, it gives the same prose and the same calls.
+        It may write them with other spaces than the model did, or in another order of parts. That is
+        no drift if what it wrote means the same: read like a reply, it gives the same thinking, the same
+        prose and the same calls.
         """
-        close_text = self._traits.close_text
-        assert close_text is not None
         message = conversation.messages[num_before - 1]
         closed = conversation.rendered(self._template, num_before, add_generation_prompt=False)
-        begin = context + self._traits.prompt_text
-        if not (closed.startswith(begin) and closed.endswith(close_text)):
+        closes = (self._traits.close_text, *self._stop_literals.values())
+        close_text = next((close for close in closes if close and closed.endswith(close)), "")
+        begins = (prompt, self._traits.marks.empty.sub("", prompt))
+        begin = next((one for one in begins if closed.startswith(one)), None)
+        if begin is None or not text.startswith(closed):
             return None
         written = parse_reply(
             closed[len(begin) : len(closed) - len(close_text)],
             self._format,
-            starts_inside=self._traits.starts_inside_thinking,
+            starts_inside=self._traits.marks.ends_inside(prompt),
             tools=conversation.tools,
+            marks=self._traits.marks,
         )
         functions = [call["function"] for call in message["tool_calls"]]
-        same = written.prose.split() == str(message.get("content") or "").split() and [
-            (call.name, call.arguments) for call in written.tool_calls
-        ] == [(function["name"], function["arguments"]) for function in functions]
-        return text[len(closed) :] if same and text.startswith(closed) else None
+        thought = message.get(self._traits.reasoning_key or "")
+        # Without a place of its own, thinking is in the content.
+        said = written.prose if thought is None else f"{written.reasoning} {written.content}"
+        same = said.split() == f"{thought or ''} {message.get('content') or ''}".split()
+        same = same and [(call.name, call.arguments) for call in written.tool_calls] == [
+            (function["name"], function["arguments"]) for function in functions
+        ]
+        return (close_text, text[len(closed) :]) if same else None
 
 
 def _match_spaced(text: str, start: int, expected: str) -> int | None:

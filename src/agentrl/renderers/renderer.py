@@ -6,6 +6,7 @@ Where the template rewrites history instead (or the context was edited), the pro
 anew and shares with its parent what it still has in common.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +19,13 @@ from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.incremental import IncrementalRenderer, PromptIncrement
 from agentrl.renderers.model_files import ModelFiles, read_model_files
-from agentrl.renderers.reply import Reply, Thinking, parse_reply, reply_grammar
-from agentrl.renderers.template_traits import answered_call, template_traits
-from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
+from agentrl.renderers.reply import MessageForm, Reply, Thinking, parse_reply, reply_grammar
+from agentrl.renderers.template_traits import (
+    answered_call,
+    opening,
+    template_traits,
+    tools_as_shown,
+)
 from agentrl.renderers.tool_calls.call_format import told_of_tools
 from agentrl.renderers.tool_calls.call_format_registry import AUTO, get_tool_call_format
 from agentrl.renderers.untrusted_text import EscapedConversation, Tools, UntrustedTextEncoder
@@ -49,14 +54,22 @@ class Renderer:
     ) -> None:
         """Build a renderer; `load` is the usual way to one."""
         self._tokenizer = files.tokenizer
-        # Not by the token: a tokenizer may have that of relatives that think.
-        self._knows_thinking = THINK_OPEN in files.chat_template
         self._template = ChatTemplate(
             files.chat_template, {**files.named_tokens, **(template_variables or {})}
         )
-        self._format = get_tool_call_format(tool_call_parser or AUTO, files.chat_template)
+        shown = tools_as_shown(self._template)
+        added = files.tokenizer.get_added_tokens_decoder().values() if shown else ()
+        self._format = get_tool_call_format(
+            tool_call_parser or AUTO,
+            files.chat_template + shown,
+            [token.content for token in added],
+        )
+        self.traits = template_traits(self._template, self._format)
+        """What the chat template does with tools, calls and thinking."""
+        # Not by the token: a tokenizer may have that of relatives that think.
+        self._knows_thinking = self.traits.marks.open in files.chat_template
         self._untrusted = UntrustedTextEncoder(
-            files.tokenizer, files.tokenizer_json, self._format.control
+            files.tokenizer, files.tokenizer_json, self._format.control, self.traits.marks
         )
         self.image_token_id = files.image_token_id
         """Placeholder that stands once for every image of a prompt; None for models without."""
@@ -69,9 +82,9 @@ class Renderer:
             for id_ in files.stop_token_ids
             if (text := files.tokenizer.id_to_token(id_)) is not None
         }
-        self.traits = template_traits(self._template, self._format.call_id(0, 0))
-        """What the chat template does with tools, calls and thinking."""
-        self._incremental = IncrementalRenderer(self._template, self.traits, self._format)
+        self._incremental = IncrementalRenderer(
+            self._template, self.traits, self._format, self._stop_literals
+        )
         self._image_roles = frozenset(filter(self._places_image, ("user", "tool")))
 
     @classmethod
@@ -125,6 +138,11 @@ class Renderer:
         return renderer
 
     @property
+    def tool_call_format(self) -> str:
+        """Name of the format in which the model writes calls."""
+        return self._format.names[0] if self._format.names else "registered"
+
+    @property
     def vocab_size(self) -> int:
         """Number of ids the tokenizer knows, added tokens included (a model may have more rows)."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
@@ -163,6 +181,30 @@ class Renderer:
                 "the model's chat template shows no results of tools (it refuses or leaves out "
                 "messages of the role `tool`); take a model that does, give a template with "
                 "--chat_template FILE, or leave the tool servers out"
+            )
+
+    def check_fits(self, num_rows: int) -> None:
+        """Refuse a tokenizer with tokens that the model has no embedding for.
+
+        Added tokens that no prompt holds do no harm; some families have one for images that the model
+        without images lacks.
+
+        Args:
+            num_rows: tokens that the model knows.
+
+        Raises:
+            ConfigError: a prompt could hold an id that the model does not know.
+        """
+        known = self._tokenizer.get_vocab(with_added_tokens=False).values()
+        prompt: list[int] = []
+        with contextlib.suppress(RenderError):  # the template wants more than a question
+            prompt = self.render([{"role": "user", "content": "x"}]).tolist()
+        largest = max(*known, *prompt, *self._stop_literals)
+        if largest >= num_rows:
+            token = self._tokenizer.id_to_token(largest)
+            raise ConfigError(
+                f"the tokenizer has more tokens than the model: {token!r} has id {largest}, and the "
+                f"model's vocab_size is {num_rows}; the two are not of one model"
             )
 
     def render(
@@ -213,8 +255,8 @@ class Renderer:
             raise RenderError("the template writes a reply otherwise than it asks for one")
         else:  # the generation prompt begins a thought, which the template takes out of replies
             spoken = str(conversation.messages[-1].get("content") or "")
-            opened = THINK_OPEN + prompt.rpartition(THINK_OPEN)[2]
-            spoken = spoken.removeprefix(opened) + self.traits.close_text
+            spoken = spoken.removeprefix(opening(prompt, self.traits.marks))
+            spoken += self.traits.close_text
         found = [
             (spoken.find(literal), literal)
             for literal in self._stop_literals.values()
@@ -253,11 +295,11 @@ class Renderer:
         messages = [*messages_before, *new_messages]
         conversation, text = self._escaped(messages, tools, True)
         num_before = len(conversation.messages) - len(new_messages)
-        behind = self._incremental.text_after_reply(conversation, text, num_before)
-        if behind is None:
+        found = self._incremental.text_after_reply(conversation, text, num_before)
+        if found is None:
             return self._branch(parent_full_ids, conversation, text, "drift")
         last = int(parent_full_ids[-1]) if len(parent_full_ids) else -1
-        rest, num_dropped = self._incremental.text_after_stop(behind, last, self._stop_literals)
+        rest, num_dropped = self._incremental.text_after_stop(*found, last)
         added = self._untrusted.encode(rest, conversation.literals, after_token=True)
         return PromptIncrement(
             added_ids=_int32(added),
@@ -298,14 +340,20 @@ class Renderer:
             ids.pop()
         text = self.decode(ids)
         inside = self.traits.starts_inside_thinking
+        form = MessageForm(
+            structured=self.traits.wants_structured_calls,
+            begun=self.traits.begun_message(text) if inside else None,
+            reasoning_key=self.traits.reasoning_key,
+            in_channels=self._format.split is not None,
+        )
         return parse_reply(
             text,
             self._format,
             starts_inside=inside,
             turn=turn,
             tools=tools,
-            structured=self.traits.wants_structured_calls,
-            begun=self.traits.begun_message(text) if inside else None,
+            marks=self.traits.marks,
+            form=form,
         )
 
     def call_beginning(self, tool: str | None = None) -> np.ndarray:
@@ -327,7 +375,8 @@ class Renderer:
                 "a call cannot be forced in this model's format of tool calls; leave tool_choice "
                 "to the model"
             )
-        closed = f"\n{THINK_CLOSE}\n\n" if self.traits.starts_inside_thinking else ""
+        inside = self.traits.starts_inside_thinking
+        closed = f"\n{self.traits.marks.close}\n\n" if inside else ""
         return _int32(
             self._untrusted.encode(closed + self._format.begin(tool), {}, after_token=True)
         )
@@ -342,6 +391,10 @@ class Renderer:
         Raises:
             RenderError: the format of the model's calls does not say how one begins.
         """
+        if self._format.split is not None:
+            raise RenderError(
+                "a reply made of channels (gpt-oss) cannot be held to JSON; leave response_format out"
+            )
         mark = None
         if may_call:
             if self._format.begin is None:
@@ -351,13 +404,15 @@ class Renderer:
                     "none"
                 )
             mark = self._format.begin(None).partition("\n")[0]
-        return reply_grammar(schema, thinking=self._thinking, call_mark=mark)
+        return reply_grammar(
+            schema, thinking=self._thinking, marks=self.traits.marks, call_mark=mark
+        )
 
     @property
     def _thinking(self) -> Thinking:
         if self.traits.starts_inside_thinking:
             return "begun"
-        is_over = THINK_CLOSE in self.traits.prompt_text
+        is_over = self.traits.marks.close in self.traits.prompt_text
         return "optional" if self._knows_thinking and not is_over else "none"
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:

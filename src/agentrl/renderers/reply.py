@@ -1,11 +1,11 @@
 """Replies: what a model said in one turn, taken apart, and the grammar of one that has to be JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentrl.renderers.thinking import THINK_CLOSE, THINK_MARKS, THINK_OPEN
+from agentrl.renderers.thinking import THINK, ThinkingMarks
 from agentrl.renderers.tool_calls.call_format import CallSection, ParsedCall, ToolCallFormat, Tools
 from agentrl.schema import Message, ToolCall
 from agentrl.schema.grammar import (
@@ -33,6 +33,20 @@ _BETWEEN = Regex(pattern=r"\n{0,2}")
 
 
 @dataclass(frozen=True)
+class MessageForm:
+    """How a reply is to stand in the conversation, for the model's chat template to write it again."""
+
+    structured: bool = False
+    """With its calls as `tool_calls`, not as the text they were written as."""
+    begun: Message | None = None
+    """The message itself, where the prompt has begun its thinking; see `TemplateTraits.begun_form`."""
+    reasoning_key: str | None = None
+    """Where the template looks for the thinking of a reply whose calls stand apart."""
+    in_channels: bool = False
+    """It is made of channels, of which its message shows nothing."""
+
+
+@dataclass(frozen=True)
 class Reply:
     """One turn of the model."""
 
@@ -41,21 +55,27 @@ class Reply:
     content: str
     """What is outside thinking and outside tool calls: where an answer may stand."""
     reasoning: str
-    """What is inside `<think>`."""
+    """What it thought."""
     tool_calls: tuple[ToolCall, ...]
     prose: str = ""
     """Everything but the tool calls, thinking and its tags included."""
-    structured: bool = False
-    """The chat template wants to see calls as `tool_calls`, not as the text they were written as."""
-    begun: Message | None = None
-    """The message that stands for it, where its prompt has begun its thinking; see
-    `TemplateTraits.begun_form`."""
+    form: MessageForm = MessageForm()
 
     @property
     def message(self) -> Message:
         """The assistant message that stands for this turn in the conversation."""
-        if not (self.structured and self.tool_calls):
-            return self.begun or {"role": "assistant", "content": self.text}
+        form = self.form
+        if not (form.in_channels or (form.structured and self.tool_calls)):
+            return form.begun or {"role": "assistant", "content": self.text}
+        message: Message = {"role": "assistant", "content": self.prose.strip()}
+        if form.reasoning_key is not None and self.reasoning.strip():
+            thought, said = self.reasoning.strip(), self.content.strip()
+            if form.in_channels and self.tool_calls and said:
+                # Beside a call, the template has a place for one text.
+                thought, said = f"{thought}\n\n{said}", ""
+            message |= {form.reasoning_key: thought, "content": said}
+        if not self.tool_calls:
+            return message
         calls = [
             {
                 "id": call.id,
@@ -64,7 +84,7 @@ class Reply:
             }
             for call in self.tool_calls
         ]
-        return {"role": "assistant", "content": self.prose.strip(), "tool_calls": calls}
+        return {**message, "tool_calls": calls}
 
 
 def parse_reply(
@@ -74,8 +94,8 @@ def parse_reply(
     starts_inside: bool = False,
     turn: int = 0,
     tools: Tools = (),
-    structured: bool = False,
-    begun: Message | None = None,
+    marks: ThinkingMarks = THINK,
+    form: MessageForm | None = None,
 ) -> Reply:
     """Take the text of one turn apart.
 
@@ -86,17 +106,35 @@ def parse_reply(
     Args:
         text: what the model wrote.
         format_: how it writes calls.
-        starts_inside: the prompt ended inside a `<think>` block.
+        starts_inside: the prompt ended inside a block of thinking.
         turn: number of the turn; calls without an id get one made of it and their position.
         tools: the tools that it was shown; their schemas say what untyped values mean.
-        structured: how the reply is to stand in the conversation, see `Reply`.
-        begun: see `Reply`.
+        marks: how it marks its thinking.
+        form: of the message that stands for it.
     """
-    splitter = _Splitter(text, format_, tools)
-    splitter.split(inside=starts_inside)
+    if format_.split is not None:
+        reasoning, said, found = format_.split(text, tools)
+        prose = said
+    else:
+        splitter = _Splitter(text, format_, tools, marks)
+        splitter.split(inside=starts_inside)
+        reasoning, said, prose = map("".join, (splitter.reasoning, splitter.said, splitter.prose))
+        found = splitter.calls
+    return Reply(
+        text=text,
+        content=said,
+        reasoning=reasoning,
+        tool_calls=tuple(_numbered(found, format_, turn)),
+        prose=prose,
+        form=form or MessageForm(),
+    )
+
+
+def _numbered(found: Sequence[ParsedCall], format_: ToolCallFormat, turn: int) -> list[ToolCall]:
+    """Return the calls of a turn with an id each."""
     used: set[str] = set()
     calls: list[ToolCall] = []
-    for position, call in enumerate(splitter.calls):
+    for position, call in enumerate(found):
         own = format_.own_id is not None and format_.own_id.fullmatch(call.id) is not None
         id_ = call.id if own and call.id not in used else format_.call_id(turn, position)
         used.add(id_)
@@ -105,24 +143,19 @@ def parse_reply(
                 id=id_, name=call.name, arguments=call.arguments, format_error=call.format_error
             )
         )
-    return Reply(
-        text=text,
-        content="".join(splitter.said),
-        reasoning="".join(splitter.reasoning),
-        tool_calls=tuple(calls),
-        prose="".join(splitter.prose),
-        structured=structured,
-        begun=begun,
-    )
+    return calls
 
 
 class _Splitter:
     """Goes through a reply once, from left to right."""
 
-    def __init__(self, text: str, format_: ToolCallFormat, tools: Tools) -> None:
+    def __init__(
+        self, text: str, format_: ToolCallFormat, tools: Tools, marks: ThinkingMarks
+    ) -> None:
         self._text = text
         self._format = format_
         self._tools = tools
+        self._marks = marks
         self._has_thought = False
         self._has_said = False
         self._next: tuple[int, CallSection | None] | None = None
@@ -141,10 +174,10 @@ class _Splitter:
     def _think(self, position: int) -> int:
         """Take thinking that begins at `position`; return where it is over."""
         self._has_thought = True
-        end = self._text.find(THINK_CLOSE, position)
+        end = self._text.find(self._marks.close, position)
         if end >= 0:
             self.reasoning.append(self._text[position:end])
-            return end + len(THINK_CLOSE)
+            return end + len(self._marks.close)
         end = self._closing_calls(position)
         self.reasoning.append(self._text[position:end])
         return end
@@ -170,8 +203,8 @@ class _Splitter:
         text = self._text
         section = self._section(position)
         until = len(text) if section is None else section.start
-        mark = THINK_MARKS.search(text, position, until)
-        if mark is not None and mark[0] == THINK_CLOSE:
+        mark = self._marks.either.search(text, position, until)
+        if mark is not None and mark[0] == self._marks.close:
             # Its beginning is missing: the prompt may have opened the block.
             self.reasoning += [*self.said, text[position : mark.start()]]
             self.said.clear()
@@ -230,13 +263,18 @@ class _Splitter:
 
 
 def reply_grammar(
-    schema: Mapping[str, Any], *, thinking: Thinking, call_mark: str | None = None
+    schema: Mapping[str, Any],
+    *,
+    thinking: Thinking,
+    marks: ThinkingMarks = THINK,
+    call_mark: str | None = None,
 ) -> Grammar:
     """Return the grammar of replies that are JSON of a schema.
 
     Args:
         schema: the JSON schema.
         thinking: whether there may be thinking before.
+        marks: how it is marked.
         call_mark: how tool calls begin that may stand in the JSON's place; what follows the mark
             is free. None: there may be none.
     """
@@ -248,9 +286,9 @@ def reply_grammar(
             elements=(answer, InOrder(elements=(ConstString(value=call_mark), AnyText())))
         )
     if thinking == "begun":
-        thought = Tag(begin="", content=AnyText(), end=THINK_CLOSE)
+        thought = Tag(begin="", content=AnyText(), end=marks.close)
         answer = InOrder(elements=(thought, _BETWEEN, answer))
     elif thinking == "optional":
-        thought = Tag(begin=THINK_OPEN, content=AnyText(), end=THINK_CLOSE)
+        thought = Tag(begin=marks.open, content=AnyText(), end=marks.close)
         answer = InOrder(elements=(Maybe(content=InOrder(elements=(thought, _BETWEEN))), answer))
     return StructuralTag(format=answer).grammar()

@@ -5,10 +5,12 @@ from typing import Any, Literal
 
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.chat_template import ChatTemplate
-from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN, ends_inside_thinking
+from agentrl.renderers.thinking import ThinkingMarks, thinking_marks
+from agentrl.renderers.tool_calls.call_format import ToolCallFormat
 from agentrl.schema import Message
 
 _PROBE = "\U000f0000"
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 BegunForm = Literal["text", "opened", "reasoning"]
 _QUESTION: Message = {"role": "user", "content": "x"}
 
@@ -22,10 +24,11 @@ class TemplateTraits:
     close_text: str | None
     """What it puts behind a reply; None where it does not write replies as they are."""
     wants_structured_calls: bool
-    """It refuses calls inside an assistant's text or hides their results, but not beside it.
+    """It shows calls and their results rightly only where they stand beside the assistant's text.
 
     To Mistral's templates, an answered call that is not marked as one is an assistant's message out of
-    turn; Gemma 4's leave its result out.
+    turn; Gemma 4's leave its result out; DeepSeek V3.2's ask for no reply to it; Kimi K2's take the
+    thinking out of what seems to be an answer.
     """
     begun_form: BegunForm
     """How a reply stands in the conversation whose thinking the prompt has begun.
@@ -34,6 +37,10 @@ class TemplateTraits:
     prompt's beginning of it in front (Nemotron 3 looks for both marks); `reasoning`: apart from what
     was said, in `reasoning_content` (Qwen3.8 takes thinking from nowhere else).
     """
+    marks: ThinkingMarks
+    """How the model marks its thinking."""
+    reasoning_key: str | None
+    """Where the template takes the thinking of a message with calls from; None: from its content."""
     shows_system: bool
     """The model is shown a system prompt."""
     shows_tools: bool
@@ -43,31 +50,31 @@ class TemplateTraits:
 
     @property
     def starts_inside_thinking(self) -> bool:
-        """Whether the prompt ends inside a `<think>` block."""
-        return ends_inside_thinking(self.prompt_text)
+        """Whether the prompt ends inside a block of thinking."""
+        return self.marks.ends_inside(self.prompt_text)
 
     def begun_message(self, text: str) -> Message:
         """Return the assistant message of a reply whose thinking the prompt has begun."""
-        return _begun_message(self.begun_form, self.prompt_text, text)
+        return _begun_message(self.begun_form, self.prompt_text, text, self.marks)
 
     def spoken(self, message: Message) -> str:
         """Return a reply from its message, as it was written behind the prompt."""
         content = str(message.get("content") or "")
         if "reasoning_content" in message and self.begun_form == "reasoning":
-            return f"{message['reasoning_content']}{THINK_CLOSE}{content}"
+            return f"{message['reasoning_content']}{self.marks.close}{content}"
         return (
-            content.removeprefix(opening(self.prompt_text))
+            content.removeprefix(opening(self.prompt_text, self.marks))
             if self.starts_inside_thinking
             else content
         )
 
 
-def template_traits(template: ChatTemplate, call_id: str) -> TemplateTraits:
+def template_traits(template: ChatTemplate, format_: ToolCallFormat) -> TemplateTraits:
     """Try a template.
 
     Args:
         template: the model's.
-        call_id: an id of a tool call in the form that it wants.
+        format_: how the model writes calls.
 
     Raises:
         ConfigError: the template cannot render a plain question.
@@ -80,14 +87,17 @@ def template_traits(template: ChatTemplate, call_id: str) -> TemplateTraits:
     except RenderError as error:
         raise ConfigError(f"a plain question cannot be rendered: {error}") from error
     _, found, close = reply.partition(_PROBE)
-    structured = _wants_structured_calls(template, call_id)
+    call_id, marks = format_.call_id(0, 0), thinking_marks(template.source)
+    structured = _wants_structured_calls(template, format_, prompt, marks)
     return TemplateTraits(
         prompt_text=prompt.removeprefix(open_),
         close_text=close if found else None,
         wants_structured_calls=structured,
-        begun_form=_begun_form(template, prompt, prompt.removeprefix(open_)),
+        begun_form=_begun_form(template, prompt, prompt.removeprefix(open_), marks),
+        marks=marks,
+        reasoning_key=_reasoning_key(template, call_id),
         shows_system=_shows_system(template),
-        shows_tools=_shows_tools(template),
+        shows_tools=bool(tools_as_shown(template)),
         shows_results=_shows_results(template, call_id, structured=structured),
     )
 
@@ -102,39 +112,85 @@ def answered_call(call_id: str, result: Message) -> list[Message]:
     ]
 
 
-def _wants_structured_calls(template: ChatTemplate, call_id: str) -> bool:
+def tools_as_shown(template: ChatTemplate) -> str:
+    """Return what a template makes of a question with a tool; nothing if it shows no tools."""
+    tool: dict[str, Any] = {
+        "type": "function",
+        "function": {
+            "name": _PROBE,
+            "description": "",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+    text = _rendered(template, [_QUESTION], (tool,)) or ""
+    return text if _PROBE in text else ""
+
+
+def _wants_structured_calls(
+    template: ChatTemplate, format_: ToolCallFormat, prompt: str, marks: ThinkingMarks
+) -> bool:
+    if format_.split is not None:
+        return True
+    call_id = format_.call_id(0, 0)
     question, structured, result = answered_call(call_id, {"content": _PROBE})
     written: Message = {"role": "assistant", "content": "x"}
 
-    def shows(reply: Message) -> bool:
-        messages = [question, reply, result, written]
-        return _PROBE in (_rendered(template, messages, add_generation_prompt=False) or "")
+    def behind_result(reply: Message, *more: Message) -> str | None:
+        text = _rendered(template, [question, reply, result, *more]) or ""
+        return text.partition(_PROBE)[2] if _PROBE in text else None
 
-    return shows(structured) and not shows(written)
+    for more in ([], [written]):
+        apart, together = behind_result(structured, *more), behind_result(written, *more)
+        if apart is not None and apart != together:
+            return True
+    key = _reasoning_key(template, call_id)
+    if key is None or marks.ends_inside(prompt):
+        return False
+
+    def keeps_thinking(reply: Message) -> bool:
+        text = _rendered(template, [question, reply, result], add_generation_prompt=False) or ""
+        thought = f"{prompt}{marks.open}{_PROBE}{marks.close}"
+        return "".join(text.split()).startswith("".join(thought.split()))
+
+    thought = f"{marks.open}\n{_PROBE}\n{marks.close}\n\nx"
+    return keeps_thinking({**structured, key: _PROBE}) and not keeps_thinking(
+        {**written, "content": thought}
+    )
 
 
-def opening(prompt_text: str) -> str:
+def _reasoning_key(template: ChatTemplate, call_id: str) -> str | None:
+    question, structured, result = answered_call(call_id, {"content": "x"})
+    for key in _REASONING_KEYS:
+        text = _rendered(template, [question, {**structured, key: _PROBE}, result])
+        if text is not None and _PROBE in text:
+            return key
+    return None
+
+
+def opening(prompt_text: str, marks: ThinkingMarks) -> str:
     """Return how a prompt begins the thinking inside which it ends."""
-    return THINK_OPEN + prompt_text.rpartition(THINK_OPEN)[2]
+    return marks.open + prompt_text.rpartition(marks.open)[2]
 
 
-def _begun_message(form: BegunForm, prompt_text: str, text: str) -> Message:
-    if form == "reasoning" and THINK_CLOSE in text:
-        thought, _, said = text.partition(THINK_CLOSE)
+def _begun_message(form: BegunForm, prompt_text: str, text: str, marks: ThinkingMarks) -> Message:
+    if form == "reasoning" and marks.close in text:
+        thought, _, said = text.partition(marks.close)
         return {"role": "assistant", "content": said, "reasoning_content": thought}
     return {
         "role": "assistant",
-        "content": (opening(prompt_text) if form == "opened" else "") + text,
+        "content": (opening(prompt_text, marks) if form == "opened" else "") + text,
     }
 
 
-def _begun_form(template: ChatTemplate, prompt: str, prompt_text: str) -> BegunForm:
-    if not ends_inside_thinking(prompt_text):
+def _begun_form(
+    template: ChatTemplate, prompt: str, prompt_text: str, marks: ThinkingMarks
+) -> BegunForm:
+    if not marks.ends_inside(prompt_text):
         return "text"
-    reply = f"{_PROBE}\n{THINK_CLOSE}\n\nx"
+    reply = f"{_PROBE}\n{marks.close}\n\nx"
     forms: tuple[BegunForm, ...] = ("text", "opened", "reasoning")
     for form in forms:
-        messages = [_QUESTION, _begun_message(form, prompt_text, reply)]
+        messages = [_QUESTION, _begun_message(form, prompt_text, reply, marks)]
         text = _rendered(template, messages, add_generation_prompt=False) or ""
         if "".join(text.split()).startswith("".join((prompt + reply).split())):
             return form
@@ -144,18 +200,6 @@ def _begun_form(template: ChatTemplate, prompt: str, prompt_text: str) -> BegunF
 def _shows_system(template: ChatTemplate) -> bool:
     messages: list[Message] = [{"role": "system", "content": _PROBE}, _QUESTION]
     return _PROBE in (_rendered(template, messages) or "")
-
-
-def _shows_tools(template: ChatTemplate) -> bool:
-    tool: dict[str, Any] = {
-        "type": "function",
-        "function": {
-            "name": _PROBE,
-            "description": "",
-            "parameters": {"type": "object", "properties": {}},
-        },
-    }
-    return _PROBE in (_rendered(template, [_QUESTION], (tool,)) or "")
 
 
 def _shows_results(template: ChatTemplate, call_id: str, *, structured: bool) -> bool:

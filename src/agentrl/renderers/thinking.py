@@ -1,45 +1,87 @@
 """How models mark their thinking, and how to tell it from what they say."""
 
 import re
+from functools import cached_property
+
+from agentrl.renderers.tool_calls.harmony import IN_CHANNELS, split_channels
+
+
+class ThinkingMarks:
+    """What a family of models writes before and behind its thinking."""
+
+    def __init__(self, open_: str, close: str) -> None:
+        """Take both marks; `open_` without the line break that some put behind it."""
+        self.open, self.close = open_, close
+        # Gemma 4's beginning is a token and a word.
+        self.tokens = (open_.removesuffix("thought"), close)
+
+    @cached_property
+    def either(self) -> re.Pattern[str]:
+        """Return what finds the next mark."""
+        return re.compile(f"{re.escape(self.open)}|{re.escape(self.close)}")
+
+    @cached_property
+    def empty(self) -> re.Pattern[str]:
+        """Return what finds thinking that says nothing, and the space behind it."""
+        return re.compile(rf"{re.escape(self.open)}\s*{re.escape(self.close)}\s*")
+
+    def ends_inside(self, text: str) -> bool:
+        """Return whether a text ends inside a block of thinking."""
+        return text.rfind(self.open) > text.rfind(self.close)
+
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-THINK_MARKS = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}")
+THINK = ThinkingMarks(THINK_OPEN, THINK_CLOSE)
+_KINDS = (
+    THINK,
+    ThinkingMarks("[THINK]", "[/THINK]"),
+    ThinkingMarks("<|channel>thought", "<channel|>"),
+)
 
 
-def ends_inside_thinking(text: str) -> bool:
-    """Return whether a text ends inside a block of thinking."""
-    return text.rfind(THINK_OPEN) > text.rfind(THINK_CLOSE)
+def thinking_marks(text: str) -> ThinkingMarks:
+    """Return the marks that a chat template or a reply has; `<think>` where it has none."""
+    return next((marks for marks in _KINDS if marks.open in text or marks.close in text), THINK)
 
 
 def has_finished_thinking(text: str) -> bool:
     """Return whether a reply has ended its last block of thinking.
 
-    Not the contrary of `ends_inside_thinking`: without any mark, the prompt may have begun a block.
+    Not the contrary of `ends_inside`: without any mark, the prompt may have begun a block.
     """
-    return text.rfind(THINK_CLOSE) > text.rfind(THINK_OPEN)
+    if IN_CHANNELS.match(text):
+        return bool(split_channels(text).said)
+    marks = thinking_marks(text)
+    return text.rfind(marks.close) > text.rfind(marks.open)
 
 
 def without_thinking(text: str) -> str:
     """Return what follows the last block of thinking; the whole text where none has ended."""
-    return text.rpartition(THINK_CLOSE)[2]
+    if IN_CHANNELS.match(text):
+        return split_channels(text).said or text
+    return text.rpartition(thinking_marks(text).close)[2]
 
 
 def split_reasoning(text: str, *, starts_inside: bool = False) -> tuple[str, str]:
     """Return (reasoning, visible text).
 
-    Thinking that never ends is all reasoning. A `</think>` without its beginning makes all text
-    before it reasoning: the prompt may have opened the block.
+    Thinking that never ends is all reasoning. An end without its beginning makes all text before it
+    reasoning: the prompt may have opened the block.
 
     Args:
         text: what the model wrote.
-        starts_inside: the prompt ended inside a `<think>` block.
+        starts_inside: the prompt ended inside a block of thinking.
     """
+    if IN_CHANNELS.match(text):
+        found = split_channels(text)
+        return found.reasoning, found.said
     reasoning: list[str] = []
     visible: list[str] = []
     inside = starts_inside
     position = 0
-    for mark in THINK_MARKS.finditer(text):
-        opens = mark[0] == THINK_OPEN
+    marks = thinking_marks(text)
+    for mark in marks.either.finditer(text):
+        opens = mark[0] == marks.open
         if opens and inside:
             continue
         piece = text[position : mark.start()]

@@ -21,12 +21,12 @@ from tokenizers import Tokenizer
 
 from agentrl.errors import RenderError
 from agentrl.renderers.chat_template import ChatTemplate
-from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
+from agentrl.renderers.thinking import THINK, ThinkingMarks
 from agentrl.schema import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # What an assistant itself writes with added tokens. Its other control tokens end or begin turns.
-_ASSISTANT_TAGS = (THINK_OPEN, THINK_CLOSE, "<tool_call>", "</tool_call>")
+_ASSISTANT_TAGS = ("<tool_call>", "</tool_call>")
 _FIRST_MARKER = 0xF0000
 _PRIVATE_USE_RANGE = "\U000f0000-\U0010fffd"
 _PRIVATE_USE = re.compile(f"[{_PRIVATE_USE_RANGE}]")
@@ -88,7 +88,11 @@ class UntrustedTextEncoder:
     """Turns conversations into token ids without letting untrusted text make control tokens."""
 
     def __init__(
-        self, tokenizer: Tokenizer, tokenizer_json: str, own_control: Iterable[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        tokenizer_json: str,
+        own_control: Iterable[str] = (),
+        marks: ThinkingMarks = THINK,
     ) -> None:
         """Prepare for a tokenizer.
 
@@ -96,6 +100,7 @@ class UntrustedTextEncoder:
             tokenizer: the model's.
             tokenizer_json: the same as its file says.
             own_control: control tokens that the model writes inside its turns.
+            marks: how it marks its thinking.
         """
         self._tokenizer = tokenizer
         self._bare = _without_added_tokens(tokenizer_json)
@@ -104,7 +109,7 @@ class UntrustedTextEncoder:
         control = {id_: token for id_, token in added.items() if token.content.strip()}
         self.control_ids = frozenset(control)
         literals = [token.content for token in control.values()]
-        own = {*_ASSISTANT_TAGS, *own_control}
+        own = {*_ASSISTANT_TAGS, *marks.tokens, *own_control}
         self._any_control = _pattern(literals)
         self._assistant_control = _pattern(
             token.content
@@ -338,7 +343,7 @@ def _plain_call(call: object) -> object:
         return call
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return call
     assert isinstance(call, dict)
     return {**call, "function": {**function, "arguments": arguments}}

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat_families import FAMILIES, write_family
+from support.fuzzing import TryCases
 from support.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
@@ -128,9 +128,8 @@ def test_foreign_literals_stay_plain_text(renderer: Renderer, where: str) -> Non
         assert attack in renderer.decode(ids) or where in ("description", "key")
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_no_foreign_text_makes_a_control_token(renderer: Renderer, data: st.DataObject) -> None:
+@pytest.mark.fuzz(60)
+def test_no_foreign_text_makes_a_control_token(renderer: Renderer, try_cases: TryCases) -> None:
     literals = control_literals(renderer)
     fragments = [part for text in literals for part in (text, text[:-2], text[2:], text[:1])]
     foreign = st.lists(
@@ -141,7 +140,6 @@ def test_no_foreign_text_makes_a_control_token(renderer: Renderer, data: st.Data
         ),
         max_size=5,
     ).map("".join)
-    system, user, first, second = (data.draw(foreign) for _ in range(4))
 
     def ids(texts: tuple[str, str, str, str]) -> np.ndarray:
         return renderer.render(
@@ -154,9 +152,14 @@ def test_no_foreign_text_makes_a_control_token(renderer: Renderer, data: st.Data
             TOOLS,
         )
 
-    attacked = ids((system, user, first, second))
-    assert num_control(renderer, attacked) == num_control(renderer, ids(("x", "x", "x", "x")))
-    assert unicodedata.normalize("NFC", user) in renderer.decode(attacked)
+    harmless = num_control(renderer, ids(("x", "x", "x", "x")))
+
+    def check(texts: tuple[str, str, str, str]) -> None:
+        attacked = ids(texts)
+        assert num_control(renderer, attacked) == harmless
+        assert unicodedata.normalize("NFC", texts[1]) in renderer.decode(attacked)
+
+    try_cases(check, texts=st.tuples(*[foreign] * 4))
 
 
 def test_texts_that_a_template_sets_side_by_side_make_no_control_token(
@@ -225,47 +228,52 @@ def test_tools_that_change_in_place_still_make_no_control_token(renderer: Render
         assert num_control(renderer, renderer.render(QUESTION, tools)) == expected
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
+@pytest.mark.fuzz(40)
 def test_bridges_agree_with_fresh_renders_whatever_tools_say(
-    renderer: Renderer, data: st.DataObject
+    renderer: Renderer, try_cases: TryCases
 ) -> None:
+    def check(reply: str, results: tuple[str, str], *, stop: bool) -> None:
+        new = [{"role": "tool", "content": result} for result in results]
+        output = sample(renderer, reply, stop=stop)
+        full = np.concatenate([renderer.render(QUESTION, TOOLS), output])
+        history = [*QUESTION, renderer.parse(output).message]
+
+        increment = renderer.extend_prompt(full, history, new, TOOLS)
+
+        fresh = renderer.render([*history, *new], TOOLS)
+        assert increment.exact
+        np.testing.assert_array_equal(increment.prompt_ids(full), fresh)
+        harmless = [{"role": "tool", "content": "x"}] * 2
+        expected = num_control(renderer, renderer.render([*history, *harmless], TOOLS))
+        assert num_control(renderer, fresh) == expected
+
     pieces = st.one_of(st.sampled_from(control_literals(renderer)), st.text(max_size=5))
     foreign = st.lists(pieces, max_size=4).map("".join)
-    reply = data.draw(st.sampled_from([CALL, "<think>\nhm\n</think>\n\nsay", "21 >", "<|im", ""]))
-    new = [{"role": "tool", "content": data.draw(foreign)} for _ in range(2)]
-    output = sample(renderer, reply, stop=data.draw(st.booleans()))
-    full = np.concatenate([renderer.render(QUESTION, TOOLS), output])
-    history = [*QUESTION, renderer.parse(output).message]
-
-    increment = renderer.extend_prompt(full, history, new, TOOLS)
-
-    fresh = renderer.render([*history, *new], TOOLS)
-    assert increment.exact
-    np.testing.assert_array_equal(increment.prompt_ids(full), fresh)
-    harmless = [{"role": "tool", "content": "x"}] * 2
-    expected = num_control(renderer, renderer.render([*history, *harmless], TOOLS))
-    assert num_control(renderer, fresh) == expected
+    replies = st.sampled_from([CALL, "<think>\nhm\n</think>\n\nsay", "21 >", "<|im", ""])
+    try_cases(check, reply=replies, results=st.tuples(foreign, foreign), stop=st.booleans())
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_sampled_ids_are_kept_whatever_they_are(renderer: Renderer, data: st.DataObject) -> None:
+@pytest.mark.fuzz(40)
+def test_sampled_ids_are_kept_whatever_they_are(renderer: Renderer, try_cases: TryCases) -> None:
     """A model may split text into other tokens than the tokenizer would."""
     stops = renderer.stop_token_ids
+
+    def check(said: list[int], end: tuple[int, ...]) -> None:
+        sampled = [*said, *end]
+        full = np.concatenate([renderer.render(QUESTION), np.asarray(sampled, dtype=np.int32)])
+        history = [*QUESTION, renderer.parse(sampled).message]
+
+        increment = renderer.extend_prompt(full, history, [{"role": "user", "content": "Go on."}])
+
+        assert increment.exact
+        prompt = increment.prompt_ids(full)
+        np.testing.assert_array_equal(prompt[: len(full)], full)
+        rest = renderer.decode(prompt[len(full) :])
+        closed = "" if end else "<|im_end|>"
+        assert rest == closed + "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+
     ids = st.integers(0, renderer.vocab_size - 1).filter(lambda id_: id_ not in stops)
-    sampled = [*data.draw(st.lists(ids, max_size=12)), *data.draw(st.sampled_from([stops, ()]))]
-    full = np.concatenate([renderer.render(QUESTION), np.asarray(sampled, dtype=np.int32)])
-    history = [*QUESTION, renderer.parse(sampled).message]
-
-    increment = renderer.extend_prompt(full, history, [{"role": "user", "content": "Go on."}])
-
-    assert increment.exact
-    prompt = increment.prompt_ids(full)
-    np.testing.assert_array_equal(prompt[: len(full)], full)
-    rest = renderer.decode(prompt[len(full) :])
-    closed = "" if sampled and sampled[-1] in stops else "<|im_end|>"
-    assert rest == closed + "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+    try_cases(check, said=st.lists(ids, max_size=12), end=st.sampled_from([stops, ()]))
 
 
 def test_a_turn_cut_off_by_its_length_is_closed(renderer: Renderer) -> None:
@@ -492,6 +500,7 @@ def test_arguments_of_calls_may_come_as_openai_sends_them(tmp_path: Path) -> Non
     assert num_control(renderer, np.asarray(ids(attack))) == num_control(
         renderer, np.asarray(ids({"item": "x"}))
     )
+    assert "[[[" in renderer.decode(ids("[" * 20_000)), "text that is no JSON stays text"
 
 
 def test_a_template_that_wants_calls_beside_the_text_gets_them_there(tmp_path: Path) -> None:
@@ -628,3 +637,16 @@ def test_text_that_a_tokenizer_normalises_into_a_control_token_is_refused(tmp_pa
     with pytest.raises(RenderError, match="would turn into control tokens under this tokenizer"):
         renderer.render([{"role": "user", "content": wide}])
     assert renderer.render([{"role": "user", "content": "\uff1c|im_en"}]).size
+
+
+def test_a_tokenizer_fits_a_model_that_knows_all_tokens_of_its_prompts() -> None:
+    renderer = Renderer.load(ROOT / "assets/demo/model")
+    num_rows = renderer.vocab_size
+    renderer.check_fits(num_rows)
+    renderer.check_fits(10 * num_rows)
+    with pytest.raises(ConfigError, match=r"has id \d+, and the model's vocab_size is 100;"):
+        renderer.check_fits(100)
+    # Gemma's tokenizer has a token for images, for which the model without images has no row.
+    renderer._tokenizer.add_special_tokens(["<picture>"])
+    assert renderer.vocab_size == num_rows + 1
+    renderer.check_fits(num_rows)

@@ -1,6 +1,6 @@
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from support.fuzzing import TryCases
 
 from agentrl.renderers.reply import parse_reply
 from agentrl.renderers.thinking import split_reasoning
@@ -26,24 +26,28 @@ def test_thinking_is_told_from_what_is_said(
     assert split_reasoning(text, starts_inside=inside) == expected
 
 
-@given(
-    st.lists(st.one_of(st.sampled_from(["<think>", "</think>"]), st.text(max_size=3)), max_size=12),
-    st.booleans(),
+PIECES = st.lists(
+    st.one_of(st.sampled_from(["<think>", "</think>"]), st.text(max_size=3)), max_size=12
 )
-def test_no_character_is_lost_or_said_twice(pieces: list[str], inside: bool) -> None:
-    text = "".join(pieces)
-    reasoning, visible = split_reasoning(text, starts_inside=inside)
-    bare = text.replace("</think>", "").replace("<think>", "")
-    assert len(reasoning + visible) <= len(text)
-    assert len((reasoning + visible).replace("</think>", "").replace("<think>", "")) <= len(bare)
-    assert "</think>" not in visible
 
 
-@given(
-    st.lists(st.one_of(st.sampled_from(["<think>", "</think>"]), st.text(max_size=3)), max_size=12),
-    st.booleans(),
-)
-def test_replies_and_answers_tell_thinking_in_the_same_way(pieces: list[str], inside: bool) -> None:
-    text = "".join(pieces)
-    reply = parse_reply(text, ToolCallFormat(), starts_inside=inside)
-    assert (reply.reasoning, reply.content) == split_reasoning(text, starts_inside=inside)
+@pytest.mark.fuzz(100)
+def test_no_character_is_lost_or_said_twice(try_cases: TryCases) -> None:
+    def check(text: str, *, inside: bool) -> None:
+        reasoning, visible = split_reasoning(text, starts_inside=inside)
+        bare = text.replace("</think>", "").replace("<think>", "")
+        assert len(reasoning + visible) <= len(text)
+        said = (reasoning + visible).replace("</think>", "").replace("<think>", "")
+        assert len(said) <= len(bare)
+        assert "</think>" not in visible
+
+    try_cases(check, text=PIECES.map("".join), inside=st.booleans())
+
+
+@pytest.mark.fuzz(100)
+def test_replies_and_answers_tell_thinking_in_the_same_way(try_cases: TryCases) -> None:
+    def check(text: str, *, inside: bool) -> None:
+        reply = parse_reply(text, ToolCallFormat(), starts_inside=inside)
+        assert (reply.reasoning, reply.content) == split_reasoning(text, starts_inside=inside)
+
+    try_cases(check, text=PIECES.map("".join), inside=st.booleans())

@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from support.fuzzing import TryCases
 
 from agentrl.errors import ConfigError
 from agentrl.renderers import Reply, ToolCallFormat, register_tool_call_format
@@ -477,19 +477,22 @@ PIECES = [
 ]
 
 
-@given(
-    st.sampled_from(FORMATS),
-    st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=24).map("".join),
-    st.booleans(),
-)
-def test_no_text_makes_a_parser_raise(format_: str, text: str, inside: bool) -> None:
-    reply = parse_reply(text, get_tool_call_format(format_), starts_inside=inside, tools=TOOLS)
-    assert len(reply.content + reply.reasoning) <= len(text)
-    ids = [call.id for call in reply.tool_calls]
-    assert len(set(ids)) == len(ids)
-    for call in reply.tool_calls:
-        assert (call.format_error is None) == bool(call.name and call.format_error is None)
-        json.dumps(call.model_dump(), ensure_ascii=False).encode()
+REPLIES = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=24)
+
+
+@pytest.mark.fuzz(100)
+def test_no_text_makes_a_parser_raise(try_cases: TryCases) -> None:
+    def check(format_: str, text: str, *, inside: bool) -> None:
+        reply = parse_reply(text, get_tool_call_format(format_), starts_inside=inside, tools=TOOLS)
+        assert len(reply.content + reply.reasoning) <= len(text)
+        ids = [call.id for call in reply.tool_calls]
+        assert len(set(ids)) == len(ids)
+        for call in reply.tool_calls:
+            assert (call.format_error is None) == bool(call.name and call.format_error is None)
+            json.dumps(call.model_dump(), ensure_ascii=False).encode()
+
+    formats = st.sampled_from(FORMATS)
+    try_cases(check, format_=formats, text=REPLIES.map("".join), inside=st.booleans())
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -538,18 +541,17 @@ VALUES = st.recursive(
 )
 
 
-@given(
-    st.sampled_from(
-        [name for name in FORMATS if name not in ("qwen3_coder", "glm45", "minimax_m2")]
-    ),
-    st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUES, max_size=3),
-)
-def test_whatever_is_written_well_is_read_as_it_was_meant(
-    format_: str, arguments: dict[str, Any]
-) -> None:
-    if "\\u0000" in json.dumps(arguments):
-        return
-    assert calls(format_, written(format_, "f", arguments)) == [("f", arguments, None)]
+@pytest.mark.fuzz(100)
+def test_whatever_is_written_well_is_read_as_it_was_meant(try_cases: TryCases) -> None:
+    def check(format_: str, arguments: dict[str, Any]) -> None:
+        if "\\u0000" in json.dumps(arguments):
+            return
+        assert calls(format_, written(format_, "f", arguments)) == [("f", arguments, None)]
+
+    typed = ("qwen3_coder", "glm45", "minimax_m2")  # values are what a tool's schema says
+    formats = st.sampled_from([name for name in FORMATS if name not in typed])
+    names = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
+    try_cases(check, format_=formats, arguments=st.dictionaries(names, VALUES, max_size=3))
 
 
 @pytest.mark.parametrize(

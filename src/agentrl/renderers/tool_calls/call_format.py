@@ -38,6 +38,14 @@ class CallSection(NamedTuple):
     end: int
 
 
+class SplitReply(NamedTuple):
+    """A whole reply, taken apart."""
+
+    reasoning: str
+    said: str
+    calls: list[ParsedCall]
+
+
 Scanner = Callable[[str, int, Tools], CallSection | None]
 """`(text, start, tools)`: the next section at or behind `start`, or None. It never raises: a call
 that cannot be read carries `format_error`. It takes time in proportion to the text at most: what
@@ -222,6 +230,9 @@ class ToolCallFormat:
     """Finds calls that are marked as such, anywhere in what is said."""
     scan_leading: Scanner | None = None
     """Finds calls that bear no mark and so only count as the beginning of what is said."""
+    split: Callable[[str, Tools], SplitReply] | None = None
+    """Takes a whole reply apart, where thinking and answer have channels of their own as calls do; its
+    chat template puts them together again. It never raises and takes linear time, as a scanner."""
     call_id: Callable[[int, int], str] = _numbered
     """`(turn, position)`: the id of a call that the model gave none."""
     own_id: re.Pattern[str] | None = None

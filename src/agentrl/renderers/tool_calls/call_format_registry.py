@@ -3,11 +3,13 @@
 A further format is its `ToolCallFormat` in a module, and a line here.
 """
 
+from collections.abc import Collection
 from difflib import get_close_matches
 
 from agentrl.errors import ConfigError
 from agentrl.renderers.tool_calls.call_format import ToolCallFormat
 from agentrl.renderers.tool_calls.gemma_calls import GEMMA4
+from agentrl.renderers.tool_calls.harmony import HARMONY
 from agentrl.renderers.tool_calls.invoke_calls import DEEPSEEK_V4, DEEPSEEK_V32, MINIMAX_M2
 from agentrl.renderers.tool_calls.json_calls import HERMES, LLAMA3, MISTRAL, OPENAI
 from agentrl.renderers.tool_calls.marked_calls import DEEPSEEK, GLM, KIMI_K2, QWEN3_CODER
@@ -17,6 +19,7 @@ AUTO = "auto"
 # The first whose giveaway a chat template holds is its format: templates name the marks of formats
 # further down only as text.
 _BUILT_IN = (
+    HARMONY,
     DEEPSEEK_V32,
     DEEPSEEK_V4,
     DEEPSEEK,
@@ -51,17 +54,26 @@ def all_tool_call_formats() -> tuple[ToolCallFormat, ...]:
     return tuple(dict.fromkeys((HERMES, *_BUILT_IN, *_FORMATS.values())))
 
 
-def get_tool_call_format(name: str, chat_template: str = "") -> ToolCallFormat:
+def get_tool_call_format(
+    name: str, chat_template: str = "", tokens: Collection[str] = ()
+) -> ToolCallFormat:
     """Return the format of that name; `auto` is the one that the chat template shows.
 
-    A template that shows none is taken for one of the Hermes family, the most common.
+    A template that shows none leaves it to the tokens that calls are made of; without any, it is taken
+    for one of the Hermes family, the most common.
+
+    Args:
+        name: of the format.
+        chat_template: its source, and what it makes of tools.
+        tokens: the tokenizer's own for control.
 
     Raises:
         ConfigError: no format has that name; the known ones are listed.
     """
     if name == AUTO:
         shown = (one for one in _BUILT_IN if any(mark in chat_template for mark in one.giveaways))
-        return next(shown, HERMES)
+        by_token = (one for one in _BUILT_IN if one.control and {*one.control} <= {*tokens})
+        return next(shown, next(by_token, HERMES))
     if name in _FORMATS:
         return _FORMATS[name]
     near = get_close_matches(name, [AUTO, *_FORMATS], n=1)

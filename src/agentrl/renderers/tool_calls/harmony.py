@@ -1,0 +1,78 @@
+"""gpt-oss's channels (harmony): a reply is made of messages, each with a channel and a recipient.
+
+`<|channel|>analysis<|message|>thought<|end|><|start|>assistant<|channel|>final<|message|>said`, or, in
+the place of the last, ` to=functions.f<|channel|>commentary json<|message|>{...}`. Models write the
+recipient in front of the channel or behind it.
+"""
+
+import re
+
+from agentrl.renderers.tool_calls.call_format import (
+    FormatError,
+    ParsedCall,
+    SplitReply,
+    ToolCallFormat,
+    Tools,
+    checked,
+    decode_object,
+    refused,
+    skip_space,
+)
+
+_CHANNEL, _MESSAGE, _END, _START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
+IN_CHANNELS = re.compile(rf"(?: to=[^\s<]{{1,256}})?{re.escape(_CHANNEL)}\w{{1,40}}+")
+"""How a reply begins that is made of channels."""
+_BODY_END = re.compile("|".join(map(re.escape, (_END, _START, "<|call|>", "<|return|>"))))
+_NAMED_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}(\w{{1,40}}+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]{1,256}+)")
+_FUNCTIONS = "functions."
+
+
+def split_channels(text: str, tools: Tools = ()) -> SplitReply:
+    """Take a reply apart: thinking is in the channel `analysis`, calls have a recipient."""
+    reasoning: list[str] = []
+    said: list[str] = []
+    calls: list[ParsedCall] = []
+    position = 0
+    while position < len(text):
+        begin = text.find(_MESSAGE, position)
+        if begin < 0:
+            said.append(text[position:])  # no message: text, or a header that was cut off
+            break
+        header, inside = text[position:begin], begin + len(_MESSAGE)
+        ended = _BODY_END.search(text, inside)
+        body = text[inside : len(text) if ended is None else ended.start()]
+        position = len(text) if ended is None else ended.end()
+        channel, recipient = _NAMED_CHANNEL.search(header), _RECIPIENT.search(header)
+        if recipient is not None and recipient[1] != "assistant":
+            calls.append(_call(recipient[1].removeprefix(_FUNCTIONS), body))
+        elif channel is not None and channel[1] == "analysis":
+            reasoning.append(body)
+        else:
+            said.append(body)
+    return SplitReply("\n\n".join(reasoning), "\n\n".join(said), calls)
+
+
+def _call(name: str, body: str) -> ParsedCall:
+    try:
+        arguments, end = decode_object(body, skip_space(body, 0), _MESSAGE)
+        if body[end:].strip():
+            raise FormatError("expected the end of the message behind the JSON object")
+        return checked(name, arguments)
+    except FormatError as error:
+        error.name = error.name or name
+        return refused(error)
+
+
+def _begin(tool: str | None) -> str:
+    named = "" if tool is None else f"{tool} <|constrain|>json{_MESSAGE}"
+    return f"{_CHANNEL}commentary to={_FUNCTIONS}{named}"
+
+
+HARMONY = ToolCallFormat(
+    split=split_channels,
+    begin=_begin,
+    names=("harmony", "gpt-oss"),
+    giveaways=(f"{_CHANNEL}analysis{_MESSAGE}",),
+    example=f'{_begin("NAME")}{{"KEY": "VALUE"}}<|call|>',
+)
