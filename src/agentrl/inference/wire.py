@@ -7,7 +7,7 @@ import base64
 import binascii
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +24,9 @@ MIXED_LABEL = "mixed"
 """Label of a server that has received only a part of new weights."""
 MIXED_VERSION = -1
 """Version of that label; no policy has it, and nothing that was sampled under it is used."""
+
+LoadFormat = Literal["auto", "delta"]
+"""What a directory of weights holds: a checkpoint, or the changes since another version."""
 
 MAX_INT32 = 2**31 - 1
 """Largest `top_k` and token id: servers keep both in tensors of 32 bits."""

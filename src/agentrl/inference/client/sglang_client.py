@@ -6,7 +6,6 @@ knows policies, the store, or that there are other servers. No other module spea
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from pydantic import SecretStr
@@ -16,6 +15,7 @@ from agentrl.inference.client.json_transport import JsonTransport, error_message
 from agentrl.inference.wire import (
     GenerateRequest,
     GenerateResult,
+    LoadFormat,
     parse_partial,
     parse_result,
     policy_version,
@@ -90,12 +90,7 @@ class SGLangClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -211,14 +206,22 @@ class SGLangClient:
     # `/begin_weight_update` and `/end_weight_update`.
 
     async def update_weights_from_disk(
-        self, path: str, *, weight_version: str, flush_cache: bool = True
+        self,
+        path: str,
+        *,
+        weight_version: str,
+        flush_cache: bool = True,
+        load_format: LoadFormat = "auto",
     ) -> None:
-        """Load weights from a Hugging Face directory that the server can read."""
+        """Load weights from a directory that the server can read.
+
+        `delta` is a format of the embedded engine's; SGLang takes whole tensors only.
+        """
         await self._control(
             "/update_weights_from_disk",
             {
                 "model_path": path,
-                "load_format": "auto",
+                "load_format": load_format,
                 "weight_version": weight_version,
                 "flush_cache": flush_cache,
                 "abort_all_requests": False,

@@ -24,7 +24,7 @@ from agentrl.inference.openapi import Schema, fields_of
 Items = list[dict[str, Any]]
 
 _SHARED = ("model", "temperature", "top_p", "top_k", "stream")
-_UNSUPPORTED = ("mcp_servers", "container", "context_management", "fallbacks")
+_UNSUPPORTED = ("mcp_servers", "container", "fallbacks")
 _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -216,6 +216,7 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     for name in _UNSUPPORTED:
         if body.get(name):
             raise _unsupported(name, "not supported: it runs at Anthropic's")
+    _check_edits(body.get("context_management"))
     chat: dict[str, Any] = {name: body[name] for name in _SHARED if body.get(name) is not None}
     chat["messages"] = _system(body.get("system")) + _messages(body.get("messages"))
     if body.get("max_tokens") is not None:
@@ -231,6 +232,17 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(config, Mapping) and config.get("format"):
         chat["response_format"] = _response_format(config["format"])
     return chat
+
+
+def _check_edits(management: object) -> None:
+    """Refuse edits of the context but the one that keeps all thinking, as is done here anyway."""
+    edits = management.get("edits") if isinstance(management, Mapping) else management
+    for edit in _list_of_objects(edits or [], "context_management.edits"):
+        if edit.get("type") != "clear_thinking_20251015" or edit.get("keep") != "all":
+            raise _unsupported(
+                "context_management",
+                f"{edit.get('type')!r} is not done here; let the agent edit its messages itself",
+            )
 
 
 def _system(given: object) -> Items:
@@ -323,6 +335,10 @@ def _part(block: Mapping[str, Any], param: str) -> dict[str, Any]:
             return {"type": "image_url", "image_url": {"url": address}}
         if source.get("type") == "url":
             return {"type": "image_url", "image_url": {"url": source.get("url")}}
+    if (
+        kind == "tool_reference"
+    ):  # of a tool whose loading was deferred: here it is known from the start
+        return {"type": "text", "text": f"{block.get('tool_name')} can be called."}
     if kind == "document" and isinstance(source, Mapping) and source.get("type") == "text":
         return {"type": "text", "text": _string(source, "data", param)}
     raise _unsupported(param, f"content of type {kind!r} is not supported; send text or images")

@@ -27,6 +27,7 @@ from agentrl.inference.dialects import (
     chat_completions,
     responses,
     text_completions,
+    token_generation,
 )
 from agentrl.inference.dialects.dialect import Dialect, answer, bearer_key
 from agentrl.inference.dialects.openai_common import error_body
@@ -39,6 +40,7 @@ from agentrl.schema.agent_endpoint import AgentEndpoint
 DIALECTS = (
     chat_completions.DIALECT,
     text_completions.DIALECT,
+    token_generation.DIALECT,
     responses.DIALECT,
     anthropic_messages.DIALECT,
     anthropic_messages.TOKEN_COUNTS,

@@ -40,6 +40,7 @@ class _ResponseCall:
         before = session.messages_until(body.get("previous_response_id"))
         self._body = body
         self._chat = _as_chat(body, before)
+        self._grouped = _grouped(body.get("tools") or ())
         self._request = read_chat(self._chat)
         self._session = session
         self._num_events = 0
@@ -63,7 +64,7 @@ class _ResponseCall:
             **_head(self._body, completion),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": _output(completion),
+            "output": self._all_output(completion),
             "usage": {
                 "input_tokens": completion.num_prompt_tokens,
                 "input_tokens_details": {
@@ -90,7 +91,7 @@ class _ResponseCall:
         if self._open_item is None and not completion.message.get("tool_calls"):
             yield from self.delta_events(Delta("content", ""))
         yield from self._close_item()
-        for item in _calls(completion):
+        for item in self._calls(completion):
             yield from self._events(_call_events(item, len(self._output)))
             self._output.append(item)
         whole = {**self.body(completion), "output": self._output}
@@ -101,6 +102,31 @@ class _ResponseCall:
         # OpenAI's own client reads it under `error`, others beside the type.
         event = {name: body[name] for name in ("code", "message", "param")}
         yield from self._events([{"type": "error", **event, "error": body}])
+
+    def _all_output(self, completion: Completion) -> Items:
+        items: Items = []
+        calls = self._calls(completion)
+        thought = completion.message.get("reasoning_content")
+        if thought:
+            items.append(_reasoning_item(f"rs_{completion.id}", thought))
+        text = completion.message["content"]
+        if text or not calls:
+            items.append(_message_item(f"msg_{completion.id}", text))
+        return items + calls
+
+    def _calls(self, completion: Completion) -> Items:
+        return [
+            {
+                "id": f"fc_{completion.id}_{position}",
+                "type": "function_call",
+                "call_id": call["id"],
+                "name": call["function"]["name"],
+                **self._grouped.get(call["function"]["name"], {}),
+                "arguments": call["function"]["arguments"],
+                "status": "completed",
+            }
+            for position, call in enumerate(wire_calls(completion))
+        ]
 
     def _begin(self) -> Iterator[str]:
         if self._num_events:
@@ -168,7 +194,9 @@ def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> di
     if body.get("tools"):
         if not isinstance(body["tools"], list):
             raise APIError("tools: has to be a list", param="tools")
-        chat["tools"] = [_tool(tool, i) for i, tool in enumerate(body["tools"])]
+        chat["tools"] = [
+            tool for i, given in enumerate(body["tools"]) for tool in _tools(given, f"tools[{i}]")
+        ]
     if body.get("tool_choice") is not None:
         chat["tool_choice"] = body["tool_choice"]
     if body.get("max_output_tokens") is not None:
@@ -224,20 +252,44 @@ def _add_call(messages: Items, item: Mapping[str, Any]) -> None:
     """Add a call to the assistant's message that it is part of."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
-    function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+    name = _full_name(item.get("namespace"), item.get("name"))
+    function = {"name": name, "arguments": item.get("arguments", "{}")}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     messages[-1].setdefault("tool_calls", []).append(call)
 
 
-def _tool(tool: object, position: int) -> dict[str, Any]:
-    kind = tool.get("type") if isinstance(tool, Mapping) else tool
-    if not isinstance(tool, Mapping) or kind != "function":
+def _tools(given: object, param: str, namespace: object = None) -> Iterator[dict[str, Any]]:
+    """Yield a function, or those of a namespace: the policy knows them by both names."""
+    kind = given.get("type") if isinstance(given, Mapping) else given
+    if isinstance(given, Mapping) and kind == "namespace" and namespace is None:
+        inner = given.get("tools")
+        for position, tool in enumerate(inner if isinstance(inner, list) else ()):
+            yield from _tools(tool, f"{param}.tools[{position}]", given.get("name"))
+        return
+    if not isinstance(given, Mapping) or kind != "function":
         raise APIError(
-            f"tools[{position}]: {kind!r} tools run at OpenAI's; give the policy functions",
+            f"{param}: {kind!r} tools run at OpenAI's; give the policy functions, and switch these "
+            "off in the agent's settings",
             code="unsupported_value",
-            param=f"tools[{position}]",
+            param=param,
         )
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+    function = {key: value for key, value in given.items() if key != "type"}
+    function["name"] = _full_name(namespace, given.get("name"))
+    yield {"type": "function", "function": function}
+
+
+def _full_name(namespace: object, name: object) -> object:
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _grouped(tools: Iterable[Mapping[str, Any]]) -> dict[object, dict[str, Any]]:
+    """Return the functions of namespaces: full name -> the two fields of a call."""
+    return {
+        _full_name(group["name"], tool["name"]): {"name": tool["name"], "namespace": group["name"]}
+        for group in tools
+        if group["type"] == "namespace"
+        for tool in group["tools"]
+    }
 
 
 def _head(body: Mapping[str, Any], call: Completion | ChatRequest) -> dict[str, Any]:
@@ -260,18 +312,6 @@ def _head(body: Mapping[str, Any], call: Completion | ChatRequest) -> dict[str, 
     }
 
 
-def _output(completion: Completion) -> Items:
-    items: Items = []
-    calls = _calls(completion)
-    thought = completion.message.get("reasoning_content")
-    if thought:
-        items.append(_reasoning_item(f"rs_{completion.id}", thought))
-    text = completion.message["content"]
-    if text or not calls:
-        items.append(_message_item(f"msg_{completion.id}", text))
-    return items + calls
-
-
 def _reasoning_item(id_: str, text: str) -> dict[str, Any]:
     part = {"type": "reasoning_text", "text": text}
     return {"id": id_, "type": "reasoning", "summary": [], "content": [part]}
@@ -285,20 +325,6 @@ def _message_item(id_: str, text: str) -> dict[str, Any]:
         "status": "completed",
         "content": [_text_part(text)],
     }
-
-
-def _calls(completion: Completion) -> Items:
-    return [
-        {
-            "id": f"fc_{completion.id}_{position}",
-            "type": "function_call",
-            "call_id": call["id"],
-            "name": call["function"]["name"],
-            "arguments": call["function"]["arguments"],
-            "status": "completed",
-        }
-        for position, call in enumerate(wire_calls(completion))
-    ]
 
 
 def _text_part(text: str) -> dict[str, Any]:

@@ -13,8 +13,11 @@ from pydantic import ValidationError
 
 from agentrl.errors import ConfigError
 from agentrl.inference.engine.engine_config import EngineConfig
-from agentrl.inference.engine.http.engine_server import serve
+from agentrl.runtime.kept_imports import kept_imports
 from agentrl.runtime.logs import setup_logging
+
+with kept_imports():
+    from agentrl.inference.engine.http.engine_server import serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from agentrl.config.checks import is_loopback
@@ -89,7 +88,7 @@ def sglang_python() -> str:
 def _embedded(
     inference: InferenceSection, *, model_path: Path, port: int, version: int, seed: int
 ) -> list[str]:
-    argv = [sys.executable, "-m", "agentrl.inference.engine"]
+    argv = [sys.executable, "-P", "-m", "agentrl.inference.engine"]
     argv += ["--model-path", str(model_path), "--host", inference.inference_host]
     argv += ["--port", str(port), "--weight-version", str(version), "--seed", str(seed)]
     argv += ["--max-running-requests", str(inference.max_running_requests)]
@@ -173,12 +172,7 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._reserved is not None:
             self._reserved.close()
 

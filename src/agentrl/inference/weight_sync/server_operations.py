@@ -24,7 +24,7 @@ from agentrl.config.sections import PublishSection
 from agentrl.errors import InferenceError, ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync.version_files import is_of_same_run
-from agentrl.inference.wire import MIXED_LABEL, adapter_version
+from agentrl.inference.wire import MIXED_LABEL, LoadFormat, adapter_version
 from agentrl.schema import Policy
 
 PauseMode = Literal["retract", "in_place", "abort"]
@@ -94,16 +94,24 @@ async def update_to_policy(client: SGLangClient, policy: Policy, publish: Publis
 
 
 async def update_server(
-    client: SGLangClient, path: Path, version: int, *, mode: PauseMode, timeout_seconds: float
+    client: SGLangClient,
+    path: Path,
+    version: int,
+    *,
+    mode: PauseMode,
+    timeout_seconds: float,
+    load_format: LoadFormat = "auto",
 ) -> float:
     """Bring a server to a policy version; it is told to continue whatever happens.
 
     Args:
         client: has the control key.
-        path: Hugging Face directory that the server can read.
+        path: directory that the server can read.
         version: policy version of the weights in it.
         mode: what happens to generations in flight.
         timeout_seconds: bound on pause and update together; 5 s come on top when they failed.
+        load_format: what the directory holds: `auto`, a Hugging Face checkpoint; `delta`, what changed
+            since the version that the server has.
 
     Returns:
         Seconds for which the server was paused.
@@ -117,7 +125,9 @@ async def update_server(
         started = time.monotonic()
         try:
             await client.pause(mode)
-            await _load_weights(client, path, version, flush_cache=mode != "in_place")
+            await _load_weights(
+                client, path, version, flush_cache=mode != "in_place", load_format=load_format
+            )
         except BaseException:
             # Also when the pause itself failed: its answer may have been lost, not the request.
             with contextlib.suppress(TimeoutError, InferenceError):
@@ -236,7 +246,12 @@ async def _bounded(client: SGLangClient, seconds: float, purpose: str) -> AsyncI
 
 
 async def _load_weights(
-    client: SGLangClient, path: Path, version: int, *, flush_cache: bool
+    client: SGLangClient,
+    path: Path,
+    version: int,
+    *,
+    flush_cache: bool,
+    load_format: LoadFormat = "auto",
 ) -> None:
     """Have a paused server load weights and their version label.
 
@@ -245,7 +260,10 @@ async def _load_weights(
     """
     try:
         await client.update_weights_from_disk(
-            str(path), weight_version=str(version), flush_cache=flush_cache
+            str(path),
+            weight_version=str(version),
+            flush_cache=flush_cache,
+            load_format=load_format,
         )
     except InferenceError as error:
         if _UPDATED_NOT_FLUSHED not in str(error).lower():

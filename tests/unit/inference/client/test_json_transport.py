@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.responses import Response, StreamingResponse
+from support.fuzzing import TryCases
 from support.stub_server import generation, stub_server
 
 from agentrl.errors import InferenceError
@@ -61,30 +61,33 @@ async def test_what_is_no_answer_is_an_error_that_names_the_server(
     assert server.url in str(failed.value)
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    fields=st.fixed_dictionaries(
-        {},
-        optional=dict.fromkeys(
-            ("output_ids", "meta_info"), anything | st.lists(st.integers() | st.floats())
-        ),
-    ),
-    meta=st.fixed_dictionaries(
-        {},
-        optional=dict.fromkeys(
-            (
-                *("finish_reason", "prompt_tokens", "cached_tokens", "num_retractions"),
-                *("weight_version", "weight_versions", "output_token_logprobs", "routed_experts"),
-            ),
-            anything,
-        ),
+BODIES = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(
+        ("output_ids", "meta_info"), anything | st.lists(st.integers() | st.floats())
     ),
 )
-def test_any_generation_is_read_or_refused(fields: dict[str, Any], meta: dict[str, Any]) -> None:
-    body = generation([7, 8], **meta) | fields
-    for read in (parse_result, parse_partial):
-        try:
-            result = read(body, "http://server")
-        except InferenceError:
-            continue
-        assert len(result.output_ids) == len(result.output_logprobs)
+META = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(
+        (
+            *("finish_reason", "prompt_tokens", "cached_tokens", "num_retractions"),
+            *("weight_version", "weight_versions", "output_token_logprobs", "routed_experts"),
+        ),
+        anything,
+    ),
+)
+
+
+@pytest.mark.fuzz(50)
+def test_any_generation_is_read_or_refused(try_cases: TryCases) -> None:
+    def check(fields: dict[str, Any], meta: dict[str, Any]) -> None:
+        body = generation([7, 8], **meta) | fields
+        for read in (parse_result, parse_partial):
+            try:
+                result = read(body, "http://server")
+            except InferenceError:
+                continue
+            assert len(result.output_ids) == len(result.output_logprobs)
+
+    try_cases(check, fields=BODIES, meta=META)

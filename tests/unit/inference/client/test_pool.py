@@ -67,7 +67,7 @@ async def test_conversations_spread_over_servers(
 
 async def test_lost_server_is_left(pool: ServerPool, pair: tuple[StubServer, StubServer]) -> None:
     pool.update([service("http://127.0.0.1:9"), service(pair[0].url)])
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         results = [await pool.generate(f"record {n}", REQUEST) for n in range(20)]
     assert {result.server for result in results} == {pair[0].url}
 
@@ -77,7 +77,7 @@ async def test_overloaded_server_is_left_for_another(
 ) -> None:
     pair[0].answer = overloaded
     pool.update([service(stub.url) for stub in pair])
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         results = [await pool.generate(f"record {n}", REQUEST) for n in range(20)]
     assert {result.server for result in results} == {pair[1].url}
     assert len(pair[0].bodies) <= 2
@@ -215,7 +215,7 @@ async def test_servers_get_work_in_proportion_to_their_speed(
     pool: ServerPool, pair: tuple[StubServer, StubServer]
 ) -> None:
     """The servers are stand-ins: two real engines on the same cores have the same speed."""
-    for stub, seconds in zip(pair, (0.01, 0.03), strict=True):
+    for stub, seconds in zip(pair, (0.05, 0.15), strict=True):
 
         async def answer(body: dict[str, Any], seconds: float = seconds) -> Response:
             await asyncio.sleep(seconds)
@@ -223,7 +223,7 @@ async def test_servers_get_work_in_proportion_to_their_speed(
 
         stub.answer = answer
     pool.update([service(stub.url) for stub in pair])
-    ends_at = asyncio.get_running_loop().time() + 2
+    ends_at = asyncio.get_running_loop().time() + 3
 
     async def play(record: int) -> None:
         turn = 0

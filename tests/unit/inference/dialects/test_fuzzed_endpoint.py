@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
 from support.described import bodies, encoded
+from support.fuzzing import TryCases
 
 from agentrl.inference.dialects.api_server import DIALECTS, APIServer
 from agentrl.inference.dialects.session import (
@@ -90,33 +90,17 @@ def endpoint() -> Iterator[Endpoint]:
     opened.close()
 
 
-def send_what_is_described(endpoint: Endpoint, path: str, num_cases: int) -> None:
-    @settings(
-        max_examples=num_cases,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
-    )
-    @given(body=bodies(endpoint.app, path))
-    def send(body: object) -> None:
-        answer = endpoint.post(path, body)
-        assert answer.status_code in (200, 400, 404), (answer.status_code, answer.text)
-
-    send()
-
-
+@pytest.mark.fuzz(15)
 @pytest.mark.parametrize("path", [dialect.path for dialect in DIALECTS])
 def test_what_the_description_allows_and_what_it_does_not_is_answered(
-    endpoint: Endpoint, path: str
+    endpoint: Endpoint, path: str, try_cases: TryCases
 ) -> None:
-    send_what_is_described(endpoint, path, num_cases=15)
+    def send(body: object) -> None:
+        answer = endpoint.post(path, body)
+        try_cases.note_status(answer.status_code)
+        assert answer.status_code in (200, 400, 404), (answer.status_code, answer.text)
 
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("path", [dialect.path for dialect in DIALECTS])
-def test_thousands_of_described_requests_are_answered(endpoint: Endpoint, path: str) -> None:
-    send_what_is_described(endpoint, path, num_cases=3_000)
+    try_cases(send, body=bodies(endpoint.app, path))
 
 
 def test_the_description_names_every_route_and_the_fields_that_are_checked(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 from support.engines import make_model, request
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
@@ -99,20 +100,6 @@ async def test_stranger_on_the_port_is_not_taken_for_the_own_server(
                 assert (await client.model_info()).model_path == str(model)
 
 
-async def test_killed_server_comes_back_on_its_port(
-    store: TrajectoryStore, model: Path, tmp_path: Path
-) -> None:
-    port = free_port()
-    async with supervised(store, model, tmp_path, port):
-        before = await up(store)
-        with socket.create_connection(("127.0.0.1", port)):
-            pass
-        listener(port).kill()
-        while (after := await up(store)).started_at == before.started_at:
-            await asyncio.sleep(0.05)
-        assert after.base_url == before.base_url
-
-
 async def test_hung_server_is_taken_out_and_replaced(
     store: TrajectoryStore, model: Path, tmp_path: Path
 ) -> None:
@@ -128,35 +115,60 @@ async def test_hung_server_is_taken_out_and_replaced(
             assert (await client.generate(request(1, max_new_tokens=2))).finish_reason == "length"
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def serving(
+    mongod: EmbeddedMongo, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[TrajectoryStore]:
+    """The store of one supervised server, which the tests below share."""
+    folder = tmp_path_factory.mktemp("serving")
+    async with TrajectoryStore.connect(mongod.uri("serving")) as store:
+        await store.ensure_schema()
+        async with supervised(store, model, folder, free_port()):
+            yield store
+        await store.drop_database()
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_server_paused_without_a_publication_is_resumed_and_it_is_said(
-    store: TrajectoryStore, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    serving: TrajectoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with supervised(store, model, tmp_path, free_port()):
-        service = await up(store)
-        async with SGLangClient(service.base_url) as client, asyncio.timeout(25):
-            await client.pause("retract")
-            assert await client.is_paused()
-            result = await client.generate(request(1, max_new_tokens=2))  # waits for the end of it
-        assert result.finish_reason == "length"
-        now = await up(store)
-        assert now.started_at == service.started_at
-        assert "without a publication; resumed" in (now.error or "")
+    service = await up(serving)
+    async with SGLangClient(service.base_url) as client:
+        await client.pause("retract")
+        assert await client.is_paused()
+        result = await client.generate(request(1, max_new_tokens=2))  # waits for the end of it
+    assert result.finish_reason == "length"
+    now = await up(serving)
+    assert now.started_at == service.started_at
+    assert "without a publication; resumed" in (now.error or "")
     assert "without a publication; resumed" in caplog.text
 
 
-async def test_the_server_of_a_publisher_at_work_stays_paused(
-    store: TrajectoryStore, model: Path, tmp_path: Path
-) -> None:
-    async with supervised(store, model, tmp_path, free_port()):
-        service = await up(store)
-        async with SGLangClient(service.base_url) as client:
-            await store.services.set_status(service.id, status="updating")
-            await client.pause("retract")
-            beats: set[object] = set()
-            while len(beats) < 2 + PAUSED_SECONDS:
-                beats.add((await store.services.all())[0].heartbeat_at)
-                await asyncio.sleep(0.05)
-            assert await client.is_paused()
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_server_of_a_publisher_at_work_stays_paused(serving: TrajectoryStore) -> None:
+    service = await up(serving)
+    async with SGLangClient(service.base_url) as client:
+        await serving.services.set_status(service.id, status="updating")
+        await client.pause("retract")
+        beats: set[object] = set()
+        while len(beats) < 2 + PAUSED_SECONDS:
+            beats.add((await serving.services.all())[0].heartbeat_at)
+            await asyncio.sleep(0.05)
+        assert await client.is_paused()
+        await client.continue_()
+        await serving.services.set_status(service.id, status="up")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_killed_server_comes_back_on_its_port(serving: TrajectoryStore) -> None:
+    before = await up(serving)
+    port = int(before.base_url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)):
+        pass
+    listener(port).kill()
+    while (after := await up(serving)).started_at == before.started_at:
+        await asyncio.sleep(0.05)
+    assert after.base_url == before.base_url
 
 
 def listener(port: int) -> psutil.Process:

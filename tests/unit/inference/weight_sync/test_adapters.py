@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import pytest_asyncio
 from support.adapters import make_adapter
 from support.engines import Oracle, make_model, prompt, request
 
@@ -23,13 +25,15 @@ from agentrl.models.lora import merge_adapter
 from agentrl.runtime.ports import free_port
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import EmbeddedMongo
 
-NUM_VERSIONS = 4
+NUM_VERSIONS = 6
+DATABASE = "adapters"
 
 
 @dataclass
 class Scene:
-    """A publisher, and a supervised engine that serves version 0."""
+    """A publisher, and a supervised engine that serves its newest version."""
 
     store: TrajectoryStore
     publisher: PolicyPublisher
@@ -37,6 +41,11 @@ class Scene:
     pool: ServerPool
     merged: list[Path]
     oracle: Oracle = field(default_factory=Oracle)
+    version: int = 0
+
+    def next_version(self) -> int:
+        self.version += 1
+        return self.version
 
     async def served(self, version: int) -> InferenceService:
         """Wait (bounded by the test's own timeout) until the server serves a version; tell the pool."""
@@ -56,10 +65,21 @@ class Scene:
         np.testing.assert_allclose(result.output_logprobs, expected, atol=1e-4)
 
 
-@pytest.fixture
-async def scene(store: TrajectoryStore, tmp_path: Path) -> AsyncIterator[Scene]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(
+    mongod: EmbeddedMongo, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Scene]:
+    async with TrajectoryStore.connect(mongod.uri(DATABASE)) as store:
+        await store.ensure_schema()
+        async with opened(store, tmp_path_factory.mktemp("adapters")) as scene:
+            yield scene
+        await store.drop_database()
+
+
+@asynccontextmanager
+async def opened(store: TrajectoryStore, tmp_path: Path) -> AsyncIterator[Scene]:
     model = make_model(tmp_path / "model", seed=1)
-    await store.runs.create(Run(name=store.database_name))
+    await store.runs.create(Run(name=DATABASE))
     publisher = PolicyPublisher(
         store,
         tmp_path / "policy",
@@ -83,39 +103,42 @@ async def scene(store: TrajectoryStore, tmp_path: Path) -> AsyncIterator[Scene]:
     running = asyncio.create_task(supervisor.run(stop, max_restarts=2, start_seconds=50))
     try:
         async with ServerPool() as pool:
-            opened = Scene(store, publisher, supervisor, pool, merged)
-            await opened.served(0)
-            yield opened
+            scene = Scene(store, publisher, supervisor, pool, merged)
+            await scene.served(0)
+            yield scene
     finally:
         stop.set()
         await running
         await publisher.settle()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_generations_finish_on_the_adapter_that_they_began_with(scene: Scene) -> None:
+    first = scene.version
     slow = request(1, max_new_tokens=2500, stop_token_ids=())
     begun = asyncio.create_task(scene.pool.generate("slow", slow))
-    service = await scene.served(0)
+    service = await scene.served(first)
     async with SGLangClient(service.base_url) as client:
         while not (await client.loads()).num_running:
             await asyncio.sleep(0.01)
         names = []
-        for version in (1, 2):
+        for version in (scene.next_version(), scene.next_version()):
             report = await scene.publisher.announce(version)
             assert list(report.paused_seconds.values()) == [0.0]
             names.append((await scene.served(version)).adapter)
             scene.check(await scene.pool.generate("new", request(version)), version, version)
         while set(await client.adapters()) != set(names):
             await asyncio.sleep(0.05)
-    scene.check(await begun, 1, 0)
+    scene.check(await begun, 1, first)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_sampler_that_missed_versions_goes_on_with_the_newest(scene: Scene) -> None:
-    late = await scene.served(0)
-    for version in (1, 2):
+    late = await scene.served(scene.version)
+    for version in (scene.next_version(), scene.next_version()):
         await scene.publisher.announce(version)
         await scene.served(version)
-    newest = await scene.served(2)
+    newest = await scene.served(scene.version)
     async with SGLangClient(newest.base_url) as client:
         while late.adapter in await client.adapters():
             await asyncio.sleep(0.05)
@@ -123,15 +146,16 @@ async def test_a_sampler_that_missed_versions_goes_on_with_the_newest(scene: Sce
     asking = asyncio.create_task(scene.pool.generate("late", request(5)))
     await asyncio.sleep(0)
     scene.pool.update([newest])
-    scene.check(await asking, 5, 2)
+    scene.check(await asking, 5, scene.version)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_server_that_died_comes_back_with_the_newest_adapter(scene: Scene) -> None:
-    service = await scene.served(0)
+    service = await scene.served(scene.version)
     engine_of(int(service.base_url.rpartition(":")[2])).kill()
-    await scene.publisher.announce(3)
-    service = await scene.served(3)
-    scene.check(await scene.pool.generate("again", request(6)), 6, 3)
+    await scene.publisher.announce(scene.next_version())
+    service = await scene.served(scene.version)
+    scene.check(await scene.pool.generate("again", request(6)), 6, scene.version)
     async with SGLangClient(service.base_url) as client:
         assert set(await client.adapters()) == {service.adapter}
 

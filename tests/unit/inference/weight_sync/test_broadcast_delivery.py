@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +43,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def urls(models: tuple[Path, Path]) -> Iterator[list[str]]:
-    """Two engines, which later tests find with whatever weights earlier ones gave them."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(engine_process(models[0])) for _ in range(2)]
+    """Two engines, which later tests find with whatever weights earlier ones gave them.
+
+    The last test to use them kills the second one.
+    """
+    with engine_process(models[0]) as kept, engine_process(models[0], is_sacrificed=True) as other:
+        yield [kept, other]
 
 
 def process_on(url: str) -> psutil.Process:
@@ -135,34 +138,6 @@ async def test_all_servers_serve_what_was_broadcast_and_files_follow(
         assert (policy.is_written, policy.num_bytes) == (True, len(b"weights"))
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
-)
-async def test_a_server_that_is_lost_in_the_middle_holds_nobody_longer_than_the_bound(
-    store: TrajectoryStore,
-    tmp_path: Path,
-    urls: list[str],
-    models: tuple[Path, Path],
-    number: signal.Signals,
-) -> None:
-    trainer, good = Trainer(models[0]), urls[0]
-    with engine_process(models[0], is_sacrificed=True) as bad:
-        process = process_on(bad)
-        trainer.in_the_middle = lambda: os.kill(process.pid, number)
-        publisher = await publisher_of(
-            store, tmp_path, [good, bad], trainer.send, publish_timeout_seconds=BOUND_SECONDS
-        )
-        started = time.monotonic()
-        report = await publisher.announce(2)
-        assert time.monotonic() - started < BOUND_SECONDS + 4
-        assert (report.updated, list(report.failed)) == (("0",), ["1"])
-        services = {service.id: service for service in await store.services.all()}
-        assert (services["0"].status, services["0"].policy_version) == ("up", 2)
-        assert services["1"].status == "down"
-        await check_serves(good, models[0], 2)
-        await publisher.settle()
-
-
 async def test_a_server_that_is_gone_before_costs_no_attempt(
     store: TrajectoryStore, tmp_path: Path, urls: list[str], models: tuple[Path, Path]
 ) -> None:
@@ -178,6 +153,35 @@ async def test_a_server_that_is_gone_before_costs_no_attempt(
     report = await publisher.announce(3)
     await publisher.settle()
     assert (report.updated, list(report.failed), num_sent) == (("0",), ["1"], 1)
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL]
+)
+async def test_a_server_that_is_lost_in_the_middle_holds_nobody_longer_than_the_bound(
+    store: TrajectoryStore,
+    tmp_path: Path,
+    urls: list[str],
+    models: tuple[Path, Path],
+    number: signal.Signals,
+) -> None:
+    trainer, good = Trainer(models[0]), urls[0]
+    stopped = engine_process(models[0], is_sacrificed=True)
+    with nullcontext(urls[1]) if number == signal.SIGKILL else stopped as bad:
+        process = process_on(bad)
+        trainer.in_the_middle = lambda: os.kill(process.pid, number)
+        publisher = await publisher_of(
+            store, tmp_path, [good, bad], trainer.send, publish_timeout_seconds=BOUND_SECONDS
+        )
+        started = time.monotonic()
+        report = await publisher.announce(2)
+        assert time.monotonic() - started < BOUND_SECONDS + 4
+        assert (report.updated, list(report.failed)) == (("0",), ["1"])
+        services = {service.id: service for service in await store.services.all()}
+        assert (services["0"].status, services["0"].policy_version) == ("up", 2)
+        assert services["1"].status == "down"
+        await check_serves(good, models[0], 2)
+        await publisher.settle()
 
 
 async def test_nothing_sampled_with_weights_of_two_versions_is_used() -> None:

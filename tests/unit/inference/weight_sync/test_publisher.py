@@ -109,7 +109,7 @@ async def test_server_that_answers_nothing_at_all_holds_nobody_up(
             return JSONResponse({"success": True, "message": "late"})
 
         control.answers["pause_generation"] = control.answers["continue_generation"] = hang
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             with pytest.raises(InferenceError, match=r"longer than 0\.2 s"):
                 await update(control, timeout_seconds=0.2)
         release.set()

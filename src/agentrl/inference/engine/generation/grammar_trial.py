@@ -40,7 +40,7 @@ class GrammarTrial:
     """
 
     def __init__(self, tokenizer: Path, vocab_size: int, end_ids: frozenset[int]) -> None:
-        self._argv = [sys.executable, "-m", __spec__.name, str(tokenizer), str(vocab_size)]
+        self._argv = [sys.executable, "-P", "-m", __spec__.name, str(tokenizer), str(vocab_size)]
         self._argv += map(str, sorted(end_ids))
         self._child: subprocess.Popen[bytes] | None = None
         self._is_fresh = True

@@ -91,6 +91,9 @@ class ModelRunner:
         capture = self._router_capture
         return None if capture is None else capture.room_for(num_tokens)
 
+    # Several percent quicker than `no_grad`, where a step is many small operations. What it makes are
+    # tensors of its own kind, none of which may outlive the step; the cache's memory is older.
+    @torch.inference_mode()
     def forward(
         self, running: Sequence[TokenSequence], num_decoding: int, chunks: Sequence[Chunk]
     ) -> tuple[torch.Tensor, list[TokenSequence]]:

@@ -42,6 +42,7 @@ class SamplingBatch:
         ]
         self._grammars = GrammarMasks(constraints, vocab_size) if constraints else None
 
+    @torch.inference_mode()
     def draw(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """Draw one token a sequence.
 

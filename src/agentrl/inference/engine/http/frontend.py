@@ -29,12 +29,17 @@ from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.http.generation_requests import GenerationRequests
 from agentrl.inference.engine.http.prompt_images import PromptImages
 from agentrl.inference.engine.http.request_parsing import (
-    ModelLimits,
     ParsedRequest,
     is_quick,
     parse_generate,
 )
+from agentrl.inference.engine.http.sampling_parsing import ModelLimits
 from agentrl.inference.engine.http.text_codec import TextCodec, end_of_text_ids
+from agentrl.inference.engine.weights.changed_weights import (
+    apply_changes,
+    check_base,
+    read_changes,
+)
 from agentrl.inference.engine.weights.live_weights import read_weights
 from agentrl.inference.engine.weights.lora_adapters import LoadedAdapters
 from agentrl.inference.engine.weights.weight_receiver import (
@@ -301,6 +306,39 @@ class FrontEnd:
                 await self._call(self._scheduler.abort_all)
             num_kept, is_flushed = await self._install(tensors, label, flush=flush)
             self.model_path = self.served_model_name = str(Path(path))
+            self._note(label, is_flushed=is_flushed)
+        return num_kept, is_flushed
+
+    async def apply_changes(
+        self, path: str, label: str | None, *, flush: bool, abort_all: bool
+    ) -> tuple[int, bool]:
+        """Apply the changes since the version that is served; nothing is sampled meanwhile.
+
+        Returns:
+            As `update_weights` does.
+
+        Raises:
+            InferenceError: they do not fit, and nothing has changed; or the result is not what was
+                published, and what the model holds has the label of no policy.
+        """
+        async with self._updating:
+            delta = await asyncio.to_thread(read_changes, path, self._model)
+            if abort_all:
+                await self._call(self._scheduler.abort_all)
+            await self._call(self._scheduler.begin_weights, when_idle=True)
+            left = self._scheduler.label
+            changed: list[torch.Tensor] = []
+            try:
+                check_base(delta, left)
+                left = MIXED_LABEL
+                changed = await asyncio.to_thread(apply_changes, delta, self._model)
+                left = label or self._scheduler.label
+            finally:
+                await self._call(partial(self._scheduler.weights_changed, left, changed))
+                if left == MIXED_LABEL:
+                    self.weight_version = MIXED_LABEL
+            num_kept = await self._call(lambda: self._scheduler.num_in_flight)
+            is_flushed = not flush or await self.flush()
             self._note(label, is_flushed=is_flushed)
         return num_kept, is_flushed
 

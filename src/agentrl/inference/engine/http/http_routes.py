@@ -9,7 +9,7 @@ that a broadcast which fails leaves the label of no policy.
 import hmac
 import time
 from collections.abc import Awaitable
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -43,6 +43,7 @@ from agentrl.inference.engine.http.streaming import (
     unless_disconnected,
 )
 from agentrl.inference.engine.weights.weight_receiver import WeightManifest
+from agentrl.inference.wire import LoadFormat
 from agentrl.runtime.http_guard import HttpGuard
 
 SGLANG_VERSION = "0.5.23"
@@ -262,9 +263,11 @@ class _Routes:
     async def update_weights(self, http: Request) -> Response:
         body = await json_object(http)
         path = required(body, "model_path", str)
+        holds_changes = one_of(body, "load_format", get_args(LoadFormat)) == "delta"
+        update = self._engine.apply_changes if holds_changes else self._engine.update_weights
         try:
             self._engine.check_place(path)
-            num_kept, is_flushed = await self._engine.update_weights(
+            num_kept, is_flushed = await update(
                 path,
                 typed(body, "weight_version", str, None),
                 flush=typed(body, "flush_cache", bool, True),

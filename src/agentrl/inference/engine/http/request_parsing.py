@@ -1,6 +1,6 @@
 """Requests of `/generate`: strict about types and parameters, as SGLang is.
 
-Unknown keys beside the prompt are ignored; unknown sampling parameters are refused.
+Unknown keys beside the prompt are ignored; `sampling_parsing` reads the sampling parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from agentrl.data.shown_images import PlacedImage
 from agentrl.inference.engine.generation.grammars import GrammarConstraint
-from agentrl.inference.engine.generation.token_sequence import DrawParams, TokenSequence
+from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.http.http_errors import (
     InvalidField,
     InvalidParameter,
@@ -19,37 +19,22 @@ from agentrl.inference.engine.http.http_errors import (
 )
 from agentrl.inference.engine.http.request_fields import (
     BODY_FIELDS,
-    RANGES,
-    SAMPLING_FIELDS,
     is_ints,
     is_text,
     is_texts,
 )
-from agentrl.inference.engine.weights.lora_adapters import Adapter
-from agentrl.inference.wire import (
-    MAX_GRAMMAR_CHARS,
-    MAX_INT32,
-    new_rid,
+from agentrl.inference.engine.http.sampling_parsing import (
+    ModelLimits,
+    draw_params,
+    grammar_constraint,
+    sampling_of_prompts,
 )
+from agentrl.inference.engine.weights.lora_adapters import Adapter
+from agentrl.inference.wire import new_rid
 from agentrl.schema.grammar import Grammar, GrammarKind
 
-DEFAULT_NEW_TOKENS = 128
 ShowImages = Callable[[Sequence[int], Sequence[str]], tuple[np.ndarray, tuple[PlacedImage, ...]]]
 """Puts images, by their `data:` URLs, in place of a prompt's placeholders."""
-
-
-@dataclass(frozen=True)
-class ModelLimits:
-    """What requests are checked against."""
-
-    context_length: int
-    vocab_size: int
-    eos_ids: frozenset[int]
-    has_experts: bool = False
-    max_sequences: int = 1024
-    """Sequences that one request may ask for."""
-    max_text_chars: int = 1 << 20
-    """Characters of a prompt, beyond which it cannot fit into the context; 0: no tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +58,6 @@ class ParsedRequest:
     no_stop_trim: bool
 
 
-_UNSUPPORTED = ("stop_regex", "beam_width", "watermark")
-_MAX_STOPS = 32
-_MAX_STOP_CHARS = 1024
-_MAX_BIAS = 1e9
-"""Larger ones overflow once they are divided by a temperature."""
 _MAX_ID_CHARS = 256
 
 
@@ -127,7 +107,7 @@ def parse_generate(
     return_logprob = _flag(body, "return_logprob")
     keys = [_field(body, name, "") for name in ("extra_key", "cache_salt")]
     chosen = _adapters(body.get("lora_path"), len(prompts), adapters)
-    samplings = _per_prompt(body.get("sampling_params"), len(prompts))
+    samplings = sampling_of_prompts(body.get("sampling_params"), len(prompts))
     first = samplings[0]
     sequences: list[TokenSequence] = []
     rids = _rids(body.get("rid"), len(prompts), is_batch)
@@ -142,8 +122,8 @@ def parse_generate(
             _check_prompt(prompt.tolist(), limits)
         if return_logprob and logprob_start > len(prompt):
             raise InvalidRequest("logprob_start_len is beyond the end of the prompt")
-        params, count = _draw_params(sampling, len(prompt), limits, new_seed)
-        constraint = _constraint(sampling, constrain)
+        params, count = draw_params(sampling, len(prompt), limits, new_seed)
+        constraint = grammar_constraint(sampling, constrain)
         for number in range(count):
             seeded = replace(params, seed=params.seed + number)
             sequences.append(
@@ -270,49 +250,6 @@ def _adapters(value: object, count: int, loaded: Mapping[str, Adapter]) -> list[
     return [loaded[name] if name else None for name in names]
 
 
-def _per_prompt(value: object, count: int) -> list[Mapping[str, Any]]:
-    if value is None:
-        return [{}] * count
-    if isinstance(value, dict):
-        return [_checked_sampling(value)] * count
-    if isinstance(value, list) and len(value) == count:
-        return [_checked_sampling(item) for item in value]
-    raise InvalidField(
-        "sampling_params has to be an object, or a list of objects, one for each prompt"
-    )
-
-
-def _checked_sampling(value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidField("sampling_params has to be an object")
-    for name, item in value.items():
-        if name in _UNSUPPORTED:
-            if item is not None:
-                raise InvalidRequest(f"sampling_params.{name} is not supported here")
-            continue
-        if name not in SAMPLING_FIELDS:
-            raise InvalidParameter(f"sampling_params.{name} is not a known parameter")
-        kind = SAMPLING_FIELDS[name]
-        if item is not None and not kind.is_valid(item):
-            raise InvalidParameter(f"sampling_params.{name} has to be {kind.words}")
-    for name, (rule, low, high) in RANGES.items():
-        item = value.get(name)
-        if item is not None and not low <= item <= high:
-            raise InvalidRequest(f"{name} must be {rule}, got {item}")
-    if value.get("top_k") == 0:
-        raise InvalidRequest(f"top_k must be {RANGES['top_k'][0]}, got 0")
-    return value
-
-
-def _stops(value: str | list[str]) -> tuple[str, ...]:
-    stops = (value,) if isinstance(value, str) else tuple(value)
-    if len(stops) > _MAX_STOPS or not all(0 < len(text) <= _MAX_STOP_CHARS for text in stops):
-        raise InvalidRequest(
-            f"stop takes up to {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARS} characters"
-        )
-    return stops
-
-
 def _check_prompt(prompt: list[int], limits: ModelLimits) -> None:
     if not prompt:
         raise InvalidRequest("the prompt is empty")
@@ -322,84 +259,6 @@ def _check_prompt(prompt: list[int], limits: ModelLimits) -> None:
         )
     if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
         raise InvalidRequest(f"token ids have to be in [0, {limits.vocab_size})")
-
-
-def _draw_params(
-    sampling: Mapping[str, Any], num_prompt: int, limits: ModelLimits, new_seed: Callable[[], int]
-) -> tuple[DrawParams, int]:
-    """Return the parameters and how many sequences are to be drawn with them."""
-
-    def given(name: str, default: Any) -> Any:
-        value = sampling.get(name)
-        return default if value is None else value
-
-    room = limits.context_length - num_prompt
-    max_new = sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS)
-    if max_new is None:  # said, as opposed to left out: all that fits
-        max_new = room
-    if max_new > room:
-        raise InvalidRequest(
-            f"{num_prompt} prompt tokens and max_new_tokens {max_new} are more than the "
-            f"context of {limits.context_length} tokens"
-        )
-    min_new = given("min_new_tokens", 0)
-    if min_new > max_new:
-        raise InvalidRequest(f"min_new_tokens {min_new} is more than max_new_tokens {max_new}")
-    stop_ids = frozenset(given("stop_token_ids", ()))
-    # A minimal length takes them from the vocabulary; else those beyond it are just never drawn.
-    num_ids = limits.vocab_size if min_new else MAX_INT32
-    if stop_ids and not 0 <= min(stop_ids) <= max(stop_ids) < num_ids:
-        raise InvalidRequest(f"stop_token_ids have to be in [0, {num_ids})")
-    seed = given("sampling_seed", None)
-    params = DrawParams(
-        max_new_tokens=max_new,
-        temperature=float(given("temperature", 1.0)),
-        top_p=float(given("top_p", 1.0)),
-        top_k=given("top_k", -1),
-        min_p=float(given("min_p", 0.0)),
-        frequency_penalty=float(given("frequency_penalty", 0.0)),
-        presence_penalty=float(given("presence_penalty", 0.0)),
-        repetition_penalty=float(given("repetition_penalty", 1.0)),
-        min_new_tokens=min_new,
-        stop_ids=stop_ids if given("ignore_eos", False) else stop_ids | limits.eos_ids,
-        stop_strings=_stops(given("stop", [])),
-        logit_bias=_bias(given("logit_bias", {}), limits),
-        seed=new_seed() if seed is None else seed,
-    )
-    return params, given("n", 1)
-
-
-def _constraint(
-    sampling: Mapping[str, Any], constrain: Callable[[Grammar], GrammarConstraint]
-) -> GrammarConstraint | None:
-    given = [Grammar(kind=k, text=sampling[k]) for k in get_args(GrammarKind) if sampling.get(k)]
-    if not given:
-        return None
-    if len(given) > 1:
-        raise InvalidRequest(f"only one of {', '.join(get_args(GrammarKind))} can be given")
-    if sampling.get("min_new_tokens"):
-        raise InvalidRequest("min_new_tokens: a grammar says where a reply may end")
-    if len(given[0].text) > MAX_GRAMMAR_CHARS:
-        raise InvalidRequest(
-            f"the {given[0].kind} has {len(given[0].text)} characters, at most {MAX_GRAMMAR_CHARS} "
-            "are compiled"
-        )
-    try:
-        return constrain(given[0])
-    except ValueError as error:
-        raise InvalidRequest(f"Failed to compile the {given[0].kind}: {error}") from error
-
-
-def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:
-    bias = {}
-    for key, number in value.items():
-        # Python refuses to read numerals of thousands of digits.
-        if not (key.isdecimal() and len(key) < 20 and int(key) < limits.vocab_size):
-            raise InvalidRequest(f"logit_bias: {key[:20]} is no token id")
-        if not -_MAX_BIAS <= number <= _MAX_BIAS:
-            raise InvalidRequest(f"logit_bias must be in [{-_MAX_BIAS:g}, {_MAX_BIAS:g}]")
-        bias[int(key)] = float(number)
-    return bias
 
 
 def _field(body: Mapping[str, Any], name: str, default: Any) -> Any:

@@ -40,7 +40,7 @@ def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dt
                         place_of(name, opened.get_slice(name).get_shape(), places)
                         found.add(name)
         if not is_rearranged:
-            _check_complete(path, found, model)
+            check_complete(path, found, model)
     except (InferenceError, OSError, SafetensorError) as error:
         raise ConfigError(
             f"--model-path {path}: weights and config.json do not fit: {first_line(error)}"
@@ -73,7 +73,7 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
         if problem := not_finite(name, tensor):
             raise InferenceError(problem)
         tensors[name] = tensor
-    _check_complete(path, tensors.keys(), model)
+    check_complete(path, tensors.keys(), model)
     return tensors
 
 
@@ -149,6 +149,8 @@ def place_of(name: str, shape: Sequence[int], places: Mapping[str, torch.Tensor]
 
 def not_finite(name: str, tensor: torch.Tensor) -> str | None:
     """Return what to say of a tensor with NaN or infinities, and None of any other."""
+    if not tensor.numel():
+        return None
     # One pass without a temporary of the tensor's size; NaN comes out of minimum and maximum.
     low, high = torch.aminmax(tensor)
     if bool(torch.isfinite(low) & torch.isfinite(high)):
@@ -173,7 +175,7 @@ def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
             raise InferenceError(f"{file} cannot be read: {first_line(error)}") from error
 
 
-def _check_complete(path: str | Path, found: Collection[str], model: PreTrainedModel) -> None:
+def check_complete(path: str | Path, found: Collection[str], model: PreTrainedModel) -> None:
     """Check that a checkpoint has every tensor, or every expert of a stack."""
     tied = tied_names(model)
     # A tied parameter may stand in the files under any of its names.

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.distributed.broadcast import BroadcastGroup, RankAssignment, join_group
+from agentrl.distributed.dtypes import dtype_named
 from agentrl.errors import BroadcastError, InferenceError
 from agentrl.inference.engine.weights.live_weights import model_places, not_finite, place_of
 
@@ -70,8 +71,8 @@ def awaited_tensors(manifest: WeightManifest, model: PreTrainedModel) -> list[Aw
 
 
 def _dtype(name: str, dtype: str) -> torch.dtype:
-    found = getattr(torch, str(dtype), None)
-    if not isinstance(found, torch.dtype):
+    found = dtype_named(str(dtype))
+    if found is None:
         raise InferenceError(f"{name}: there is no dtype {dtype}")
     return found
 

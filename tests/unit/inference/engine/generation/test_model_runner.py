@@ -19,11 +19,11 @@ from agentrl.inference.engine.generation.model_runner import load_model
 from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.http.http_errors import InvalidRequest
 from agentrl.inference.engine.http.request_parsing import (
-    ModelLimits,
     ParsedRequest,
     parse_generate,
 )
 from agentrl.inference.engine.http.response_bodies import answer
+from agentrl.inference.engine.http.sampling_parsing import ModelLimits
 from agentrl.inference.engine.http.text_codec import TextCodec
 from agentrl.inference.engine.weights.live_weights import read_weights, swap_weights
 from agentrl.schema.grammar import Grammar

@@ -1,10 +1,6 @@
-"""Random requests: each is answered, none with 500, and the engine goes on.
-
-Those marked `slow` try thousands of them, and `AGENTRL_FUZZ_CASES` any number.
-"""
+"""Random requests: each is answered, none with 500, and the engine goes on."""
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +9,10 @@ import httpx
 import orjson
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 from support.described import bodies, encoded
+from support.fuzzing import TryCases
 
 from agentrl.errors import APIError
 from agentrl.inference.dialects.chat_completions import read_chat
@@ -28,12 +24,8 @@ from agentrl.inference.request_bodies import read_json_object
 from agentrl.inference.wire import GenerateRequest, request_body
 from agentrl.schema import SamplingParams
 
-CASES = int(os.environ.get("AGENTRL_FUZZ_CASES", "300"))
 JSON = {"Content-Type": "application/json"}
 ANSWER_SECONDS = 20.0
-FUZZ = settings(
-    max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None
-)
 
 edges = st.sampled_from(
     [0, 1, -1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 5e-324, 1e-7, 1e300]
@@ -145,61 +137,47 @@ def fuzzed(checkpoint: Path) -> Iterator[Fuzzed]:
     opened.close()
 
 
-def check(answer: httpx.Response) -> None:
-    assert answer.status_code in (200, 400), (answer.status_code, answer.text)
+def check(answer: httpx.Response, try_cases: TryCases, *allowed: int) -> None:
+    try_cases.note_status(answer.status_code)
+    assert answer.status_code in allowed, (answer.status_code, answer.text)
     assert '"code": 500' not in answer.text
 
 
-@FUZZ
-@given(body=generate_bodies)
-@pytest.mark.timeout(max(120, CASES))
-def test_the_engine_answers_whatever_it_is_asked(fuzzed: Fuzzed, body: dict[str, Any]) -> None:
-    check(fuzzed.post(body))
+@pytest.mark.fuzz(150)
+def test_the_engine_answers_whatever_it_is_asked(fuzzed: Fuzzed, try_cases: TryCases) -> None:
+    try_cases(lambda body: check(fuzzed.post(body), try_cases, 200, 400), body=generate_bodies)
 
 
-@FUZZ
-@given(body=chat_bodies)
-@pytest.mark.timeout(max(120, CASES))
-def test_what_the_endpoint_lets_pass_the_engine_can_do(
-    fuzzed: Fuzzed, body: dict[str, Any]
+@pytest.mark.fuzz(150)
+def test_what_the_endpoint_lets_pass_the_engine_can_do(fuzzed: Fuzzed, try_cases: TryCases) -> None:
+    def ask(body: dict[str, Any]) -> None:
+        try:
+            asked = read_chat(_as_received(body)).sampling
+        except APIError as error:
+            if error.status != 400:
+                raise
+            return
+        params = SamplingParams(**asked.params, seed=asked.seed, stop=asked.stop, max_new_tokens=4)
+        request = GenerateRequest(input_ids=[1, 2, 3], sampling=params)
+        check(fuzzed.post(orjson.loads(orjson.dumps(request_body(request)))), try_cases, 200)
+
+    try_cases(ask, body=chat_bodies)
+
+
+@pytest.mark.fuzz(60)
+def test_the_engine_answers_what_its_description_allows_and_what_it_does_not(
+    fuzzed: Fuzzed, try_cases: TryCases
 ) -> None:
-    try:
-        asked = read_chat(_as_received(body)).sampling
-    except APIError as error:
-        if error.status != 400:
-            raise
-        return
-    params = SamplingParams(**asked.params, seed=asked.seed, stop=asked.stop, max_new_tokens=4)
-    request = GenerateRequest(input_ids=[1, 2, 3], sampling=params)
-    answer = fuzzed.post(orjson.loads(orjson.dumps(request_body(request))))
-    assert answer.status_code == 200, answer.text
-
-
-def send_what_is_described(fuzzed: Fuzzed, num_cases: int) -> None:
-    @settings(FUZZ, max_examples=num_cases)
-    @given(body=bodies(make_app(fuzzed.engine), "/generate"), length=st.integers(0, 6))
     def send(body: Any, length: int) -> None:
         # Bodies that ask for all that the context holds would be answered, too, only later.
         sampling = body.get("sampling_params") if isinstance(body, dict) else None
         for one in sampling if isinstance(sampling, list) else [sampling]:
             if isinstance(one, dict) and isinstance(one.get("max_new_tokens", 0), int):
                 one["max_new_tokens"] = length
-        answer = fuzzed.post(body)
-        assert answer.status_code in (200, 400, 503), (answer.status_code, answer.text)
+        check(fuzzed.post(body), try_cases, 200, 400, 503)
 
-    send()
-
-
-def test_the_engine_answers_what_its_description_allows_and_what_it_does_not(
-    fuzzed: Fuzzed,
-) -> None:
-    send_what_is_described(fuzzed, num_cases=60)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_engine_answers_thousands_of_described_requests(fuzzed: Fuzzed) -> None:
-    send_what_is_described(fuzzed, num_cases=5_000)
+    described = bodies(make_app(fuzzed.engine), "/generate")
+    try_cases(send, body=described, length=st.integers(0, 6))
 
 
 def _as_received(body: object) -> Any:

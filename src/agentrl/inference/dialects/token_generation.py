@@ -1,0 +1,126 @@
+"""The dialect `/inference/v1/generate` of vLLM: token ids in, token ids out.
+
+What prime-rl, verifiers and their renderers speak: the client renders prompts and parses replies
+itself. Fields that would change what is sampled, and cannot be honored, are refused by name.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+
+from agentrl.errors import APIError
+from agentrl.inference.dialects.dialect import Dialect
+from agentrl.inference.dialects.openai_common import (
+    CompletionBody,
+    error_body,
+    parse_body,
+    require,
+)
+from agentrl.inference.dialects.session import (
+    Completion,
+    Delta,
+    ModelSession,
+    OnDelta,
+    TextRequest,
+)
+from agentrl.inference.openapi import schema_of
+from agentrl.inference.wire import MAX_INT32
+
+_REFUSED_SAMPLING = {
+    "prompt_logprobs": "those of the prompt are not computed",
+    "stop_token_ids": "replies end at the model's own; send texts as stop",
+    "bad_words": "a reply is the policy's own",
+    "allowed_token_ids": "a reply is the policy's own",
+    "logits_processors": "logits are not changed",
+    "include_stop_str_in_output": "token ids hold what was sampled",
+}
+
+
+class _Sampling(CompletionBody):
+    """vLLM's `SamplingParams`, as far as they are honored."""
+
+    model: str = ""
+    logprobs: int | None = Field(default=None, ge=0)
+
+
+class _GenerateBody(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    token_ids: list[StrictInt]
+    sampling_params: dict[str, Any] = Field(default_factory=dict)
+    model: str | None = None
+    stream: bool = False
+    features: Any = None
+
+
+class _GenerateCall:
+    """A call of this dialect."""
+
+    def __init__(self, body: Mapping[str, Any], session: ModelSession) -> None:
+        parsed = parse_body(_GenerateBody, body)
+        require(not parsed.stream, "stream", "answers are whole; use false")
+        require(not parsed.features, "features", "prompts of tokens hold no images here")
+        ids = parsed.token_ids
+        require(
+            bool(ids) and 0 <= min(ids) <= max(ids) <= MAX_INT32, "token_ids", "one list of ids"
+        )
+        for name, reason in _REFUSED_SAMPLING.items():
+            require(
+                not parsed.sampling_params.get(name),
+                f"sampling_params.{name}",
+                f"refused: {reason}",
+            )
+        try:
+            sampling = parse_body(_Sampling, parsed.sampling_params)
+            drawn = sampling.sampling(sampling.max_tokens)
+        except APIError as error:
+            raise APIError(
+                f"sampling_params.{error}", code=error.code, param=f"sampling_params.{error.param}"
+            ) from None
+        require((sampling.logprobs or 0) <= 1, "sampling_params.logprobs", "use 0 or 1")
+        self._request = TextRequest(
+            model=parsed.model or session.model,
+            prompt=tuple(ids),
+            sampling=drawn,
+            logprobs=sampling.logprobs is not None,
+            token_ids=True,
+        )
+        given = body.get("request_id")
+        self._id = given if isinstance(given, str) and given else self._request.id
+        self._session = session
+
+    @property
+    def stream(self) -> bool:
+        return False
+
+    async def run(self, on_delta: OnDelta | None) -> Completion:
+        return await self._session.complete(self._request, on_delta)
+
+    def body(self, completion: Completion) -> dict[str, Any]:
+        logprobs: list[dict[str, Any]] = [
+            {"token": f"token_id:{id_}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+            for id_, (_, logprob) in zip(
+                completion.output_ids, completion.token_logprobs, strict=False
+            )
+        ]
+        choice = {
+            "index": 0,
+            "token_ids": list(completion.output_ids),
+            "finish_reason": completion.finish_reason,
+            "logprobs": {"content": logprobs} if self._request.logprobs else None,
+        }
+        return {"request_id": self._id, "choices": [choice], "prompt_logprobs": None}
+
+    def delta_events(self, _delta: Delta) -> Iterator[str]:
+        yield from ()  # answers are whole
+
+    def final_events(self, completion: Completion) -> Iterator[str]:
+        yield f"data: {json.dumps(self.body(completion))}\n\n"
+
+    def error_events(self, error: APIError) -> Iterator[str]:
+        yield f"data: {json.dumps(error_body(error))}\n\n"
+
+
+DIALECT = Dialect("/inference/v1/generate", _GenerateCall, error_body, schema_of(_GenerateBody))
