@@ -4,19 +4,23 @@ import asyncio
 import logging
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import httpx2
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client import Transport
+from mcp.client.session import IncomingMessage, MessageHandlerFnT
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import Implementation
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.types import Implementation, ToolListChangedNotification
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentrl.errors import ToolError
 from agentrl.runtime.child_processes import program
@@ -26,6 +30,7 @@ from agentrl.tools.http_transport import FailureReportingTransport
 from agentrl.tools.json_repair import repairing
 from agentrl.tools.server_config import ROLLOUT_DIR, McpServer, ToolsConfig, http_headers
 from agentrl.tools.server_failures import describe
+from agentrl.tools.server_requests import PolledTasks, ServerQuestions
 from agentrl.tools.stdio_transport import StdioServer, stdio_transport
 
 logger = logging.getLogger(__name__)
@@ -44,8 +49,16 @@ class McpSession:
     The SDK's contexts must be exited by the task that entered them, and callers come from many.
     """
 
-    def __init__(self, name: str, server: McpServer, config: ToolsConfig) -> None:
+    def __init__(
+        self,
+        name: str,
+        server: McpServer,
+        config: ToolsConfig,
+        on_tools_changed: Callable[[], None],
+    ) -> None:
         self._server = server
+        self._questions = ServerQuestions(name, server)
+        self._on_tools_changed = on_tools_changed
         self._config = config
         log_dir = config.log_dir
         self._started = StdioServer(log_dir and log_dir / f"{config.log_prefix}{name}.log")
@@ -89,9 +102,11 @@ class McpSession:
 
     async def _own(self) -> None:
         try:
-            async with _open_client(self._server, self._config, self._started) as client:
+            async with _open_client(
+                self._server, self._config, self._started, self._questions, self._heard
+            ) as client:
                 self._opened.set_result(client)
-                await self._stop.wait()
+                await self._watch_tools(client)
         except Exception as error:  # noqa: BLE001  top of a task; callers get the error
             if self._opened.done():
                 logger.warning("lost MCP server at %s: %s", self._server.address, describe(error))
@@ -105,6 +120,37 @@ class McpSession:
             if not self._opened.done():
                 self._opened.cancel()
 
+    async def _heard(self, message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self._on_tools_changed()
+
+    async def _watch_tools(self, client: Client) -> None:
+        """Listen for changes of the tools until the connection is closed.
+
+        Before protocol 2026-07-28 servers send them unasked.
+        """
+        offered = client.server_capabilities.tools
+        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (
+            offered is not None and offered.list_changed
+        ):
+            await self._stop.wait()
+            return
+        listening = asyncio.create_task(self._listen(client))
+        try:
+            await self._stop.wait()
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _listen(self, client: Client) -> None:
+        try:
+            async with client.listen(tools_list_changed=True) as events:
+                async for _ in events:
+                    self._on_tools_changed()
+        except (MCPError, SubscriptionLost, TimeoutError) as error:
+            # The list is read again every now and then in any case.
+            logger.info("%s reports no changes of its tools: %s", self._server.address, error)
+
 
 def _variable_hint(server: McpServer, said: str) -> str:
     """Return how to pass on a variable that a command misses and this process has, or nothing."""
@@ -116,7 +162,11 @@ def _variable_hint(server: McpServer, said: str) -> str:
 
 @asynccontextmanager
 async def _open_client(
-    server: McpServer, config: ToolsConfig, started: StdioServer
+    server: McpServer,
+    config: ToolsConfig,
+    started: StdioServer,
+    questions: ServerQuestions,
+    on_message: MessageHandlerFnT,
 ) -> AsyncIterator[Client]:
     timeout = server.call_timeout_seconds or config.call_timeout_seconds
     async with AsyncExitStack() as stack:
@@ -152,7 +202,15 @@ async def _open_client(
         # session needs the older protocol.
         mode = "legacy" if server.per_rollout else "auto"
         yield await stack.enter_async_context(
-            Client(transport, client_info=_CLIENT_INFO, cache=None, mode=mode)
+            Client(
+                transport,
+                client_info=_CLIENT_INFO,
+                cache=None,
+                mode=mode,
+                elicitation_callback=questions.answer,
+                message_handler=on_message,
+                extensions=[PolledTasks()],
+            )
         )
 
 
@@ -179,8 +237,10 @@ async def _started(
     """Return the transport that starts a server's command apart from secrets and other servers."""
     confinement = config.confinement
     if confinement is None:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=_scratch_root().name))
-        confinement = Confinement(scratch=Path(scratch), hidden=config.hidden_paths)
+        scratch = Path(tempfile.mkdtemp(dir=_scratch_root().name))
+        # In a thread: a command may leave a million files, and something that still writes more.
+        stack.push_async_callback(asyncio.to_thread, shutil.rmtree, scratch, ignore_errors=True)
+        confinement = Confinement(scratch=scratch, hidden=config.hidden_paths)
     writable = tuple(Path(path) for path in server.writable)
     confinement = replace(confinement, writable=(*confinement.writable, *writable))
 

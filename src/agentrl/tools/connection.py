@@ -13,8 +13,10 @@ from pydantic import ValidationError
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError
 from agentrl.tools.admission import FAILURE_KEY, MAX_TOOLS, listing_problem
 from agentrl.tools.client_session import McpSession
+from agentrl.tools.result_content import with_linked_resources
 from agentrl.tools.server_config import McpServer, ToolsConfig
 from agentrl.tools.server_failures import CircuitBreaker, describe, pause_before_retry
+from agentrl.tools.server_requests import still_working
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,12 @@ class ServerConnection:
         self._session: McpSession | None = None
         self._connecting = asyncio.Lock()
         self._holds_state = False
+        self.num_changes = 0
+        """How often the server said that its tools have changed."""
+        self.instructions = ""
+        """What the server says about its use, once its tools are listed."""
+        self.protocol_version = ""
+        """Of MCP, as negotiated, once its tools are listed."""
 
     @property
     def pid(self) -> int | None:
@@ -55,7 +63,10 @@ class ServerConnection:
             client = await self._client()
             try:
                 async with asyncio.timeout(self._config.connect_timeout_seconds):
-                    return self._offered(await _all_tools(client))
+                    tools = self._offered(await _all_tools(client))
+                    self.instructions = (client.instructions or "").strip()
+                    self.protocol_version = client.protocol_version
+                    return tools
             except (MCPError, TimeoutError, ValueError) as error:
                 await self._drop(client)
                 if attempt == self._config.max_retries:
@@ -155,12 +166,17 @@ class ServerConnection:
         deadline = now() + self._longest
         async with asyncio.timeout(self._timeout) as limit:
 
-            async def extend(progress: float, total: float | None, message: str | None) -> None:
+            def extend() -> None:
                 limit.reschedule(min(now() + self._timeout, deadline))
+
+            async def progressed(progress: float, total: float | None, message: str | None) -> None:
+                extend()
                 if on_progress is not None:
                     await on_progress(progress, total, message)
 
-            return await client.call_tool(name, arguments, progress_callback=extend)
+            still_working.set(extend)
+            result = await client.call_tool(name, arguments, progress_callback=progressed)
+            return await with_linked_resources(client, result)
 
     async def close(self) -> None:
         """Close the connection; a command that was started for it ends with it."""
@@ -221,7 +237,7 @@ class ServerConnection:
                     "it the state that earlier calls left there"
                 )
             for attempt in range(self._config.max_retries + 1):
-                session = McpSession(self.name, self.server, self._config)
+                session = McpSession(self.name, self.server, self._config, self._changed)
                 try:
                     client = await session.opened()
                 except Exception as error:
@@ -232,6 +248,9 @@ class ServerConnection:
                     return client
                 await pause_before_retry(self._config, attempt)
         raise AssertionError("unreachable")
+
+    def _changed(self) -> None:
+        self.num_changes += 1
 
     async def _drop(self, client: Client) -> None:
         """Close the connection, unless another call has already replaced it."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 import shutil
 import socket
 import tempfile
@@ -60,6 +61,9 @@ logger = logging.getLogger(__name__)
 
 FILTER_HEADER = "MCP_SERVERS"
 """Request header with the comma-separated names of the servers that a client wants to see."""
+CLIENT_HEADER = "agentrl-client"
+"""Request header by which clients of protocols without sessions say who they are."""
+_CLIENT_NAME = re.compile(r"[\w.~-]{16,128}", re.ASCII)
 _SESSION_HEADER = "mcp-session-id"
 _VERSION_HEADER = "mcp-protocol-version"
 _REAP_SECONDS = 5.0
@@ -228,7 +232,7 @@ class Environment:
         if offer is None:
             names = ", ".join(sorted(offers)) or "none"
             raise MCPError(INVALID_PARAMS, f"no tool {params.name!r} here (tools: {names})")
-        session = self._session(headers[_SESSION_HEADER])
+        session = self._session(_client_of(headers) or headers[_SESSION_HEADER])
         session.calls_in_flight += 1
         try:
             return await self._connection(session, offer.server).call_tool(
@@ -336,6 +340,11 @@ class _SessionGate:
         if rejection is not None:
             await rejection(scope, receive, send)
             return
+        client = _client_of(headers)
+        if scope["method"] == "DELETE" and client is not None:
+            await self._environment.end_session(client)
+            await Response(status_code=204)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
         if scope["method"] == "DELETE" and _SESSION_HEADER in headers:
             await self._environment.end_session(headers[_SESSION_HEADER])
@@ -350,10 +359,13 @@ class _SessionGate:
         version = headers.get(_VERSION_HEADER)
         if version is None or version in HANDSHAKE_PROTOCOL_VERSIONS:
             return None
-        # Later versions have no sessions over HTTP, without which clients cannot be isolated.
+        if _client_of(headers) is not None:
+            return None
+        # Later versions have no sessions over HTTP, without which clients cannot be told apart.
         error = {
             "code": UNSUPPORTED_PROTOCOL_VERSION,
-            "message": "this server keeps state in sessions; start with `initialize`",
+            "message": "this server keeps state for each client; start with `initialize`, or send "
+            f"a random name of 16 to 128 letters and digits as the header {CLIENT_HEADER}",
             "data": {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version},
         }
         return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
@@ -374,6 +386,14 @@ def _memory_of(pids: Sequence[int]) -> int:
 def _headers(ctx: ServerRequestContext[Any, Request]) -> Headers:
     assert ctx.request is not None, "served over HTTP only"
     return ctx.request.headers
+
+
+def _client_of(headers: Headers) -> str | None:
+    """Return the name that a client of a protocol without sessions gave itself."""
+    name = headers.get(CLIENT_HEADER, "")
+    if _SESSION_HEADER in headers or not _CLIENT_NAME.fullmatch(name):
+        return None
+    return f"{CLIENT_HEADER}: {name}"  # no session's id, whatever the name is
 
 
 def _unavailable(error: ToolError) -> MCPError:

@@ -5,6 +5,7 @@ infrastructure failed. A tool's own errors are results.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from mcp.types import Tool
 
 from agentrl.errors import CallTimedOut, ConfigError, InvalidResult, ToolError
 from agentrl.schema import ToolResult
+from agentrl.tools.admission import MAX_TOOLS
 from agentrl.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.tools.connection import ServerConnection
 from agentrl.tools.result_content import cut_middle, result_images, result_text
@@ -25,6 +27,9 @@ from agentrl.tools.server_config import ToolsConfig
 from agentrl.tools.tool_specs import ToolSpec, check_filters, select_tools
 
 logger = logging.getLogger(__name__)
+
+MAX_INSTRUCTIONS_CHARS = 4_000
+"""Of one server's instructions; longer ones are cut in the middle."""
 
 Connection = ServerConnection | AggregatedServer
 
@@ -50,6 +55,8 @@ class McpToolBox:
         """Offer `specs`, called over `connections`. `connect_tools` builds a box from a config."""
         self._config = config
         self.offer(specs, connections)
+        self._num_changes: dict[str, int] | None = None
+        """Of a rollout: changes of each server's tools that the model knows of."""
 
     def offer(self, specs: Sequence[ToolSpec], connections: Mapping[str, Connection]) -> None:
         """Offer these tools from now on; rollouts that have begun keep the former ones."""
@@ -61,6 +68,28 @@ class McpToolBox:
     def specs(self) -> tuple[ToolSpec, ...]:
         """The tools on offer, by server and then in the server's order."""
         return self._specs
+
+    @property
+    def instructions(self) -> str:
+        """What the servers of these tools say about their use; empty where they say nothing."""
+        if not self._config.show_instructions:
+            return ""
+        used = dict.fromkeys(spec.server for spec in self._specs)
+        said = {name: getattr(self._connections[name], "instructions", "") for name in used}
+        return "\n\n".join(
+            f"Instructions of the tool server {name}:\n{cut_middle(text, MAX_INSTRUCTIONS_CHARS)}"
+            for name, text in said.items()
+            if text
+        )
+
+    @property
+    def protocol_versions(self) -> dict[str, str]:
+        """The version of MCP that each server speaks, by its name."""
+        return {
+            name: connection.protocol_version
+            for name, connection in self._connections.items()
+            if isinstance(connection, ServerConnection)
+        }
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, call_id: str = ""
@@ -79,10 +108,11 @@ class McpToolBox:
             outcome = _Outcome(self._unknown(name), is_error=True)
         else:
             outcome = await self._call(spec, arguments)
+        added = "" if spec is None else await self._tools_added(spec.server)
         return ToolResult(
             call_id=call_id,
             name=name,
-            content=outcome.text,
+            content=outcome.text + added,
             is_error=outcome.is_error,
             seconds=time.monotonic() - started,
             images=outcome.images,
@@ -100,11 +130,57 @@ class McpToolBox:
             for name, connection in self._connections.items()
             if connection.server.per_rollout
         }
+        for name, connection in own.items():
+            connection.instructions = getattr(self._connections[name], "instructions", "")
         try:
-            yield McpToolBox(self._config, self._specs, {**self._connections, **own})
+            box = McpToolBox(self._config, self._specs, {**self._connections, **own})
+            box._num_changes = {
+                name: connection.num_changes
+                for name, connection in box._connections.items()
+                if isinstance(connection, ServerConnection)
+            }
+            yield box
         finally:
             for connection in own.values():
                 await connection.close()
+
+    async def _tools_added(self, server: str) -> str:
+        """Offer the tools that a server added during the rollout; return the note of them.
+
+        The prompt's list of tools is behind the model already, so that new ones are described in
+        the result after which they were there.
+        """
+        connection = self._connections[server]
+        if self._num_changes is None or not isinstance(connection, ServerConnection):
+            return ""
+        if self._num_changes.get(server, 0) == connection.num_changes:
+            return ""
+        self._num_changes[server] = connection.num_changes
+        try:
+            tools = await connection.list_tools_again()
+        except ToolError as error:
+            logger.warning("tools that were added are not shown: %s", error)
+            return ""
+        known = {spec.remote_name for spec in self._specs if spec.server == server}
+        new = [
+            spec
+            for spec in select_tools({server: tools}, self._config)
+            if spec.remote_name not in known and spec.name not in self._by_name
+        ]
+        if len(self._specs) + len(new) > MAX_TOOLS:
+            logger.warning(
+                "MCP server %r adds tools again and again: the %d that a rollout has are all that "
+                "it gets",
+                server,
+                len(self._specs),
+            )
+            return ""
+        if not new:
+            return ""
+        self.offer([*self._specs, *new], self._connections)
+        shown = json.dumps([spec.openai() for spec in new], ensure_ascii=False)
+        limit = self._config.max_result_chars
+        return f"\n\nNew tools can be called from now on:\n{cut_middle(shown, limit)}"
 
     async def _call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> _Outcome:
         limit = self._config.max_result_chars
@@ -129,7 +205,8 @@ class McpToolBox:
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self._by_name, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        return f"Error: there is no tool named {name!r}.{hint} Tools: {', '.join(self._by_name)}"
+        text = f"Error: there is no tool named {name!r}.{hint} Tools: {', '.join(self._by_name)}"
+        return cut_middle(text, self._config.max_result_chars)
 
 
 Server = ServerConnection | Aggregator

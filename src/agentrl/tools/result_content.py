@@ -1,8 +1,11 @@
-"""Tool results as text and images for the model."""
+"""Tool results as text and images for the model, with what they link to."""
 
 import base64
 import json
+from collections.abc import Sequence
+from typing import Any, Final
 
+from mcp import Client, MCPError
 from mcp.types import (
     AudioContent,
     BlobResourceContents,
@@ -14,12 +17,17 @@ from mcp.types import (
     TextContent,
     TextResourceContents,
 )
+from pydantic import ValidationError
 
 from agentrl.schema.image import image_from_bytes
 
+MAX_LINKS: Final = 5
+"""Links of one result that are followed; further ones are shown as they are."""
+_NO_JSON = object()
+
 
 def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = False) -> str:
-    """Return the text of a result, or its structured content as JSON if it has no other.
+    """Return the text of a result, and its structured content where the text does not give it.
 
     Args:
         result: what the tool returned.
@@ -27,10 +35,26 @@ def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = F
         show_images: leave out the images that `result_images` returns.
     """
     blocks = [b for b in result.content if not (show_images and _image_url(b) is not None)]
-    text = "\n".join(map(_block_text, blocks))
-    if not result.content and result.structured_content is not None:
-        text = json.dumps(result.structured_content, ensure_ascii=False)
-    return cut_middle(text, max_chars)
+    texts = [*map(_block_text, blocks)]
+    if result.structured_content is not None and not _is_told(result.structured_content, texts):
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return cut_middle("\n".join(texts), max_chars)
+
+
+def _is_told(structured: dict[str, Any], texts: Sequence[str]) -> bool:
+    """Say whether the texts of a result give its structured content, as most servers see to."""
+    # The official SDK wraps what is no object, and shows a list as one block an item.
+    value = structured["result"] if structured.keys() == {"result"} else structured
+    if value in texts or (isinstance(value, list) and value and len(value) == len(texts)):
+        return True
+    return any(_json_value(text) in (structured, value) for text in texts)
+
+
+def _json_value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _NO_JSON
 
 
 def cut_middle(text: str, max_chars: int) -> str:
@@ -41,6 +65,31 @@ def cut_middle(text: str, max_chars: int) -> str:
     tail = max_chars - head
     left_out = len(text) - max_chars
     return f"{text[:head]}\n[... {left_out} characters left out ...]\n{text[len(text) - tail :]}"
+
+
+async def with_linked_resources(client: Client, result: CallToolResult) -> CallToolResult:
+    """Return a result whose first links are replaced by what they lead to.
+
+    The model has no other way there. Nothing but the server that links is asked.
+    """
+    links = [block for block in result.content if isinstance(block, ResourceLink)][:MAX_LINKS]
+    if not links or client.server_capabilities.resources is None:
+        return result
+    found = {link.uri: await _linked(client, link) for link in links}
+    blocks: list[ContentBlock] = []
+    for block in result.content:
+        contents = found.get(block.uri) if isinstance(block, ResourceLink) else None
+        blocks += contents or [block]
+    return result.model_copy(update={"content": blocks})
+
+
+async def _linked(client: Client, link: ResourceLink) -> list[ContentBlock]:
+    """Return what a link leads to; nothing where the server does not say."""
+    try:
+        read = await client.read_resource(link.uri)
+    except (MCPError, ValidationError):
+        return []
+    return [EmbeddedResource(type="resource", resource=one) for one in read.contents]
 
 
 def result_images(result: CallToolResult) -> tuple[str, ...]:

@@ -46,6 +46,9 @@ class McpServer(BaseModel):
     """Each rollout gets its own connection: for servers that keep state in the session."""
     resumable: bool = False
     """The server keeps no state between calls: another sampler may resume a rollout."""
+    elicitation: Literal["decline", "accept"] = "decline"
+    """What a question of the server to its user is answered with: `accept` sends a form's own
+    defaults, where every required field has one."""
     written: tuple[str, ...] = Field(default=(), repr=False)
     """Its address, or command and arguments, with environment variables not yet filled in."""
 
@@ -124,6 +127,8 @@ class ToolsConfig(BaseModel):
     """Where the standard error of commands is kept; by default it is not."""
     log_prefix: str = "tool_"
     """What names of these files begin with."""
+    show_instructions: bool = True
+    """Show the model what servers say about their use."""
     show_images: bool = False
     """Pass images in results on to the model instead of describing them."""
     max_result_chars: int = Field(default=200_000, gt=0)
@@ -248,7 +253,7 @@ def _read_json(source: str | Path) -> object:
     if not text.lstrip().startswith("{"):
         origin = text
         try:
-            text = Path(source).read_text(encoding="utf-8")
+            text = Path(source).read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             folder = Path(source).absolute().parent
             raise ConfigError(f"MCP servers file {origin}: no such file in {folder}") from None
@@ -258,6 +263,8 @@ def _read_json(source: str | Path) -> object:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{origin}: not JSON ({error})") from error
+    except RecursionError:
+        raise ConfigError(f"{origin}: nested too deeply") from None
 
 
 def _filled_in(name: str, value: object) -> object:
@@ -297,7 +304,9 @@ def _kind(fields: Mapping[str, object]) -> str:
 
 def _parse_server(name: str, value: object) -> McpServer:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"mcpServers.{name}: expected an object")
+        raise ConfigError(
+            f'mcpServers.{name}: expected an object, as in {{"command": "python", "args": ["x.py"]}}'
+        )
     value = {"url" if key in _URL_KEYS else key: part for key, part in value.items()}
     fields = {
         key: _filled_in(name, part)

@@ -49,6 +49,11 @@ class ToolBox(Protocol):
         """The tools on offer, in a fixed order."""
         ...
 
+    @property
+    def instructions(self) -> str:
+        """What the servers of these tools say about their use; empty where they say nothing."""
+        ...
+
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, call_id: str = ""
     ) -> ToolResult:

@@ -84,12 +84,14 @@ def serve_pipes() -> None:
             say('{"level": "info", "id": 1, "message": "a log line"}')
             sys.stdout.buffer.write(b"\xff\xfe\n")
         if name == "asks":
-            for method in REQUESTS:
+            asked = request["params"].get("arguments") or {}
+            for method in REQUESTS[-1:] if asked else REQUESTS:
                 params = {"messages": [], "maxTokens": 1, "message": "?", "requestedSchema": {}}
+                told = asked.get("says") or json.dumps(params)
                 say(
-                    json.dumps({"jsonrpc": "2.0", "id": method, "method": method, "params": params})
+                    f'{{"jsonrpc": "2.0", "id": "{method}", "method": "{method}", "params": {told}}}'
                 )
-                assert "error" in json.loads(sys.stdin.readline())
+                assert asked or "error" in json.loads(sys.stdin.readline())
         if name == "grow":
             tools.append("grown")
             tools.remove("half")

@@ -36,8 +36,8 @@ def test_every_block_of_the_page_runs_as_printed(tmp_path: Path) -> None:
 def test_the_table_lists_every_format() -> None:
     _, _, table = (DOCS / "tools.md").read_text().partition("| name | calls look like |")
     first_cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    named = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+    named = {name for cell in first_cells for name in re.findall(r"`([\w-]+)`", cell)}
     with pytest.raises(ConfigError) as error:
         get_tool_call_format("llama9")
-    known = {*re.findall(r"\w+", str(error.value).split("known: ")[1])}
+    known = {*re.findall(r"[\w-]+", str(error.value).split("known: ")[1])}
     assert named == known - {"auto", "mine"}  # another test registers the last

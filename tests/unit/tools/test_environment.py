@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import TextContent
 
+from agentrl.cli.main import main
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 
@@ -48,10 +49,14 @@ class RunningEnvironment:
 
     @asynccontextmanager
     async def client(
-        self, *, token: str | None = None, servers: str | None = None
+        self,
+        *,
+        token: str | None = None,
+        servers: str | None = None,
+        more: dict[str, str] | None = None,
     ) -> AsyncIterator[Client]:
         """Connect as any MCP client would, with the SDK alone."""
-        headers = {"Authorization": f"Bearer {token or self.token}"}
+        headers = {"Authorization": f"Bearer {token or self.token}", **(more or {})}
         if servers is not None:
             headers["MCP_SERVERS"] = servers
         async with (
@@ -64,14 +69,15 @@ class RunningEnvironment:
 StartEnvironment = Callable[..., RunningEnvironment]
 
 
-@pytest.fixture
-def start_environment(tmp_path: Path) -> Iterator[StartEnvironment]:
+@contextmanager
+def environments(folder: Path) -> Iterator[StartEnvironment]:
+    """Yields what starts them in a folder; they end with the block."""
     started: list[subprocess.Popen[str]] = []
 
     def start(
         servers: dict[str, Any], *flags: str, environment: dict[str, str] | None = None
     ) -> RunningEnvironment:
-        path = tmp_path / "servers.json"
+        path = folder / "servers.json"
         path.write_text(json.dumps({"mcpServers": servers}))
         command = [sys.executable, "-m", "agentrl", "env", "up", "--mcp_servers", str(path)]
         started.append(
@@ -79,7 +85,7 @@ def start_environment(tmp_path: Path) -> Iterator[StartEnvironment]:
                 [*command, *flags],
                 stdout=subprocess.PIPE,
                 text=True,
-                cwd=tmp_path,
+                cwd=folder,
                 env={**os.environ, **(environment or {})},
             )
         )
@@ -95,15 +101,38 @@ def start_environment(tmp_path: Path) -> Iterator[StartEnvironment]:
     yield start
     for process in started:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()
 
 
 @pytest.fixture
-def child(count_file: Path) -> dict[str, Any]:
+def start_environment(tmp_path: Path) -> Iterator[StartEnvironment]:
+    with environments(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """An MCP server that is started over its pipes."""
+    count_file = tmp_path_factory.mktemp("child") / "count"
     return {"command": sys.executable, "args": [str(SERVER), "stdio", str(count_file)]}
+
+
+@pytest.fixture(scope="module")
+def environment(
+    child: dict[str, Any], server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningEnvironment]:
+    """One that tests share, with a server of each client's own and one that is elsewhere."""
+    with environments(tmp_path_factory.mktemp("shared")) as start:
+        yield start({"near": child, "far": {"url": server_url}})
+
+
+async def until_alone(environment: RunningEnvironment) -> None:
+    """Wait until the environment has forgotten all clients."""
+    async with asyncio.timeout(60):
+        while environment.health()["sessions"]:
+            await asyncio.sleep(0.05)
 
 
 async def said(client: Client, tool: str, **arguments: object) -> str:
@@ -112,10 +141,8 @@ async def said(client: Client, tool: str, **arguments: object) -> str:
     return result.content[0].text
 
 
-async def test_without_the_token_nobody_gets_in(
-    start_environment: StartEnvironment, child: dict[str, Any]
-) -> None:
-    environment = start_environment({"files": child})
+async def test_without_the_token_nobody_gets_in(environment: RunningEnvironment) -> None:
+    await until_alone(environment)
     async with httpx.AsyncClient() as http:
         for headers in (
             {},
@@ -127,16 +154,13 @@ async def test_without_the_token_nobody_gets_in(
     with pytest.raises((MCPError, ExceptionGroup)):
         async with environment.client(token="wrong"):
             pass
-    assert environment.health() == {"status": "ok", "servers": ["files"], "sessions": 0}
-    async with environment.client() as client:
+    assert environment.health() == {"status": "ok", "servers": ["far", "near"], "sessions": 0}
+    async with environment.client(servers="near") as client:
         assert await said(client, "add", a=1, b=2) == "3"
         assert environment.health()["sessions"] == 1
 
 
-async def test_the_filter_header_hides_the_other_servers(
-    start_environment: StartEnvironment, child: dict[str, Any], server_url: str
-) -> None:
-    environment = start_environment({"near": child, "far": {"url": server_url}})
+async def test_the_filter_header_hides_the_other_servers(environment: RunningEnvironment) -> None:
     async with environment.client() as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
         assert {"near.add", "far.add"} <= names
@@ -153,10 +177,13 @@ async def test_the_filter_header_hides_the_other_servers(
 
 
 async def test_clients_have_children_of_their_own_that_start_lazily_and_again_after_a_crash(
-    start_environment: StartEnvironment, child: dict[str, Any]
+    environment: RunningEnvironment,
 ) -> None:
-    environment = start_environment({"files": child})
-    async with environment.client() as one, environment.client() as other:
+    await until_alone(environment)
+    async with (
+        environment.client(servers="near") as one,
+        environment.client(servers="near") as other,
+    ):
         assert await said(one, "remember", text="a") == "a"
         assert environment.health()["sessions"] == 1
         assert await said(other, "remember", text="b") == "b"
@@ -165,13 +192,33 @@ async def test_clients_have_children_of_their_own_that_start_lazily_and_again_af
             await said(one, "die")
         assert await said(one, "remember", text="new") == "new"
         assert await said(other, "remember", text="d") == "b d"
-    async with asyncio.timeout(60):
-        while environment.health()["sessions"] != 0:
-            await asyncio.sleep(0.05)
-    assert environment.health()["sessions"] == 0
+    await until_alone(environment)
 
 
-@pytest.mark.parametrize("num_clients", [10, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
+async def test_clients_of_the_protocol_without_sessions_stay_apart_by_the_names_they_give(
+    start_environment: StartEnvironment, child: dict[str, Any]
+) -> None:
+    environment = start_environment({"child": child})
+    mine, yours = ({"agentrl-client": f"{name}-0123456789abcdef"} for name in ("mine", "yours"))
+    async with environment.client(more=mine) as one, environment.client(more=yours) as other:
+        assert one.protocol_version == other.protocol_version == "2026-07-28"
+        assert await said(one, "remember", text="a") == "a"
+        assert await said(other, "remember", text="b") == "b"
+        assert await said(one, "remember", text="c") == "a c"
+        assert environment.health()["sessions"] == 2
+    async with environment.client(more=mine) as again:
+        assert await said(again, "remember", text="d") == "a c d"
+    ending = {"Authorization": f"Bearer {environment.token}", **mine}
+    async with httpx.AsyncClient() as http:
+        assert (await http.delete(environment.url, headers=ending)).status_code == 204
+    assert environment.health()["sessions"] == 1
+    # A name that others could guess is none: such a client gets a session, as before.
+    async with environment.client(more={"agentrl-client": "me"}) as short:
+        assert short.protocol_version == "2025-11-25"
+
+
+@pytest.mark.parametrize("num_clients", [4, pytest.param(50, marks=pytest.mark.slow)])
 async def test_many_clients_at_once_stay_apart(
     start_environment: StartEnvironment, start_server: Callable[..., Any], num_clients: int
 ) -> None:
@@ -208,16 +255,13 @@ async def test_samplers_use_it_by_the_printed_json_and_tell_its_failures_from_a_
             await box.call("die", {})
 
 
-async def test_progress_of_a_child_reaches_the_client(
-    start_environment: StartEnvironment, child: dict[str, Any]
-) -> None:
-    environment = start_environment({"files": child})
+async def test_progress_of_a_child_reaches_the_client(environment: RunningEnvironment) -> None:
     reports: list[tuple[float, float | None]] = []
 
     async def note(progress: float, total: float | None, message: str | None) -> None:
         reports.append((progress, total))
 
-    async with environment.client() as client:
+    async with environment.client(servers="near") as client:
         await client.call_tool("steady", {"seconds": 0.2, "reports": 2}, progress_callback=note)
     assert reports == [(1, 2), (2, 2)]
 
@@ -228,10 +272,7 @@ async def test_a_client_that_left_without_a_word_is_forgotten(
     environment = start_environment({"files": child}, "--session_idle_seconds", "1")
     async with environment.client() as client:
         assert await said(client, "add", a=1, b=2) == "3"
-        async with asyncio.timeout(60):
-            while environment.health()["sessions"] != 0:
-                await asyncio.sleep(0.05)
-        assert environment.health()["sessions"] == 0
+        await until_alone(environment)
 
 
 async def test_it_ends_within_seconds_while_clients_and_a_call_are_there(
@@ -249,7 +290,7 @@ async def test_it_ends_within_seconds_while_clients_and_a_call_are_there(
             await client.call_tool("steady", slow, progress_callback=note)
 
     calling = asyncio.create_task(call())
-    await asyncio.wait_for(under_way.wait(), 10)
+    await asyncio.wait_for(under_way.wait(), 60)
     children = psutil.Process(environment.process.pid).children(recursive=True)
     assert children
     environment.process.send_signal(signal.SIGTERM)
@@ -335,13 +376,17 @@ async def test_what_a_server_says_is_kept_in_bounds_and_quoted_when_it_dies(
     ],
 )
 def test_a_mistake_is_one_line_before_anything_starts(
-    tmp_path: Path, servers: dict[str, Any] | None, flags: tuple[str, ...], message: str
+    servers: dict[str, Any] | None,
+    flags: tuple[str, ...],
+    message: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = [sys.executable, "-m", "agentrl", "env", "up", *flags]
+    words = ["env", "up", *flags]
     if servers is not None:
-        command += ["--mcp_servers", json.dumps({"mcpServers": servers})]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=30)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+        words += ["--mcp_servers", json.dumps({"mcpServers": servers})]
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert message in said.err
+    assert len(said.err.splitlines()) == 1

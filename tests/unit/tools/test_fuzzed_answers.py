@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.fuzzing import TryCases
 
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools
 from agentrl.tools.mcp_toolbox import McpToolBox
 
-SERVER = str(Path(__file__).parent / "odd_server.py")
+ODD_SERVER = Path(__file__).with_name("odd_server.py")
+ASKING_SERVER = Path(__file__).with_name("asking_server.py")
 ConfigFor = Callable[..., ToolsConfig]
+Open = Callable[..., "Session"]
 
 texts = st.text(max_size=8) | st.sampled_from(
     ["\ud83d", "\x00", "text", "image/png", "aGk=", "é" * 99]
@@ -43,6 +45,48 @@ results = anything | st.fixed_dictionaries(
         "_meta": anything,
     },
 )
+forms = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.just("object") | anything,
+        "properties": st.dictionaries(
+            texts,
+            st.fixed_dictionaries({}, optional={"type": texts, "default": anything}) | anything,
+        )
+        | anything,
+        "required": st.lists(texts | anything, max_size=3) | anything,
+    },
+)
+questions = anything | st.fixed_dictionaries(
+    {"message": texts | anything},
+    optional={
+        "mode": st.sampled_from(["form", "url"]) | anything,
+        "requestedSchema": forms | anything,
+        "url": texts | anything,
+        "elicitationId": texts | anything,
+    },
+)
+whole_handle = {"resultType": "task", "taskId": "t", "status": "working"}
+handles = st.just(whole_handle) | st.fixed_dictionaries(
+    {"resultType": st.just("task")},
+    optional={"taskId": texts | anything, "pollIntervalMs": st.integers() | anything},
+)
+states = anything | st.fixed_dictionaries(
+    {
+        "taskId": st.just("t"),
+        "status": st.sampled_from(
+            ["working", "input_required", "completed", "failed", "cancelled", "lost"]
+        ),
+    },
+    optional={
+        "statusMessage": texts | anything,
+        "pollIntervalMs": st.integers() | anything,
+        "result": results,
+        "error": anything
+        | st.fixed_dictionaries({}, optional={"code": anything, "message": anything}),
+        "inputRequests": anything,
+    },
+)
 
 
 class Session:
@@ -58,17 +102,17 @@ class Session:
         # The connection is entered and left by one task.
         async with self._opening as box:
             while (asked := await self._asked.get()) is not None:
-                says, told = asked
+                (tool, arguments), told = asked
                 try:
-                    result = await box.call("chatter", {"says": says} if says else {})
+                    result = await box.call(tool, arguments)
                     told.set_result(result)
                 except Exception as error:  # noqa: BLE001  for the test to judge
                     told.set_exception(error)
 
-    def call(self, says: str) -> Any:
+    def call(self, tool: str, arguments: dict[str, Any]) -> Any:
         async def ask() -> Any:
             told = asyncio.get_running_loop().create_future()
-            await self._asked.put((says, told))
+            await self._asked.put(((tool, arguments), told))
             async with asyncio.timeout(20):
                 return await told
 
@@ -84,41 +128,56 @@ class Session:
 
 
 @pytest.fixture
-def session(config_for: ConfigFor) -> Iterator[Session]:
-    server = {"command": sys.executable, "args": [SERVER]}
-    opened = Session(config_for({"odd": server}, failures_until_down=10**6, max_retries=0))
-    yield opened
-    opened.close()
+def open_session(config_for: ConfigFor) -> Iterator[Callable[..., Session]]:
+    opened: list[Session] = []
+
+    def open_(program: Path, **fields: str) -> Session:
+        server = {"command": sys.executable, "args": [str(program)], **fields}
+        bounds = {"max_retries": 0, "call_timeout_seconds": 0.3, "max_call_seconds": 0.3}
+        config = config_for({"odd": server}, failures_until_down=10**6, **bounds)
+        opened.append(Session(config))
+        return opened[-1]
+
+    yield open_
+    for session in opened:
+        session.close()
 
 
-def answer_anything(session: Session, num_cases: int) -> None:
-    @settings(
-        max_examples=num_cases,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
+def check_line(session: Session, tool: str, arguments: dict[str, Any]) -> None:
+    """Check that a call has a result, or a reason of one line."""
+    try:
+        said = session.call(tool, arguments).content
+    except ToolError as error:
+        said = str(error)
+        assert "\n" not in said
+    said.encode()
+
+
+@pytest.mark.fuzz(60)
+def test_any_answer_is_a_result_or_a_line(open_session: Open, try_cases: TryCases) -> None:
+    session = open_session(ODD_SERVER)
+    try_cases(
+        lambda result: check_line(session, "chatter", {"says": json.dumps(result)}), result=results
     )
-    @given(result=results)
-    def answer(result: Any) -> None:
-        try:
-            said = session.call(json.dumps(result)).content
-        except ToolError as error:
-            said = str(error)
-            is_line = "\n" not in said
-        else:
-            is_line = True
-        assert is_line, said
-        said.encode()
-
-    answer()
-    assert session.call("").content == "ok"
+    assert session.call("chatter", {}).content == "ok"
 
 
-def test_any_answer_is_a_result_or_a_line(session: Session) -> None:
-    answer_anything(session, num_cases=60)
+@pytest.mark.fuzz(20)
+def test_any_question_is_answered_or_refused(open_session: Open, try_cases: TryCases) -> None:
+    session = open_session(ODD_SERVER, elicitation="accept")
+    try_cases(
+        lambda question: check_line(session, "asks", {"says": json.dumps(question)}),
+        question=questions,
+    )
+    assert session.call("chatter", {}).content == "ok"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_thousands_of_answers_are_results_or_lines(session: Session) -> None:
-    answer_anything(session, num_cases=5_000)
+@pytest.mark.fuzz(20)
+def test_any_task_ends_within_its_time(open_session: Open, try_cases: TryCases) -> None:
+    session = open_session(ASKING_SERVER)
+    try_cases(
+        lambda handle, state: check_line(session, "work_as", {"handle": handle, "state": state}),
+        handle=handles,
+        state=states,
+    )
+    assert session.call("look_up", {}).content.startswith("The lamp costs 21.")

@@ -1,5 +1,7 @@
 import asyncio
+import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -319,6 +321,25 @@ async def test_a_server_that_keeps_files_has_a_directory_for_each_rollout(
             written = [log.read_text().count("\n") for log in logs if log.exists()]
         assert sorted(written) == [1, 2]
         assert not any(log.exists() for log in logs)
+
+
+async def test_what_a_rollout_leaves_behind_is_removed_without_holding_up_others(
+    config_for: ConfigFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed_in = []
+    remove = shutil.rmtree
+
+    def noted(*given: Any, **options: Any) -> None:
+        removed_in.append(threading.current_thread())
+        remove(*given, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+    server = {"command": "python", "args": [str(TOOL_SERVER), "${rollout_dir}/calls.log"]}
+    async with connect_tools(config_for({"s": {**server, "per_rollout": True}})) as box:
+        async with box.for_rollout() as rollout:
+            assert (await rollout.call("look", {"key": "lamp"})).content == "7"
+        assert removed_in
+        assert threading.main_thread() not in removed_in
 
 
 async def test_a_session_that_ended_with_its_state_fails_the_rollout_and_is_opened_again(

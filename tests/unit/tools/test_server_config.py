@@ -76,7 +76,7 @@ def test_files_of_other_clients_are_read_as_they_are(tmp_path: Path) -> None:
         "gemini": {"httpUrl": "http://example.org/mcp", "trust": True, "description": "x"},
         "code": {"type": "stdio", "command": "uvx", "env": {"A": "1"}, "cwd": "/"},
     }
-    path.write_text(json.dumps({"servers": servers, "inputs": []}))
+    path.write_text(json.dumps({"servers": servers, "inputs": []}), encoding="utf-8-sig")
     read = load_mcp_servers(path)
     assert {name: server.transport for name, server in read.items()} == {
         "cline": "stdio",
