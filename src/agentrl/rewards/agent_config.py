@@ -101,8 +101,13 @@ class AgentConfig(BaseModel):
         """
         try:
             data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            folder = Path(path).absolute().parent
+            raise ConfigError(f"--agent_config_path {path}: no such file in {folder}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"agent config {path}: {error}") from error
+        except RecursionError:
+            raise ConfigError(f"agent config {path}: nested too deeply") from None
         except yaml.YAMLError as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"agent config {path}: not YAML ({reason})") from error

@@ -6,19 +6,21 @@ Whatever else it raises is a `ScorerDefect` unless an outage is behind it. Neith
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.metadata import entry_points
+from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
 from agentrl.config.user_code import load_user_module
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, ScorerDefect, ScoringError
 from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.scorer_threads import ScorerThreads
 from agentrl.rewards.scoring_failures import as_number, as_scoring_error
-from agentrl.schema import GroundTruth, Score
+from agentrl.schema import GroundTruth, Record, Score
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,22 @@ class Verdict:
     """For people who read the record: a judge's words, the normalised answers."""
     inputs: dict[str, Any] = field(default_factory=dict)
     """What the verdict depended on beside the answer and the reference (a judge's model)."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """What the value is made of, by name; shown beside it."""
 
 
-ScoringFunction = Callable[..., float | Verdict | Awaitable[float | Verdict]]
-"""`(answer, truth)` or `(answer, truth, agent_config)`, plain or async."""
+ScoringFunction = Callable[..., Any]
+"""`(answer, truth)` or `(answer, truth, agent_config)`, plain or async, which returns a number or a
+`Verdict`; with `sees_group`, `(records, truth)` or `(records, truth, agent_config)`, which returns one
+of these for each record."""
 
 ENTRY_POINTS = "agentrl.scorers"
 """Group of entry points by which installed packages bring scoring functions."""
 
+MAX_SECONDS = 900.0
+"""How long a scoring function may take; a judge's own deadlines are shorter."""
 # Not the event loop's default pool: slow scorers would block its name look-ups and file reads.
-_threads = ThreadPoolExecutor(4, thread_name_prefix="scorer")
+_threads = ScorerThreads(4, MAX_SECONDS)
 
 _Function = TypeVar("_Function", bound=ScoringFunction)
 
@@ -53,6 +61,11 @@ class ScorerTraits(TypedDict, total=False):
     """The function uses `agent_config.scorer_agent`."""
     needs_answer: bool
     """The function compares: a question without a reference answer is refused."""
+    sees_group: bool
+    """The function judges all tries of a question together, once the last one has ended: its first
+    argument is their Records, answers in `final_answer`."""
+    compares_text: bool
+    """The function compares with text: a question whose answer is a list or an object is refused."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,8 @@ class Scorer:
     version: str = "1"
     needs_judge: bool = False
     needs_answer: bool = False
+    sees_group: bool = False
+    compares_text: bool = False
 
     def check(self, config: AgentConfig | None) -> None:
         """Raise ConfigError if the scorer cannot work with this configuration."""
@@ -84,43 +99,90 @@ class Scorer:
             ScorerDefect: the function raised, or returned no finite number.
             ConfigError: the scorer needs a configuration that it was not given.
         """
+        if self.sees_group:
+            raise ConfigError(f"scorer {self.name!r} compares all tries of a question; this is one")
+        if answer is None:
+            verdict = Verdict(0.0, detail="no answer")
+        else:
+            verdict = self._as_verdict(await self._called(answer, truth, config))
+        return self._score(verdict, answer, truth)
+
+    async def score_group(
+        self, records: Sequence[Record], truth: GroundTruth, config: AgentConfig | None = None
+    ) -> list[Score]:
+        """Score all tries of a question that have ended, in their order.
+
+        Raises:
+            ScoringError: see `score`.
+        """
+        found = await self._called(tuple(records), truth, config)
+        is_list = isinstance(found, Iterable) and not isinstance(found, str | Mapping)
+        given = list(islice(found, len(records) + 1)) if is_list else []
+        verdicts = [self._as_verdict(one) for one in given]
+        if len(verdicts) != len(records):
+            got = len(verdicts) if is_list else f"a {type(found).__name__}"
+            text = f"scorer {self.name!r} returned {got} for {len(records)} records"
+            raise ScorerDefect(text, kind=text)
+        pairs = zip(records, verdicts, strict=True)
+        return [self._score(verdict, record.final_answer, truth) for record, verdict in pairs]
+
+    async def _called(
+        self, judged: str | tuple[Record, ...], truth: GroundTruth, config: AgentConfig | None
+    ) -> Any:
+        """Return what the function returns; what it raises becomes a `ScoringError`."""
+        arguments = (judged, truth, config) if self.takes_config else (judged, truth)
+        what = f"scorer {self.name!r}"
+        limit = asyncio.timeout(MAX_SECONDS)
+        try:
+            result: Any
+            if inspect.iscoroutinefunction(self.function):
+                result = self.function(*arguments)
+            else:
+                # A slow function must not hold up the rollouts that share the event loop.
+                result = await _threads.run(what, self._found, *arguments)
+            async with limit:
+                return await result if inspect.isawaitable(result) else result
+        except SystemExit as end:
+            text = (
+                f"scorer {self.name!r} ended the program ({end.code}) instead of returning a score"
+            )
+            raise ScorerDefect(text, kind=text) from end
+        except Exception as error:
+            if limit.expired():
+                raise ScoringError(f"{what} gave no score within {MAX_SECONDS:g} s") from None
+            failure = as_scoring_error(error, what)
+            if failure is error:
+                raise
+            raise failure from error
+
+    def _found(self, judged: str | tuple[Record, ...], *arguments: Any) -> Any:
+        """Call the function; what it yields is taken here, as its code runs meanwhile."""
+        found = self.function(judged, *arguments)
+        if self.sees_group and isinstance(found, Iterator):
+            return list(islice(found, len(judged) + 1))
+        return found
+
+    def _as_verdict(self, result: object) -> Verdict:
+        what = f"scorer {self.name!r}"
+        if not isinstance(result, Verdict):
+            return Verdict(as_number(result, what))
+        parts = {name: as_number(part, f"{what}: {name}") for name, part in result.parts.items()}
+        return replace(result, value=as_number(result.value, what), parts=parts)
+
+    def _score(self, verdict: Verdict, answer: str | None, truth: GroundTruth) -> Score:
         inputs = {
             "answer": answer,
             "reference": truth.answer,
             "aug_answers": list(truth.aug_answers),
         }
-        if answer is None:
-            verdict = Verdict(0.0, detail="no answer")
-        else:
-            verdict = await self._verdict(answer, truth, config)
         return Score(
             scorer=self.name,
             version=self.version,
             value=verdict.value,
             detail=verdict.detail,
             inputs={**inputs, **verdict.inputs},
+            parts=verdict.parts,
         )
-
-    async def _verdict(
-        self, answer: str, truth: GroundTruth, config: AgentConfig | None
-    ) -> Verdict:
-        arguments = (answer, truth, config) if self.takes_config else (answer, truth)
-        try:
-            if inspect.iscoroutinefunction(self.function):
-                result = await self.function(*arguments)
-            else:
-                # A slow function must not hold up the rollouts that share the event loop.
-                loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(_threads, self.function, *arguments)
-                if inspect.isawaitable(result):
-                    result = await result
-        except Exception as error:
-            failure = as_scoring_error(error, f"scorer {self.name!r}")
-            if failure is error:
-                raise
-            raise failure from error
-        verdict = result if isinstance(result, Verdict) else Verdict(value=result)
-        return replace(verdict, value=as_number(verdict.value, f"scorer {self.name!r}"))
 
 
 class MCPScorerFactory:
@@ -156,13 +218,17 @@ class MCPScorerFactory:
 
         Args:
             name: what tasks call it.
-            function: `(answer, truth)` or `(answer, truth, agent_config)`, plain or async;
-                returns a number or a `Verdict`. Plain functions run in a thread.
+            function: a `ScoringFunction`. Plain functions run in a thread.
             **traits: see `ScorerTraits`.
 
         Raises:
-            ConfigError: the function takes another number of arguments.
+            ConfigError: the function takes another number of arguments, or there is no name.
         """
+        if not isinstance(name, str):
+            raise ConfigError(
+                "a scorer needs the name that questions call it: "
+                f'@MCPScorerFactory.register_scorer("{getattr(name, "__name__", "NAME")}")'
+            )
 
         def register(function: _Function) -> _Function:
             cls._scorers[name] = Scorer(name, function, _takes_config(name, function), **traits)
@@ -182,19 +248,37 @@ class MCPScorerFactory:
             cls._load_installed(name)
         if name in cls._scorers:
             return cls._scorers[name]
-        near = get_close_matches(name, cls.names(), n=1)
+        near = get_close_matches(name.lower(), cls.names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"unknown scorer {name!r}{hint} (known: {', '.join(cls.names())})")
 
     @classmethod
-    def check_question(cls, name: str, has_answer: bool) -> None:
+    def check_question(cls, name: str, answers: Sequence[Any]) -> None:
         """Refuse a question that its scorer cannot judge.
 
+        Args:
+            name: the scorer's.
+            answers: the question's right answers.
+
         Raises:
-            ConfigError: there is no scorer of that name, or it needs a reference answer.
+            ConfigError: there is no scorer of that name, it needs a right answer, or compares text
+                where an answer is a list or an object.
         """
-        if cls.get_scorer(name).needs_answer and not has_answer:
+        scorer = cls.get_scorer(name)
+        if scorer.needs_answer and not answers:
             raise ConfigError(f"scorer {name!r} compares with an answer, and there is none")
+        for answer in answers if scorer.compares_text else ():
+            if isinstance(answer, list | dict):
+                kind = "a list" if isinstance(answer, list) else "an object"
+                raise ConfigError(
+                    f"scorer {name!r} compares text, and an answer is {kind}; list further right "
+                    "answers as aug_answers, or compare with a scorer of your own (--scorer_module)"
+                )
+
+    @classmethod
+    def registered_functions(cls) -> list[ScoringFunction]:
+        """Return the functions of all scorers that were registered so far."""
+        return [scorer.function for scorer in cls._scorers.values()]
 
     @classmethod
     def names(cls) -> list[str]:
@@ -227,17 +311,17 @@ def _takes_config(name: str, function: ScoringFunction) -> bool:
         return True
     if len(required) > 3 or len(positional) < 2:
         raise ConfigError(
-            f"scorer {name!r}: a scoring function takes (answer, truth) or "
-            "(answer, truth, agent_config)"
+            f"scorer {name!r}: a scoring function takes (answer, truth) or (answer, truth, "
+            "agent_config); with sees_group, the records instead of the answer"
         )
     # A third one with a default may be the user's own (`tolerance=0.1`).
     return len(required) == 3 or (len(positional) >= 3 and "config" in positional[2].name)
 
 
-def load_scorer_module(source: str | Path) -> None:
-    """Import a Python file (or a module by its dotted name) that registers scorers.
+def load_scorer_module(source: str | Path) -> ModuleType:
+    """Import a Python file (or a module by its dotted name) that registers scorers; return it.
 
     Raises:
         ConfigError: it is missing or fails on import.
     """
-    load_user_module(source, f"scorer module {source}")
+    return load_user_module(source, f"scorer module {source}")

@@ -74,7 +74,7 @@ class MathPool:
             return self._idle.get_nowait()
         except queue.Empty:
             return subprocess.Popen(
-                [sys.executable, "-m", "agentrl.rewards.math_worker"],
+                [sys.executable, "-P", "-m", "agentrl.rewards.math_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -121,7 +121,7 @@ def _end(worker: "subprocess.Popen[str]") -> int:
 _pool = MathPool()
 
 
-@MCPScorerFactory.register_scorer("math", needs_answer=True)
+@MCPScorerFactory.register_scorer("math", needs_answer=True, compares_text=True)
 async def math(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer is mathematically equal to a right one (math-verify)."""
     given = answer.strip()

@@ -1,12 +1,14 @@
 """Answer extraction and the registered scorers, as rollouts use them (`rollout.context.Scoring`)."""
 
 import re
+from collections.abc import Sequence
 
 from agentrl.config.sections import RolloutSection
+from agentrl.errors import ConfigError
 from agentrl.renderers.thinking import split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import MCPScorerFactory, load_scorer_module
-from agentrl.schema import GroundTruth, MCPTask, Score
+from agentrl.schema import GroundTruth, MCPTask, Record, Score
 
 _BOXED, _FBOX = re.compile(r"\\boxed\s*+\{"), re.compile(r"\\fbox\s*+\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -52,6 +54,26 @@ class RegisteredScoring:
         """
         scorer = MCPScorerFactory.get_scorer(task.scorer)
         return await scorer.score(answer, GroundTruth.of(task), self.agent_config)
+
+    def sees_group(self, scorer: str) -> bool:
+        """Return whether a scorer judges all tries of a question together.
+
+        One that is not known here may be the name of what a user's sampler does itself.
+        """
+        try:
+            return MCPScorerFactory.get_scorer(scorer).sees_group
+        except ConfigError:
+            return False
+
+    async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
+        """Judge all tries of a task with its scorer.
+
+        Raises:
+            ScoringError: the scorer could not decide.
+            ConfigError: there is no such scorer, or it lacks its configuration.
+        """
+        scorer = MCPScorerFactory.get_scorer(task.scorer)
+        return await scorer.score_group(records, GroundTruth.of(task), self.agent_config)
 
 
 def extract_answer(text: str, schema: str = "answer") -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from agentrl.errors import ScoringError
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import Scorer
-from agentrl.schema import GroundTruth, MCPTask, Record, RecordStatus
+from agentrl.schema import GroundTruth, MCPTask, Record, RecordStatus, Score
 from agentrl.store import TrajectoryStore
 
 CONCURRENCY = 16
@@ -57,6 +57,9 @@ async def rescore(
         finally:
             room.release()
 
+    if scorer.sees_group:
+        await _rescore_groups(store, scorer, config, counts)
+        return counts
     async with asyncio.TaskGroup() as group:
         for status in _SCORABLE:
             async for record in store.records.find(status=status):
@@ -85,11 +88,45 @@ async def _score(
     try:
         found = await scorer.score(record.final_answer, GroundTruth.of(task), config)
     except ScoringError as error:
-        counts.num_undecided += 1
-        if len(counts.reasons) < MAX_REASONS:
-            counts.reasons.append(f"{record.id}: {error}")
+        _leave(record, error, counts)
         return
-    if record.status == "failed" and scorer.name == await _scorer_of(store, task):
+    await _keep(store, task, record, found, counts)
+
+
+async def _rescore_groups(
+    store: TrajectoryStore, scorer: Scorer, config: AgentConfig | None, counts: RescoreCounts
+) -> None:
+    """Rescore with a scorer that sees whole groups."""
+    async for task in store.tasks.find():
+        if not isinstance(task, MCPTask):
+            continue
+        played = [one for one in await store.records.of_task(task.id) if one.outcome is not None]
+        new = [one for one in played if one.score_of(scorer.name, scorer.version) is None]
+        counts.num_known += len(played) - len(new)
+        if task.status != "completed":
+            counts.num_open += len(new)
+        elif new:
+            try:
+                scores = await scorer.score_group(played, GroundTruth.of(task), config)
+            except ScoringError as error:
+                for record in new:
+                    _leave(record, error, counts)
+                continue
+            for record, score in zip(played, scores, strict=True):
+                if record in new:
+                    await _keep(store, task, record, score, counts)
+
+
+def _leave(record: Record, error: ScoringError, counts: RescoreCounts) -> None:
+    counts.num_undecided += 1
+    if len(counts.reasons) < MAX_REASONS:
+        counts.reasons.append(f"{record.id}: {error}")
+
+
+async def _keep(
+    store: TrajectoryStore, task: MCPTask, record: Record, found: Score, counts: RescoreCounts
+) -> None:
+    if record.status == "failed" and found.scorer == await _scorer_of(store, task):
         repaired = await store.scores.repair(record.id, found)
         counts.num_repaired += repaired
         counts.num_known += not repaired

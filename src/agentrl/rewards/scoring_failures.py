@@ -4,6 +4,7 @@ In: what a scoring function raised or returned. Out: the error of the tree in `a
 says which.
 """
 
+import contextlib
 import math
 import os
 import socket
@@ -57,11 +58,13 @@ def as_number(value: object, what: str) -> float:
     Raises:
         ScorerDefect: it is no such number.
     """
-    # `SupportsFloat` includes what `float` takes but text.
-    number = float(value) if isinstance(value, SupportsFloat) else math.nan
-    if math.isfinite(number):
-        return number
-    returned = str(number) if isinstance(value, SupportsFloat) else type(value).__name__
+    # `SupportsFloat` includes what `float` takes but text; arrays say that they support it.
+    returned = type(value).__name__
+    with contextlib.suppress(TypeError):
+        number = float(value) if isinstance(value, SupportsFloat) else None
+        if number is not None and math.isfinite(number):
+            return number
+        returned = returned if number is None else str(number)
     text = f"{what} returned {returned}, not a number"
     raise ScorerDefect(text, kind=text)
 

@@ -37,7 +37,7 @@ _LONGEST_WORD = 1000
 """Python orders n combining characters in a row in n squared steps: longer words are cut."""
 
 
-@MCPScorerFactory.register_scorer("exact", needs_answer=True)
+@MCPScorerFactory.register_scorer("exact", needs_answer=True, compares_text=True)
 async def exact(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer equals a right one up to leading and trailing space."""
     given = answer.strip()
@@ -54,7 +54,7 @@ async def reported(answer: str, truth: GroundTruth) -> Verdict:
     )
 
 
-@MCPScorerFactory.register_scorer("em", needs_answer=True)
+@MCPScorerFactory.register_scorer("em", needs_answer=True, compares_text=True)
 async def exact_match(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer equals a right one up to case, punctuation, articles and spacing."""
     given = normalise(answer)
@@ -73,7 +73,7 @@ def _compatible(word: str) -> str:
     return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
 
 
-@MCPScorerFactory.register_scorer("gaia", needs_answer=True)
+@MCPScorerFactory.register_scorer("gaia", needs_answer=True, compares_text=True)
 async def gaia(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer is a right one by GAIA's rules."""
     correct = any(gaia_equal(answer, right) for right in truth.accepted)

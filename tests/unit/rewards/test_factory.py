@@ -1,7 +1,8 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from agentrl.rewards import (
     Verdict,
     load_scorer_module,
 )
-from agentrl.schema import MCPTask
+from agentrl.rewards.scorer_threads import ScorerThreads
+from agentrl.schema import MCPTask, Record
 
 TRUTH = GroundTruth(query="q", answer="abc")
 
@@ -78,12 +80,87 @@ async def test_a_third_argument_with_a_default_is_the_scorer_s_own() -> None:
         (lambda answer, truth: "1", "returned str, not a number"),
         (lambda answer, truth: float("nan"), "returned nan"),
         (lambda answer, truth: None, "returned NoneType"),
+        (lambda answer, truth: np.array([0.5, 1.0]), "returned ndarray, not a number"),
+        (lambda answer, truth: next(iter(())), "RuntimeError: StopIteration"),
+        (lambda answer, truth: sys.exit(3), r"ended the program \(3\) instead of returning"),
     ],
 )
 async def test_a_scorer_that_fails_gives_no_score(function: Any, reason: str) -> None:
     MCPScorerFactory.register_scorer("bad", function)
     with pytest.raises(ScoringError, match=reason):
         await MCPScorerFactory.get_scorer("bad").score("x", TRUTH)
+
+
+TRIES = [
+    Record(id=f"t/{n}", task_id="t", split="train", traj_id=n, order=0, final_answer=answer)
+    for n, answer in enumerate(("a", None, "bb"))
+]
+
+
+async def test_a_scorer_that_sees_the_group_gives_every_try_its_own_score() -> None:
+    @MCPScorerFactory.register_scorer("longest", version="2", sees_group=True)
+    async def longest(records: Sequence[Record], truth: GroundTruth) -> list[Any]:
+        lengths = [len(record.final_answer or "") for record in records]
+        return [Verdict(size / max(lengths), parts={"length": size}) for size in lengths]
+
+    scorer = MCPScorerFactory.get_scorer("longest")
+    scores = await scorer.score_group(TRIES, TRUTH)
+    assert [score.value for score in scores] == [0.5, 0.0, 1.0]
+    assert [score.parts for score in scores] == [{"length": 1}, {"length": 0}, {"length": 2}]
+    assert [score.inputs["answer"] for score in scores] == ["a", None, "bb"]
+    assert {(score.scorer, score.version) for score in scores} == {("longest", "2")}
+    with pytest.raises(ConfigError, match="compares all tries of a question; this is one"):
+        await scorer.score("a", TRUTH)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda records, truth: [1.0], "returned 1 for 3 records"),
+        (lambda records, truth: 1.0, "returned a float for 3 records"),
+        (lambda records, truth: "abc", "returned a str for 3 records"),
+        (lambda records, truth: repeat(1.0), "returned 4 for 3 records"),
+        (lambda records, truth: (1 / one for one in (1, 0, 1)), "failed: ZeroDivisionError"),
+        (lambda records, truth: [0.0, 1.0, None], "returned NoneType, not a number"),
+        (lambda records, truth: [Verdict(1, parts={"p": float("nan")})] * 3, "p returned nan"),
+        (lambda records, truth: 1 / 0, "failed: ZeroDivisionError"),
+    ],
+)
+async def test_a_group_whose_scorer_fails_has_no_score(function: Any, reason: str) -> None:
+    MCPScorerFactory.register_scorer("bad", function, sees_group=True)
+    with pytest.raises(ScorerDefect, match=reason):
+        await MCPScorerFactory.get_scorer("bad").score_group(TRIES, TRUTH)
+
+
+async def test_a_group_is_not_judged_on_the_event_loop_by_what_yields_its_scores() -> None:
+    def slowly(records: Sequence[Record], truth: GroundTruth) -> Iterator[float]:
+        assert threading.current_thread() is not threading.main_thread()
+        yield from (0.0, 0.5, 1.0)
+
+    MCPScorerFactory.register_scorer("slowly", slowly, sees_group=True)
+    scores = await MCPScorerFactory.get_scorer("slowly").score_group(TRIES, TRUTH)
+    assert [score.value for score in scores] == [0.0, 0.5, 1.0]
+
+
+async def test_functions_that_hang_are_given_up_and_the_next_have_their_places() -> None:
+    threads, ended = ScorerThreads(2, max_seconds=0.2), threading.Event()
+    calls = [threads.run("scorer 'x'", ended.wait) for _ in range(4)]
+    hung = await asyncio.gather(*calls, return_exceptions=True)
+    assert [str(error) for error in hung] == ["scorer 'x' gave no score within 0.2 s"] * 4
+    assert await threads.run("scorer 'y'", lambda: 7) == 7
+    ended.set()
+
+
+async def test_a_function_whose_caller_is_gone_is_not_begun() -> None:
+    threads, ended, begun = ScorerThreads(1, max_seconds=30), threading.Event(), threading.Event()
+    first = asyncio.create_task(threads.run("a", ended.wait))
+    second = asyncio.create_task(threads.run("b", begun.set))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])
+    ended.set()
+    await first
+    assert await threads.run("c", begun.is_set) is False
 
 
 @pytest.mark.parametrize(
@@ -95,6 +172,8 @@ def test_functions_of_other_arity_are_refused_at_registration(function: Any) -> 
 
 
 def test_unknown_names_list_the_known_ones_and_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown scorer 'EM'; did you mean 'em'"):
+        MCPScorerFactory.get_scorer("EM")
     with pytest.raises(ConfigError, match=r"'exat'; did you mean 'exact'\? \(known: agentcpm, as"):
         MCPScorerFactory.get_scorer("exat")
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fuzzing import TryCases
 
 from agentrl.renderers.reply import parse_reply
 from agentrl.renderers.thinking import split_reasoning
@@ -36,6 +36,10 @@ XML_CALL = "<tool_call><function=f><parameter=p>"
 GLM_CALL = "<tool_call>f<arg_key>p</arg_key><arg_value>"
 DEEPSEEK_CALL = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"  # noqa: RUF001
 FORMATS = {
+    "harmony": (
+        *("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", "<|message|>"),
+        *("<|channel|>", " to=functions.f", " to=functions.f<|message|>{", "<|message|>x<|end|>"),
+    ),
     "hermes": (
         *("<tool_call>", '<tool_call>{"', '<tool_call>{"name":"f","a":', "</tool_call>"),
         *('<tool_call>{"name":"f"}<code>', "</code>", "<tool_call></tool_call>"),
@@ -173,16 +177,24 @@ def test_time_grows_with_the_length_of_the_text(reader: str) -> None:
         check_growth(read, make, what)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.fuzz(25)
 @pytest.mark.parametrize("reader", READERS | BEGUN)
-def test_time_grows_with_the_length_of_random_repetitions(reader: str) -> None:
+def test_time_grows_with_the_length_of_random_repetitions(reader: str, try_cases: TryCases) -> None:
     read, marks = (READERS | BEGUN)[reader]
     fragments = st.sampled_from([*THINKING, *marks, *FILLING, *"}])>,:;=", "<answer>", "x" * 30])
 
-    @settings(max_examples=25, deadline=None)
-    @given(st.text(max_size=3), st.lists(fragments, min_size=1, max_size=5), fragments)
     def check(begin: str, unit: list[str], end: str) -> None:
         text = "".join(unit)
         check_growth(read, lambda size: begin + repeated(text, size) + end, repr(text))
 
-    check()
+    units = st.lists(fragments, min_size=1, max_size=5)
+    try_cases(check, begin=st.text(max_size=3), unit=units, end=fragments)
+
+
+@pytest.mark.fuzz(10)
+@pytest.mark.parametrize("reader", READERS | BEGUN)
+def test_no_text_makes_a_reader_raise(reader: str, try_cases: TryCases) -> None:
+    read, marks = (READERS | BEGUN)[reader]
+    pieces = st.sampled_from([*THINKING, *marks, *FILLING, *"}])>,:;='\"", "<answer>"])
+    texts = st.lists(pieces | st.text(max_size=4), max_size=20).map("".join)
+    try_cases(lambda text: read(text), text=texts)

@@ -1,6 +1,6 @@
 """Scores that are computed later stand beside those that the samplers gave."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from support.stored import claim, fill, make_task, play
@@ -8,7 +8,7 @@ from support.stored import claim, fill, make_task, play
 from agentrl.errors import ScoringError, StoreError
 from agentrl.rewards import GroundTruth, MCPScorerFactory
 from agentrl.rewards.rescore import rescore
-from agentrl.schema import Score
+from agentrl.schema import Record, Score
 from agentrl.store import TrajectoryStore
 
 
@@ -128,3 +128,22 @@ async def test_a_record_that_failed_in_its_rollout_is_not_given_a_score(
     assert (counts.num_repaired, counts.num_scored) == (0, 0)
     with pytest.raises(StoreError, match="nothing to score"):
         await store.scores.repair(record.id, Score(scorer="strict", value=1.0))
+
+
+async def test_a_scorer_that_sees_the_group_is_asked_once_a_group(store: TrajectoryStore) -> None:
+    await fill(store, 3)
+    asked = []
+
+    def ranks(records: Sequence[Record], truth: GroundTruth) -> list[float]:
+        asked.append(truth.answer)
+        return [float(record.traj_id) for record in records]
+
+    MCPScorerFactory.register_scorer("ranks", ranks, sees_group=True)
+    counts = await rescore(store, MCPScorerFactory.get_scorer("ranks"))
+    assert (counts.num_scored, sorted(asked)) == (6, [0, 1, 2])
+    async for record in store.records.find(status="scored"):
+        found = record.score_of("ranks")
+        assert found is not None
+        assert found.value == record.traj_id
+    again = await rescore(store, MCPScorerFactory.get_scorer("ranks"))
+    assert (again.num_scored, again.num_known, len(asked)) == (0, 6, 3)
