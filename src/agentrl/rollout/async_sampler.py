@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
+from opentelemetry.context import get_current
 
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.inference import GenerateRequest, GenerateResult, OnPartial
@@ -22,6 +23,7 @@ from agentrl.renderers.reply import Reply
 from agentrl.renderers.untrusted_text import Tools
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.recorded_turns import ForkPoint, ResumedTurns
+from agentrl.rollout.turn_writes import TurnWrites
 from agentrl.schema import (
     DispatchedSamplingTask,
     Message,
@@ -103,13 +105,13 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.task = task
         self.record = record
         self.context = context
-        self.turns: list[DispatchedSamplingTask] = []
+        self._writes = TurnWrites(context.store, record)
+        self.turns = self._writes.turns
         self.deadline = context.servers.clock.now() + context.rollout.rollout_timeout_seconds
         """End of the rollout's time, on the clock of the servers."""
+        # Agents call from tasks of their own, whose context is not the rollout's.
+        self._trace = get_current()
         self._num_requests = 0
-        self._appending = asyncio.Lock()
-        self._appends: set[asyncio.Task[DispatchedSamplingTask]] = set()
-        self._results_written: list[asyncio.Task[None]] = []
         self._recorded: ResumedTurns | ForkPoint = ResumedTurns()
         # By turn: tokens that its images take in the server's prompt beyond their placeholders.
         self._image_tokens: dict[int, int] = {}
@@ -241,16 +243,59 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self._num_requests += 1
         if params.seed is None:
             params = params.model_copy(update={"seed": self._seed(number)})
-        started_at = self.now()
-        request = GenerateRequest(
-            input_ids=prompt.ids,
-            sampling=params,
-            image_data=await self.context.images.inlined(prompt.images),
-            routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
-        )
-        generation = self.context.servers.generate(
-            self.record.id, request, on_partial, group=self.record.task_id
-        )
+        traces = self.context.traces
+        with traces.chat(self._trace) as span:
+            started_at = self.now()
+            request = GenerateRequest(
+                input_ids=prompt.ids,
+                sampling=params,
+                image_data=await self.context.images.inlined(prompt.images),
+                routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
+            )
+            result = await self._generated(request, on_partial)
+            said = prompt.reply_ids(result.output_ids)
+            parse = partial(self.context.renderer.parse, said, turn=number, tools=tools)
+            # All rollouts share the event loop.
+            reply = parse() if len(said) < _LONG_REPLY_TOKENS else await asyncio.to_thread(parse)
+            known = self._known_results(prompt)
+            turn = self._new_turn(
+                parent=prompt.parent,
+                shared_len=prompt.shared_len,
+                added_ids=prompt.added_ids,
+                shared_images=prompt.shared_images,
+                added_images=prompt.added_images,
+                **self.context.renderer.image_fields(prompt.added_images),
+                prompt_positions=result.prompt_tokens,
+                output_ids=result.output_ids,
+                output_logprobs=result.output_logprobs,
+                version_spans=result.version_spans,
+                **_routes(request, result),
+                added_messages=tuple(m for m in messages if not _is_result(m, known)),
+                tools=tuple(dict(tool) for tool in tools) if prompt.parent is None else (),
+                output_text=reply.text,
+                tool_calls=reply.tool_calls,
+                finish_reason=result.finish_reason,
+                branch_reason=prompt.branch_reason,
+                sampling_params=params,
+                server=result.server,
+                cached_tokens=result.cached_tokens,
+                num_retractions=result.num_retractions,
+                started_at=started_at,
+            )
+            if judge is not None:
+                turn = turn.model_copy(update={"advantage": judge(turn, reply)})
+            turn = await self._append(turn)
+            traces.describe_turn(span, turn, len(prompt.ids), messages)
+        if prompt.images:
+            self._image_tokens[turn.index] = max(0, result.prompt_tokens - len(prompt.ids))
+        return turn, reply
+
+    async def _generated(
+        self, request: GenerateRequest, on_partial: OnPartial | None
+    ) -> GenerateResult:
+        """Return what a server makes of a request within the rollout's time."""
+        record, servers = self.record, self.context.servers
+        generation = servers.generate(record.id, request, on_partial, group=record.task_id)
         try:
             result = await self.within_time(generation)
         except LimitReached:
@@ -259,45 +304,11 @@ class AsyncSampler(ABC, Generic[TaskType]):
             # The policy has said nothing yet: the servers failed, not the policy.
             seconds = self.context.rollout.rollout_timeout_seconds
             raise InferenceError(
-                f"no reply to {self.record.id} within rollout_timeout_seconds={seconds:g}"
+                f"no reply to {record.id} within rollout_timeout_seconds={seconds:g}"
             ) from None
         if result.finish_reason == "abort":
-            raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
-        said = prompt.reply_ids(result.output_ids)
-        parse = partial(self.context.renderer.parse, said, turn=number, tools=tools)
-        # All rollouts share the event loop.
-        reply = parse() if len(said) < _LONG_REPLY_TOKENS else await asyncio.to_thread(parse)
-        known = self._known_results(prompt)
-        turn = self._new_turn(
-            parent=prompt.parent,
-            shared_len=prompt.shared_len,
-            added_ids=prompt.added_ids,
-            shared_images=prompt.shared_images,
-            added_images=prompt.added_images,
-            **self.context.renderer.image_fields(prompt.added_images),
-            prompt_positions=result.prompt_tokens,
-            output_ids=result.output_ids,
-            output_logprobs=result.output_logprobs,
-            version_spans=result.version_spans,
-            **_routes(request, result),
-            added_messages=tuple(m for m in messages if not _is_result(m, known)),
-            tools=tuple(dict(tool) for tool in tools) if prompt.parent is None else (),
-            output_text=reply.text,
-            tool_calls=reply.tool_calls,
-            finish_reason=result.finish_reason,
-            branch_reason=prompt.branch_reason,
-            sampling_params=params,
-            server=result.server,
-            cached_tokens=result.cached_tokens,
-            num_retractions=result.num_retractions,
-            started_at=started_at,
-        )
-        if judge is not None:
-            turn = turn.model_copy(update={"advantage": judge(turn, reply)})
-        turn = await self._append(turn)
-        if prompt.images:
-            self._image_tokens[turn.index] = max(0, result.prompt_tokens - len(prompt.ids))
-        return turn, reply
+            raise InferenceError(f"{result.server} gave up on a generation of {record.id}")
+        return result
 
     async def note_call(self, **fields: Any) -> DispatchedSamplingTask:
         """Store a call of a model that is not trained, as a turn without tokens; durable on return.
@@ -319,32 +330,13 @@ class AsyncSampler(ABC, Generic[TaskType]):
         )
 
     async def _append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
-        """Store a turn as the next one; the write goes on when the caller is cancelled."""
-        turn = turn.model_copy(update={"finished_at": max(turn.started_at, self.now())})
-        write = asyncio.create_task(self._append_in_turn(turn))
-        self._appends.add(write)
-        write.add_done_callback(self._forget)
-        return await asyncio.shield(write)
+        """Store a turn that ends now; the write goes on when the caller is cancelled."""
+        finished_at = max(turn.started_at, self.now())
+        return await self._writes.append(turn.model_copy(update={"finished_at": finished_at}))
 
     def now(self) -> datetime:
         """Return the database server's time, by which records and turns are dated."""
         return self.context.store.clock.now()
-
-    def _forget(self, write: asyncio.Task[DispatchedSamplingTask]) -> None:
-        self._appends.discard(write)
-        if not write.cancelled():
-            write.exception()  # retrieved, or asyncio would log it as never retrieved
-
-    async def _append_in_turn(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
-        # Serialized: a turn's index is its position among the acknowledged turns.
-        async with self._appending:
-            index = len(self.turns)
-            turn_id = f"{self.record.id}/{self.record.fence}/{index}"
-            turn = turn.model_copy(update={"id": turn_id, "index": index})
-            await self._flush_results()
-            await self.context.store.turns.append(turn, self.record.fence)
-            self.turns.append(turn)
-        return turn
 
     async def _replay_turn(
         self, conversation: Conversation, prompt: Prompt, judge: Judge | None
@@ -354,7 +346,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         if judge is not None:
             judge(turn, reply)  # for its side effects; the verdict is in the turn
         if self._recorded.are_copied:
-            turn = await self._append_in_turn(turn.model_copy(update=self._ownership()))
+            turn = await self._writes.append(turn.model_copy(update=self._ownership()))
         else:
             self.turns.append(turn)
         self._num_requests += 1
@@ -373,51 +365,22 @@ class AsyncSampler(ABC, Generic[TaskType]):
     def attach_results(self, results: Sequence[ToolResult], turn_index: int = -1) -> None:
         """Store the tool results of a turn, the last one by default.
 
-        The write runs in the background: the next `generate` waits for it before it stores its
+        The write runs in the background: the next `generate` waits for it before it returns its
         turn, and `finish` before the Record is finished.
         """
-        turn = self.turns[turn_index]
-        if turn.tool_results == tuple(results):
-            return  # resumed together with its turn
-        turn = turn.model_copy(update={"tool_results": tuple(results)})
-        self.turns[turn_index] = turn
-        self._results_written.append(
-            asyncio.create_task(
-                self.context.store.turns.set_tool_results(
-                    turn.id, self.record.id, self.record.fence, turn.tool_results
-                )
-            )
-        )
+        self._writes.attach_results(results, turn_index)
 
     def reward_turns(self, rewards: Mapping[int, float]) -> None:
         """Store what turns earned, by their index; `finish` waits for it."""
-        if not rewards:
-            return
-        by_id = {}
-        for index, reward in rewards.items():
-            self.turns[index] = self.turns[index].model_copy(update={"reward": reward})
-            by_id[self.turns[index].id] = reward
-        writing = self.context.store.turns.set_rewards(by_id, self.record.id, self.record.fence)
-        self._results_written.append(asyncio.create_task(writing))
+        self._writes.reward(rewards)
 
     async def finish(self) -> None:
         """Wait until every write of this rollout is durable."""
-        for write in tuple(self._appends):
-            await write
-        await self._flush_results()
+        await self._writes.finish()
 
     async def discard(self) -> None:
         """Cancel the writes under way: the attempt ended before the rollout did."""
-        writes: list[asyncio.Task[Any]] = [*self._appends, *self._results_written]
-        self._results_written = []
-        for write in writes:
-            write.cancel()
-        await asyncio.gather(*writes, return_exceptions=True)
-
-    async def _flush_results(self) -> None:
-        writes, self._results_written = self._results_written, []
-        for write in writes:
-            await write
+        await self._writes.discard()
 
     async def within_time(self, work: Awaitable[_T]) -> _T:
         """Await some work of the rollout, at most until its `deadline`.

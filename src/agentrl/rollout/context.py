@@ -10,7 +10,8 @@ from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.image_library import ImageLibrary
-from agentrl.schema import Control, MCPTask, SamplingParams, Score, Split
+from agentrl.rollout.traces import Traces
+from agentrl.schema import Control, MCPTask, Record, SamplingParams, Score, Split
 from agentrl.store import TrajectoryStore
 from agentrl.tools import McpToolBox
 
@@ -33,6 +34,18 @@ class Scoring(Protocol):
 
         Raises:
             ScoringError: the scorer could not decide; the score stays missing and is tried again.
+        """
+        ...
+
+    def sees_group(self, scorer: str) -> bool:
+        """Return whether a scorer judges all tries of a question together."""
+        ...
+
+    async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
+        """Judge all tries of a task that have ended, in their order.
+
+        Raises:
+            ScoringError: see `score`.
         """
         ...
 
@@ -84,6 +97,7 @@ class RolloutContext:
         router_replay: store which experts of the model every token was routed to.
         resumable: the tools keep no state, so that another sampler may resume a dead one's rollout.
         summarizer: shortens long texts; None where none is configured.
+        traces: spans of the rollouts, where a collector takes them.
     """
 
     store: TrajectoryStore
@@ -99,6 +113,7 @@ class RolloutContext:
     resumable: bool = False
     live: LiveControl = field(default_factory=LiveControl)
     summarizer: Summarizer | None = None
+    traces: Traces = field(default_factory=Traces)
 
     @property
     def max_prompt_len(self) -> int:

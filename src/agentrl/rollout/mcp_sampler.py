@@ -54,12 +54,14 @@ class MCPSampler(AsyncSampler[MCPTask]):
         self._summary: str | None = None
         self._question: Message = {"role": "user", "content": task.query}
         self._num_images = 0
+        self._instructions = ""
 
     async def run(self) -> RolloutResult:
         """Run turns until an answer or a limit."""
         self.context.check_scorer(self.task)
         async with self.context.toolbox.for_rollout() as tools:
             self._question = await self._question_shown()
+            self._instructions = tools.instructions
             schemas = tuple(spec.openai() for spec in tools.specs)
             conversation = Conversation(self._opening(), schemas)
             try:
@@ -182,9 +184,9 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     async def _shortened(self, call: ToolCall, tools: ToolBox) -> ToolResult:
         """Call a tool; the summarizer, if there is one, shortens a long page."""
-        result = await self._with_images(
-            await tools.call(call.name, call.arguments, call_id=call.id)
-        )
+        with self.context.traces.tool(call) as noted:
+            result = noted(await tools.call(call.name, call.arguments, call_id=call.id))
+        result = await self._with_images(result)
         summarizer = self.context.summarizer
         if summarizer is None or result.is_error:
             return result
@@ -203,8 +205,9 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     def _opening(self) -> list[Message]:
         messages: list[Message] = []
-        if self.task.system_prompt:
-            messages.append({"role": "system", "content": self.task.system_prompt})
+        told = [text for text in (self.task.system_prompt, self._instructions) if text]
+        if told:
+            messages.append({"role": "system", "content": "\n\n".join(told)})
         messages.append(self._question)
         return messages
 

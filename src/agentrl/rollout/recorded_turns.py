@@ -18,6 +18,7 @@ from agentrl.schema import (
     Message,
     ToolCall,
     ToolResult,
+    num_shared_ids,
     rebuild_images,
     rebuild_prompts,
 )
@@ -173,9 +174,7 @@ def _first_difference(turn: DispatchedSamplingTask, prompt: Prompt, renderer: Re
             f"continue turn {prompt.parent} after {prompt.shared_len}"
         )
     recorded, rendered = turn.added_ids, prompt.added_ids
-    num_shown = min(len(recorded), len(rendered))
-    differing = np.flatnonzero(recorded[:num_shown] != rendered[:num_shown])
-    first = int(differing[0]) if len(differing) else num_shown
+    first = num_shared_ids(recorded, rendered)
     start = max(0, first - _CONTEXT_TOKENS)
     then, now = (
         renderer.decode(ids[start : first + _CONTEXT_TOKENS]) for ids in (recorded, rendered)

@@ -19,6 +19,7 @@ from agentrl.renderers.reply import Reply
 from agentrl.rollout import MCPSampler, RolloutResult, async_sampler
 from agentrl.schema import DispatchedSamplingTask, MCPTask, rebuild_prompts
 from agentrl.store import TrajectoryStore
+from agentrl.tools.connection import ServerConnection
 
 TASK = MCPTask(
     id="train/0/q1", query="What does the lamp cost?", system_prompt="Use tools.", answer="7"
@@ -54,6 +55,21 @@ async def test_a_tool_call_leads_to_its_result_and_then_to_an_answer(
     assert first.output_ids[-1] == renderer.stop_token_ids[0]
     assert first.version_spans[0].version == 3
     assert_prompts_as_sent(turns, engine)
+
+
+async def test_what_a_server_says_about_its_use_follows_the_system_prompt(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, replies(ANSWER)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            shared = context.toolbox._connections["default"]
+            assert isinstance(shared, ServerConnection)
+            shared.instructions = "Prices are in euro."  # as the server would have said
+            _, (turn,) = await play(store, context)
+    assert turn.added_messages[0]["content"] == (
+        "Use tools.\n\nInstructions of the tool server default:\nPrices are in euro."
+    )
 
 
 async def test_a_rollout_is_not_resumed_on_another_prompt_and_the_difference_is_shown(

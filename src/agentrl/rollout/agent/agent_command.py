@@ -13,7 +13,7 @@ import shlex
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentrl.config.sections import AgentSection
@@ -24,6 +24,7 @@ from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 PLACEHOLDERS = ("query", "task_id", "model", "base_url", "anthropic_base_url", "answer_file")
+_QUESTION = {"query", "task_id"}
 # `${NAME}` is a shell's own.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -44,7 +45,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
     """Return the agent that runs `agent_command`.
 
     Raises:
-        ConfigError: the program does not exist, or the command has a placeholder that is unknown.
+        ConfigError: program or script do not exist, or a placeholder is missing or unknown.
     """
     command = "" if section.agent_command is None else section.agent_command.get_secret_value()
     try:
@@ -54,11 +55,9 @@ def command_agent(section: AgentSection) -> AgentFunction:
     if not words or shutil.which(words[0]) is None:
         program = words[0] if words else ""
         raise ConfigError(f"--agent_command: there is no program {program!r} on this machine")
-    for name in _PLACEHOLDER.findall(command):
-        if name not in PLACEHOLDERS:
-            raise ConfigError(
-                f"--agent_command: unknown placeholder {{{name}}} (known: {', '.join(PLACEHOLDERS)})"
-            )
+    _check_placeholders(_PLACEHOLDER.findall(command))
+    program = words[0] if "/" not in words[0] else _found(words[0])
+    words = [program, *map(_found, words[1:])]
     missing = [name for name in section.agent_env if name not in os.environ]
     if missing:
         raise ConfigError(f"--agent_env: the environment variable {missing[0]} is not set")
@@ -85,6 +84,33 @@ def command_agent(section: AgentSection) -> AgentFunction:
 
     play.__name__ = Path(words[0]).name
     return play
+
+
+def _check_placeholders(named: Sequence[str]) -> None:
+    for name in named:
+        if name not in PLACEHOLDERS:
+            raise ConfigError(
+                f"--agent_command: unknown placeholder {{{name}}} (known: {', '.join(PLACEHOLDERS)})"
+            )
+    if _QUESTION.isdisjoint(named):
+        raise ConfigError(
+            "--agent_command has no {query}: the program would not be told the question, which is put "
+            "there"
+        )
+
+
+def _found(word: str) -> str:
+    """Return a word of the command; a file by its whole path, as programs work in other folders.
+
+    Raises:
+        ConfigError: it is a script of Python that does not exist.
+    """
+    if os.path.isfile(word):  # Path's method raises for what is too long for a name
+        return str(Path(word).absolute())
+    if re.fullmatch(r"[^\s{]+\.py", word):
+        folder = Path(word).absolute().parent
+        raise ConfigError(f"--agent_command: {word}: no such file in {folder}")
+    return word
 
 
 def _written(path: Path) -> str | None:

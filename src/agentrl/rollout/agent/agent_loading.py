@@ -28,6 +28,9 @@ def load_agent(name: str) -> AgentFunction:
         ConfigError: it is missing, fails on import, or is no function of (task, endpoint).
     """
     source, _, attribute = name.rpartition(":")
+    if source.endswith(":") or attribute.endswith(")"):
+        plain = f"{source.rstrip(':')}:{attribute.partition('(')[0]}"
+        raise ConfigError(f"--agent {name}: write {plain}, the file and its function")
     if not source:
         agent = _entry_point(name)
     else:

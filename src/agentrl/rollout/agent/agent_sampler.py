@@ -139,12 +139,17 @@ class AgentSampler(AsyncSampler[MCPTask]):
 
     async def _run_agent(self, endpoint: AgentEndpoint) -> object:
         returned: object
-        if inspect.iscoroutinefunction(self._agent):
-            returned = await self._agent(self.task, endpoint)
-        else:
-            returned = await _in_thread(self._agent, self.task, endpoint)
-            if inspect.isawaitable(returned):
-                returned = await returned
+        try:
+            if inspect.iscoroutinefunction(self._agent):
+                returned = await self._agent(self.task, endpoint)
+            else:
+                returned = await _in_thread(self._agent, self.task, endpoint)
+                if inspect.isawaitable(returned):
+                    returned = await returned
+        except SystemExit as end:  # which asyncio hands on to the whole process
+            raise UserCodeError(
+                f"the agent ended the program ({end.code}) instead of returning an answer"
+            ) from end
         return returned
 
     async def _end(self, running: asyncio.Task[object]) -> None:
@@ -235,7 +240,7 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
         failure: BaseException | None = None
         try:
             result = agent(task, endpoint)
-        except Exception as error:  # noqa: BLE001
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             # Whatever the agent raises belongs to the rollout, not to this thread.
             failure = error
         if not loop.is_closed():

@@ -21,7 +21,7 @@ from agentrl.inference.dialects.continuation import (
 )
 from agentrl.renderers import Renderer
 from agentrl.renderers.conversation import AnsweredTurn, Prompt
-from agentrl.schema import DispatchedSamplingTask, Message
+from agentrl.schema import DispatchedSamplingTask, Message, num_shared_ids
 from agentrl.schema.image import image_addresses
 
 FORK = "fork"
@@ -176,7 +176,7 @@ class CallHistory:
         for answered in self._calls:
             # A turn says which tools were shown by the root that it goes back to.
             if answered.plan.tools == tools:
-                shared = _num_shared(ids, answered.turn.full_ids)
+                shared = num_shared_ids(ids, answered.turn.full_ids)
                 if shared > most:
                     best, most = answered, shared
         placeholder = self._renderer.image_token_id
@@ -233,12 +233,6 @@ def _best(candidates: Sequence[_AnsweredCall], sent: Message) -> _AnsweredCall:
 
 def _call_ids(message: Message) -> list[str]:
     return [call["id"] for call in message.get("tool_calls", ())]
-
-
-def _num_shared(ids: np.ndarray, others: np.ndarray) -> int:
-    size = min(len(ids), len(others))
-    differs = np.flatnonzero(ids[:size] != others[:size])
-    return int(differs[0]) if len(differs) else size
 
 
 def _with_own_ids(

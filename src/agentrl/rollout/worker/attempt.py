@@ -20,18 +20,24 @@ from agentrl.errors import (
     ServerRefused,
     ServerUnreachable,
     StoreError,
+    StoreUnreachable,
 )
 from agentrl.rewards.scoring_failures import as_number, as_scoring_error
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.claim_limits import FailureBackoff
-from agentrl.schema import MCPTask, Record, Score, Task
+from agentrl.rollout.worker.group_scoring import GroupVerdict
+from agentrl.schema import MCPTask, Outcome, Record, Score, Task
 from agentrl.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
 
 SCORING_RETRY_SECONDS = 10.0
 """How long a Record waits for its next scoring after a scorer could not decide."""
+
+GROUP_SECONDS = 15.0
+"""How long a Record waits for the rest of its group before somebody looks again. Whoever has the group
+judged gives it its score at once; the look makes up for one who died, or whose try failed."""
 
 DEFECT_RETRY_SECONDS = 1.0
 """How long after a defect showed a scoring function is called once more."""
@@ -134,6 +140,11 @@ class RolloutAttempt:
             await self._write_last(self._after_failure(error))
 
     async def _run(self) -> None:
+        with self._context.traces.rollout(self.record) as span:
+            outcome = await self._run_and_score()
+            span.set_attribute("agentrl.outcome", outcome)
+
+    async def _run_and_score(self) -> Outcome:
         sampler = self._make_sampler(self.task, self.record, self._context)
         if self.record.turns:
             sampler.resume(await self._store.turns.get_many(self.record.turns))
@@ -143,6 +154,7 @@ class RolloutAttempt:
             await self._store.records.release(*self.lease)
         else:
             await self._score(sampler, result)
+        return result.outcome
 
     async def _run_rollout(self, sampler: AsyncSampler[Any]) -> RolloutResult:
         finished = False
@@ -181,16 +193,29 @@ class RolloutAttempt:
         await self._score(self._make_sampler(self.task, self.record, self._context), result)
 
     async def _score(self, sampler: AsyncSampler[Any], result: RolloutResult) -> None:
+        traces = self._context.traces
+        group = GroupVerdict.of(self._context, self.task)
         try:
-            score = await self._evaluated(sampler, result)
+            with traces.evaluation(self.record) as span:
+                score = await self._evaluated(sampler, result, group)
+                if score is not None:
+                    traces.describe_score(span, score)
         except ScorerDefect as defect:
             await self._dead_letter(result, defect)
             return
-        await self._store.scores.set(*self.lease, score)
-        self._counts.scored += 1
+        if score is None:
+            await self._store.scores.postpone(*self.lease, None, GROUP_SECONDS)
+        else:
+            await self._store.scores.set(*self.lease, score)
+            self._counts.scored += 1
+        if group is not None:
+            num_scored = await group.score_waiting()  # other attempts count meanwhile
+            self._counts.scored += num_scored
 
-    async def _evaluated(self, sampler: AsyncSampler[Any], result: RolloutResult) -> Score:
-        """Return the score.
+    async def _evaluated(
+        self, sampler: AsyncSampler[Any], result: RolloutResult, group: GroupVerdict | None
+    ) -> Score | None:
+        """Return the score; None while a task whose tries are judged together waits for others.
 
         Raises:
             ScorerDefect: the scoring raised the same way twice; a first time may be an accident.
@@ -198,6 +223,8 @@ class RolloutAttempt:
         seen: set[str] = set()
         while True:
             try:
+                if group is not None:
+                    return await group.score_of(self.record)
                 found = await sampler.evaluate_record(result)
                 if isinstance(found, Score):
                     return found
@@ -261,7 +288,7 @@ class RolloutAttempt:
             await self._store.records.fail_attempt(*self.lease, text, max_attempts)
 
     def _is_servers_fault(self, error: Exception) -> bool:
-        """Whether the attempt does not count, because no server could be reached.
+        """Whether the attempt does not count, because no server, or no database, could be reached.
 
         The number of such claims is limited: a prompt that crashes servers must not circulate for
         ever.
@@ -270,7 +297,7 @@ class RolloutAttempt:
             return False
         if isinstance(error, ServerRefused):
             return error.is_transient
-        return isinstance(error, NoServerAvailable | ServerUnreachable)
+        return isinstance(error, NoServerAvailable | ServerUnreachable | StoreUnreachable)
 
     async def _write_last(self, write: Coroutine[Any, Any, None]) -> None:
         try:

@@ -89,7 +89,7 @@ async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: 
         num_tries: how many tries.
     """
     pending = {"status": "created", "completed_at": None, "num_generations": num_tries}
-    own = task.model_copy(update={"id": fork.id, **pending})
+    own = task.model_copy(update={"id": fork.id, "group_scores": {}, **pending})
     await store.forked.ensure_schema()
     await store.forks.add(fork)
     await store.forked.tasks.add([own])

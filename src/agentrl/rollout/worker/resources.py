@@ -1,6 +1,5 @@
 """Open the clients that all rollouts of a process share, as the configuration names them."""
 
-import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,10 +8,12 @@ from pathlib import Path
 from agentrl.config.sections import InferenceSection, RootConfig, SamplingSection, ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
+from agentrl.models.architectures import decoder_config, raw_config
 from agentrl.models.resolve import resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
-from agentrl.schema import MCPTask, Score
+from agentrl.rollout.traces import open_traces
+from agentrl.schema import MCPTask, Record, Score
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, ToolSpec, connect_tools, load_mcp_servers
 
@@ -45,6 +46,7 @@ async def open_context(
         tools = tools_config(config.tools).model_copy(
             update={
                 "show_images": shows_images,
+                "show_instructions": config.tools.mcp_instructions and renderer.traits.shows_system,
                 "log_dir": config.run.logs_dir,
                 "log_prefix": f"{config.run.run_name}_tools_",
             }
@@ -57,6 +59,7 @@ async def open_context(
                 gateway=config.inference.inference_gateway,
             )
         )
+        traces = stack.enter_context(open_traces(config))
         yield RolloutContext(
             store=store,
             servers=servers,
@@ -70,6 +73,7 @@ async def open_context(
             router_replay=config.model.router_replay,
             resumable=_is_resumable(config, tools),
             summarizer=summarizer,
+            traces=traces,
         )
 
 
@@ -144,6 +148,15 @@ def check_tools(
         )
 
 
+def check_shown_tools(config: RootConfig, specs: Sequence[ToolSpec]) -> None:
+    """Check that the prompts of the configured model can hold these tools; see `check_tools`."""
+    model_dir = resolve_tokenizer(config.model.model_name_or_path)
+    parser = config.inference.tool_call_parser
+    renderer = Renderer.of_policy(config.model, model_dir, tool_call_parser=parser)
+    context_length = served_context_length(config.inference, model_dir)
+    check_tools(config.sampling, context_length, renderer, specs)
+
+
 def served_context_length(inference: InferenceSection, model_dir: Path) -> int | None:
     """Return the longest sequence that the servers take, in tokens, if it is known.
 
@@ -155,16 +168,9 @@ def served_context_length(inference: InferenceSection, model_dir: Path) -> int |
     """
     if inference.context_length:
         return inference.context_length
-    path = model_dir / "config.json"
-    if not path.is_file():
+    if not (model_dir / "config.json").is_file():
         return None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({error})") from None
-    # Models of several modalities keep their language part in a section of its own.
-    text = values.get("text_config") or values
-    length = text.get("max_position_embeddings")
+    length = getattr(decoder_config(raw_config(model_dir)), "max_position_embeddings", None)
     return length if isinstance(length, int) else None
 
 
@@ -178,6 +184,12 @@ class _NoScoring:
         raise _no_scorers()
 
     async def score(self, task: MCPTask, answer: str) -> Score:
+        raise _no_scorers()
+
+    def sees_group(self, scorer: str) -> bool:
+        return False  # the sampler class evaluates
+
+    async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
         raise _no_scorers()
 
 

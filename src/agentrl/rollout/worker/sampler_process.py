@@ -14,6 +14,7 @@ import uvloop
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agentrl.config.sections import RootConfig
+from agentrl.datasets.generated_tasks import load_sampler_module
 from agentrl.models.resolve import resolve_tokenizer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.agent import (
@@ -85,6 +86,7 @@ async def open_judgement(
 
 
 async def _sample(config: RootConfig, split: Split | None) -> int:
+    load_sampler_module(config.data)
     async with AsyncExitStack() as stack:
         scoring, summarizer = await stack.enter_async_context(open_judgement(config))
         scheduler = SamplingScheduler(
@@ -117,9 +119,8 @@ async def _agent_sampler(config: RootConfig, stack: AsyncExitStack) -> MakeSampl
     def make(task: Task, record: Record, context: RolloutContext) -> AsyncSampler[Any]:
         if isinstance(task, EnvironmentTask):
             return environments.sampler(task, record, context)
-        if agent is None:
+        if agent is None or not isinstance(task, MCPTask):
             return sampler_class_for(task)(task, record, context)
-        assert isinstance(task, MCPTask)
         return AgentSampler(task, record, context, agent=agent, endpoints=endpoints)
 
     return make

@@ -64,6 +64,22 @@ async def test_what_a_program_prints_is_the_answer(
     assert stored == drawn
 
 
+async def test_a_script_is_named_from_the_folder_of_the_run(
+    store: TrajectoryStore, renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "print(answer)")
+    monkeypatch.chdir(tmp_path)
+    result, _, _ = await play(store, renderer, f"{sys.executable} agent.py {{query}}")
+    assert result.final_answer == "7"
+    with pytest.raises(ConfigError, match=f"nowhere.py: no such file in {tmp_path}"):
+        configured_agent(section_of("python nowhere.py {query}"))
+
+
+def test_a_program_that_would_not_be_told_the_question_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--agent_command has no \{query\}"):
+        configured_agent(section_of(sys.executable))
+
+
 async def test_a_program_may_write_its_answer_into_a_file_and_chatter(
     store: TrajectoryStore, renderer: Renderer, tmp_path: Path
 ) -> None:
@@ -84,7 +100,7 @@ async def test_a_failed_program_is_scored_and_says_its_last_word(
 async def test_a_program_that_fails_before_it_asks_is_not_the_policys_doing(
     store: TrajectoryStore, renderer: Renderer
 ) -> None:
-    agent = configured_agent(section_of(f"{sys.executable} -c 'import nothing_like_it'"))
+    agent = configured_agent(section_of(f"{sys.executable} -c 'import nothing_like_it' {{query}}"))
     with serve_script(renderer, replies()) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
@@ -115,7 +131,7 @@ async def test_a_program_sees_no_secret_of_the_sampler(
 ) -> None:
     monkeypatch.setenv("MONGODB_URI", "mongodb://secret")
     monkeypatch.setenv("MINE", "yes")
-    agent = configured_agent(section_of("env", "MINE"))
+    agent = configured_agent(section_of("sh -c env {query}", "MINE"))
     printed = str(await agent(TASK, NOWHERE))  # type: ignore[misc]
     assert "mongodb" not in printed
     assert "MINE=yes" in printed
@@ -132,7 +148,7 @@ async def test_a_program_sees_no_secret_of_the_sampler(
         ("", (), "no program ''"),
         ("env 'x", (), "No closing quotation"),
         ("env {question}", (), "unknown placeholder {question} (known: query,"),
-        ("env", ("NOT_SET_AT_ALL",), "NOT_SET_AT_ALL is not set"),
+        ("env {query}", ("NOT_SET_AT_ALL",), "NOT_SET_AT_ALL is not set"),
     ],
 )
 def test_a_command_that_cannot_run_is_refused_in_one_line(
@@ -145,4 +161,4 @@ def test_a_command_that_cannot_run_is_refused_in_one_line(
 
 
 def test_braces_that_are_no_placeholder_stay() -> None:
-    configured_agent(section_of("env '{\"a\": 1}' ${HOME}"))
+    configured_agent(section_of("env '{\"a\": 1}' ${HOME} {query}"))

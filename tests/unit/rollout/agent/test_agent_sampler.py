@@ -1,6 +1,7 @@
 """How a slot ends that an agent plays."""
 
 import asyncio
+import sys
 import time
 from typing import Any
 
@@ -17,10 +18,11 @@ from agentrl.rollout import RolloutResult
 from agentrl.rollout.agent import AgentEndpoint, AgentSampler, load_agent
 from agentrl.rollout.agent.environment_sampler import EnvironmentSampler
 from agentrl.rollout.worker.attempt import RolloutAttempt, SlotCounts
-from agentrl.schema import AgentResult, MCPTask
+from agentrl.schema import AgentResult, EnvironmentTask, MCPTask
 from agentrl.store import TrajectoryStore
 
 TASK = MCPTask(id="train/0/q1", query="What does the lamp cost?", answer="7")
+ENVIRONMENT_TASK = EnvironmentTask(**dict(TASK), env_id="textarena:Maze-v0", row=0)
 
 
 async def ask(endpoint: AgentEndpoint, text: str = "hello", **more: Any) -> str:
@@ -48,6 +50,16 @@ async def chokes_on_the_reply(task: MCPTask, endpoint: AgentEndpoint) -> str:
     raise ValueError(f"no JSON: {await ask(endpoint)}")
 
 
+async def ends_the_program(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    await ask(endpoint)
+    sys.exit(3)
+
+
+def ends_the_program_in_its_thread(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    asyncio.run(ask(endpoint))
+    sys.exit(3)
+
+
 async def never_stops(task: MCPTask, endpoint: AgentEndpoint) -> str:
     while True:
         await ask(endpoint)
@@ -70,6 +82,15 @@ async def waits_for_ever(task: MCPTask, endpoint: AgentEndpoint) -> str:
             {},
             RolloutResult("agent_error"),
             "agent_error: ValueError: no JSON: <answer>7</answer>",
+        ),
+        *(
+            (
+                agent,
+                {"rollout_timeout_seconds": 20.0},
+                RolloutResult("agent_error"),
+                "agent_error: UserCodeError: the agent ended the program (3) instead of returning",
+            )
+            for agent in (ends_the_program, ends_the_program_in_its_thread)
         ),
         (never_stops, {"max_turns": 2}, RolloutResult("turns_limit"), "BadRequestError"),
         (
@@ -127,6 +148,10 @@ async def asks_twice(task: MCPTask, endpoint: AgentEndpoint) -> str:
     return await ask(endpoint) + await ask(endpoint, "think long")
 
 
+async def sets_up() -> None:
+    """Take no longer than it takes to call this."""
+
+
 async def test_an_environment_that_hangs_is_no_failure_of_the_policy(
     store: TrajectoryStore, renderer: Renderer
 ) -> None:
@@ -144,12 +169,19 @@ async def test_an_environment_that_hangs_is_no_failure_of_the_policy(
             for agent in (waits_for_ever, asks_twice):
                 record, _ = await claim(store)
                 sampler = EnvironmentSampler(
-                    TASK, record, stage.context, agent=agent, endpoints=stage.endpoints
+                    ENVIRONMENT_TASK,
+                    record,
+                    stage.context,
+                    set_up=sets_up,
+                    agent=agent,
+                    endpoints=stage.endpoints,
                 )
+                due = sampler.deadline
                 try:
                     ends.append(await sampler.run())
                 except AgentError as error:
                     ends.append(str(error))
+                assert sampler.deadline > due  # the time of the set-up is not the rollout's
                 await sampler.discard()
     assert "waits_for_ever was at work when the rollout's time was up" in ends[0]
     assert ends[1] == RolloutResult("time_limit")

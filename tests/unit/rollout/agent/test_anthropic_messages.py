@@ -135,6 +135,16 @@ async def test_a_stop_sequence_ends_the_reply_and_is_named(
         ),
         ({"messages": [{"role": "user", "content": 7}]}, anthropic.BadRequestError, "list"),
         ({"extra_body": {"mcp_servers": [{}]}}, anthropic.BadRequestError, "mcp_servers"),
+        (
+            {
+                "extra_body": {
+                    "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}
+                }
+            },
+            anthropic.BadRequestError,
+            "'clear_tool_uses_20250919' is not done here",
+        ),
+        ({"extra_body": {"context_management": 7}}, anthropic.BadRequestError, "list of objects"),
         ({"tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError, "'x'"),
     ],
 )

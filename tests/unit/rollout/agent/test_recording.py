@@ -389,6 +389,63 @@ async def test_texts_and_token_ids_are_completed_and_continued(
     assert_prompts_as_sent(turns, sent(engine))
 
 
+async def test_vllms_clients_send_and_get_token_ids(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    answers: list[dict[str, Any]] = []
+
+    async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        url = f"{endpoint.base_url.removesuffix('/v1')}/inference/v1/generate"
+        key = {"Authorization": f"Bearer {endpoint.api_key}"}
+        drawn = {"max_tokens": 20, "logprobs": 1, "temperature": 0.7, "min_tokens": 0}
+        ids = renderer.encode("One, ").tolist()
+        async with httpx.AsyncClient(trust_env=False, headers=key) as client:
+            added: list[list[int]] = [[], renderer.encode(" and ").tolist()]
+            for more in added:
+                ids += more
+                body = {"token_ids": ids, "sampling_params": drawn, "request_id": "mine"}
+                answers.append((await client.post(url, json=body)).json())
+                ids += answers[-1]["choices"][0]["token_ids"]
+            wrong: list[dict[str, Any]] = [
+                {"stream": True},
+                {"token_ids": [True]},
+                {"token_ids": []},
+                {"features": {"mm": 1}},
+                {"sampling_params": {"ignore_eos": True}},
+                {"sampling_params": {"stop_token_ids": [5]}},
+                {"sampling_params": {"n": 2}},
+                {"sampling_params": {"logprobs": 5}},
+                {"sampling_params": {"temperature": "hot"}},
+                {"token_ids": [5] * 1_000_000},
+            ]
+            refused = [await client.post(url, json={"token_ids": [5], **one}) for one in wrong]
+        assert [answer.status_code for answer in refused] == [400] * len(refused)
+        params = [answer.json()["error"]["param"] for answer in refused]
+        assert params == [
+            *("stream", "token_ids.0", "token_ids", "features", "sampling_params.ignore_eos"),
+            *("sampling_params.stop_token_ids", "sampling_params.n", "sampling_params.logprobs"),
+            *("sampling_params.temperature", None),
+        ]
+        # In the words by which clients know that they have to shorten the prompt.
+        last = refused[-1].json()["error"]["message"]
+        assert re.search(r"this model's maximum context length is \d+ tokens", last)
+        return "7"
+
+    with serve_script(renderer, lambda prompt: "two") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine) as stage:
+            _, turns = await stage.play(agent)
+    for answer, turn in zip(answers, turns, strict=True):
+        (choice,) = answer["choices"]
+        assert answer["request_id"] == "mine"
+        assert choice["token_ids"] == turn.output_ids.tolist()
+        logprobs = [one["logprob"] for one in choice["logprobs"]["content"]]
+        assert logprobs == turn.output_logprobs.tolist()
+    assert (turns[1].parent, turns[1].branch_reason) == (0, None)
+    assert turns[1].shared_len == len(sent(engine)[0]) + len(turns[0].output_ids)
+    assert_prompts_as_sent(turns, sent(engine))
+
+
 @pytest.mark.parametrize(
     ("more", "status", "code", "param"),
     [

@@ -8,9 +8,9 @@ import numpy as np
 import openai
 import pytest
 from harness.scripted_engine import serve_script
-from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.agents import assert_prompts_as_sent, client_of, open_stage
+from support.fuzzing import TryCases
 from support.play import begin_run, tool_call
 
 from agentrl.errors import AgentError, StoreError
@@ -161,14 +161,24 @@ PIECES = (
 )
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.booleans())
-@example("<think>hm</think>Well, so.", True)
-@example("well </think> then", True)
-@example(" <think>hm</think> \n so", True)
-@settings(max_examples=300, deadline=None)
-def test_what_was_told_of_stays_whatever_follows(
-    renderer: Renderer, text: str, may_call: bool
-) -> None:
+@pytest.mark.parametrize(
+    "text", ["<think>hm</think>Well, so.", "well </think> then", " <think>hm</think> \n so"]
+)
+def test_what_was_told_of_thinking_stays(renderer: Renderer, text: str) -> None:
+    check_what_was_told(renderer, text, may_call=True)
+
+
+@pytest.mark.fuzz(150)
+def test_what_was_told_of_stays_whatever_follows(renderer: Renderer, try_cases: TryCases) -> None:
+    texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+    try_cases(
+        lambda text, may_call: check_what_was_told(renderer, text, may_call=may_call),
+        text=texts,
+        may_call=st.booleans(),
+    )
+
+
+def check_what_was_told(renderer: Renderer, text: str, *, may_call: bool) -> None:
     ids = np.append(renderer.sampled_ids(text), renderer.stop_token_ids[0])
     stop = ("END",)
     sent: list[Delta] = []

@@ -1,9 +1,13 @@
 import asyncio
 import logging
+import os
 import re
+import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
@@ -22,6 +26,7 @@ from agentrl.rollout.worker.sampler_process import sampler_metrics
 from agentrl.rollout.worker.sampling_loop import LoopTimes, SamplingLoop
 from agentrl.schema import MCPTask, Run, SamplerInfo, Score, rebuild_prompts, utc_now
 from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -340,6 +345,38 @@ async def test_a_sampler_that_comes_first_waits_for_run_server_and_tasks(
     assert {"no_run", "no_server", "no_task"} <= info.seconds_waiting.keys()
 
 
+async def test_a_sampler_without_a_live_server_says_so_at_once_and_every_half_minute(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO)
+    passed = 0.0
+    monkeypatch.setattr(
+        "agentrl.rollout.worker.claim_limits.time.monotonic", lambda: time.perf_counter() + passed
+    )
+
+    def said() -> list[float]:
+        return [
+            line.created for line in caplog.records if "no inference server" in line.getMessage()
+        ]
+
+    await store.runs.create(Run(name="test", admitted_groups=10))
+    with serve_script(renderer, look_then_answer) as engine:
+        async with open_play(store, engine, None) as context:
+            loop, stop = SamplingLoop(context, "tester", MCPSampler), asyncio.Event()
+            began = time.time()
+            job = asyncio.create_task(loop.run(stop, asyncio.Event()))
+            await wait_for(lambda: len(said()) == 1)
+            assert said()[0] - began < 2
+            passed = LoopTimes().log_waiting + 1
+            await wait_for(lambda: len(said()) == 2)
+            stop.set()
+            await asyncio.wait_for(job, WAIT_SECONDS)
+    assert LoopTimes().log_waiting <= 30
+
+
 async def test_a_completed_run_ends_the_sampler(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
@@ -390,6 +427,39 @@ async def test_a_stop_releases_running_slots_without_counting_an_attempt(
     assert record is not None
     assert [attempt.ended_by for attempt in record.attempts] == ["released"]
     assert record.lease is None
+
+
+async def test_an_attempt_that_a_dead_database_ends_does_not_count(
+    renderer: Renderer,
+    tools_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("agentrl.store.database.RETRY_DELAYS_SECONDS", (0.1,))
+    gate = threading.Event()
+    with (
+        serve_script(renderer, look_then_answer, gate=gate) as engine,
+        EmbeddedMongo(tmp_path / "mongo") as mongo,
+    ):
+        async with TrajectoryStore.connect(mongo.uri("run")) as store:
+            await store.ensure_schema()
+            await begin_run(store, engine, task(0))
+            async with (
+                open_play(store, engine, tools_url, rollout=RolloutSection(max_attempts=1)) as play,
+                running(play) as (_, _),
+            ):
+                await until(store, running=2)
+                await wait_for(lambda: len(engine.requests) > 1)
+                os.kill(mongo.pid, signal.SIGKILL)
+                gate.set()
+                await wait_for(lambda: "released (append a turn: MongoDB" in caplog.text)
+                mongo.stop()
+                mongo.start()
+                await until(store, scored=2)
+            records = await store.records.of_task("train/0/q0")
+    ends = [attempt.ended_by for record in records for attempt in record.attempts]
+    assert "error" not in ends
 
 
 async def test_running_rollouts_get_the_drain_time(

@@ -1,0 +1,105 @@
+"""The writes of one rollout: its turns in their order, and what is known of them later.
+
+In: turns whose place is not known yet, results of their tools, rewards. Out: durable turns. Each write
+runs in a task of its own, so that a caller who is cancelled takes no turn along. Knows the store;
+servers and prompts are the sampler's.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.schema import DispatchedSamplingTask, Record, ToolResult
+from agentrl.store import TrajectoryStore
+
+
+class TurnWrites:
+    """Writes the turns of one attempt.
+
+    Args:
+        store: of the run.
+        record: the claimed slot.
+
+    Attributes:
+        turns: the acknowledged turns, in order.
+    """
+
+    def __init__(self, store: TrajectoryStore, record: Record) -> None:
+        self.turns: list[DispatchedSamplingTask] = []
+        self._store = store
+        self._record = record
+        self._appending = asyncio.Lock()
+        self._appends: set[asyncio.Task[DispatchedSamplingTask]] = set()
+        self._additions: list[asyncio.Task[None]] = []
+
+    async def append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
+        """Store a turn as the next one; the write goes on when the caller is cancelled.
+
+        Returns:
+            The turn with its id and its index.
+        """
+        write = asyncio.create_task(self._append(turn))
+        self._appends.add(write)
+        write.add_done_callback(self._forget)
+        return await asyncio.shield(write)
+
+    def attach_results(self, results: Sequence[ToolResult], index: int) -> None:
+        """Store the tool results of a turn; the next turn, and `finish`, wait for it."""
+        turn = self.turns[index]
+        if turn.tool_results == tuple(results):
+            return  # resumed together with its turn
+        turn = turn.model_copy(update={"tool_results": tuple(results)})
+        self.turns[index] = turn
+        writing = self._store.turns.set_tool_results(
+            turn.id, self._record.id, self._record.fence, turn.tool_results
+        )
+        self._additions.append(asyncio.create_task(writing))
+
+    def reward(self, rewards: Mapping[int, float]) -> None:
+        """Store what turns earned, by their index; the next turn, and `finish`, wait for it."""
+        if not rewards:
+            return
+        by_id = {}
+        for index, reward in rewards.items():
+            self.turns[index] = self.turns[index].model_copy(update={"reward": reward})
+            by_id[self.turns[index].id] = reward
+        writing = self._store.turns.set_rewards(by_id, self._record.id, self._record.fence)
+        self._additions.append(asyncio.create_task(writing))
+
+    async def finish(self) -> None:
+        """Wait until every write is durable."""
+        for write in tuple(self._appends):
+            await write
+        await self._flush()
+
+    async def discard(self) -> None:
+        """Cancel the writes under way, and wait for their end."""
+        writes: list[asyncio.Task[Any]] = [*self._appends, *self._additions]
+        self._additions = []
+        for write in writes:
+            write.cancel()
+        await asyncio.gather(*writes, return_exceptions=True)
+
+    def _forget(self, write: asyncio.Task[DispatchedSamplingTask]) -> None:
+        self._appends.discard(write)
+        if not write.cancelled():
+            write.exception()  # retrieved, or asyncio would log it as never retrieved
+
+    async def _append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
+        # Serialized: a turn's index is its position among the acknowledged turns.
+        async with self._appending:
+            index = len(self.turns)
+            turn_id = f"{self._record.id}/{self._record.fence}/{index}"
+            turn = turn.model_copy(update={"id": turn_id, "index": index})
+            if self._additions:
+                await asyncio.sleep(0)  # their writes have begun: this turn carries them
+            await self._store.turns.append(turn, self._record.fence)
+            self.turns.append(turn)
+            await self._flush()
+        return turn
+
+    async def _flush(self) -> None:
+        while self._additions:
+            # It stays in the list while it runs: if it fails, `discard` ends the others.
+            await self._additions[0]
+            del self._additions[0]

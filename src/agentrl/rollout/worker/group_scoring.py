@@ -1,0 +1,73 @@
+"""Scores by a scorer that sees the whole group: decided once, when the last try has ended.
+
+Every attempt asks for its own score. The one that finds all tries ended has the group judged and
+keeps the verdict with the Task before any Record has a score, so that a crash in between, or a second
+process that judges at the same moment, cannot mix two verdicts.
+"""
+
+from typing import Self
+
+from agentrl.rollout.context import RolloutContext
+from agentrl.schema import MCPTask, Record, Score, Task
+
+_UNDER_WAY = frozenset({"pending", "running"})
+
+
+class GroupVerdict:
+    """The scores of all tries of a task, as the attempt at one of them needs them.
+
+    Args:
+        context: clients and settings of the process.
+        task: its scorer sees the whole group.
+    """
+
+    def __init__(self, context: RolloutContext, task: MCPTask) -> None:
+        self._context = context
+        self._task = task
+        self._scores: dict[int, Score] = {}
+
+    @classmethod
+    def of(cls, context: RolloutContext, task: Task) -> Self | None:
+        """Return the verdict on a task whose tries are judged together; None for any other."""
+        if isinstance(task, MCPTask) and context.scoring.sees_group(context.scorer_of(task)):
+            return cls(context, task)
+        return None
+
+    async def score_of(self, record: Record) -> Score | None:
+        """Return a finished Record's score; None while other tries of its group are under way.
+
+        Raises:
+            ScoringError: the scorer could not decide.
+            StoreError: the store failed.
+        """
+        store, task = self._context.store, self._task
+        records = await store.records.of_task(task.id)
+        if any(one.status in _UNDER_WAY for one in records):
+            return None
+        self._scores = await store.scores.of_group(task.id)
+        if not self._scores:
+            played = [one for one in records if one.outcome is not None]
+            judged = task.model_copy(update={"scorer": self._context.scorer_of(task)})
+            scores = await self._context.scoring.score_group(judged, played)
+            by_try = {one.traj_id: score for one, score in zip(played, scores, strict=True)}
+            self._scores = await store.scores.decide_group(task.id, by_try)
+        return self._scores[record.traj_id]
+
+    async def score_waiting(self) -> int:
+        """Give the Records of a decided group their scores where nobody holds them.
+
+        Call it after the attempt's own Record has its score or waits: whoever decided the group
+        meanwhile could not score a Record that was held.
+
+        Returns:
+            How many got theirs here; those that are held get it from their holders.
+        """
+        store, task_id = self._context.store, self._task.id
+        scores = self._scores or await store.scores.of_group(task_id)
+        if not scores:
+            return 0
+        num_scored = 0
+        for one in await store.records.of_task(task_id):
+            if one.status == "finished" and one.traj_id in scores:
+                num_scored += await store.scores.set_waiting(one.id, scores[one.traj_id])
+        return num_scored
