@@ -19,14 +19,14 @@ import urllib.error
 import urllib.request
 from typing import Any, TextIO
 
-from environment_kinds import KINDS, Mistake  # type: ignore[import-not-found]
+from environment_kinds import (  # type: ignore[import-not-found]
+    KINDS,
+    Mistake,
+    NothingMoreIsSaid,
+)
 
 _MAX_WORDS = 300
 _LIMITS = ("turns_limit", "time_limit", "context_length_exceeded")
-
-
-class _NothingMoreIsSaid(Exception):
-    """The model may say nothing more in this rollout."""
 
 
 class _ModelAtEndpoint:
@@ -51,7 +51,7 @@ class _ModelAtEndpoint:
         except urllib.error.HTTPError as error:
             said = json.loads(error.read())["error"]
             if said["code"] in _LIMITS:
-                raise _NothingMoreIsSaid from None
+                raise NothingMoreIsSaid from None
             raise ConnectionError(said["message"]) from None
         return message
 
@@ -74,17 +74,17 @@ class _Host:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._made is None:
             return self._failure
-        if "describe" in request:
-            return {"size": self._made.size}
-        if "rows" in request:
-            return {"rows": [self._made.row(number) for number in request["rows"]]}
         try:
+            if "describe" in request:
+                return {"size": self._made.size}
+            if "rows" in request:
+                return {"rows": [self._made.row(number) for number in request["rows"]]}
             return {
                 "result": self._made.play(request["play"], _ModelAtEndpoint(request["endpoint"]))
             }
-        except _NothingMoreIsSaid:
+        except NothingMoreIsSaid:
             return {"result": {"answer": None}}
-        except Exception as error:  # noqa: BLE001  (the attempt fails with it, not the process)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the attempt fails with it)
             traceback.print_exc()
             return {"error": _in_words(error)}
 
@@ -112,8 +112,12 @@ def main() -> None:
 
 
 def _send(replies: TextIO, lock: threading.Lock, reply: dict[str, Any]) -> None:
+    try:
+        text = json.dumps(reply, default=float)
+    except (TypeError, ValueError, RecursionError) as error:
+        text = json.dumps({"id": reply["id"], "error": f"what it said is no JSON: {error}"})
     with lock:
-        replies.write(json.dumps(reply, default=float) + "\n")
+        replies.write(text + "\n")
         replies.flush()
 
 

@@ -28,6 +28,19 @@ from typing import Any, Protocol
 
 _MAX_SHOWN = 3
 _DEFAULT_SIZE = 500
+_MAX_SHELL_CHARS, _MAX_COMMAND_BYTES = 8000, 100_000
+_SHELL = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Runs a command of the shell; files stay, the directory starts anew.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}},
+            "required": ["command"],
+        },
+    },
+}
 _CAPACITY_SECONDS, _MAX_CAPACITY_WAITS = 0.5, 1200
 
 
@@ -38,8 +51,12 @@ class ModelOfRollout(Protocol):
     """`base_url`, `model` and `api_key` of a client of its own."""
 
     def __call__(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        """Return the model's message."""
+        """Return the model's message; raises `NothingMoreIsSaid` at the rollout's limits."""
         ...
+
+
+class NothingMoreIsSaid(Exception):
+    """The model may say nothing more in this rollout."""
 
 
 class Mistake(Exception):
@@ -59,16 +76,18 @@ class ReasoningGym:
         self.size = args.setdefault("size", _DEFAULT_SIZE)
         self._data = gym.create_dataset(name, **args)
         self._words = importlib.import_module("reasoning_gym.utils")
+        self._system_prompt = self._words.SYSTEM_PROMPTS["default"]
 
     def row(self, number: int) -> dict[str, Any]:
         """Describe a task."""
         entry = self._data[number]
-        return {"query": entry["question"], "answer": entry["answer"]}
+        told = {"query": entry["question"], "system_prompt": self._system_prompt}
+        return {**told, "answer": entry["answer"]}
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Play a task."""
         entry = self._data[number]
-        system = {"role": "system", "content": self._words.SYSTEM_PROMPTS["default"]}
+        system = {"role": "system", "content": self._system_prompt}
         reply = chat([system, {"role": "user", "content": entry["question"]}])
         answer = self._words.extract_answer(reply["content"] or "")
         return {"answer": answer, "reward": self._data.score_answer(answer, entry)}
@@ -148,6 +167,9 @@ class Verifiers:
         errors = [*episode.errors, *(one for trace in episode.traces for one in trace.errors)]
         if errors or not episode.traces:
             return {"answer": None, "error": errors[-1].message if errors else "no agent ran"}
+        if len(episode.traces) > 1:
+            agents = len(episode.traces)
+            return {"answer": None, "error": f"its episode has {agents} agents; one is trained"}
         trace = episode.traces[0]
         metrics = {key: found.value for key, found in trace.rewards.items() if found is not None}
         metrics |= {key: value for key, value in trace.metrics.items() if value is not None}
@@ -163,6 +185,8 @@ class OpenEnv:
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         self._client = importlib.import_module("openenv.core.generic_client").GenericEnvClient
         self._url = name.rstrip("/")
+        if not self._url.startswith(("http://", "https://")):
+            raise Mistake("expected an address, as in openenv:http://127.0.0.1:8000")
         self.size, self._seed = _taken(args, "size", _DEFAULT_SIZE), _taken(args, "seed", 0)
         _check_arguments(args, {"size": 0, "seed": 0})
         self._schema = _schema_of_actions(self._url)
@@ -174,10 +198,10 @@ class OpenEnv:
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Play a task."""
         asked = f"Reply with an action, as JSON of this schema: {json.dumps(self._schema)}"
-        messages, rewards = [{"role": "system", "content": asked}], []
+        messages, rewards = [{"role": "system", "content": asked}], list[float | None]()
         env, state = self._begun(number)
-        seen = state.observation
-        with contextlib.closing(env):
+        seen, answer = state.observation, None
+        with contextlib.closing(env), contextlib.suppress(NothingMoreIsSaid):
             while not state.done:
                 messages.append({"role": "user", "content": json.dumps(seen)})
                 messages.append(chat(messages))
@@ -188,10 +212,12 @@ class OpenEnv:
                     if "VALIDATION_ERROR" not in str(error):
                         raise
                     state.reward, seen = 0.0, {"error": "that is no action of the schema"}
-                rewards.append(state.reward or 0.0)
-        metrics = {"return": sum(rewards), "actions": len(rewards)}
-        *steps, last = rewards or [0.0]
-        answer = messages[-1]["content"]
+                rewards.append(state.reward)
+            answer = messages[-1]["content"]
+        metrics = {"return": sum(one or 0.0 for one in rewards), "actions": len(rewards)}
+        *steps, last = rewards or [None]
+        if last is None and any(one is not None for one in steps):
+            last = 0.0  # the steps had it all
         return {"answer": answer, "reward": last, "step_rewards": steps, "metrics": metrics}
 
     def _begun(self, number: int) -> tuple[Any, Any]:
@@ -210,12 +236,72 @@ class OpenEnv:
         raise TimeoutError(f"{self._url} has had no session free")
 
 
+class Harbor:
+    """`harbor:FOLDER?runtime=docker`: tasks in Harbor's format; the policy has a shell, tests pay."""
+
+    def __init__(self, name: str, args: dict[str, Any]) -> None:
+        self._args = {"runtime": "docker", "skip_build": False}
+        _check_arguments(args, self._args)
+        self._args |= args
+        load = importlib.import_module("agentrl.environments.harbor_tasks").load_tasks
+        try:
+            self._tasks = load(name, **self._args)
+        except ValueError as error:
+            raise Mistake(str(error)) from None
+        self.size, self._root = len(self._tasks), os.path.abspath(name)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Describe a task."""
+        task = self._tasks[number]
+        place = os.path.relpath(task.folder, os.path.dirname(self._root))
+        return {"id": place, "query": task.instruction, "tags": task.tags}
+
+    def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
+        """Play a task."""
+        task, answer, truncated, num_commands = self._tasks[number], None, False, 0
+        messages: list[dict[str, Any]] = [{"role": "user", "content": task.instruction}]
+        until = time.monotonic() + task.agent_seconds
+        with task.open(self._args["runtime"]) as box:
+            with contextlib.suppress(NothingMoreIsSaid):
+                while answer is None and not truncated:
+                    messages.append(chat(messages, tools=[_SHELL]))
+                    calls = messages[-1].get("tool_calls") or ()
+                    for call in calls:
+                        said = run_call(box, call, until - time.monotonic())
+                        told = {"role": "tool", "tool_call_id": call["id"], "content": said}
+                        messages.append(told)
+                    num_commands += len(calls)
+                    answer = None if calls else messages[-1]["content"] or ""
+                    truncated = time.monotonic() > until
+            reward, metrics = task.reward(box)
+        metrics |= {"commands": num_commands}
+        return {"answer": answer, "reward": reward, "metrics": metrics, "truncated": truncated}
+
+
 KINDS: dict[str, type[Any]] = {
     "reasoning_gym": ReasoningGym,
     "textarena": TextArena,
     "verifiers": Verifiers,
     "openenv": OpenEnv,
+    "harbor": Harbor,
 }
+
+
+def run_call(box: Any, call: Mapping[str, Any], seconds: float) -> str:
+    """Run the command of a tool call; return what the policy is told."""
+    try:
+        command = str(json.loads(call["function"]["arguments"])["command"])
+        num_bytes = len(command.encode())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 'wrong call; the arguments are {"command": "..."}'
+    if num_bytes > _MAX_COMMAND_BYTES or "\0" in command:
+        return (
+            f"no such command can be run: at most {_MAX_COMMAND_BYTES:,} bytes, and none of them 0"
+        )
+    status, said = box.shell(command, max(1.0, seconds))
+    if len(said) > _MAX_SHELL_CHARS:
+        said = f"{said[: _MAX_SHELL_CHARS // 2]}\n...\n{said[-_MAX_SHELL_CHARS // 2 :]}"
+    return said if status == 0 else f"{said}\n(exit status {status})"
 
 
 def _schema_of_actions(url: str) -> dict[str, Any]:
@@ -232,7 +318,7 @@ def _as_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
     try:
         action = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         action = text.strip()
     if isinstance(action, dict):
         return action

@@ -4,6 +4,7 @@ It lists tasks and plays them; the model that plays is reached through a rollout
 Knows no store and no samplers.
 """
 
+import asyncio
 import json
 import os
 from collections.abc import Sequence
@@ -14,11 +15,14 @@ from typing import Any, Self
 from agentrl.config.sections import DataSection
 from agentrl.environments.environment_uri import EnvironmentUri
 from agentrl.errors import AgentError, AgentWorkerError, ConfigError
+from agentrl.runtime.printable import one_line
 from agentrl.runtime.request_process import RequestProcess
 from agentrl.schema import AgentResult
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 START_SECONDS = 120.0
+MAX_TASKS = 1_000_000
+_MAX_WORDS = 400
 _HOST = Path(__file__).with_name("environment_host.py")
 _INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH"),
@@ -45,8 +49,9 @@ class EnvironmentProcess:
         quiet: bool = False,
     ) -> None:
         self._uri = uri
-        self._flag = flag
+        self._where = f"{flag} {uri.env_id}"
         self._python = uri.python(section.env_python)
+        self._is_ready = False
         names = (*_INHERITED, *section.env_variables)
         self._process = RequestProcess(
             f"the process of {uri.env_id}",
@@ -76,16 +81,44 @@ class EnvironmentProcess:
         Raises:
             ConfigError: its package is not installed, or the user named something that is not there.
         """
-        return int(self._asked({"describe": True})["size"])
+        size = self._asked({"describe": True}).get("size")
+        if type(size) is not int or not 0 < size <= MAX_TASKS:
+            raise ConfigError(
+                f"{self._where}: it has {one_line(str(size), 40)} tasks; expected 1 to {MAX_TASKS:,}"
+            )
+        return size
 
-    def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def rows(self, numbers: Sequence[int]) -> list[Any]:
         """Return tasks by their numbers: `query`, and what else the environment says of them.
 
         Raises:
             ConfigError: see `size`.
         """
-        rows: list[dict[str, Any]] = self._asked({"rows": list(numbers)})["rows"]
+        rows = self._asked({"rows": list(numbers)}).get("rows")
+        if not isinstance(rows, list) or len(rows) != len(numbers):
+            raise ConfigError(f"{self._where}: {len(numbers)} tasks were asked for, others came")
         return rows
+
+    async def ready(self) -> None:
+        """Wait until it has loaded; one that cannot is ended, so that another one can be tried.
+
+        Raises:
+            AgentError: it cannot, or takes too long.
+        """
+        if self._is_ready:
+            return
+        words = f"it does not start within {START_SECONDS:g} s"
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                words = self._in_words(await self._process.ask({"describe": True}))
+        except AgentWorkerError as error:
+            words = str(error)
+        except TimeoutError:
+            pass
+        if words:
+            await asyncio.to_thread(self.close)
+            raise AgentError(f"{self._uri.env_id} failed: {words}")
+        self._is_ready = True
 
     async def play(self, row: int, endpoint: AgentEndpoint) -> AgentResult:
         """Play a task with the model at an endpoint.
@@ -94,26 +127,29 @@ class EnvironmentProcess:
             AgentError: the environment failed, which says nothing of the model.
         """
         reply = await self._process.ask({"play": row, "endpoint": asdict(endpoint)})
-        if "result" not in reply:
-            raise AgentError(f"{self._uri.env_id} failed: {self._in_words(reply)}")
-        return AgentResult(**reply["result"])
+        try:
+            return AgentResult(**reply["result"])
+        except (KeyError, TypeError) as error:  # it is none, or of another form
+            words = self._in_words(reply) or f"it said nothing of the rollout ({error})"
+            raise AgentError(f"{self._uri.env_id} failed: {words}") from None
 
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
-        where = f"{self._flag} {self._uri.env_id}"
         try:
             reply = self._process.ask_and_wait(request, START_SECONDS)
         except AgentWorkerError as error:
-            raise ConfigError(f"{where}: {error}") from error
+            raise ConfigError(f"{self._where}: {error}") from error
         except TimeoutError:
-            raise ConfigError(f"{where}: it does not start within {START_SECONDS:g} s") from None
+            raise ConfigError(
+                f"{self._where}: it does not start within {START_SECONDS:g} s"
+            ) from None
         words = self._in_words(reply)
         if words:
-            raise ConfigError(f"{where}: {words}")
+            raise ConfigError(f"{self._where}: {words}")
         return reply
 
     def _in_words(self, reply: dict[str, Any]) -> str:
         """Return why an environment failed; empty where it did not."""
-        missing = str(reply.get("missing", ""))
+        missing = one_line(str(reply.get("missing", "")), _MAX_WORDS)
         if missing.partition(".")[0] == self._uri.kind:
             return (
                 f"{missing} is not installed for {self._python}; install it by "
@@ -121,7 +157,7 @@ class EnvironmentProcess:
             )
         if missing:
             return f"it needs {missing}, which is not installed for {self._python}"
-        return str(reply.get("mistake") or reply.get("error") or "")
+        return one_line(str(reply.get("mistake") or reply.get("error") or ""), _MAX_WORDS)
 
 
 def _environment(names: Sequence[str], python: str) -> dict[str, str]:

@@ -24,7 +24,8 @@ PACKAGES = {
     "verifiers": "verifiers==0.4.0 uv",  # its harnesses are programs that uv runs
     "openenv": "openenv-core==0.3.0",
 }
-"""The kinds, and the package that each needs."""
+"""The kinds that need a package, and the package."""
+KINDS = (*PACKAGES, "harbor")
 _SEEDED = frozenset({"reasoning_gym", "textarena", "openenv"})
 _NO_ID = re.compile(r"[^\w.-]+")
 PLACE = Path(".agentrl/environments")
@@ -48,11 +49,11 @@ class EnvironmentUri:
         """
         kind, _, rest = text.partition(":")
         name, _, query = rest.partition("?")
-        if kind not in PACKAGES:
-            near = get_close_matches(kind, PACKAGES, n=1)
+        if kind not in KINDS:
+            near = get_close_matches(kind, KINDS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"{flag} {text}: unknown kind {kind!r}{hint} (known: {', '.join(PACKAGES)}); write "
+                f"{flag} {text}: unknown kind {kind!r}{hint} (known: {', '.join(KINDS)}); write "
                 "KIND:NAME"
             )
         if not name:

@@ -1,0 +1,253 @@
+"""Where the commands of a policy run: processes with a root of their own, or Docker containers.
+
+Both keep files from one command to the next, and nothing else: every command starts in the sandbox's
+directory. Neither has a network unless it is given one, nor anything of our environment variables.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Protocol, Self
+
+from agentrl.errors import AgentError, ConfigError
+from agentrl.runtime.confinement import Confinement, confinement_gap
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/etc", "/dev", "/proc")
+"""Where a process sees what this machine has."""
+_MAX_OUTPUT, _CHUNK_BYTES = 1 << 20, 1 << 16
+_LAST_WORDS_SECONDS = 2.0
+_DOCKER_SECONDS = 60.0
+_TIMED_OUT = 124
+"""Exit status of a command that took too long, as of `timeout`."""
+
+
+class Sandbox(Protocol):
+    """Runs commands, and keeps files between them (context manager)."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def shell(
+        self, command: str, seconds: float, variables: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        """Run a command of the shell; return its exit status and what it printed."""
+        ...
+
+    def put(self, source: Path, target: str) -> None:
+        """Copy a file, or all files of a folder, to a path of the sandbox."""
+        ...
+
+    def read(self, path: str) -> str | None:
+        """Return a file's text; None where there is none."""
+        ...
+
+
+def check_processes() -> None:
+    """Refuse a machine on which processes cannot be kept apart.
+
+    Raises:
+        ConfigError: it has no namespaces.
+    """
+    gap = confinement_gap()
+    if gap is not None:
+        raise ConfigError(
+            f"runtime=process: the policy's commands would reach all of this machine ({gap})"
+        )
+
+
+def check_docker() -> None:
+    """Refuse a machine without Docker.
+
+    Raises:
+        ConfigError: its program is missing, or its service does not answer.
+    """
+    problem = "there is no program docker"
+    if shutil.which("docker") is not None:
+        status, said = _run(["docker", "version", "--format", "{{.Server.Version}}"], 10.0)
+        problem = "" if status == 0 else (said.strip().splitlines() or ["it does not answer"])[-1]
+    if problem:
+        raise ConfigError(
+            f"Docker cannot be used here ({problem}); ?runtime=process plays tasks without it"
+        )
+
+
+class ProcessSandbox:
+    """Processes that see the machine's programs, and directories of their own at the paths of a container.
+
+    Each directory at the top that something is copied to, or that commands start in, is one of these.
+    """
+
+    def __init__(
+        self, directory: str, variables: Mapping[str, str], *, memory_mb: int, network: bool
+    ) -> None:
+        self._files = tempfile.TemporaryDirectory(prefix="agentrl-harbor-")
+        self._root = Path(self._files.name)
+        self._directory = directory
+        self._variables = {"PATH": _PATH, "HOME": "/root", "TERM": "dumb", **variables}
+        self._memory_bytes, self._network = memory_mb << 20, network
+        (self._root / "empty").mkdir(mode=0o755)
+        for place in ("/tmp", "/root", "/logs/verifier", "/logs/agent", directory):
+            self._at(place).mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.cleanup()
+
+    def shell(
+        self, command: str, seconds: float, variables: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        """Run a command of the shell; return its exit status and what it printed."""
+        own = self._root / "files"
+        confinement = Confinement(
+            scratch=self._root / "empty",
+            memory_bytes=self._memory_bytes,
+            places={f"/{path.name}": path for path in own.iterdir()},
+            directory=self._directory,
+            network=self._network,
+        )
+        # Only within: the loader and Python heed variables as well, and start outside.
+        given = {**self._variables, **(variables or {})}
+        named = [f"{name}={value}" for name, value in given.items()]
+        words = confinement.command(["env", *named, "bash", "-c", command])
+        return _run(words, seconds, {"PATH": _PATH})
+
+    def put(self, source: Path, target: str) -> None:
+        """Copy a file, or all files of a folder, to a path of the sandbox."""
+        place = self._at(target)
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("Dockerfile") if source.name == "environment" else None
+            shutil.copytree(source, place, dirs_exist_ok=True, ignore=ignored)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, place)
+
+    def read(self, path: str) -> str | None:
+        """Return a file's text; None where there is none."""
+        # Its directories are the policy's: a link there may lead to a file of this machine.
+        status, text = self.shell(f"cat {path} 2>/dev/null", _DOCKER_SECONDS)
+        return text if status == 0 else None
+
+    def _at(self, path: str) -> Path:
+        return self._root / "files" / path.strip("/")
+
+
+class DockerSandbox:
+    """One container.
+
+    Args:
+        image: an image's name, or the folder that it is built from.
+        directory: where commands start; the image's own by default.
+        variables: further variables.
+        memory_mb: bound on its memory.
+        num_cpus: bound on its processors.
+        network: whether it has one.
+        build_seconds: how long building the image may take.
+    """
+
+    def __init__(
+        self,
+        image: str | Path,
+        directory: str | None,
+        variables: Mapping[str, str],
+        *,
+        memory_mb: int,
+        num_cpus: float,
+        network: bool,
+        build_seconds: float,
+    ) -> None:
+        name = image if isinstance(image, str) else _built(image, build_seconds)
+        words = ["docker", "run", "--detach", "--rm", "--cap-drop=ALL"]
+        words += ["--cap-add=CHOWN", "--cap-add=DAC_OVERRIDE", "--cap-add=FOWNER"]
+        words += [f"--memory={memory_mb}m", f"--cpus={num_cpus:g}", "--pids-limit=512"]
+        words += [f"--network={'bridge' if network else 'none'}"]
+        words += [f"--workdir={directory}"] if directory else []
+        words += [f"--env={key}={value}" for key, value in variables.items()]
+        self._id = _docker([*words, "--entrypoint=sleep", name, "infinity"], build_seconds).strip()
+        self.shell("mkdir -p /logs/verifier /logs/agent", _DOCKER_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _run(["docker", "rm", "--force", self._id], _DOCKER_SECONDS)
+
+    def shell(
+        self, command: str, seconds: float, variables: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        """Run a command of the shell; return its exit status and what it printed."""
+        named = [f"--env={key}={value}" for key, value in (variables or {}).items()]
+        limit = ["timeout", "--kill-after=2", f"{seconds:.0f}"]
+        words = ["docker", "exec", *named, self._id, *limit, "bash", "-c", command]
+        return _run(words, seconds + _DOCKER_SECONDS)
+
+    def put(self, source: Path, target: str) -> None:
+        """Copy a file, or all files of a folder, to a path of the sandbox."""
+        folder = target if source.is_dir() else str(Path(target).parent)
+        self.shell(f"mkdir -p {folder}", _DOCKER_SECONDS)
+        given = f"{source}/." if source.is_dir() else str(source)
+        _docker(["docker", "cp", given, f"{self._id}:{target}"], _DOCKER_SECONDS)
+
+    def read(self, path: str) -> str | None:
+        """Return a file's text; None where there is none."""
+        status, text = self.shell(f"cat {path} 2>/dev/null", _DOCKER_SECONDS)
+        return text if status == 0 else None
+
+
+def _built(context: Path, seconds: float) -> str:
+    """Build an image, named after its folder's content as Docker's cache has it; return its id."""
+    tag = f"agentrl-harbor:{hashlib.blake2b(str(context).encode(), digest_size=8).hexdigest()}"
+    _docker(["docker", "build", "--quiet", f"--tag={tag}", str(context)], seconds)
+    return tag
+
+
+def _docker(words: Sequence[str], seconds: float) -> str:
+    status, said = _run(words, seconds)
+    if status != 0:
+        last = (said.strip().splitlines() or ["it printed nothing"])[-1]
+        raise AgentError(f"`{' '.join(words[:2])}` failed: {last}")
+    return said
+
+
+def _run(
+    words: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a program; return its exit status and the end of what it printed."""
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        start_new_session=True,
+    ) as process:
+        end = bytearray()
+        reading = threading.Thread(target=_read_end, args=(process.stdout, end), daemon=True)
+        reading.start()
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            status = _TIMED_OUT
+        reading.join(_LAST_WORDS_SECONDS)
+        return status, bytes(end).decode(errors="replace")
+
+
+def _read_end(output: BinaryIO, end: bytearray) -> None:
+    """Keep the last of what a program prints, however much that is."""
+    with contextlib.suppress(ValueError, OSError):  # it was closed: something else holds the pipe
+        while chunk := output.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
+            end += chunk
+            del end[:-_MAX_OUTPUT]

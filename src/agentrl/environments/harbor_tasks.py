@@ -1,0 +1,226 @@
+"""Tasks in Harbor's format (`task.toml`, `instruction.md`, `environment/`, `tests/`), read from a folder.
+
+In goes a folder with one task or many; out come `HarborTask`s, or a `ConfigError` of one line. The
+reader is ours because Harbor's own package needs a newer Python than AgentRL and brings a client for
+every cloud; it takes what a task of one step and one container says (schema 1.0 to 1.4).
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.environments.harbor_format import (
+    Dockerfile,
+    Table,
+    check_own,
+    read_dockerfile,
+    read_text,
+)
+from agentrl.environments.harbor_sandboxes import (
+    PROGRAMS,
+    DockerSandbox,
+    ProcessSandbox,
+    Sandbox,
+    check_docker,
+    check_processes,
+)
+from agentrl.errors import AgentError, ConfigError
+
+_MAX_DEPTH = 6
+_CLEARING_SECONDS = 30.0
+_DEFAULT_SECONDS, _MAX_SECONDS = 600.0, 86_400.0
+_MAX_CPUS = 1024.0
+_IMAGE = re.compile(r"[a-z0-9][\w./:@-]*", re.ASCII)
+"""Names of images; anything else would be taken for an option of Docker's."""
+_REWARD, _REWARDS = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
+_VERIFIERS = ("/tests", "/logs")
+
+
+@dataclass(frozen=True)
+class HarborTask:
+    """One task."""
+
+    folder: Path
+    instruction: str
+    tags: tuple[str, ...]
+    agent_seconds: float
+    verifier_seconds: float
+    build_seconds: float
+    verifier_variables: Mapping[str, str]
+    variables: Mapping[str, str]
+    directory: str
+    """Where the policy's commands start."""
+    image: str | None
+    """A ready image, which need not be built."""
+    memory_mb: int
+    num_cpus: float
+    has_network: bool
+    copied: Sequence[tuple[Path, str]]
+    """What a Dockerfile copies, or without one all files of `environment/`."""
+
+    def open(self, runtime: str) -> Sandbox:
+        """Start the task's sandbox; the caller closes it."""
+        if runtime == "process":
+            box = ProcessSandbox(
+                self.directory,
+                self.variables,
+                memory_mb=self.memory_mb,
+                network=self.has_network,
+            )
+            for source, target in self.copied:
+                box.put(source, target)
+            return box
+        context = self.folder / "environment"
+        return DockerSandbox(
+            self.image or context,
+            self.directory if self.image else None,
+            self.variables,
+            memory_mb=self.memory_mb,
+            num_cpus=self.num_cpus,
+            network=self.has_network,
+            build_seconds=self.build_seconds,
+        )
+
+    def reward(self, box: Sandbox) -> tuple[float, dict[str, float]]:
+        """Run the verifier; return the reward and the figures beside it.
+
+        Raises:
+            AgentError: it gave no reward, which says nothing of the policy.
+        """
+        # What the policy left running, or wrote where the verifier writes, is not the verifier's.
+        box.shell("kill -9 -1", _CLEARING_SECONDS)
+        box.shell("rm -rf /logs/verifier /tests/*; mkdir -p /logs/verifier", _CLEARING_SECONDS)
+        box.put(self.folder / "tests", "/tests")
+        status, said = box.shell(
+            "bash /tests/test.sh", self.verifier_seconds, self.verifier_variables
+        )
+        text, figures = box.read(_REWARD), box.read(_REWARDS)
+        try:
+            given = json.loads(figures) if figures else {"reward": float(text or "")}
+            numbers = {
+                str(name): float(value)
+                for name, value in given.items()
+                if isinstance(value, int | float)
+            }
+            if text and "reward" not in numbers:
+                numbers["reward"] = float(text)
+            reward = numbers.pop("reward") if "reward" in numbers else numbers[_only(numbers)]
+            if not math.isfinite(reward):
+                raise ValueError(reward)
+        except (ValueError, AttributeError, KeyError, OverflowError, RecursionError):
+            last = (said.strip().splitlines() or ["it printed nothing"])[-1]
+            raise AgentError(
+                f"the verifier of {self.folder.name} wrote no reward to {_REWARD} or {_REWARDS} "
+                f"(status {status}: {last})"
+            ) from None
+        return reward, numbers
+
+
+def load_tasks(name: str, runtime: str, *, skip_build: bool) -> list[HarborTask]:
+    """Return the tasks of a folder, by their paths.
+
+    Args:
+        name: the folder of a task, or of folders with tasks.
+        runtime: `docker` or `process`.
+        skip_build: with `process`: play tasks whose Dockerfile runs commands, without these.
+
+    Raises:
+        ConfigError: there are none, one cannot be read, or the runtime cannot play it here.
+    """
+    checks = {"docker": check_docker, "process": check_processes}
+    if runtime not in checks:
+        raise ConfigError(f"runtime={runtime}: docker or process")
+    root = Path(name).expanduser()
+    if not root.is_dir():
+        raise ConfigError(f"there is no folder {root.absolute()}")
+    files = [path for path in root.rglob("task.toml") if not _is_hidden(path.relative_to(root))]
+    if not files:
+        raise ConfigError(f"no task.toml lies in {root.absolute()} or its folders")
+    tasks = []
+    for path in sorted(files):
+        context = path.parent / "environment"
+        dockerfile = read_dockerfile(context, root, is_built=runtime == "docker")
+        tasks.append(_read(path.parent, root, dockerfile))
+        if runtime == "process":
+            _check_unbuilt(tasks[-1], None if skip_build else dockerfile)
+    checks[runtime]()
+    return tasks
+
+
+def _read(folder: Path, root: Path, dockerfile: Dockerfile | None) -> HarborTask:
+    content = Table.of_file(folder / "task.toml", root)
+    instruction = read_text(folder / "instruction.md", root).strip()
+    verifier, agent = content.table("verifier"), content.table("agent")
+    environment, metadata = content.table("environment"), content.table("metadata")
+    if "steps" in content:
+        raise ConfigError(f"{folder}: it has several steps; tasks of one step are played")
+    if verifier.text("environment_mode") not in (None, "shared"):
+        raise ConfigError(
+            f"{folder}: its verifier wants a container of its own; `shared` is played"
+        )
+    context = folder / "environment"
+    if (context / "docker-compose.yaml").exists():
+        raise ConfigError(f"{folder}: it has several services; tasks of one container are played")
+    if not (folder / "tests/test.sh").is_file():
+        raise ConfigError(f"{folder}: there is no tests/test.sh, which gives the reward")
+    image = environment.text("docker_image")
+    if image is not None and not _IMAGE.fullmatch(image):
+        raise ConfigError(
+            f"{folder / 'task.toml'}: environment.docker_image: {image[:40]!r} is no name of an image"
+        )
+    check_own(folder / "tests", root)
+    if context.exists():
+        check_own(context, root)
+    directory = environment.place("workdir") or (dockerfile.directory if dockerfile else "/")
+    directory = "/app" if directory == "/" else directory
+    whole = [(context, directory)] if context.is_dir() else []
+    return HarborTask(
+        folder=folder.absolute(),
+        instruction=instruction,
+        tags=tuple(filter(None, (metadata.text(name) for name in ("category", "difficulty")))),
+        agent_seconds=agent.number("timeout_sec", _DEFAULT_SECONDS, _MAX_SECONDS),
+        verifier_seconds=verifier.number("timeout_sec", _DEFAULT_SECONDS, _MAX_SECONDS),
+        build_seconds=environment.number("build_timeout_sec", _DEFAULT_SECONDS, _MAX_SECONDS),
+        verifier_variables=verifier.variables("env"),
+        variables=environment.variables("env") | dict(dockerfile.variables if dockerfile else {}),
+        directory=directory,
+        image=image,
+        memory_mb=environment.megabytes("memory_mb", "memory", "2G"),
+        num_cpus=environment.number("cpus", 1.0, _MAX_CPUS),
+        has_network=_has_network(agent, environment),
+        copied=dockerfile.copied if dockerfile else whole,
+    )
+
+
+def _has_network(agent: Table, environment: Table) -> bool:
+    """Return whether the policy's commands reach the network; an allowlist is taken for none."""
+    mode = agent.text("network_mode") or environment.text("network_mode")
+    return "allow_internet" in environment if mode is None else mode == "public"
+
+
+def _check_unbuilt(task: HarborTask, dockerfile: Dockerfile | None) -> None:
+    """Refuse a task that processes cannot play, or whose container has to be built."""
+    if dockerfile is not None and dockerfile.needs_docker:
+        raise ConfigError(
+            f"{task.folder / 'environment/Dockerfile'}: `{dockerfile.needs_docker}` needs Docker; "
+            "runtime=process&skip_build=true plays it with this machine's programs instead"
+        )
+    for place in (task.directory, *(target for _, target in task.copied)):
+        if place.startswith(PROGRAMS) or place == "/":
+            raise ConfigError(
+                f"{task.folder}: {place} is this machine's own with runtime=process; it needs Docker"
+            )
+        if place.startswith(_VERIFIERS):
+            raise ConfigError(f"{task.folder}: {place} is where its verifier reads and writes")
+
+
+def _only(numbers: Mapping[str, float]) -> str:
+    (name,) = numbers
+    return name
+
+
+def _is_hidden(path: Path) -> bool:
+    return len(path.parts) > _MAX_DEPTH or any(part.startswith(".") for part in path.parts)
