@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 NUM_STEPS = 2
 
 
-@pytest.mark.parametrize("mesh", ["", "--tp_size=2"])
+@pytest.mark.parametrize("mesh", ["", "--tp_size=2", "--pp_size=2"])
 async def test_two_ranks_broadcast_to_two_servers(
     mongod: EmbeddedMongo, model_path: Path, tmp_path: Path, mesh: str
 ) -> None:

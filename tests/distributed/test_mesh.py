@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from support.mesh_run import TRAINER, MeshCase
-from support.meshes import GROUPS, Outcome, run_group, write_models
+from support.meshes import GROUPS, Outcome, run_group
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("models"))
+    return tmp_path_factory.mktemp("models")
 
 
 def assert_same(outcome: Outcome) -> None:

@@ -135,8 +135,18 @@ async def test_two_ranks_in_bfloat16_see_the_same_gradients(
         ("dense", {}, {"tp_size": 2}, {"cp_size": 2}),
         ("dense", {"lora_rank": 4, "async_save": "true"}, {"tp_size": 2}, {"cp_size": 2}),
         ("moe", {}, {"ep_size": 2, "tp_size": 2}, {"ep_size": 2, "cpu_offload": "true"}),
+        ("dense", IN_CHUNKS, {"pp_size": 2}, {"cp_size": 2}),
+        ("dense", {"lora_rank": 4}, {"pp_size": 2, "cp_size": 2}, {"pp_size": 2}),
+        ("moe", {}, {"ep_size": 2, "tp_size": 2}, {"pp_size": 2, "max_tokens": 60}),
     ],
-    ids=["dense", "adapter-in-background", "moe"],
+    ids=[
+        "dense",
+        "adapter-in-background",
+        "moe",
+        "stages-in-chunks",
+        "stages-adapter",
+        "stages-moe",
+    ],
 )
 async def test_a_run_of_four_ranks_goes_on_with_two(
     mongod: EmbeddedMongo,
@@ -186,14 +196,17 @@ async def test_a_user_error_ends_all_ranks(
         start(uri, model_path, tmp_path, num_ranks=2)
 
 
-async def test_two_ranks_fine_tune_as_one_process_does(model_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_stages", [1, 2])
+async def test_two_ranks_fine_tune_as_one_process_does(
+    model_path: Path, tmp_path: Path, num_stages: int
+) -> None:
     talks = tmp_path / "talks.jsonl"
     lines = [
         {"messages": [{"role": "user", "content": "x" * n}, {"role": "assistant", "content": "y"}]}
         for n in (1, 30, 2, 3, 4, 5, 6, 9)
     ]
     talks.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for num_ranks in (1, 2):
+    for num_ranks, pp_size in ((1, 1), (2, num_stages)):
         start(
             "mongodb://127.0.0.1:1/unused",
             model_path,
@@ -203,7 +216,8 @@ async def test_two_ranks_fine_tune_as_one_process_does(model_path: Path, tmp_pat
             train_file=talks,
             eval_file=talks,
             eval_strategy="ends",
-            gradient_accumulation_steps=4 // num_ranks,
+            gradient_accumulation_steps=4 // (num_ranks // pp_size),
+            pp_size=pp_size,
             max_tokens=48,
         )
     alone, together = tmp_path / "1", tmp_path / "2"

@@ -7,18 +7,19 @@ The steps have token trees, shares of unequal size, a share with nothing in it, 
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.tiny_families import exact_everywhere
 from support.tiny_vision import VISION_FAMILIES, shown_pictures
 from support.trees import random_group, routed_group
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data.batch import StepBatch, build_step
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
-from agentrl.distributed.sharding import full_state_dict
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 
@@ -52,7 +53,8 @@ class MeshCase:
     """A model, what is asked of its trainer, and the mesh that the ranks make."""
 
     architecture: str = "dense"
-    """`dense`, `moe` or a vision family: the model of that name beside the others."""
+    """`dense`, `moe` or a family: the model of that name beside the others."""
+    pp: int = 1
     dp_replicate: int = 1
     cp: int = 1
     ep: int = 1
@@ -66,9 +68,8 @@ class MeshCase:
     """With choices of experts to replay."""
 
     def shape(self, num_ranks: int) -> MeshShape:
-        return MeshShape.of(
-            num_ranks, dp_replicate=self.dp_replicate, cp=self.cp, ep=self.ep, tp=self.tp
-        )
+        sizes = {name: getattr(self, name) for name in ("pp", "dp_replicate", "cp", "ep", "tp")}
+        return MeshShape.of(num_ranks, **sizes)
 
     def mesh_name(self, num_ranks: int) -> str:
         """The sizes of the mesh, as `dp_shard 2 x tp 2`."""
@@ -130,8 +131,15 @@ def three_steps(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
         "entropies": torch.tensor([outcome.entropy for outcome in outcomes]),
         "num_targets": torch.tensor([outcome.num_targets for outcome in outcomes]),
         "num_turns": torch.tensor([len(outcome.ratios.turns) for outcome in outcomes]),
-        "weights": full_state_dict(learner._policy, ranks),
+        "weights": learner.full_state(),
     }
+
+
+def computed(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
+    """`three_steps`; modeling files that name float32 stay in float64, so that none of it rounds."""
+    is_rounding = case.architecture not in ("dense", "moe") and case.dtype == "float64"
+    with exact_everywhere() if is_rounding else nullcontext():
+        return three_steps(models, ranks, case)
 
 
 def main() -> None:
@@ -142,7 +150,7 @@ def main() -> None:
             case = MeshCase(**described)
             shape = case.shape(world.world_size)
             ranks = Ranks(world.rank, world.world_size, world.local_rank, shape)
-            found = three_steps(models, ranks, case)
+            found = computed(models, ranks, case)
             if ranks.is_main:
                 torch.save(found, output / f"{number}.pt")
 

@@ -4,14 +4,15 @@
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from support.gloo_ranks import run_ranks
-from support.mesh_run import MeshCase, three_steps
+from support.mesh_run import MeshCase, computed
+from support.tiny_families import tiny_model
 from support.tiny_vision import vision_model
 from support.training import write_model, write_moe_model
 
@@ -23,12 +24,27 @@ def _cases(architecture: str, *sizes: dict[str, Any], **options: Any) -> list[Me
 
 
 _FSDP: dict[str, int] = {}
-_HSDP, _TP, _CP, _EP = ({name: 2} for name in ("dp_replicate", "tp", "cp", "ep"))
+_HSDP, _TP, _CP, _EP, _PP = ({name: 2} for name in ("dp_replicate", "tp", "cp", "ep", "pp"))
 _PAIRS = (_HSDP, _TP, _CP, _HSDP | _TP, _CP | _TP)
 """Of four ranks; FSDP2 has those that the others leave."""
 _EXPERT_PAIRS = (_EP, _EP | _TP, _EP | _CP, _HSDP | _EP)
 _EXACT: dict[str, Any] = {"dtype": "float64", "gradient_checkpointing": True}
 _ADAPTER = {"lora_rank": 4}
+KINDS = (
+    "qwen3_5_text",
+    "qwen3_next",
+    "nemotron_h",
+    "lfm2",
+    "gemma3_text",
+    "gpt_oss",
+    "deepseek_v3",
+)
+"""Families with layers of each kind: scans, a convolution, windows, sinks, latent attention, experts."""
+
+
+def _kinds(*sizes: dict[str, Any], families: Sequence[str] = KINDS) -> list[MeshCase]:
+    return [case for family in families for case in _cases(family, *sizes, **_EXACT)]
+
 
 GROUPS: dict[str, tuple[int, list[MeshCase]]] = {
     "two-dense": (
@@ -36,13 +52,14 @@ GROUPS: dict[str, tuple[int, list[MeshCase]]] = {
         [
             *_cases("dense", _FSDP, _HSDP, _TP, _CP),
             *_cases("dense", _FSDP, cpu_offload=True),
-            *_cases("dense", _FSDP, _TP, _CP, activation_offloading=True),
-            *_cases("dense", _FSDP, dtype="float64"),
+            *_cases("dense", _FSDP, activation_offloading=True),
         ],
     ),
     "two": (
         2,
         [
+            *_cases("dense", _TP, _CP, activation_offloading=True),
+            *_cases("dense", _FSDP, dtype="float64"),
             *_cases("moe", _FSDP, _HSDP, _TP, _CP, _EP),
             *_cases("moe", _FSDP, cpu_offload=True),
             *_cases("dense", _FSDP, _HSDP, _TP, _CP, **_ADAPTER),
@@ -72,9 +89,35 @@ GROUPS: dict[str, tuple[int, list[MeshCase]]] = {
             *_cases("qwen3_vl", _FSDP, _HSDP),
             *_cases("qwen3_vl", _FSDP, dtype="float64", gradient_checkpointing=True),
             *_cases("gemma3", _FSDP),
+            *_cases("qwen3_vl", _CP, **_EXACT),
+            *_cases("gemma3", _CP),
         ],
     ),
-    "four-vision": (4, _cases("qwen3_vl", _FSDP, _HSDP)),
+    "two-kinds": (2, _kinds(_FSDP, _TP, _CP)),
+    "two-kinds-experts": (2, _kinds(_EP, families=("qwen3_next", "deepseek_v3"))),
+    "four-kinds": (4, _kinds(_CP | _TP)),
+    "two-stages": (
+        2,
+        [
+            *_cases("dense", _PP, **_EXACT),
+            *_cases("dense", _PP, dtype="float64", activation_offloading=True),
+            *_cases("dense", _PP),
+            *_cases("dense", _PP, dtype="float64", **_ADAPTER),
+            *_cases("moe", _PP, **_EXACT),
+            *_cases("moe", _PP, dtype="float64", routed=True),
+            *_kinds(_PP),
+        ],
+    ),
+    "four-stages": (
+        4,
+        [
+            *_cases("dense", *(_PP | other for other in (_FSDP, _HSDP, _TP, _CP)), **_EXACT),
+            *_cases("dense", _PP | _TP, dtype="float64", **_ADAPTER),
+            *_cases("moe", *(_PP | other for other in (_FSDP, _EP, _TP)), **_EXACT),
+            *_kinds(_PP | _CP, families=("qwen3_5_text", "gemma3_text")),
+        ],
+    ),
+    "four-vision": (4, _cases("qwen3_vl", _FSDP, _HSDP, _CP)),
     "four-experts": (
         4,
         [
@@ -91,13 +134,16 @@ GROUPS: dict[str, tuple[int, list[MeshCase]]] = {
 _MODELS = {"moe": "Qwen3-MoE", "dense": "Qwen3"}
 
 
-def write_models(folder: Path) -> Path:
-    """Write what the cases' `architecture` names, and return the folder."""
-    write_model(folder / "dense")
-    write_moe_model(folder / "moe")
-    for family in ("qwen3_vl", "gemma3"):
-        vision_model(family, torch.float32).save_pretrained(folder / family)
-    return folder
+def _write(architecture: str, folder: Path) -> None:
+    """Write the model that a case's `architecture` names."""
+    if architecture == "dense":
+        write_model(folder)
+    elif architecture == "moe":
+        write_moe_model(folder)
+    elif architecture in KINDS:
+        tiny_model(architecture).save_pretrained(folder)
+    else:
+        vision_model(architecture).save_pretrained(folder)
 
 
 @dataclass(frozen=True)
@@ -138,14 +184,23 @@ class Outcome:
 
 
 def run_group(name: str, models: Path, output: Path) -> Iterator[Outcome]:
-    """Run a group on its ranks, and each of its cases in this process."""
+    """Run a group on its ranks, and each of its cases in this process.
+
+    Args:
+        name: of the group.
+        models: folder to which missing models are written.
+        output: empty folder.
+    """
     num_ranks, cases = GROUPS[name]
+    for architecture in {case.architecture for case in cases}:
+        if not (models / architecture).exists():
+            _write(architecture, models / architecture)
     described = json.dumps([asdict(case) for case in cases])
     run_ranks("mesh_run.py", num_ranks, models, output, described)
     alone: dict[MeshCase, dict[str, Any]] = {}
     for number, case in enumerate(cases):
         if case.alone not in alone:
-            alone[case.alone] = three_steps(models, Ranks(), case.alone)
+            alone[case.alone] = computed(models, Ranks(), case.alone)
         found = torch.load(output / f"{number}.pt")
         yield Outcome(case, num_ranks, found, alone[case.alone])
 

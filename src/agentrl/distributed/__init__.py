@@ -12,10 +12,12 @@ from agentrl.distributed.sharding import (
     squared_norms,
     whole_tensor,
 )
+from agentrl.distributed.stages import Stages, whole_tensors
 
 __all__ = [
     "MeshShape",
     "Ranks",
+    "Stages",
     "StateWriter",
     "clip_gradients",
     "full_state_dict",
@@ -27,4 +29,5 @@ __all__ = [
     "sharded_state_dict",
     "squared_norms",
     "whole_tensor",
+    "whole_tensors",
 ]

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as torch_distributed
 
+from agentrl.distributed.dtypes import dtype_name
 from agentrl.errors import BroadcastError
 
 # Stores and backends are exported by torch at run time, but not in its type stubs.
@@ -268,7 +269,7 @@ class Bucket:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Names of the dtypes without `torch.`, such as `bfloat16`."""
-        return tuple(str(tensor.dtype).removeprefix("torch.") for tensor in self.tensors)
+        return tuple(dtype_name(tensor.dtype) for tensor in self.tensors)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

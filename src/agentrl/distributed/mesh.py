@@ -1,11 +1,12 @@
 """The trainer's ranks and their device mesh: the division of work, and collectives on objects.
 
-Dimensions, outermost first: `dp_replicate` (copies of the sharded model, HSDP), `dp_shard` (FSDP2),
-`cp` (the tokens of a row), `ep` (the experts of a mixture-of-experts model), `tp` (the heads, the
-hidden units and the vocabulary). The innermost ones communicate most, so they lie on one machine.
+Dimensions, outermost first: `pp` (the layers, as stages of a pipeline), `dp_replicate` (copies of the
+sharded model, HSDP), `dp_shard` (FSDP2), `cp` (the tokens of a row), `ep` (the experts of a
+mixture-of-experts model), `tp` (the heads, the hidden units and the vocabulary). The innermost ones
+communicate most, so they lie on one machine.
 
 Ranks along `dp_replicate`, `dp_shard` and `ep` are data parallel: each computes its own share of a
-step's micro-batches. Ranks along `cp` and `tp` compute one share together.
+step's micro-batches. Ranks along `pp`, `cp` and `tp` compute one share together.
 
 Input: the environment variables that `torchrun` and `accelerate launch` set (`RANK`, `WORLD_SIZE`,
 `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`), and the sizes. A single process has no process group.
@@ -24,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import ConfigError
 
-MESH_DIMENSIONS = ("dp_replicate", "dp_shard", "cp", "ep", "tp")
+MESH_DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 
 
 @dataclass(frozen=True)
@@ -36,34 +37,42 @@ class MeshShape:
     cp: int = 1
     ep: int = 1
     tp: int = 1
+    pp: int = 1
 
     @classmethod
     def of(
-        cls, world_size: int, *, dp_replicate: int = 1, cp: int = 1, ep: int = 1, tp: int = 1
+        cls,
+        world_size: int,
+        *,
+        dp_replicate: int = 1,
+        cp: int = 1,
+        ep: int = 1,
+        tp: int = 1,
+        pp: int = 1,
     ) -> Self:
         """Return the shape with these sizes whose `dp_shard` uses all remaining ranks.
 
         Raises:
             ConfigError: the number of ranks is not a multiple of the other sizes' product.
         """
-        taken = dp_replicate * cp * ep * tp
+        taken = dp_replicate * cp * ep * tp * pp
         if world_size % taken:
             raise ConfigError(
-                f"{world_size} trainer rank(s) do not fill a mesh of --dp_replicate_size "
-                f"{dp_replicate} x --cp_size {cp} x --ep_size {ep} x --tp_size {tp}; start a "
-                f"multiple of {taken} (--num_processes), or choose smaller sizes"
+                f"{world_size} trainer rank(s) do not fill a mesh of --pp_size {pp} x "
+                f"--dp_replicate_size {dp_replicate} x --cp_size {cp} x --ep_size {ep} x --tp_size "
+                f"{tp}; start a multiple of {taken} (--num_processes), or choose smaller sizes"
             )
-        return cls(dp_replicate, world_size // taken, cp, ep, tp)
+        return cls(dp_replicate, world_size // taken, cp, ep, tp, pp)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes in the order of `MESH_DIMENSIONS`."""
-        return (self.dp_replicate, self.dp_shard, self.cp, self.ep, self.tp)
+        return (self.pp, self.dp_replicate, self.dp_shard, self.cp, self.ep, self.tp)
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.dp_size * self.cp * self.tp
+        return self.pp * self.dp_size * self.cp * self.tp
 
     @property
     def dp_size(self) -> int:
@@ -72,25 +81,31 @@ class MeshShape:
 
     def dp_rank_of(self, rank: int) -> int:
         """Return the index of the data-parallel share that a rank works on."""
-        outer, inner = divmod(rank, self.cp * self.ep * self.tp)
+        outer, inner = divmod(rank % (self.world_size // self.pp), self.cp * self.ep * self.tp)
         return outer * self.ep + inner // self.tp % self.ep
 
     def is_dp_leader(self, rank: int) -> bool:
-        """Return whether a rank reports for its share: the first along `cp` and `tp`."""
+        """Return whether a rank reports for its share: the first along `cp` and `tp`.
+
+        Of the stages of a pipeline it is the last, which computes the loss.
+        """
         inner = rank % (self.cp * self.ep * self.tp)
-        return inner // (self.ep * self.tp) == 0 and inner % self.tp == 0
+        is_last_stage = rank >= self.world_size - self.world_size // self.pp
+        return is_last_stage and inner // (self.ep * self.tp) == 0 and inner % self.tp == 0
 
     def build(self, device: torch.device) -> DeviceMesh:
         """Return the mesh (collective over all ranks).
 
-        Three groups are flattened from its dimensions: `fsdp` (`dp_shard`, `cp`, `ep`: shards the
+        Four groups are flattened from its dimensions: `fsdp` (`dp_shard`, `cp`, `ep`: shards the
         parameters that are not an expert's), `experts` (`ep`, `tp`: each rank holds some of the
-        experts) and `expert_fsdp` (`dp_shard`, `cp`: the ranks that hold the same experts).
+        experts), `expert_fsdp` (`dp_shard`, `cp`: the ranks that hold the same experts) and `row`
+        (`cp`, `tp`: the ranks that share a row).
         """
         mesh = init_device_mesh(device.type, self.sizes, mesh_dim_names=MESH_DIMENSIONS)
         mesh["dp_shard", "cp", "ep"]._flatten("fsdp")
         mesh["ep", "tp"]._flatten("experts")
         mesh["dp_shard", "cp"]._flatten("expert_fsdp")
+        mesh["cp", "tp"]._flatten("row")
         return mesh
 
 

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
+from agentrl.distributed.dtypes import dtype_named
 from agentrl.distributed.mesh import Ranks
 from agentrl.errors import ConfigError, WriteError
 
@@ -115,7 +116,7 @@ _DESCRIPTIONS = {
 
 class _DescriptionUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        is_dtype = module == "torch" and dtype_named(name) is not None
         if is_dtype or (module, name) in _DESCRIPTIONS:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"its description of tensors names {module}.{name}")

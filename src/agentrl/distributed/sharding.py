@@ -4,7 +4,7 @@ With one rank, every function is the plain operation on an unsharded module.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -67,6 +67,8 @@ def shard_model(
         else MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=master_dtype)
     )
     for layer in _decoder_layers(model):
+        if next(layer.parameters(), None) is None:
+            continue  # of another stage of a pipeline
         for module in layer.modules():
             if any(_is_expert_sharded(parameter, mesh) for parameter in module.parameters(False)):
                 # Sharded along dimension 1: dimension 0 counts the experts, and a rank may hold fewer
@@ -111,10 +113,11 @@ def full_state_dict(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
     else:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = cast(dict[str, torch.Tensor], get_model_state_dict(model, options=options))
-    return _untied(model, state)
+    return untied(model, state)
 
 
-def _untied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+def untied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state in which tied parameters appear once, under the name that comes first."""
     every = dict(model.named_parameters(remove_duplicate=False))
     tied = every.keys() - dict(model.named_parameters()).keys()
     return {name: tensor for name, tensor in state.items() if name not in tied}
@@ -143,16 +146,28 @@ def load_full_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
     set_model_state_dict(model, state, options=options)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    *,
+    over_stages: Callable[[Sequence[float]], list[float]] = list,
+    counted_elsewhere: nn.Parameter | None = None,
+) -> float:
     """Scale gradients down to a global L2 norm of `max_norm` (collective).
+
+    Args:
+        parameters: this rank's; those of a stage of a pipeline.
+        max_norm: largest norm.
+        over_stages: adds up values over the stages of a pipeline.
+        counted_elsewhere: a parameter whose gradient another stage counts.
 
     Returns:
         The norm before scaling. If it is not finite, the gradients stay unchanged.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return 0.0
-    norm = math.sqrt(sum(squared_norms(gradients)))
+    owned = [(owner, owner.grad) for owner in parameters if owner.grad is not None]
+    gradients = [gradient for _, gradient in owned]
+    squares = squared_norms([grad for owner, grad in owned if owner is not counted_elsewhere])
+    norm = math.sqrt(over_stages([sum(squares)])[0])
     if math.isfinite(norm):
         # torch's `clip_grad_norm_` rejects gradients on different meshes; the formula is the same.
         scale = min(1.0, max_norm / (norm + 1e-6))

@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 def test_ranks_share_the_work_as_their_places_on_the_mesh_say() -> None:
     shape = MeshShape.of(2 * 3 * 2 * 2 * 2, dp_replicate=2, cp=2, ep=2, tp=2)
     places = itertools.product(*map(range, shape.sizes))
-    for rank, (replica, shard, context, experts, tensor) in enumerate(places):
+    for rank, (_, replica, shard, context, experts, tensor) in enumerate(places):
         share = np.ravel_multi_index((replica, shard, experts), (2, 3, 2))
         assert shape.dp_rank_of(rank) == share
         assert shape.is_dp_leader(rank) == (context == tensor == 0)
@@ -40,3 +40,10 @@ def test_gradients_that_are_not_finite_are_left_alone() -> None:
     parameter.grad = torch.tensor([float("inf"), 1.0])
     assert clip_gradients([parameter], 1.0) == float("inf")
     assert parameter.grad[1] == 1.0
+
+
+def test_the_last_stage_reports_for_its_share() -> None:
+    shape = MeshShape.of(8, pp=2, tp=2)
+    assert [shape.dp_rank_of(rank) for rank in range(8)] == [0, 0, 1, 1] * 2
+    assert [shape.is_dp_leader(rank) for rank in range(8)] == [False] * 4 + [True, False] * 2
+    assert shape.dp_size == 2

@@ -1,0 +1,239 @@
+"""`Stages`: the ranks along `pp`, through which the rows of a step pass one after the other.
+
+torch's pipelining runs the schedules: 1F1B where there is a backward pass, GPipe where there is none. It
+sends tensors of one shape, while rows differ in length; every rank of a share knows all of its rows, so
+hidden states travel in tensors of the longest row's size and are cut where they arrive. Nothing is
+computed on what fills them up.
+
+In come functions that compute a row on this rank's stage, out come the last stage's results. Knows
+neither models nor losses.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
+
+from agentrl.distributed.sharding import untied, whole_tensor
+from agentrl.errors import AgentRLError
+
+Compute = Callable[[int, torch.Tensor | None], torch.Tensor]
+"""Computes a row on this stage: its number and the hidden states [1, tokens, D] of the stage before (None
+on the first) to its own hidden states or, on the last stage, to what the loss is made of."""
+Loss = Callable[[int, torch.Tensor], torch.Tensor]
+"""Returns the loss of a row from its number and what the last stage computed."""
+
+_ROWS_OF_A_STAGE = 8
+"""Rows that pass together, for each stage; the more, the less stages wait for each other."""
+Convert = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _unchanged(part: torch.Tensor) -> torch.Tensor:
+    return part
+
+
+class Stages:
+    """The stages of one model, as the rank of one of them sees them."""
+
+    def __init__(
+        self, mesh: DeviceMesh, device: torch.device, *, width: int, dtype: torch.dtype
+    ) -> None:
+        """Name the ranks.
+
+        Args:
+            mesh: one-dimensional, along `pp`.
+            device: of this rank.
+            width: D, of the hidden states.
+            dtype: of the hidden states.
+        """
+        self._group = mesh.get_group()
+        self._device, self._width, self._dtype = device, width, dtype
+        self.number = mesh.get_local_rank()
+        """This rank's stage, from 0."""
+        self.count = mesh.size()
+        ranks = dist.get_process_group_ranks(self._group)
+        # Of the many pipelines side by side, one gathers for rank 0; the others only take part.
+        self._leads_to_main = ranks[0] == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage has the head."""
+        return self.number == self.count - 1
+
+    @torch.no_grad()
+    def forward(self, lengths: Sequence[int], compute: Compute) -> None:
+        """Pass rows through all stages (collective).
+
+        Args:
+            lengths: tokens of each row on this rank; equal on all stages.
+            compute: called for every row, in order.
+        """
+        for rows in self._rounds(len(lengths)):
+            schedule = ScheduleGPipe(self._stage(rows, lengths, compute), len(rows))
+            self._run(schedule, rows)
+
+    def forward_backward(self, lengths: Sequence[int], compute: Compute, loss: Loss) -> None:
+        """Pass rows forward and gradients back (collective); a stage ends rows in their order.
+
+        Args:
+            lengths: tokens of each row on this rank, of at least as many rows as there are stages.
+            compute: called for every row, in order; later rows come before the backward pass of
+                earlier ones.
+            loss: called on the last stage.
+        """
+
+        def loss_of(made: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+            return loss(int(number), made)
+
+        for rows in self._rounds(len(lengths)):
+            stage = self._stage(rows, lengths, compute)
+            schedule = Schedule1F1B(stage, len(rows), loss_fn=loss_of, scale_grads=False)
+            self._run(schedule, rows, has_target=self.is_last)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the element-wise float64 sum over the stages (collective)."""
+        total = torch.tensor(values, dtype=torch.float64, device=self._device)
+        dist.all_reduce(total, group=self._group)
+        summed: list[float] = total.tolist()
+        return summed
+
+    @torch.no_grad()
+    def add_of_ends(self, part: torch.Tensor) -> None:
+        """Add up a tensor of the first and the last stage, in place on both (these two only)."""
+        if self.count == 1:
+            return
+        local = part.to_local() if isinstance(part, DTensor) else part
+        other = torch.empty_like(local)
+        peer = self.count - 1 - self.number
+        operations = [
+            dist.P2POp(dist.isend, local.contiguous(), group=self._group, group_peer=peer),
+            dist.P2POp(dist.irecv, other, group=self._group, group_peer=peer),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        local += other
+
+    @torch.no_grad()
+    def whole_tensors(
+        self, parts: Mapping[str, torch.Tensor], convert: Convert = _unchanged
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gather the tensors of all stages one by one (collective); they are yielded on rank 0.
+
+        Args:
+            parts: this stage's tensors, sharded or not; what several stages have is taken once.
+            convert: changes device or precision of each before it is gathered.
+        """
+        described: list[Any] = [None] * self.count
+        own = [
+            (name, part.shape, convert(torch.empty(0, dtype=part.dtype)).dtype)
+            for name, part in parts.items()
+        ]
+        dist.all_gather_object(described, own, group=self._group)
+        seen: set[str] = set()
+        for number, tensors in enumerate(described):
+            for name, shape, dtype in tensors:
+                if name in seen:
+                    continue
+                seen.add(name)
+                part = convert(parts[name]) if number == self.number else None
+                whole = self._sent_to_first(number, part, shape, dtype)
+                if whole is not None and self._leads_to_main:
+                    yield name, whole
+
+    def full_state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Return the full state of all stages in host memory on rank 0, {} elsewhere (collective)."""
+        parts = untied(model, get_model_state_dict(model))
+        return {name: tensor.cpu() for name, tensor in self.whole_tensors(parts)}
+
+    def _sent_to_first(
+        self, number: int, part: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Return stage `number`'s whole tensor on the first stage."""
+        whole = None
+        if self.number == number:
+            assert part is not None
+            whole = whole_tensor(part)
+        if number == 0 or not self._leads_to_main:
+            return whole if self.number == 0 else None
+        if self.number == number:
+            assert whole is not None
+            dist.send(whole.contiguous(), group=self._group, group_dst=0)
+            return None
+        if self.number == 0:
+            whole = torch.empty(shape, dtype=dtype, device=self._device)
+            dist.recv(whole, group=self._group, group_src=number)
+        return whole
+
+    def _rounds(self, num_rows: int) -> Iterator[range]:
+        """Yield the rows that pass together: torch holds memory for the hidden states of them all."""
+        num_rounds = -(-num_rows // (_ROWS_OF_A_STAGE * self.count))
+        edges = [num_rows * number // num_rounds for number in range(num_rounds + 1)]
+        for start, end in pairwise(edges):
+            yield range(start, end)
+
+    def _stage(self, rows: range, lengths: Sequence[int], compute: Compute) -> PipelineStage:
+        """Return torch's stage for rows of these lengths."""
+        longest = max(lengths[number] for number in rows)
+        hidden = torch.empty(1, longest, self._width, dtype=self._dtype, device="meta")
+        hidden.requires_grad_(torch.is_grad_enabled())
+        number = torch.zeros(1, dtype=torch.int64)
+        return PipelineStage(
+            _Stage(lengths, longest, compute, is_last=self.is_last),
+            self.number,
+            self.count,
+            self._device,
+            input_args=number if self.number == 0 else hidden,
+            # What the last stage makes is sent nowhere, so that its shape may differ from row to row.
+            output_args=torch.zeros((), dtype=self._dtype) if self.is_last else hidden,
+            group=self._group,
+        )
+
+    def _run(self, schedule: Any, rows: range, *, has_target: bool = False) -> None:
+        numbers = torch.arange(rows.start, rows.stop)
+        given = (numbers,) if self.number == 0 else ()
+        target = numbers if has_target else None
+        try:
+            schedule.step(*given, row=numbers, target=target, return_outputs=False)
+        except RuntimeError as error:  # torch wraps what a stage raised
+            if isinstance(error.__cause__, AgentRLError):
+                raise error.__cause__ from None
+            raise
+
+
+def whole_tensors(
+    parts: Mapping[str, torch.Tensor], stages: Stages | None, convert: Convert = _unchanged
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Gather tensors one by one (collective): on all ranks, or those of all stages on rank 0."""
+    if stages is not None:
+        yield from stages.whole_tensors(parts, convert)
+        return
+    for name, part in parts.items():
+        yield name, whole_tensor(convert(part))
+
+
+class _Stage(nn.Module):
+    """The module that torch's stage calls: without parameters, which it would take care of."""
+
+    def __init__(
+        self, lengths: Sequence[int], longest: int, compute: Compute, *, is_last: bool
+    ) -> None:
+        super().__init__()
+        self._lengths, self._longest = lengths, longest
+        self._compute = compute
+        self._is_last = is_last
+
+    def forward(self, given: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        number = int(row)
+        is_first = not given.is_floating_point()
+        made = self._compute(number, None if is_first else given[:, : self._lengths[number]])
+        if self._is_last:
+            return made
+        return pad(made, (0, 0, 0, self._longest - made.shape[1])).contiguous()
