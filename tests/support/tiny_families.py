@@ -12,7 +12,7 @@ from agentrl.models.small_copy import small_model
 VOCABULARY = 40
 WINDOW = 7
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -25,6 +25,7 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+"""Of the language model, whatever the family adds."""
 _HEADS = {"head_dim": 16}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -209,7 +210,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_config(family: str) -> PretrainedConfig:
     """The configuration of a family's tiny model."""
     model_type, own = FAMILIES[family]
-    config: PretrainedConfig = AutoConfig.for_model(model_type, **{**_SHAPE, **own})
+    config: PretrainedConfig = AutoConfig.for_model(model_type, **{**SHAPE, **own})
     return config
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image as PillowImage
+from support.tiny_families import SHAPE
 from support.tiny_tokenizer import SEEING, write_seeing_tokenizer
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
@@ -19,18 +20,7 @@ from agentrl.models.vision.image_reader import ImageReader
 TEXT_VOCABULARY = 40
 """Ids of text; those of images follow."""
 _IDS = dict(zip(("image", "video", "start", "end", "audio"), range(40, 45), strict=True))
-_TEXT: dict[str, Any] = {
-    "vocab_size": 48,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+_TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 48}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _INTERLEAVED = {**_ROPE, "mrope_interleaved": True}
 _TOWER: dict[str, Any] = {

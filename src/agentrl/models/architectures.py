@@ -42,6 +42,11 @@ class Sizes(Protocol):
         """Ranks that divide the tokens of a row."""
         ...
 
+    @property
+    def pp(self) -> int:
+        """Ranks that divide the layers."""
+        ...
+
 
 def raw_config(model_path: Path) -> Any:
     """Return what a checkpoint's `config.json` says, as attributes; what it leaves out is absent.
@@ -119,21 +124,48 @@ def has_plain_layers(config: Any) -> bool:
     return config.model_type in ROW_CACHED_MODEL_TYPES and kinds == {FULL_ATTENTION} and not window
 
 
+def decoder_config(config: Any) -> Any:
+    """Return what describes the decoder; models of several modalities have a section for it."""
+    text = getattr(config, "text_config", None) or config
+    return SimpleNamespace(**{"model_type": None, **text}) if isinstance(text, dict) else text
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_SCAN_HEADS = ("linear_num_value_heads", "linear_num_heads", "mamba_num_heads", "mamba_n_heads")
+_SCAN_GROUPS = ("linear_num_key_heads", "n_groups", "mamba_n_groups")
+"""Names of what recurrent layers have of each; heads of a group share keys and queries."""
+
+
+def _check_scan_heads(config: Any, shape: Sizes) -> None:
+    """Refuse ranks over which the heads of recurrent layers cannot be spread."""
+    ranks = shape.cp * shape.tp
+    for name in (*_SCAN_HEADS, *_SCAN_GROUPS):
+        size = getattr(config, name, None)
+        if size and size % ranks and (name in _SCAN_HEADS or ranks % size):
+            raise ConfigError(
+                f"--cp_size {shape.cp} x --tp_size {shape.tp} does not divide the model's {name} {size}"
+            )
+
+
 def check_parallel_support(config: Any, shape: Sizes) -> None:
     """Refuse meshes into which a model does not go.
 
     Raises:
         ConfigError: names the flag and the number that it does not divide.
     """
-    if getattr(config, "vision_config", None) and max(shape.tp, shape.cp) > 1:
-        flag = f"--tp_size {shape.tp}" if shape.tp > 1 else f"--cp_size {shape.cp}"
+    if getattr(config, "vision_config", None) and max(shape.tp, shape.pp) > 1:
+        flag = f"--tp_size {shape.tp}" if shape.tp > 1 else f"--pp_size {shape.pp}"
         raise ConfigError(
-            f"{flag}: models that read images ({config.model_type}) are not divided; use 1, and "
-            "more ranks shard the weights"
+            f"{flag}: models that read images ({config.model_type}) are not divided so; use 1, "
+            "--cp_size for long rows, and more ranks to shard the weights"
         )
-    experts = getattr(config, "num_experts", None)
+    config = decoder_config(config)
+    experts = next(filter(None, (getattr(config, name, None) for name in _EXPERTS)), None)
     heads = getattr(config, "num_attention_heads", None)
     groups = getattr(config, "num_key_value_heads", heads)
+    layers = getattr(config, "num_hidden_layers", None)
+    if layers is not None and shape.pp > layers:
+        raise ConfigError(f"--pp_size {shape.pp} is more than the model's {layers} layers")
     divided = {
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
@@ -153,6 +185,7 @@ def check_parallel_support(config: Any, shape: Sizes) -> None:
             f"--ep_size {shape.ep} x --tp_size {shape.tp} does not divide the model's {experts} "
             "experts"
         )
+    _check_scan_heads(config, shape)
     if heads is None or groups is None:
         return
     # Context parallelism exchanges tokens for heads, so `cp` must divide the query heads of a `tp`

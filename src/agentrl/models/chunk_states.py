@@ -7,7 +7,7 @@ Shape legend: N tokens of the chunk, P tokens on the path above it, I tokens abo
 continues, E of its own tokens whose states later chunks continue.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -46,6 +46,12 @@ class ChunkStates:
         """Values of the chunk's own tokens, filled in by its forward pass."""
         self.left: dict[Place, torch.Tensor] = {}
         """States [E, ...] behind the tokens of `exports`, filled in by its forward pass."""
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what earlier chunks gave."""
+        for values in self.above.values():
+            yield from values
+        yield from self.continued.values()
 
     def extend(self, place: Place, *values: torch.Tensor) -> TokenValues:
         """Record a layer's own values, and return them with those above prepended."""

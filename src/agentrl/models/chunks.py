@@ -13,9 +13,10 @@ Memory: the activations of one chunk, plus what passes between chunks and its gr
 row, a small fraction of the activations of the whole row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,12 +124,14 @@ class ChunkedPass:
     @torch.no_grad()
     def forward(self, *, with_entropy: bool = False) -> TargetLogprobs:
         """Return logprobs (and entropies) of all targets in the order of the row, without a graph."""
-        outputs = []
+        outputs: list[TargetLogprobs] = []
         for chunk in self._chunks:
             states = self._given(chunk)
             outputs.append(self._run(chunk, states, with_entropy))
-            if chunk is not None:
-                self._keep(chunk, states)
+            self._keep(chunk, states)
+        return self._in_order(outputs)
+
+    def _in_order(self, outputs: Sequence[TargetLogprobs]) -> TargetLogprobs:
         # Chunks hold targets in the order of their sources; `back` restores the order of the row.
         order = np.concatenate([chunk.targets for chunk in self._chunks if chunk is not None])
         device = outputs[0].logprobs.device
@@ -146,10 +149,10 @@ class ChunkedPass:
             gradient: [T], derivative of the loss with respect to each logprob that `forward`
                 returned.
         """
-        debts = _Debts(self._values, self._states)
+        debts = Debts(self._values, self._states)
         for chunk in reversed(self._chunks):
             given = self._given(chunk)
-            for leaf in _tensors_of(given):
+            for leaf in given.tensors():
                 leaf.requires_grad_()
             output = self._run(chunk, given, with_entropy=False)
             if chunk is None:
@@ -166,18 +169,24 @@ class ChunkedPass:
             )
             debts.add(chunk, given)
 
+    def _row_of(self, chunk: RowChunk | None) -> PackedRow:
+        return replace(empty_row(), stand_in=self._row.stand_in) if chunk is None else chunk.row
+
     def _run(
-        self, chunk: RowChunk | None, states: ChunkStates, with_entropy: bool
-    ) -> TargetLogprobs:
-        row = replace(empty_row(), stand_in=self._row.stand_in) if chunk is None else chunk.row
+        self,
+        chunk: RowChunk | None,
+        states: ChunkStates,
+        with_entropy: bool,
+        given: torch.Tensor | None = None,
+    ) -> Any:
         with self._autocast:
-            output: TargetLogprobs = self._policy(
-                row,
+            return self._policy(
+                self._row_of(chunk),
                 chunk_size=self._chunk_size,
                 with_entropy=with_entropy,
                 states=states,
+                given=given,
             )
-        return output
 
     def _given(self, chunk: RowChunk | None) -> ChunkStates:
         """Return what a chunk gets from those above it.
@@ -202,7 +211,9 @@ class ChunkedPass:
             exports=chunk.exports,
         )
 
-    def _keep(self, chunk: RowChunk, states: ChunkStates) -> None:
+    def _keep(self, chunk: RowChunk | None, states: ChunkStates) -> None:
+        if chunk is None:
+            return
         for place, made in states.made.items():
             if place not in self._values:
                 self._values[place] = tuple(self._room_for(values) for values in made)
@@ -217,7 +228,7 @@ class ChunkedPass:
         return values.new_empty(*values.shape[:2], self._row.num_tokens, *values.shape[3:])
 
 
-class _Debts:
+class Debts:
     """Gradients of what chunks made for later ones, summed in float32 or higher.
 
     bfloat16 has 8 bits of precision: a sum over many chunks would lose its small terms.
@@ -256,12 +267,6 @@ class _Debts:
             if states.grad is not None:
                 for token, gradient in zip(chunk.continued.tolist(), states.grad, strict=True):
                     self._states[place][token] += gradient
-
-
-def _tensors_of(states: ChunkStates) -> Iterator[torch.Tensor]:
-    for values in states.above.values():
-        yield from values
-    yield from states.continued.values()
 
 
 def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:

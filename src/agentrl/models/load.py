@@ -83,7 +83,7 @@ def load_policy(
         computes_on,
         parameter_device=torch.device("cpu") if cpu_offload else computes_on,
     )
-    read_weights(policy.model, Path(path))
+    read_weights(policy.model, Path(path), has=policy.stage.has)
     return policy
 
 

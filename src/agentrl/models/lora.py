@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PreTrainedModel
 
-from agentrl.distributed import load_full_state_dict
+from agentrl.distributed import Stages, load_full_state_dict, whole_tensors
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
 from agentrl.models.checkpoint_export import read_tokenizer_files, weights_appear_whole
@@ -83,29 +83,31 @@ def adapter_parts(module: nn.Module) -> tuple[str, str] | None:
 def start_adapter(policy: PolicyModel, seed: int) -> None:
     """Draw A as PEFT does and set B to 0, so that the policy equals its base.
 
-    Every rank draws the whole tensors from the same seed and keeps its shard of them.
+    Every rank draws whole tensors, each from the seed and its name, and keeps its shard of them.
 
     Args:
         policy: sharded or not.
         seed: of A.
     """
-    generator = torch.Generator().manual_seed(seed)
     drawn = {}
     for name, parameter in _parameters(policy):
         tensor = torch.zeros(parameter.shape, dtype=parameter.dtype)
         if ".lora_A." in name:
+            generator = torch.Generator().manual_seed(seed + crc32(name.encode()))
             nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
         drawn[name] = tensor
     load_full_state_dict(policy, drawn)
 
 
-def adapter_tensors(policy: PolicyModel) -> dict[str, torch.Tensor]:
-    """Gather the adapter's full tensors by PEFT's names (collective)."""
-    tensors = {}
-    for name, parameter in _parameters(policy):
-        tensor = parameter.detach()
-        tensors[_peft_name(name)] = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return tensors
+def adapter_tensors(policy: PolicyModel, stages: Stages | None = None) -> dict[str, torch.Tensor]:
+    """Gather the adapter's full tensors by PEFT's names (collective).
+
+    Args:
+        policy: sharded or not.
+        stages: of the pipeline that the policy is a stage of; the tensors are then on rank 0 only.
+    """
+    parts = {name: parameter.detach() for name, parameter in _parameters(policy)}
+    return {_peft_name(name): tensor for name, tensor in whole_tensors(parts, stages)}
 
 
 def save_adapter(
@@ -144,6 +146,11 @@ def load_adapter(policy: PolicyModel, path: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot load the adapter {path}: {error}") from error
     wanted = {_peft_name(name): (name, parameter) for name, parameter in _parameters(policy)}
+    found = {
+        name: part
+        for name, part in found.items()
+        if policy.stage.has(name.removeprefix(_PEFT_PREFIX))
+    }
     if wanted.keys() != found.keys():
         name = sorted(wanted.keys() ^ found.keys())[0]
         raise ConfigError(

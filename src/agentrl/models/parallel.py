@@ -1,7 +1,9 @@
 """Split a policy's weights and activations over the `tp` and `ep` dimensions of a mesh.
 
 Tensor parallelism is torch's, with sequence parallelism between the blocks: weights are split by
-columns and rows, activations between the blocks by tokens, embedding and LM head by vocabulary.
+columns and rows, activations between the blocks by tokens, embedding and LM head by vocabulary. Parts of
+layers that are arranged otherwise (scans, latent attention, sinks, shared experts) are whole on every
+rank and compute the rank's own tokens.
 
 Experts are distributed whole over the product of `ep` and `tp`: with sequence parallelism, the ranks
 along both dimensions hold different tokens at that point. Each token is sent to the ranks of its
@@ -9,28 +11,37 @@ experts; there is no capacity limit, so no token is dropped.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
-    PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.distributed.collectives import all_to_all
 from agentrl.errors import ConfigError
+from agentrl.models.attention.attention_registry import computes_trees
+from agentrl.models.attention.backend import SEES_OWN_TOKENS
 from agentrl.models.lora import BASE, adapter_parts
 from agentrl.models.policy import PolicyModel
-from agentrl.models.recurrent.recurrent_layers import has_recurrent_layers
 from agentrl.models.router_replay import is_mixture
 from agentrl.models.row_split import RowSplit
 
@@ -48,119 +59,170 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
     if mesh is None:
         return policy
     model = policy.model
-    check_divisible(model, tp=mesh["tp"].size(), cp=mesh["cp"].size(), ep=mesh["ep"].size())
+    check_divisible(model, tp=mesh["tp"].size(), ep=mesh["ep"].size())
     policy.split = RowSplit(mesh)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    if mesh["tp"].size() > 1:
-        _split_tensors(model, mesh["tp"])
     if mesh["experts"].size() > 1:
         for module in model.modules():
-            if is_mixture(module):
+            if _has_known_experts(module):
                 _deal_out(module.experts, mesh["experts"])
+    if mesh["tp"].size() > 1:
+        _split_tensors(model, mesh["tp"])
+        # The model's own attention and scans would see this rank's tokens alone.
+        if any(map(_follows_paths, model.modules())) and not computes_trees(model):
+            raise ConfigError(
+                f"--tp_size: layers of {model.config.model_type} models are not divided where turns "
+                "train one by one (--merge none); use 1"
+            )
     for name in frozen:  # `SequenceParallel` recreates norm weights with requires_grad=True
         model.get_parameter(name).requires_grad = False
     return policy
 
 
-def check_divisible(model: Any, *, tp: int, cp: int, ep: int) -> None:
+def check_divisible(model: Any, *, tp: int, ep: int) -> None:
     """Refuse to divide layers that are arranged in another way than those known here.
 
     Raises:
         ConfigError: names the flag and the part of a layer.
     """
     family = model.config.model_type
-    if max(tp, cp) > 1 and has_recurrent_layers(model):
-        flag = "--tp_size" if tp > 1 else "--cp_size"
-        raise ConfigError(f"{flag}: recurrent layers ({family}) are not divided; use 1")
+    if tp > 1 and getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None):
+        raise ConfigError(
+            f"--tp_size: each layer of {family} gets embeddings of its own, which are not divided; "
+            "use 1"
+        )
     if tp > 1:
-        refused = {part for layer in model.base_model.layers for part in _undivided_parts(layer)}
-        if refused:
+        owners = (model.base_model, *model.base_model.layers)
+        own = {name for owner in owners for name, _ in owner.named_parameters(recurse=False)}
+        if own:
             raise ConfigError(
-                f"--tp_size: {', '.join(sorted(refused))} in layers of {family} are not divided; use 1"
+                f"--tp_size: {', '.join(sorted(own))} in layers of {family} belongs to no part that "
+                "could be divided; use 1"
             )
     if ep > 1:
-        for block in filter(is_mixture, model.modules()):
-            stacks = {name for name, _ in block.experts.named_parameters()}
-            if stacks != {"gate_up_proj", "down_proj"} or _children(block) != {"gate", "experts"}:
+        for block in model.modules():
+            if hasattr(block, "experts") and not _has_known_experts(block):
                 raise ConfigError(
                     f"--ep_size: experts as {type(block).__name__} has them are not divided; use 1"
                 )
 
 
-_DIVIDED = {
-    "": {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},
-    "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"},
-    "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn", "gate", "experts"},
-}
-"""Parts of a decoder layer that `_layer_plan` divides, by the module that they belong to."""
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_EXPERT_STACKS = {"gate_up_proj", "down_proj"}
 
 
-def _undivided_parts(layer: nn.Module) -> Iterator[str]:
-    yield from _children(layer) - _DIVIDED[""]
-    for owner, known in _DIVIDED.items():
-        if owner and hasattr(layer, owner):
-            module = layer.get_submodule(owner)
-            own = {name for name, _ in module.named_parameters(recurse=False)}
-            yield from (f"{owner}.{name}" for name in (_children(module) | own) - known)
-            for name in ("q_norm", "k_norm"):
-                # One weight for the heads of all ranks is known; one for all heads together is not.
-                norm = getattr(module, name, None)
-                if norm is not None and norm.weight.numel() != module.head_dim:
-                    yield f"{owner}.{name}"
+def _is_known_attention(module: nn.Module) -> bool:
+    """Return whether an attention layer can be split by heads."""
+    if not {"q_proj", "o_proj"} <= _names(module) <= _ATTENTION:
+        return False
+    # One norm weight for the heads of all ranks is known; one for all heads together is not.
+    norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
+    return all(norm is None or norm.weight.numel() == module.head_dim for norm in norms)
 
 
-def _children(module: nn.Module) -> set[str]:
-    return {name for name, _ in module.named_children()}
+def _has_known_experts(module: nn.Module) -> bool:
+    """Return whether a module is a mixture whose stacks of experts can be dealt out."""
+    experts: Any = getattr(module, "experts", None)
+    return is_mixture(module) and _names(experts) - {"act_fn"} == _EXPERT_STACKS
+
+
+def _names(module: nn.Module) -> set[str]:
+    """Return the names of a module's direct children and parameters."""
+    children = {name for name, _ in module.named_children()}
+    return children | {name for name, _ in module.named_parameters(recurse=False)}
 
 
 def _split_tensors(model: Any, mesh: DeviceMesh) -> None:
-    base = model.base_model
-    plan: dict[str, ParallelStyle] = {
-        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "norm": SequenceParallel(use_local_output=True),
-    }
-    for number, layer in enumerate(base.layers):
-        layer_plan = _with_adapters(layer, _layer_plan(layer), mesh)
-        plan |= {f"layers.{number}.{name}": style for name, style in layer_plan.items()}
-        if is_mixture(layer.mlp):
-            _replicate(layer.mlp.gate, mesh)
-    parallelize_module(base, mesh, plan, src_data_rank=None)
+    """Split attention, MLPs and vocabulary; everything else computes on each rank's own tokens."""
+    base, embedding = model.base_model, model.get_input_embeddings()
+    for layer in base.layers:
+        plan = _layer_plan(layer)
+        parallelize_module(layer, mesh, _with_adapters(layer, plan, mesh), src_data_rank=None)
+        whole = {name.partition(".")[0] for name in plan}
+        for name, part in layer.named_children():
+            if name in whole:
+                _see_whole_stretch(part, mesh)
+            else:
+                _compute_on_own_tokens(part, mesh)
+    for part in base.children():
+        if part is not embedding and part is not base.layers:
+            _replicate(part, mesh)
     head = model.get_output_embeddings()
-    # The head's input is replicated; its logits stay split by vocabulary (see `vocabulary`).
-    parallelize_module(head, mesh, ColwiseParallel(), src_data_rank=None)
-    if model.config.tie_word_embeddings:
+    is_tied = getattr(head, "weight", head) is getattr(embedding, "weight", embedding)
+    if hasattr(embedding, "weight"):  # else another stage of a pipeline has it
+        lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+        parallelize_module(embedding, mesh, lookup, src_data_rank=None)
+    if hasattr(head, "weight"):
+        # The head's input is replicated; its logits stay split by vocabulary (see `vocabulary`).
+        parallelize_module(head, mesh, ColwiseParallel(), src_data_rank=None)
+    if is_tied:
         # `parallelize_module` replaced both parameters; both are now split by vocabulary rows.
-        head.weight = base.embed_tokens.weight
+        head.weight = embedding.weight
 
 
 def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {
-        "input_layernorm": SequenceParallel(use_local_output=True),
-        "self_attn": PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(1)},
-            desired_input_kwarg_layouts={"hidden_states": Replicate()},
-        ),
-        "self_attn.q_proj": ColwiseParallel(),
-        "self_attn.k_proj": ColwiseParallel(),
-        "self_attn.v_proj": ColwiseParallel(),
-        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
-        "post_attention_layernorm": SequenceParallel(use_local_output=True),
-    }
-    for name in ("q_norm", "k_norm"):
-        if hasattr(layer.self_attn, name):
-            # One weight serves the heads of all ranks. Unless its gradient is summed over them, each
-            # rank trains its own copy, an error that the loss curve does not reveal.
-            plan[f"self_attn.{name}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
-    if not is_mixture(layer.mlp):
-        plan |= {
-            "mlp": PrepareModuleInput(
-                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
-            ),
-            "mlp.gate_proj": ColwiseParallel(),
-            "mlp.up_proj": ColwiseParallel(),
-            "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
-        }
+    """Return how the parts of a layer are split that are arranged as known."""
+    plan: dict[str, ParallelStyle] = {}
+    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    if attention is not None and _is_known_attention(attention):
+        plan |= {f"self_attn.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")}
+        plan["self_attn.o_proj"] = RowwiseParallel(output_layouts=Shard(1))
+        for name in ("q_norm", "k_norm"):
+            if hasattr(attention, name):
+                # One weight serves the heads of all ranks. Unless its gradient is summed over them,
+                # each rank trains its own copy, an error that the loss curve does not reveal.
+                style = SequenceParallel(sequence_dim=2, use_local_output=True)
+                plan[f"self_attn.{name}"] = style
+    if mlp is not None and _names(mlp) == _MLP:
+        plan |= {f"mlp.{name}": ColwiseParallel() for name in ("gate_proj", "up_proj")}
+        plan["mlp.down_proj"] = RowwiseParallel(output_layouts=Shard(1))
     return plan
+
+
+def _see_whole_stretch(part: nn.Module, mesh: DeviceMesh) -> None:
+    """Give a part of a layer, whose weights are split, the tokens of all `tp` ranks."""
+
+    def gather(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        own = arguments[0] if arguments else keywords["hidden_states"]
+        hidden = DTensor.from_local(own, mesh, [Shard(1)], run_check=False)
+        hidden = hidden.redistribute(placements=[Replicate()])
+        if arguments:
+            return (hidden, *arguments[1:]), keywords
+        return arguments, {**keywords, "hidden_states": hidden}
+
+    part.register_forward_pre_hook(gather, with_kwargs=True)
+
+
+def _follows_paths(module: nn.Module) -> bool:
+    """Return whether a layer on each rank's own tokens needs those of the other ranks."""
+    # In transformers, attention has a `scaling`; of what else is numbered, only scans are no blocks.
+    is_block = isinstance(module, GradientCheckpointingLayer)
+    is_scan = hasattr(module, "layer_idx") and not hasattr(module, "scaling") and not is_block
+    return hasattr(module, SEES_OWN_TOKENS) or is_scan
+
+
+def _compute_on_own_tokens(part: nn.Module, mesh: DeviceMesh) -> None:
+    """Replicate a part of a layer, so that each `tp` rank computes its own tokens with it.
+
+    What follows paths in it exchanges tokens for heads (see `row_split`).
+    """
+    for module in part.modules():
+        if hasattr(module, "scaling") and hasattr(module, "layer_idx"):
+            setattr(module, SEES_OWN_TOKENS, True)
+            module.register_forward_pre_hook(partial(_own_positions, mesh), with_kwargs=True)
+    _replicate(part, mesh)
+
+
+def _own_positions(
+    mesh: DeviceMesh, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
+    """Cut the rotary embedding of a stretch down to this rank's tokens."""
+    rotary = keywords.get("position_embeddings")
+    if rotary is None:
+        return None
+    own = tuple(part.chunk(mesh.size(), dim=1)[mesh.get_local_rank()] for part in rotary)
+    return arguments, {**keywords, "position_embeddings": own}
 
 
 def _with_adapters(
@@ -191,16 +253,20 @@ def _with_adapters(
     return found
 
 
-def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
+def _replicate(part: nn.Module, mesh: DeviceMesh) -> None:
     """Replicate a module whose input differs between ranks, so its gradients are partial sums."""
-    _distribute(module, mesh, Replicate())
-    forward = module.forward
+    for module in part.modules():
+        if not any(isinstance(own, DTensor) for own in module.parameters(recurse=False)):
+            _distribute(module, mesh, Replicate())
+    forward = part.forward
 
-    def on_own_tokens(*arguments: Any) -> Any:
-        with _local_parameters(module, Partial()):
-            return forward(*arguments)
+    def on_own_tokens(*arguments: Any, **keywords: Any) -> Any:
+        with ExitStack() as stack:
+            for module in part.modules():
+                stack.enter_context(_local_parameters(module, mesh, Partial()))
+            return forward(*arguments, **keywords)
 
-    module.forward = on_own_tokens
+    part.forward = on_own_tokens
 
 
 def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
@@ -229,7 +295,7 @@ def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
         # gradients, which the reduction on the other ranks waits for.
         rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
         local = torch.cat([local, local.new_zeros(1)])
-        with _local_parameters(experts, Shard(0)):
+        with _local_parameters(experts, mesh, Shard(0)):
             made = compute(rows, local[:, None], rows.new_ones(len(rows), 1))[:-1]
         returned = all_to_all(made, splits[1], splits[0], group)
         back = torch.empty_like(order)
@@ -267,16 +333,20 @@ def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> No
 
 
 @contextmanager
-def _local_parameters(module: nn.Module, gradient: Placement) -> Iterator[None]:
-    """Replace a module's parameters by their local tensors within the block.
+def _local_parameters(module: nn.Module, mesh: DeviceMesh, gradient: Placement) -> Iterator[None]:
+    """Replace a module's parameters over a mesh by their local tensors within the block.
 
     Args:
-        module: its direct parameters are DTensors over one mesh dimension.
+        module: whose direct parameters are replaced; those over other meshes stay.
+        mesh: one-dimensional.
         gradient: placement of the local gradients: `Partial` if they are to be summed over ranks,
             `Shard` if each is the gradient of the rank's own part.
     """
-    # A linear layer without a bias stores None for it.
-    kept: dict[str, Any] = {name: p for name, p in module._parameters.items() if p is not None}
+    kept: dict[str, Any] = {
+        name: parameter
+        for name, parameter in dict[str, Any](module._parameters).items()
+        if isinstance(parameter, DTensor) and parameter.device_mesh == mesh
+    }
     for name, parameter in kept.items():
         module._parameters[name] = parameter.to_local(grad_placements=[gradient])
     try:

@@ -30,6 +30,7 @@ from agentrl.models.attention.attention_registry import (
 from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.router_replay import ROUTED_EXPERTS
 from agentrl.models.row_split import RowShare, RowSplit
+from agentrl.models.stage_layers import WHOLE
 from agentrl.models.vision.image_encoders import (
     grid_keywords,
     kind_keywords,
@@ -62,6 +63,8 @@ class PolicyModel(nn.Module):
         self.reader = ImageReader(model.config)
         self.split = RowSplit()
         """How rows are split over ranks; set by `models.parallel`."""
+        self.stage = WHOLE
+        """What a stage of a pipeline has of the model."""
 
     @property
     def device(self) -> torch.device:
@@ -75,8 +78,9 @@ class PolicyModel(nn.Module):
         chunk_size: int = 4096,
         with_entropy: bool = False,
         states: ChunkStates | None = None,
-    ) -> TargetLogprobs:
-        """Return the logprobs of the row's target tokens.
+        given: torch.Tensor | None = None,
+    ) -> TargetLogprobs | torch.Tensor:
+        """Return the logprobs of the row's target tokens, or what the next stage goes on with.
 
         Args:
             row: token trees and target tokens.
@@ -84,12 +88,19 @@ class PolicyModel(nn.Module):
             with_entropy: also return entropies.
             states: what passes between the chunks of a longer row (see `models.chunks`); None for
                 a whole row.
+            given: hidden states [1, own tokens, D] of the stage before this one, if there is one.
+
+        Returns:
+            The logprobs; hidden states [1, own tokens, D] if another stage has the head.
 
         Raises:
             TrainingError: replayed experts do not fit this model.
         """
         share = self.split.share(row)
-        hidden_ND = share.whole_stretch(self._hidden_states(row, share, states))
+        own_ND = self._hidden_states(row, share, states, given)
+        if not self.stage.is_last:
+            return own_ND[None]
+        hidden_ND = share.whole_stretch(own_ND)
         found = self._own_targets(hidden_ND, share.own_targets(row), chunk_size, with_entropy)
         return TargetLogprobs(
             logprobs=share.of_all_targets(found.logprobs),
@@ -142,7 +153,11 @@ class PolicyModel(nn.Module):
         )
 
     def _hidden_states(
-        self, row: PackedRow, share: RowShare, states: ChunkStates | None
+        self,
+        row: PackedRow,
+        share: RowShare,
+        states: ChunkStates | None,
+        given: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the last hidden states of this rank's tokens [N, D]."""
         device = self.device
@@ -150,9 +165,9 @@ class PolicyModel(nn.Module):
         extra = layer_keywords(implementation, row, device, share, states)
         positions_N = torch.from_numpy(share.own(row.positions)).to(device)[None]
         if row.rotary_positions is not None:
-            positions_N = torch.from_numpy(row.rotary_positions).to(device)[:, None]
+            positions_N = torch.from_numpy(share.own(row.rotary_positions.T).T).to(device)[:, None]
         if row.images is not None:
-            extra |= shown_features(self.model, self.reader, row.images)
+            extra |= shown_features(self.model, self.reader, row.images, share.stretch)
             if not computes_trees(self.model):
                 extra |= kind_keywords(self.model, row.images, row.num_tokens)
                 if row.rotary_positions is not None:
@@ -163,8 +178,11 @@ class PolicyModel(nn.Module):
             extra[ROUTED_EXPERTS] = self._by_layer(
                 torch.from_numpy(choices).to(device, torch.int64)
             )
+        if self.stage.entry is None:
+            extra["input_ids"] = torch.from_numpy(share.own(row.token_ids)).to(device)[None]
+        else:
+            extra["inputs_embeds"] = self.stage.entry.given = given
         output = self.model.base_model(
-            input_ids=torch.from_numpy(share.own(row.token_ids)).to(device)[None],
             position_ids=None if "image_grid_thw" in extra else positions_N,
             use_cache=False,
             **extra,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoint_files import check_is_checkpoint, tensor_names
+from agentrl.runtime.outside import no_answer
 
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -96,16 +97,20 @@ def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
 
 def _fetch(hub_id: str, with_weights: bool, given: str) -> Path:
     # Imported here: only hub ids need it, and the import takes longer than a sampler's start.
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
+    silence = None if constants.HF_HUB_OFFLINE else no_answer(constants.ENDPOINT)
     try:
         ignored = ["*.pth", "original/*", "*.gguf"]
         if not with_weights:
             ignored += ["*.safetensors", "*.bin"]
-        return Path(snapshot_download(hub_id, ignore_patterns=ignored))
+        found = snapshot_download(
+            hub_id, ignore_patterns=ignored, local_files_only=silence is not None
+        )
+        return Path(found)
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = silence or " ".join(str(error).split())[:200]
         raise ConfigError(
             f"{given}: no such directory, and the download from the hub failed ({reason})"
         ) from None

@@ -6,12 +6,16 @@ arXiv 2309.14509). Attention sees the whole token tree and needs no change. Ring
 that a later block sees all of an earlier one, which is false for trees. `tp` splits the stretch again
 between the attention and MLP blocks (Korthikanti et al., arXiv 2205.05198).
 
+Layers whose weights every `tp` rank has compute on the rank's own tokens, also where their attention or
+their scan follows paths: the exchange of tokens for heads then goes over `cp` and `tp` together.
+
 Rows are padded to a multiple of the number of ranks; padding is cut off before attention.
 
 Shape legend: N tokens of the row, P with padding, H query heads, K key-value heads (of this rank's
-`tp` part), D head dimension, T target tokens.
+`tp` part), D head dimension, T target tokens, X heads or channels of a recurrent layer.
 """
 
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +34,9 @@ class RowSplit:
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.context = mesh["cp"] if mesh is not None and mesh["cp"].size() > 1 else None
         self.tensor = mesh["tp"] if mesh is not None and mesh["tp"].size() > 1 else None
+        self.row = mesh["row"] if mesh is not None and mesh["row"].size() > 1 else None
+        self.is_followed = self.row is not None
+        """Whether layers need a row's layout to see the tokens of other ranks."""
 
     def share(self, row: PackedRow) -> "RowShare":
         """Return this rank's part of a row."""
@@ -42,6 +49,7 @@ class RowShare:
     def __init__(self, split: RowSplit, row: PackedRow) -> None:
         self._context = split.context
         self._tensor = split.tensor
+        self._row = split.row
         self._num_tokens = row.num_tokens
         self._num_targets = row.num_targets
         num_stretches = _size(self._context)
@@ -53,6 +61,16 @@ class RowShare:
         # A target belongs to the rank that holds its source, whose hidden state predicts it.
         self._targets = np.flatnonzero((row.sources >= self._start) & (row.sources < self._end))
 
+    @property
+    def num_own_tokens(self) -> int:
+        """Return how many tokens this rank computes between blocks, padding included."""
+        return (self._end - self._start) // _size(self._tensor)
+
+    @property
+    def stretch(self) -> slice | None:
+        """Return the tokens of this `cp` rank, padding included; None: all of the row."""
+        return None if self._context is None else slice(self._start, self._end)
+
     def own(self, values: np.ndarray) -> np.ndarray:
         """Return this rank's stretch [P / cp, ...] of a row's per-token values [N, ...]."""
         padding = [(0, self._num_padded - self._num_tokens)] + [(0, 0)] * (values.ndim - 1)
@@ -63,6 +81,12 @@ class RowShare:
         if self._tensor is None:
             return values
         return np.split(values, self._tensor.size())[self._tensor.get_local_rank()]
+
+    def of_own_tokens(self) -> "RowShare":
+        """Return the share of a layer that sees this rank's own tokens between blocks."""
+        share = copy(self)
+        share._context = self._row
+        return share
 
     def own_targets(self, row: PackedRow) -> PackedRow:
         """Return the row with only the targets whose sources lie in this rank's stretch."""
@@ -148,6 +172,41 @@ class RowShare:
         rows = all_to_all(output[0], length, length, self._context.get_group())
         heads = rows.reshape(cp, length[0], *rows.shape[1:]).transpose(0, 1)
         return heads.flatten(1, 2)[None]
+
+    def to_channels(self, values: torch.Tensor) -> torch.Tensor:
+        """Exchange own tokens with all heads for all tokens with some of the heads (collective).
+
+        Args:
+            values: [P / (cp * tp), X, ...] of a recurrent layer.
+
+        Returns:
+            [N, X / (cp * tp), ...]; ranks share a head where there are fewer heads than ranks.
+        """
+        if self._row is None:
+            return values
+        ranks, num_tokens = self._row.size(), len(values)
+        if values.shape[1] % ranks:
+            values = values.repeat_interleave(ranks // values.shape[1], dim=1)
+        parts = values.unflatten(1, (ranks, -1)).movedim(1, 0).flatten(0, 1)
+        length = [num_tokens] * ranks
+        return all_to_all(parts, length, length, self._row.get_group())[: self._num_tokens]
+
+    def own_channels(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a recurrent layer's values of all heads [X, ...], for the heads of `to_channels`."""
+        if self._row is None:
+            return values
+        return values.chunk(self._row.size())[self._row.get_local_rank()]
+
+    def from_channels(self, values: torch.Tensor) -> torch.Tensor:
+        """Reverse `to_channels` for a layer's output [N, X / (cp * tp), ...] (collective)."""
+        if self._row is None:
+            return values
+        ranks, missing = self._row.size(), self._num_padded - self._num_tokens
+        values = pad(values, (0, 0) * (values.dim() - 1) + (0, missing))
+        length = [self._num_padded // ranks] * ranks
+        rows = all_to_all(values, length, length, self._row.get_group())
+        heads: torch.Tensor = rows.unflatten(0, (ranks, -1)).movedim(0, 1).flatten(1, 2)
+        return heads
 
 
 def _size(mesh: DeviceMesh | None) -> int:

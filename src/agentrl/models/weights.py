@@ -6,6 +6,9 @@ reads them from the files: its memory never exceeds its shards plus one piece of
 
 import copy
 import json
+import logging
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,10 @@ from agentrl.models.vision.image_encoders import model_class
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
+log = logging.getLogger(__name__)
+# Heads that predict further tokens: in modules of their own, or as layers behind the last one.
+_FURTHER_TOKENS = re.compile(r"(?:^|\.)mtp(?:\.|_)")
+_LAYER = re.compile(r"^model\.(?:language_model\.)?layers\.(\d+)\.")
 # Tensors in old checkpoints that models now compute.
 _COMPUTED = ("rotary_emb.inv_freq",)
 
@@ -49,12 +56,15 @@ def materialize(model: nn.Module, device: torch.device, *, parameter_device: tor
 
 
 @torch.no_grad()
-def read_weights(model: PreTrainedModel, path: Path) -> None:
+def read_weights(
+    model: PreTrainedModel, path: Path, *, has: Callable[[str], bool] = lambda _: True
+) -> None:
     """Fill a model's parameters, and the buffers that checkpoints hold, from safetensors files.
 
     Args:
         model: its parameters are allocated; this rank reads only its shards.
         path: directory of a Hugging Face checkpoint.
+        has: whether a tensor, by its name, belongs to this part of the model.
 
     Raises:
         ConfigError: the directory has no weights, or they do not match the configuration: a tensor
@@ -78,7 +88,9 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
     if not expected <= files.names and is_converted(model):
         _copy_converted(model, path)
         return
-    _check_names(files, expected, set(tied))
+    _check_missing(files, expected)
+    left = filter(has, files.names - expected - set(tied))
+    _check_unexpected(model, path, [name for name in left if not name.endswith(_COMPUTED)])
     for name, buffer in buffers.items():
         piece = whole_piece(name, tuple(buffer.shape))
         buffer.copy_(files.read(piece, (slice(None),) * buffer.dim()))
@@ -119,7 +131,8 @@ def converted_model(path: str | Path, config: PretrainedConfig) -> PreTrainedMod
         raise ConfigError(f"cannot load weights from {path}: {error}") from error
     model: PreTrainedModel = loaded[0]
     info: dict[str, Any] = loaded[1]
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    _check_unexpected(model, Path(path), info["unexpected_keys"])
+    for problem in ("missing_keys", "mismatched_keys"):
         names = sorted(str(name) for name in info[problem])
         if names:
             raise ConfigError(
@@ -184,15 +197,42 @@ def _opened(path: Path) -> Any:
         raise ConfigError(f"cannot load weights from {path}: {error}") from error
 
 
-def _check_names(files: _WeightFiles, wanted: set[str], tied: set[str]) -> None:
+def _check_missing(files: _WeightFiles, wanted: set[str]) -> None:
     missing = sorted(wanted - files.names)
     if missing:
         raise ConfigError(f"weights are missing from {files}: {_listed(missing)}")
-    left = files.names - wanted - tied
-    unexpected = sorted(name for name in left if not name.endswith(_COMPUTED))
+
+
+def _check_unexpected(model: PreTrainedModel, path: Path, names: Collection[str]) -> None:
+    """Refuse tensors that the model has no place for, but for heads that predict further tokens.
+
+    Many families are published with such heads, for servers that draft with them. transformers' models
+    have none.
+    """
+    config = model.config.get_text_config()
+    first = getattr(config, "num_hidden_layers", 0)
+    behind = range(first, first + (getattr(config, "num_nextn_predict_layers", 0) or 0))
+    # Names of its class, and what a model adds by its configuration (Gemma 4's shared keys).
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+
+    def is_left_out(name: str) -> bool:
+        layer = _LAYER.match(name)
+        if _FURTHER_TOKENS.search(name) or (layer is not None and int(layer[1]) in behind):
+            return True
+        return any(re.search(pattern, name) for pattern in patterns)
+
+    left_out = [name for name in sorted(map(str, names)) if is_left_out(name)]
+    unexpected = sorted({*map(str, names)} - {*left_out})
     if unexpected:
         raise ConfigError(
-            f"{files} has weights that its config.json does not describe: {_listed(unexpected)}"
+            f"{path} has weights that its config.json does not describe: {_listed(unexpected)}"
+        )
+    if left_out:
+        log.warning(
+            "%s: the model has no place for %s (heads that predict further tokens, as a rule): they are "
+            "neither trained nor exported",
+            path,
+            _listed(left_out),
         )
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.full_disk import full_disk
+from support.tiny_families import tiny_model
 from support.trees import random_group, tiny_policy
 from transformers import (
     AutoModelForCausalLM,
@@ -108,6 +109,31 @@ def test_weights_of_another_model_are_refused(
     save_file(change(weights), path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=message):
         load_policy(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "further"),
+    [
+        ("deepseek_v3", "model.layers.2.eh_proj.weight"),
+        ("glm4_moe", "model.layers.2.eh_proj.weight"),
+        ("qwen3_next", "mtp.fc.weight"),
+        ("qwen3_5_text", "mtp.layers.0.mlp.gate.weight"),
+    ],
+)
+def test_heads_that_predict_further_tokens_are_left_out_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, further: str
+) -> None:
+    model = tiny_model(family, torch.float32)
+    model.config.num_nextn_predict_layers = 1
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors") | {further: torch.zeros(2, 2)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    load_policy(tmp_path)
+    assert f"no place for {further} (heads that predict further tokens" in caplog.text
+    weights["model.layers.9.eh_proj.weight"] = torch.zeros(2, 2)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"does not describe: model\.layers\.9\.eh_proj"):
+        load_policy(tmp_path)
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

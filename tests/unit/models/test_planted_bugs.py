@@ -110,13 +110,13 @@ def convolution_cut_at_a_chunk(patch: pytest.MonkeyPatch) -> None:
 
 
 def debts_of_states_forgotten(patch: pytest.MonkeyPatch) -> None:
-    add = chunks._Debts.add
+    add = chunks.Debts.add
 
     def add_values(self: Any, chunk: Any, given: ChunkStates) -> None:
         given.continued = {}
         add(self, chunk, given)
 
-    patch.setattr(chunks._Debts, "add", add_values)
+    patch.setattr(chunks.Debts, "add", add_values)
 
 
 BUGS: dict[str, tuple[str, int, Plant]] = {

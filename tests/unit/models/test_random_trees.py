@@ -103,14 +103,14 @@ def test_the_full_size_has_all_that_makes_trees_branch() -> None:
     assert num_chunked(packings(FULL_SIZE)["chunks"]) > 1
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("llama", marks=pytest.mark.slow)])
 def test_merging_costs_no_precision_in_bfloat16(architecture: str) -> None:
     # As in training: weights in float32, which bfloat16 can hold here, computation in bfloat16.
     rounded = tiny_policy(architecture, torch.bfloat16).float()
     exact = tiny_policy(architecture, torch.float64)
     exact.load_state_dict({name: value.double() for name, value in rounded.state_dict().items()})
     # Rounding must not decide what is dropped: a loss without clipping, ratios far from bounds.
-    groups = sampled_by(exact, [*map(random_group, range(4)), FULL_SIZE], noise=0.05)
+    groups = sampled_by(exact, [*map(random_group, range(2)), FULL_SIZE], noise=0.05)
     for group in groups:
         _, oracle = separate_gradient(exact, [group], kind="REINFORCE")
         _, found = separate_gradient(rounded, [group], kind="REINFORCE", autocast=BFLOAT16)

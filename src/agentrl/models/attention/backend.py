@@ -32,6 +32,8 @@ from agentrl.models.row_tree import RowTree
 
 CONTEXT = "row_context"
 """Keyword of a model's forward pass that reaches every layer."""
+SEES_OWN_TOKENS = "sees_own_tokens"
+"""Attribute of attention layers whose weights are whole on every `tp` rank."""
 
 # Keywords that reach attention without affecting it: rotary positions are already applied to queries
 # and keys, and experts follow after attention.
@@ -229,19 +231,21 @@ def _attend_to_row(
     variant: AttentionVariant,
     context: RowContext,
 ) -> torch.Tensor:
-    size = value.shape[-1]
+    size, share = value.shape[-1], context.share
+    if hasattr(module, SEES_OWN_TOKENS):
+        share = share.of_own_tokens()
     query, key, value = _of_one_head_size(query, key, value)
-    states = context.share.to_heads(query, key, value)
+    states = share.to_heads(query, key, value)
     query, key, value = (_in_one_precision(tensor) for tensor in states)
     if variant.s_aux is not None:
-        variant = replace(variant, s_aux=context.share.own_heads(variant.s_aux))
+        variant = replace(variant, s_aux=share.own_heads(variant.s_aux))
     if context.states is not None:
         index = module.layer_idx
         assert isinstance(index, int), "transformers numbers its attention layers"
         key, value = context.states.extend(("attention", index), key, value)
     layout = context.layout(variant.sliding_window)
     output = backend.attend(query, key, value, variant=variant, layout=layout)
-    return context.share.to_tokens(output)[..., :size]
+    return share.to_tokens(output)[..., :size]
 
 
 def _of_one_head_size(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:

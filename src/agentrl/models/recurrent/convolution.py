@@ -1,7 +1,8 @@
 """Causal convolutions along the paths of token trees.
 
 A short convolution mixes a token with the few tokens before it. In a row they are those before it on
-its path: K gathered copies of the row, weighted and summed.
+its path: K gathered copies of the row, weighted and summed. Channels do not mix, so ranks that share a
+row compute some of the channels each, for all tokens.
 
 Shape legend: N tokens of the row, P tokens above it, C channels, K width of the kernel.
 """
@@ -33,7 +34,10 @@ def tree_convolution(original: Any) -> Any:
                 hidden_states, weight, bias, activation=activation, **keywords
             )
             return output
-        output = _along_paths(hidden_states.to(weight.dtype), weight, context)
+        share = context.share
+        own_NC = share.to_channels(hidden_states[0].to(weight.dtype).transpose(0, 1))  # noqa: N806
+        made = _along_paths(own_NC.transpose(0, 1)[None], share.own_channels(weight), context)
+        output = share.from_channels(made[0].transpose(0, 1)).transpose(0, 1)[None]
         if bias is not None:
             output = output + bias[:, None]
         if activation is not None:

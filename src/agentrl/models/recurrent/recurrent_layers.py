@@ -36,12 +36,6 @@ def follow_paths(model: nn.Module) -> None:
             module.register_forward_pre_hook(_enter, with_kwargs=True)
 
 
-def has_recurrent_layers(model: nn.Module) -> bool:
-    """Return whether a model's layers carry states or convolve along paths."""
-    files = {type(module).__module__ for module in model.modules()}
-    return any(hasattr(sys.modules[file], name) for file in files for name in TREE_FORMS)
-
-
 def _replace_functions(file: Any) -> bool:
     """Replace the functions of a modeling file that have tree forms; return whether it has any."""
     found = [name for name in TREE_FORMS if hasattr(file, name)]

@@ -5,6 +5,8 @@ in one call, each from the state that its path left behind; autograd carries the
 back to the segment that made it. Segments are padded at their ends with steps that leave the state
 alone: no decay, nothing written.
 
+Heads do not mix, so ranks that share a row scan some of the heads each, for all tokens.
+
 Shape legend: N tokens of the row, S segments of a round, L tokens of the longest; X stands for the
 further dimensions of a tensor.
 """
@@ -109,6 +111,9 @@ def tree_mamba2(original: Any) -> Any:
         if dt_softplus:
             dt = softplus(dt)
         dt = dt.clamp(*dt_limit)
+        share = context.share
+        if keywords.get("D") is not None:
+            keywords["D"] = share.own_channels(keywords["D"])
 
         def run(
             tensors: Sequence[torch.Tensor], states: torch.Tensor | None
@@ -117,7 +122,7 @@ def tree_mamba2(original: Any) -> Any:
             done: tuple[torch.Tensor, torch.Tensor] = original(
                 inputs,
                 steps,
-                A,
+                share.own_channels(A),
                 writes,
                 reads,
                 chunk_size=chunk_size,
@@ -139,12 +144,13 @@ def scan_along_paths(
 
     Args:
         scan: the layer's own scan of sequences.
-        tensors: its inputs, each [1, N, X].
+        tensors: its inputs, each [1, N, X]; this rank's tokens, if several share the row.
         context: the row; states that pass between chunks go through its `states`.
     """
     tree, states, place = context.tree, context.states, (SCAN, context.layer)
-    num_tokens, device = tensors[0].shape[1], tensors[0].device
-    padded = [pad(tensor[0], (0, 0) * (tensor.dim() - 2) + (0, 1)) for tensor in tensors]
+    own = [context.share.to_channels(tensor[0]) for tensor in tensors]
+    num_tokens, device = len(own[0]), own[0].device
+    padded = [pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, 1)) for tensor in own]
     known = None
     if states is not None and place in states.continued:
         known = _after_none(states.continued[place])
@@ -166,7 +172,7 @@ def scan_along_paths(
         exports = torch.from_numpy(tree.exports).to(device)
         states.left[place] = known.index_select(0, exports)
     back = torch.from_numpy(np.argsort(np.concatenate(tokens))).to(device)
-    return torch.cat(outputs).index_select(0, back)[None]
+    return context.share.from_channels(torch.cat(outputs).index_select(0, back))[None]
 
 
 def _after_none(states: torch.Tensor) -> torch.Tensor:

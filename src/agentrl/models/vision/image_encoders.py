@@ -48,14 +48,22 @@ def freeze_encoder(model: PreTrainedModel) -> None:
 
 
 def shown_features(
-    model: PreTrainedModel, reader: ImageReader, images: RowImages
+    model: PreTrainedModel, reader: ImageReader, images: RowImages, stretch: slice | None = None
 ) -> dict[str, Any]:
-    """Return the keyword of a model's forward pass that holds what its encoder made of images."""
+    """Return the keyword of a model's forward pass that holds what its encoder made of images.
+
+    Args:
+        model: whose encoder it is.
+        reader: of its images.
+        images: of the whole row.
+        stretch: tokens of the row that this rank computes; None: all.
+    """
     features = _encoded(model, reader, images.images)
-    order = images.which.tolist()
-    features.pooler_output = _each(features.pooler_output, order)
+    features.pooler_output = _each(features.pooler_output, images, stretch)
     if getattr(features, "deepstack_features", None) is not None:
-        features.deepstack_features = [_each(part, order) for part in features.deepstack_features]
+        features.deepstack_features = [
+            _each(part, images, stretch) for part in features.deepstack_features
+        ]
     return {"mm_encoder_outputs": {"image": features}}
 
 
@@ -93,8 +101,14 @@ def _encoded(model: PreTrainedModel, reader: ImageReader, images: Sequence[Shown
     return base.get_image_features(**pixels, return_dict=True)
 
 
-def _each(parts: Any, order: list[int]) -> Any:
+def _each(parts: Any, images: RowImages, stretch: slice | None) -> Any:
     """Return the features of each image that is shown, from those of each that is encoded."""
-    if isinstance(parts, torch.Tensor):
-        return parts[order]
-    return tuple(parts[number] for number in order)
+    order = images.which.tolist()
+    is_stacked = isinstance(parts, torch.Tensor)
+    if stretch is None:
+        return parts[order] if is_stacked else tuple(parts[number] for number in order)
+    shown = []
+    for number, (start, end) in zip(order, images.spans.tolist(), strict=True):
+        first, last = (min(max(edge, start), end) for edge in (stretch.start, stretch.stop))
+        shown.append(parts[number][first - start : last - start])
+    return torch.cat(shown) if is_stacked else tuple(shown)

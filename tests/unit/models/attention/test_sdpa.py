@@ -1,5 +1,6 @@
 """Attention along the paths of trees: both of its forms against the dense oracle."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -46,17 +47,28 @@ def test_segments_longer_than_a_tile_give_the_gradients_of_the_oracle(architectu
     assert_as_the_oracle(architecture, long_row())
 
 
-@pytest.mark.parametrize("max_block", [3, pytest.param(512, marks=pytest.mark.slow)])
+def short_row() -> PackedRow:
+    return TokenTree.from_tokens(random_group(5).turns).row
+
+
+@pytest.mark.parametrize(
+    ("max_block", "make_row"),
+    [
+        (3, short_row),
+        (512, short_row),
+        pytest.param(3, long_row, marks=pytest.mark.slow),
+        pytest.param(512, long_row, marks=pytest.mark.slow),
+    ],
+)
 def test_blocks_with_masks_give_the_gradients_of_the_oracle(
-    max_block: int, monkeypatch: pytest.MonkeyPatch
+    max_block: int, make_row: Callable[[], PackedRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What other devices than the CPU compute, on the CPU."""
     monkeypatch.setattr(RowLayout, "has_segments", False)
     monkeypatch.setattr(
         "agentrl.models.attention.sdpa.block_layout", partial(block_layout, max_block=max_block)
     )
-    for row in (TokenTree.from_tokens(random_group(5).turns).row, long_row()):
-        assert_as_the_oracle("qwen3", row)
+    assert_as_the_oracle("qwen3", make_row())
 
 
 def test_nothing_is_gathered_twice_for_the_backward_pass() -> None:

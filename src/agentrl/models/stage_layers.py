@@ -1,0 +1,150 @@
+"""The layers of a model that a stage of a pipeline keeps.
+
+A stage is the family's own model, in which other modules stand where other stages have their layers, so
+that no forward pass is written anew and every parameter keeps its name. They pass hidden states on; the
+one in front of the stage's own layers puts in those that the stage before sent. The first stage has the
+embedding, the last one the norm behind the layers and the head. A head that is tied to the embedding is
+on both, and the sum of both gradients goes to each.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.models.small_copy import small_config, small_model
+
+
+@dataclass(frozen=True, eq=False)
+class ModelStage:
+    """What a stage has of a model."""
+
+    number: int
+    count: int
+    entry: "_Elsewhere | None"
+    """Where hidden states of the stage before come in; None on the first stage."""
+    elsewhere: tuple[str, ...]
+    """Beginnings of the names of parameters that other stages have."""
+    tied: str | None
+    """Name of the parameter that is embedding and head in one, if this stage has it."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage has the head."""
+        return self.number == self.count - 1
+
+    def is_tied(self, name: str) -> bool:
+        """Return whether a policy's parameter is embedding and head in one."""
+        return self.tied is not None and name.endswith(f".{self.tied}")
+
+    def has(self, name: str) -> bool:
+        """Return whether a parameter of the whole model, by its name, is this stage's."""
+        return not name.startswith(self.elsewhere) if self.elsewhere else True
+
+
+WHOLE = ModelStage(0, 1, None, (), None)
+"""The only stage of a model that no pipeline divides."""
+
+
+class _Elsewhere(nn.Module):
+    """Stands where another stage has a layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        # Models ask their layers of which kind they are.
+        kept = {name: value for name, value in vars(layer).items() if isinstance(value, str)}
+        self.__dict__.update(kept)
+        self.given: torch.Tensor | None = None
+        """Hidden states to put in."""
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return hidden_states if self.given is None else self.given
+
+
+def keep_stage(model: PreTrainedModel, number: int, count: int) -> ModelStage:
+    """Take out of a model what other stages have (in place).
+
+    Args:
+        model: whole, on any device.
+        number: of the stage, from 0.
+        count: of all stages.
+    """
+    if count == 1:
+        return WHOLE
+    base: Any = model.base_model
+    names = {id(module): name for name, module in model.named_modules()}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = head.weight is embedding.weight
+    is_first, is_last = number == 0, number == count - 1
+    # Rounded up: the layers that are over go to early stages, as the last one has the head.
+    start, end = (-(-len(base.layers) * edge // count) for edge in (number, number + 1))
+    removed = []
+    for place, layer in enumerate(base.layers):
+        if not start <= place < end:
+            removed.append(names[id(layer)])
+            base.layers[place] = _Elsewhere(layer)
+    if not is_last:
+        for name, part in list(base.named_children()):
+            if part not in (embedding, base.layers) and next(part.parameters(), None) is not None:
+                removed.append(names[id(part)])
+                setattr(base, name, nn.Identity())
+        if not (is_tied and is_first):
+            removed.append(names[id(head)])
+            model.set_output_embeddings(nn.Identity())
+    if not is_first and not (is_tied and is_last):
+        removed.append(names[id(embedding)])
+        model.set_input_embeddings(nn.Identity())
+    return ModelStage(
+        number,
+        count,
+        entry=None if is_first else base.layers[start - 1],
+        elsewhere=tuple(f"{name}." for name in removed),
+        tied=f"{names[id(embedding)]}.weight" if is_tied and (is_first or is_last) else None,
+    )
+
+
+def check_stages(config: PretrainedConfig, count: int, *, trust_remote_code: bool = False) -> None:
+    """Refuse models whose layers hand on more than hidden states, tried out on a small random copy.
+
+    Raises:
+        ConfigError: two stages of the copy do not compute what the whole copy does.
+    """
+    if count == 1:
+        return
+    try:
+        # In float32: torch's kernel for experts has no float64.
+        whole = (
+            small_model(small_config(config), trust_remote_code=trust_remote_code).float().eval()
+        )
+        reason = _difference_in_stages(whole)
+    except Exception as error:  # noqa: BLE001 - modeling code of anybody
+        first = (str(error).strip().splitlines() or [""])[0]
+        reason = f"a small copy of it cannot be divided ({type(error).__name__}: {first})"
+    if reason is not None:
+        raise ConfigError(
+            f"--pp_size {count}: models of {config.model_type} are not trained in a pipeline; "
+            f"{reason}; use 1"
+        )
+
+
+@torch.no_grad()
+def _difference_in_stages(whole: PreTrainedModel) -> str | None:
+    base: Any = whole.base_model
+    if len(base.layers) < 2:
+        return "a small copy of it has a single layer"
+    tokens = torch.arange(12)[None] % 8
+    expected = whole(input_ids=tokens, use_cache=False).logits
+    stages = [copy.deepcopy(whole) for _ in range(2)]
+    first, last = (keep_stage(model, number, 2) for number, model in enumerate(stages))
+    assert first.entry is None
+    assert last.entry is not None
+    hidden = stages[0].base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    last.entry.given = hidden
+    found = stages[1](inputs_embeds=torch.zeros_like(hidden), use_cache=False).logits
+    if torch.allclose(found, expected, rtol=1e-5, atol=1e-5):
+        return None
+    return "its layers hand on more than hidden states"
