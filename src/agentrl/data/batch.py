@@ -136,7 +136,7 @@ def build_step(
     ]
     micro_batches = tuple(
         tuple(
-            table.micro_batch(share[number], passes) if number < len(share) else _empty(passes)
+            table.micro_batch(share[number], passes) if number < len(share) else empty_batch(passes)
             for number, passes in enumerate(num_chunks)
         )
         for share in shares
@@ -252,7 +252,8 @@ def _with_stand_ins(
     )
 
 
-def _empty(num_chunks: int) -> MicroBatch:
+def empty_batch(num_chunks: int) -> MicroBatch:
+    """Return a micro-batch that adds nothing to loss and gradients (see `empty_row`)."""
     whole, real = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
     return MicroBatch(
         row=empty_row(),

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from agentrl.data.tokens import TurnTokens
-from agentrl.schema import DispatchedSamplingTask
+from agentrl.schema import DispatchedSamplingTask, num_shared_ids
 from agentrl.schema.routed_experts import first_routed, stored_experts
 
 OWN_CHOICE = -1
@@ -58,10 +58,10 @@ def agree_on_experts(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...
     settled = {chain: _known(longest[chain], width) for chain in chains}
     num_conflicts = 0
     for before, chain in pairwise(chains):
-        shared = _common_prefix(longest[before].path, longest[chain].path)
+        shared = num_shared_ids(longest[before].path, longest[chain].path)
         num_conflicts += _take_over(settled, chain, settled[before][:shared])
     for after, chain in pairwise(reversed(chains)):
-        shared = _common_prefix(longest[after].path, longest[chain].path)
+        shared = num_shared_ids(longest[after].path, longest[chain].path)
         _take_over(settled, chain, settled[after][:shared])
     return tuple(_with(turn, settled[turn.record_id, turn.chain]) for turn in turns), num_conflicts
 
@@ -126,9 +126,3 @@ def _with(turn: TurnTokens, experts: np.ndarray | None) -> TurnTokens:
 
 def _width(turn: TurnTokens) -> int:
     return 0 if turn.routed_experts is None else turn.routed_experts.shape[1]
-
-
-def _common_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    size = min(len(left), len(right))
-    differs = left[:size] != right[:size]
-    return int(differs.argmax()) if differs.any() else size
