@@ -18,7 +18,6 @@ from typing import Literal, TypeVar
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.config.checks import check_trackers
 from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.rank_checks import check_mesh
 from agentrl.config.sections import ModelSection, RootConfig, RunSection, TrainerSection
@@ -32,9 +31,11 @@ from agentrl.models.architectures import (
 )
 from agentrl.models.load import read_config
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
+from agentrl.models.stage_layers import check_stages
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.prometheus import metrics_endpoint
 from agentrl.runtime.signals import stop_on_signals
+from agentrl.runtime.tracker_checks import check_trackers
 from agentrl.trainer.checkpoint import Checkpoint
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights, adapter_shape
 from agentrl.trainer.learner.worker_group import WorkerGroup, worker_loop
@@ -206,6 +207,7 @@ def mesh_shape(trainer: TrainerSection, world_size: int) -> MeshShape:
         cp=trainer.cp_size,
         ep=trainer.ep_size,
         tp=trainer.tp_size,
+        pp=trainer.pp_size,
     )
 
 
@@ -231,7 +233,9 @@ def start_weights(
         check_adapter_targets(path, model.lora_target_modules)
     trusted = model.trust_remote_code
     check_can_be_computed(path, raw_config(path), trust_remote_code=trusted)
-    check_parallel_support(read_config(path, trust_remote_code=trusted), shape)
+    config = read_config(path, trust_remote_code=trusted)
+    check_parallel_support(config, shape)
+    check_stages(config, shape.pp, trust_remote_code=trusted)
     return weights
 
 

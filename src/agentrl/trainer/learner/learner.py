@@ -16,50 +16,33 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 
-from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.distributed import (
     Ranks,
     StateWriter,
-    clip_gradients,
     full_state_dict,
     load_sharded_state_dict,
     read_state,
-    shard_model,
     sharded_state_dict,
-    whole_tensor,
+    whole_tensors,
 )
 from agentrl.distributed.broadcast import Bucket, in_buckets
-from agentrl.errors import ConfigError
-from agentrl.models.adapter_files import AdapterShape
-from agentrl.models.attention.attention_registry import implementation_of
+from agentrl.distributed.dtypes import dtype_name
 from agentrl.models.checkpoint_export import TEMPLATE_FILE, read_tokenizer_files, save_hf
 from agentrl.models.checkpoint_layout import checkpoint_tensors
-from agentrl.models.flops import FlopCount, peak_tflops
-from agentrl.models.load import load_policy
-from agentrl.models.lora import (
-    BasePolicy,
-    adapter_tensors,
-    add_adapter,
-    has_adapter,
-    load_adapter,
-    save_adapter,
-    start_adapter,
-)
-from agentrl.models.parallel import parallelize
-from agentrl.models.policy import PolicyModel
-from agentrl.models.router_replay import make_routers_replay
-from agentrl.models.vision.image_encoders import freeze_encoder
+from agentrl.models.flops import peak_tflops
+from agentrl.models.lora import adapter_tensors, has_adapter, save_adapter
 from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
-from agentrl.trainer.learner.passes import PassOutcome, forward_backward, frozen_logprobs
-from agentrl.trainer.learner.settings import LearnerSettings, Precision, adapter_shape
+from agentrl.trainer.learner.passes import Passes, PassOutcome, WholePasses
+from agentrl.trainer.learner.rank_models import RankModels
+from agentrl.trainer.learner.settings import LearnerSettings
+from agentrl.trainer.learner.staged_passes import StagedPasses
 from agentrl.trainer.learner.target_stats import TargetStats, TargetTrace, TurnRatios, target_stats
 
 _WRAPPER_PREFIX = "model."
@@ -75,6 +58,8 @@ class StepOutcome:
     num_targets: int
     targets: TargetStats
     """Ratios, clipping and divergence from the sampler; complete on rank 0 only."""
+    trace: TargetTrace
+    """Token by token; complete on rank 0 only."""
     flops: float
     """Floating-point operations of all ranks' forward and backward passes."""
     peak_tflops: float | None
@@ -106,7 +91,7 @@ class Learner:
         Raises:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
         """
-        model, trainer, algorithm = settings.model, settings.trainer, settings.algorithm
+        model, trainer = settings.model, settings.trainer
         _seed_everything(settings.seed)
         if trainer.full_determinism:
             # cuBLAS reads it when it initializes, at the first matrix product.
@@ -118,33 +103,12 @@ class Learner:
         self._tokenizer_files = read_tokenizer_files(settings.weights.model_path)
         if model.chat_template is not None:
             self._tokenizer_files[TEMPLATE_FILE] = model.chat_template.encode()
-        self._precision = Precision.of(model.torch_dtype, ranks.device)
-        if model.attention_implementation == "varlen" and not self._precision.is_mixed:
-            raise ConfigError(
-                "--attention_implementation varlen computes in bfloat16; give --torch_dtype "
-                "bfloat16, or use flex or sdpa"
-            )
-        adapter = adapter_shape(model)
-        self._mesh = ranks.build_mesh()
-        self._policy = self._load(
-            settings.weights.model_path,
-            # Below an adapter all weights are frozen, so no master copy is needed.
-            dtype=self._precision.master if adapter is None else self._precision.compute,
-            adapter=adapter,
-            gradient_checkpointing=trainer.gradient_checkpointing,
-        )
-        if settings.weights.adapter_path is not None:
-            load_adapter(self._policy, settings.weights.adapter_path)
-        elif adapter is not None:
-            start_adapter(self._policy, settings.seed)
-        self._flops = FlopCount.of(self._policy)
-        self._reference: nn.Module | None = None
-        if settings.reference_path is not None:
-            self._reference = self._load(
-                settings.reference_path, dtype=self._precision.master
-            ).requires_grad_(requires_grad=False)
-        elif algorithm is not None and algorithm.kl_coefficient and adapter is not None:
-            self._reference = BasePolicy(self._policy)
+        models = RankModels.load(settings, ranks)
+        self._policy, self._reference, self._stages = models.policy, models.reference, models.stages
+        self._precision = models.precision
+        self.flops = models.flops
+        """Costs of the whole model."""
+        self._passes = self._make_passes()
         trained = (p for p in self._policy.parameters() if p.requires_grad)
         self._optimizer = make_optimizer(trained, trainer)
         self._writer = StateWriter(ranks)
@@ -153,7 +117,7 @@ class Learner:
     @property
     def attention_cost(self) -> float:
         """Cost of a visible pair in units of a token's cost outside attention, for packing."""
-        return self._flops.attention_cost
+        return self.flops.attention_cost
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
@@ -164,22 +128,25 @@ class Learner:
         """
         started = time.monotonic()
         sums, ratios, traces = _Sums(), [], []
-        for micro_batch in micro_batches:
-            done = self._forward_backward(micro_batch, self._settings.algorithm)
-            sums.add(micro_batch, done, flops=self._flops.row(micro_batch.row))
+        for micro_batch, done in self._passes.forward_backward(
+            micro_batches, self._settings.algorithm
+        ):
+            sums.add(micro_batch, done, flops=self.flops.row(micro_batch.row))
             ratios.append(TurnRatios.of(micro_batch.turns, done.losses, done.masked))
             traces.append(
                 TargetTrace.of(
-                    done.policy.logprobs,
+                    micro_batch.turns,
+                    done.policy,
                     done.behavior_logprobs,
                     micro_batch.advantages,
                     done.losses,
+                    done.masked,
                 )
             )
         # One collective for all figures of the step.
         totals = _Sums(*self._ranks.sum(astuple(sums)))
         accumulated = time.monotonic()
-        grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
+        grad_norm = self._passes.clip_gradients(self._trainer.max_grad_norm)
         rate = learning_rate(self._trainer, self._num_done)
         # Loss and norm are sums over all ranks, so all ranks take the same decision.
         skipped = None
@@ -194,14 +161,14 @@ class Learner:
         self._num_done += 1
         self._optimizer.zero_grad(set_to_none=True)
         count = max(totals.num_targets, 1.0)
+        trace = TargetTrace.joined(self._ranks.gather_dp(TargetTrace.joined(traces)))
         return StepOutcome(
             loss=totals.loss,
             grad_norm=grad_norm,
             learning_rate=rate,
             num_targets=int(totals.num_targets),
-            targets=target_stats(
-                TargetTrace.joined(self._ranks.gather_dp(TargetTrace.joined(traces)))
-            ),
+            targets=target_stats(trace),
+            trace=trace,
             flops=totals.flops,
             peak_tflops=self._trainer.peak_tflops or peak_tflops(self._ranks.device),
             entropy=totals.entropy / count if self._trainer.log_entropy else None,
@@ -218,13 +185,7 @@ class Learner:
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Return the mean negative logprob of the target tokens of all ranks (collective)."""
         total, num_targets = 0.0, 0
-        for batch in micro_batches:
-            logprobs = frozen_logprobs(
-                self._policy,
-                batch,
-                chunk_size=self._trainer.loss_seq_chunk_size,
-                autocast=self._precision.autocast(self._ranks),
-            )
+        for batch, logprobs in self._passes.logprobs(micro_batches):
             total -= float(logprobs.double().sum())
             num_targets += batch.row.num_targets
         total, count = self._ranks.sum([total, num_targets])
@@ -248,9 +209,12 @@ class Learner:
             self._policy,
             merged,
             separate,
-            accumulate=lambda batch: self._forward_backward(batch, algorithm).loss,
+            accumulate=lambda batches: sum(
+                done.loss for _, done in self._passes.forward_backward(batches, algorithm)
+            ),
             tolerance=STEP_TOLERANCE[self._precision.compute],
             ranks=self._ranks,
+            stages=self._stages,
         )
 
     def export(self, path: Path) -> None:
@@ -260,12 +224,12 @@ class Learner:
         """
         dtype = self._precision.compute
         if has_adapter(self._policy):
-            tensors = adapter_tensors(self._policy)
+            tensors = adapter_tensors(self._policy, self._stages)
             if self._ranks.is_main:
                 save_adapter(self._policy, path, tensors, dtype=dtype)
             self._ranks.barrier()
             return
-        state = full_state_dict(self._policy, self._ranks)
+        state = self.full_state()
         if self._ranks.is_main:
             save_hf(
                 self._policy,
@@ -276,6 +240,12 @@ class Learner:
             if self._precision.is_mixed:
                 _write_config_dtype(path, dtype)
         self._ranks.barrier()
+
+    def full_state(self) -> dict[str, torch.Tensor]:
+        """Return all weights in host memory on rank 0, {} elsewhere (collective)."""
+        if self._stages is not None:
+            return self._stages.full_state_dict(self._policy)
+        return full_state_dict(self._policy, self._ranks)
 
     def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None] | None = None) -> None:
         """Gather the weights in compute precision, in buckets (collective).
@@ -290,8 +260,12 @@ class Learner:
 
     def _gathered(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Yield the checkpoint tensors of each parameter on rank 0; gather on all ranks."""
-        for name, part in sharded_state_dict(self._policy).items():
-            whole = whole_tensor(part.to(self._ranks.device, self._precision.compute))
+
+        def to_send(part: torch.Tensor) -> torch.Tensor:
+            return part.to(self._ranks.device, self._precision.compute)
+
+        parts = sharded_state_dict(self._policy)
+        for name, whole in whole_tensors(parts, self._stages, to_send):
             if self._ranks.is_main:
                 yield checkpoint_tensors(name.removeprefix(_WRAPPER_PREFIX), whole)
 
@@ -320,13 +294,17 @@ class Learner:
         read_state(state, directory, self._ranks)
         if "master" in state:
             load_sharded_state_dict(self._policy, state["master"])
-        set_optimizer_state_dict(self._policy, self._optimizer, state["optimizer"])
+        optimizer = get_optimizer_state_dict(self._policy, self._optimizer)
+        optimizer["state"] = state["optimizer"]["state"]
+        set_optimizer_state_dict(self._policy, self._optimizer, optimizer)
         self._num_done = int(state["num_done"])
         torch.set_rng_state(state["torch_random"])
 
     def _state(self) -> dict[str, Any]:
+        # Without the list of parameters, which differs between the stages of a pipeline.
+        optimizer = get_optimizer_state_dict(self._policy, self._optimizer)
         state: dict[str, Any] = {
-            "optimizer": get_optimizer_state_dict(self._policy, self._optimizer),
+            "optimizer": {"state": optimizer["state"]},
             "num_done": torch.tensor(self._num_done),
             "torch_random": torch.get_rng_state(),
         }
@@ -336,58 +314,17 @@ class Learner:
             state["master"] = sharded_state_dict(self._policy)
         return state
 
-    def _load(
-        self,
-        path: Path,
-        *,
-        dtype: torch.dtype,
-        adapter: AdapterShape | None = None,
-        gradient_checkpointing: bool = False,
-    ) -> PolicyModel:
-        def prepare(policy: PolicyModel) -> None:
-            if self._settings.model.router_replay:
-                make_routers_replay(policy.model)
-            if not self._settings.model.train_vision:
-                freeze_encoder(policy.model)
-            if adapter is not None:
-                add_adapter(policy.model, adapter, dtype=self._precision.master)
-            parallelize(policy, self._mesh)
-            shard_model(
-                policy,
-                self._ranks,
-                self._mesh,
-                compute_dtype=self._precision.compute,
-                cpu_offload=self._trainer.cpu_offload,
-            )
-
-        model = self._settings.model
-        attention: str | None = implementation_of(model.attention_implementation)
-        if self._trainer.merge == "none" and self._ranks.shape.cp == 1:
-            attention = None
-        return load_policy(
-            path,
-            dtype=dtype,
-            device=self._ranks.device,
-            attention=attention,
-            trust_remote_code=model.trust_remote_code,
-            gradient_checkpointing=gradient_checkpointing,
-            prepare=prepare,
-            cpu_offload=self._trainer.cpu_offload or self._settings.starts_in_host_memory,
-        )
-
-    def _forward_backward(
-        self, batch: MicroBatch, algorithm: AlgorithmSection | None
-    ) -> PassOutcome:
-        return forward_backward(
-            self._policy,
-            batch,
-            algorithm,
-            chunk_size=self._trainer.loss_seq_chunk_size,
-            with_entropy=self._trainer.log_entropy,
-            autocast=self._precision.autocast(self._ranks),
-            reference=self._reference,
-            activation_offloading=self._trainer.activation_offloading,
-        )
+    def _make_passes(self) -> Passes:
+        options: dict[str, Any] = {
+            "reference": self._reference,
+            "chunk_size": self._trainer.loss_seq_chunk_size,
+            "with_entropy": self._trainer.log_entropy,
+            "activation_offloading": self._trainer.activation_offloading,
+        }
+        if self._stages is not None:
+            return StagedPasses(self._policy, self._stages, **options)
+        autocast = self._precision.autocast(self._ranks)
+        return WholePasses(self._policy, autocast=autocast, **options)
 
 
 @dataclass
@@ -418,7 +355,7 @@ def _write_config_dtype(model_dir: Path, dtype: torch.dtype) -> None:
     """Write the weights' precision into config.json, where inference servers read it."""
     path = model_dir / "config.json"
     config = json.loads(path.read_text())
-    config["dtype"] = str(dtype).removeprefix("torch.")
+    config["dtype"] = dtype_name(dtype)
     staging = model_dir / ".config.json.tmp"
     staging.write_text(json.dumps(config, indent=2) + "\n")
     staging.replace(path)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch, SelectedGroup, TokenTree, build_step
 from agentrl.data.random_groups import random_group
 from agentrl.data.tree import Merge
-from agentrl.distributed import Ranks, squared_norms
+from agentrl.distributed import Ranks, Stages, squared_norms
 from agentrl.models.attention.attention_registry import (
     TREE_ATTENTION,
     with_own_attention,
@@ -71,8 +72,8 @@ class MergeCheck:
         return {"equal": self.is_equal, **asdict(self), "worst": dict(self.worst)}
 
 
-Accumulate = Callable[[MicroBatch], float]
-"""Adds a micro-batch's gradients to the parameters and returns its share of the loss."""
+Accumulate = Callable[[Sequence[MicroBatch]], float]
+"""Adds the gradients of micro-batches to the parameters and returns their share of the loss."""
 
 
 def check_merge(
@@ -83,6 +84,7 @@ def check_merge(
     accumulate: Accumulate,
     tolerance: float,
     ranks: Ranks,
+    stages: Stages | None = None,
 ) -> MergeCheck:
     """Compare the gradients of two packings of one step (collective); leaves no gradient behind.
 
@@ -93,23 +95,29 @@ def check_merge(
         accumulate: the trainer's forward and backward pass.
         tolerance: largest relative error that counts as equal.
         ranks: all that share the step.
+        stages: of the pipeline that the policy is a stage of; the worst parameters are then those of
+            the first stage.
     """
     merged_loss, found = _gradients(policy, merged, accumulate)
-    # The layers of a context-parallel rank see a stretch of a row; ours exchange it, others do not.
-    is_split = policy.split.context is not None
-    with nullcontext() if is_split else with_own_attention(policy.model):
+    # Layers that see some of a row's tokens: ours exchange them, others do not.
+    with nullcontext() if policy.split.is_followed else with_own_attention(policy.model):
         separate_loss, expected = _gradients(policy, separate, accumulate)
     names = [name for name, trained in policy.named_parameters() if trained.requires_grad]
+    # A tied head counts as the embedding that it is.
+    counted = [policy.stage.number == 0 or not policy.stage.is_tied(name) for name in names]
     pairs = zip(found, expected, strict=True)
     differences = squared_norms([one - other for one, other in pairs])
     norms = squared_norms(expected)
     merged_loss, separate_loss = ranks.sum([merged_loss, separate_loss])
+    totals = [sum(compress(squares, counted)) for squares in (differences, norms)]
+    if stages is not None:
+        totals = stages.sum(totals)
     errors = {
         name: _relative(difference, norm)
         for name, difference, norm in zip(names, differences, norms, strict=True)
     }
     return MergeCheck(
-        relative_error=_relative(sum(differences), sum(norms)),
+        relative_error=_relative(*totals),
         tolerance=tolerance,
         loss_merged=merged_loss,
         loss_separate=separate_loss,
@@ -220,7 +228,7 @@ def _gradients(
     policy: nn.Module, batches: Sequence[MicroBatch], accumulate: Accumulate
 ) -> tuple[float, list[torch.Tensor]]:
     policy.zero_grad(set_to_none=True)
-    loss = sum(accumulate(batch) for batch in batches)
+    loss = accumulate(batches)
     gradients = []
     for parameter in policy.parameters():
         if parameter.requires_grad:
@@ -238,9 +246,12 @@ def _relative(difference: float, norm: float) -> float:
 
 
 def _accumulate_plainly(policy: PolicyModel, algorithm: AlgorithmSection) -> Accumulate:
-    def accumulate(batch: MicroBatch) -> float:
+    def accumulate(batches: Sequence[MicroBatch]) -> float:
         autocast = torch.autocast(policy.device.type, dtype=torch.bfloat16, enabled=False)
-        return forward_backward(policy, batch, algorithm, chunk_size=4096, autocast=autocast).loss
+        return sum(
+            forward_backward(policy, batch, algorithm, chunk_size=4096, autocast=autocast).loss
+            for batch in batches
+        )
 
     return accumulate
 

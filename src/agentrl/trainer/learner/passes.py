@@ -4,9 +4,10 @@ Chooses the formulas of `agentrl.algorithms` from the flags. Knows nothing of ra
 gradients are sums, whose weights are already normalized over the step.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from agentrl.algorithms.losses import (
 )
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
+from agentrl.distributed import clip_gradients
 from agentrl.models.chunks import ChunkedPass
 from agentrl.models.offloading import activations_in_host_memory
 from agentrl.models.policy import TargetLogprobs, target_logprobs
@@ -45,6 +47,72 @@ class PassOutcome:
     losses: TargetLosses
     policy: TargetLogprobs
     behavior_logprobs: torch.Tensor
+
+
+class Passes(Protocol):
+    """A model's passes over the micro-batches of a share."""
+
+    def forward_backward(
+        self, batches: Sequence[MicroBatch], algorithm: AlgorithmSection | None
+    ) -> Iterator[tuple[MicroBatch, PassOutcome]]:
+        """Add gradients to the parameters (collective).
+
+        Yields:
+            Micro-batches with their outcomes, on the rank that reports for its share and on those
+            that compute the same.
+        """
+
+    def logprobs(self, batches: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
+        """Yield the logprobs [T] of micro-batches likewise, without gradients (collective)."""
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scale the model's gradient down to a norm; return the norm before (collective)."""
+
+
+@dataclass(frozen=True)
+class WholePasses:
+    """Passes of a model whose layers are all here."""
+
+    policy: nn.Module
+    reference: nn.Module | None
+    """Model of the KL penalty."""
+    chunk_size: int
+    with_entropy: bool
+    activation_offloading: bool
+    autocast: torch.autocast
+
+    def forward_backward(
+        self, batches: Sequence[MicroBatch], algorithm: AlgorithmSection | None
+    ) -> Iterator[tuple[MicroBatch, PassOutcome]]:
+        """See `Passes`."""
+        for batch in batches:
+            yield (
+                batch,
+                forward_backward(
+                    self.policy,
+                    batch,
+                    algorithm,
+                    chunk_size=self.chunk_size,
+                    with_entropy=self.with_entropy,
+                    autocast=self.autocast,
+                    reference=self.reference,
+                    activation_offloading=self.activation_offloading,
+                ),
+            )
+
+    def logprobs(self, batches: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
+        """See `Passes`."""
+        for batch in batches:
+            yield (
+                batch,
+                frozen_logprobs(
+                    self.policy, batch, chunk_size=self.chunk_size, autocast=self.autocast
+                ),
+            )
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """See `Passes`."""
+        return clip_gradients(self.policy.parameters(), max_norm)
 
 
 def forward_backward(
@@ -81,7 +149,7 @@ def forward_backward(
             output = target_logprobs(
                 policy, batch.row, chunk_size=chunk_size, with_entropy=with_entropy
             )
-        done = _loss(output.logprobs, batch, algorithm, reference_logprobs)
+        done = loss_of(output.logprobs, batch, algorithm, reference_logprobs)
         done.loss.backward()
     else:
         # The loss needs the logprobs of all chunks (GSPO averages over whole turns), but memory holds
@@ -91,18 +159,11 @@ def forward_backward(
         )
         output = passes.forward(with_entropy=with_entropy)
         logprobs = output.logprobs.requires_grad_()
-        done = _loss(logprobs, batch, algorithm, reference_logprobs)
+        done = loss_of(logprobs, batch, algorithm, reference_logprobs)
         (gradient,) = torch.autograd.grad(done.loss, logprobs)
         with waiting():
             passes.backward(gradient)
-    return PassOutcome(
-        loss=float(done.loss.detach()),
-        kl=done.kl,
-        masked=done.masked,
-        losses=done.losses._replace(loss=done.losses.loss.detach()),
-        policy=output._replace(logprobs=output.logprobs.detach()),
-        behavior_logprobs=done.behavior_logprobs,
-    )
+    return done.outcome(output)
 
 
 @torch.no_grad()
@@ -123,12 +184,25 @@ def frozen_logprobs(
         return target_logprobs(model, batch.row, chunk_size=chunk_size).logprobs
 
 
-class _Loss(NamedTuple):
+class PassLoss(NamedTuple):
+    """The loss of a micro-batch, with its graph, and what it is made of."""
+
     loss: torch.Tensor
     losses: TargetLosses
     masked: torch.Tensor
     kl: float
     behavior_logprobs: torch.Tensor
+
+    def outcome(self, policy: TargetLogprobs) -> PassOutcome:
+        """Return the figures without a graph, beside what the policy computed."""
+        return PassOutcome(
+            loss=float(self.loss.detach()),
+            kl=self.kl,
+            masked=self.masked,
+            losses=self.losses._replace(loss=self.losses.loss.detach()),
+            policy=policy._replace(logprobs=policy.logprobs.detach()),
+            behavior_logprobs=self.behavior_logprobs,
+        )
 
 
 def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
@@ -147,18 +221,19 @@ def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
     )
 
 
-def _loss(
+def loss_of(
     logprobs: torch.Tensor,
     batch: MicroBatch,
     algorithm: AlgorithmSection | None,
     reference_logprobs: torch.Tensor | None,
-) -> _Loss:
+) -> PassLoss:
+    """Return the loss of a micro-batch from the logprobs of its targets [T]."""
     device = logprobs.device
     weights = torch.from_numpy(batch.weights).to(device, logprobs.dtype)
     if algorithm is None:
         losses = cross_entropy(logprobs)
         loss = weighted_sum(losses, weights)
-        return _Loss(loss, losses, ~losses.keep, 0.0, logprobs.detach())
+        return PassLoss(loss, losses, ~losses.keep, 0.0, logprobs.detach())
     behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
     staleness = torch.from_numpy(batch.staleness).to(device)
     # Numbered within the micro-batch.
@@ -190,4 +265,4 @@ def _loss(
         kl = kl_penalty(logprobs, reference_logprobs, kind=algorithm.kl_estimator)
         loss = loss + algorithm.kl_coefficient * (weights * kl).sum()
         total_kl = float(kl.detach().sum())
-    return _Loss(loss, losses, ~correction.keep, total_kl, behavior)
+    return PassLoss(loss, losses, ~correction.keep, total_kl, behavior)

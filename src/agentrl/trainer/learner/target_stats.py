@@ -13,6 +13,7 @@ import torch
 
 from agentrl.algorithms.corrections import MAX_LOG_RATIO
 from agentrl.algorithms.losses import TargetLosses
+from agentrl.models.policy import TargetLogprobs
 
 _PERCENTILES = (1, 10, 50, 90, 99)
 
@@ -21,6 +22,8 @@ _PERCENTILES = (1, 10, 50, 90, 99)
 class TargetTrace:
     """Values kept for N target tokens; every field has the shape [N]."""
 
+    turns: np.ndarray
+    """int64, index into `StepBatch.turn_ids`; the tokens of a turn are in their order."""
     log_ratios: np.ndarray
     """float32, log pi - log mu."""
     advantages: np.ndarray
@@ -29,34 +32,49 @@ class TargetTrace:
     """bool, True for tokens in the loss whose gradient clipping replaced."""
     kept: np.ndarray
     """bool, True for tokens in the loss."""
+    masked: np.ndarray
+    """bool, True for tokens that an importance correction masked."""
+    entropies: np.ndarray
+    """float16, in nats; NaN where they are not computed."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Concatenate the tokens of several micro-batches or ranks."""
-        return cls(*_concatenated(cls, parts, (np.float32, np.int8, bool, bool)))
+        dtypes = (np.int64, np.float32, np.int8, bool, bool, bool, np.float16)
+        return cls(*_concatenated(cls, parts, dtypes))
 
     @classmethod
     def of(
         cls,
-        policy_logprobs: torch.Tensor,
+        turns: np.ndarray,
+        policy: TargetLogprobs,
         behavior_logprobs: torch.Tensor,
         advantages: np.ndarray,
         losses: TargetLosses,
+        masked: torch.Tensor,
     ) -> Self:
         """Return the trace of one micro-batch.
 
         Args:
-            policy_logprobs: log pi [N], without gradient.
+            turns: the turn of every target token, int64 [N].
+            policy: log pi [N], without gradient, and entropies where they are computed.
             behavior_logprobs: log mu [N].
             advantages: A [N].
             losses: theirs.
+            masked: bool [N], tokens that an importance correction masked.
         """
         kept = losses.keep.cpu().numpy()
+        entropies = np.full(len(kept), np.nan, np.float16)
+        if policy.entropies is not None:
+            entropies = policy.entropies.half().cpu().numpy()
         return cls(
-            log_ratios=(policy_logprobs - behavior_logprobs).float().cpu().numpy(),
+            turns=turns,
+            log_ratios=(policy.logprobs - behavior_logprobs).float().cpu().numpy(),
             advantages=np.sign(advantages).astype(np.int8),
             clipped=losses.clipped.cpu().numpy() & kept,
             kept=kept,
+            masked=masked.cpu().numpy(),
+            entropies=entropies,
         )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agentrl.data import MicroBatch
@@ -94,12 +93,7 @@ class WorkerGroup:
         )
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         # After a failed operation the other ranks may wait in the middle of it, where a broadcast
         # would not reach them; they end when this process closes its connections.
         if not self._is_broken:

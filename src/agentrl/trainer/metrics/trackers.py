@@ -1,8 +1,8 @@
-"""`--report_to`: figures of every step to TensorBoard, Weights & Biases or SwanLab.
+"""`--report_to`: figures of every step to TensorBoard, W&B, SwanLab, Trackio or MLflow.
 
 accelerate's tracker classes send them. What they send is chosen here: figures, and the sections of
-the configuration that hold no secret. What W&B and SwanLab would collect on their own (command line,
-environment, code) is switched off, because it may contain secrets.
+the configuration that hold no secret. What the libraries would collect on their own (command line,
+environment, code, use) is switched off, because it may contain secrets.
 """
 
 import logging
@@ -14,16 +14,19 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.tracking import (
     GeneralTracker,
+    MLflowTracker,
     SwanLabTracker,
     TensorBoardTracker,
+    TrackioTracker,
     WandBTracker,
 )
 
-from agentrl.config.checks import check_trackers
 from agentrl.config.flags import FLAGS
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig, RunSection
 from agentrl.errors import ConfigError
+from agentrl.runtime.tracker_checks import check_trackers
+from agentrl.runtime.tracker_login import check_login
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +66,12 @@ def open_trackers(config: RootConfig) -> Trackers:
     """Start the trackers of a run; they continue what an earlier process of the run began.
 
     Raises:
-        ConfigError: see `check_trackers`; or one refuses to start (no login, say).
+        ConfigError: see `check_trackers` and `check_login`; or one refuses to start.
     """
     names = check_trackers(config.trainer.report_to)
     if not names:
         return Trackers(())
+    check_login(names)
     # accelerate's logger asks which process this is; a process group that exists is kept.
     PartialState()
     started = []
@@ -143,6 +147,62 @@ def _swanlab(run: RunSection) -> GeneralTracker:
     )
 
 
+def _trackio(run: RunSection) -> GeneralTracker:
+    return TrackioTracker(
+        os.environ.get("TRACKIO_PROJECT", "agentrl"),
+        name=run.run_name,
+        resume="allow",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+
+
+def _mlflow(run: RunSection) -> GeneralTracker:
+    folder = _folder(run, "mlflow")
+    for name, value in {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # By default, a server that is away holds the trainer for minutes at every step.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    }.items():
+        os.environ.setdefault(name, value)
+    is_local = os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:")
+    return _ResumedMLflow(
+        "agentrl",
+        run_name=run.run_name,
+        logging_dir=str(folder / "artifacts") if is_local else None,
+    )
+
+
+class _ResumedMLflow(MLflowTracker):  # type: ignore[misc]
+    """Continues the run of its name, which MLflow finds by an id of its own only."""
+
+    run_id: str | None
+
+    def start(self) -> None:
+        import mlflow  # noqa: PLC0415 - an optional package
+
+        client = mlflow.MlflowClient()
+        experiment = client.get_experiment_by_name(self.experiment_name)
+        if experiment is not None and self.run_id is None:
+            found = client.search_runs(
+                [experiment.experiment_id],
+                f"attributes.run_name = '{self.run_name}'",
+                max_results=1,
+            )
+            self.run_id = found[0].info.run_id if found else None
+        super().start()
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        # MLflow refuses parameters that changed, as the flags of a resumed run may have.
+        known = self.active_run.data.params
+        super().store_init_configuration(
+            {name: value for name, value in values.items() if name not in known}
+        )
+
+
 def _folder(run: RunSection, name: str) -> Path:
     folder = run.output_path / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,4 +213,6 @@ _MAKERS: dict[str, Callable[[RunSection], GeneralTracker]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "swanlab": _swanlab,
+    "trackio": _trackio,
+    "mlflow": _mlflow,
 }

@@ -18,7 +18,7 @@ from transformers.integrations import moe
 
 from agentrl.models import load, offloading, parallel
 from agentrl.models.attention import flex, sdpa, varlen
-from agentrl.trainer.learner import learner
+from agentrl.trainer.learner import rank_models
 
 FakeDevice = Literal["cpu", "gpu", "meta"]
 """What is played: a CPU; a GPU; or a device that is neither, on which a tensor that was left in host
@@ -31,8 +31,8 @@ HOST = "meta"
 def fake_tensors(device: FakeDevice) -> Iterator[None]:
     """Make all tensors within the block fake."""
     stand_ins: list[tuple[Any, str, Any]] = [
-        (load, "read_weights", lambda *_: None),
-        (learner, "start_adapter", lambda *_: None),
+        (load, "read_weights", lambda *_, **__: None),
+        (rank_models, "start_adapter", lambda *_: None),
         (parallel, "exchanged_counts", _equal_counts),
         # torch knows the shapes of its own kernel for experts in bfloat16 alone.
         (moe, "_can_use_grouped_mm", lambda *_: False),

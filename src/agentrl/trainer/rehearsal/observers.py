@@ -23,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from agentrl.distributed.dtypes import dtype_name
+
 _BLOCK_BYTES = 512
 """CUDA's allocator gives whole blocks."""
 _QUESTIONS: dict[str, Callable[[Any], object]] = {
@@ -154,4 +156,4 @@ class HostReads(TorchFunctionMode):
 
 def _ones(tensor: torch.Tensor) -> np.ndarray:
     dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
-    return np.ones(tuple(tensor.shape), dtype=str(dtype).removeprefix("torch."))
+    return np.ones(tuple(tensor.shape), dtype=dtype_name(dtype))

@@ -120,8 +120,14 @@ def rehearse_run(
         device: what computes the step.
 
     Raises:
-        ConfigError: the flags ask for another number of ranks, or the model cannot be followed.
+        ConfigError: the flags ask for another number of ranks or for a pipeline, or the model cannot
+            be followed.
     """
+    if trainer.pp_size > 1:
+        raise ConfigError(
+            f"--pp_size {trainer.pp_size}: a plan knows no pipelines; plan with 1, whose weights, "
+            "gradients and optimizer state the stages divide"
+        )
     if trainer.merge == "none":
         batch = filled_row(longest, longest)
     else:
@@ -214,7 +220,7 @@ class _Rehearsed(Learner):
         return {
             "num_parameters": sum(p.numel() for p in parameters),
             "num_trained": sum(p.numel() for p in parameters if p.requires_grad),
-            "flops": self._flops,
+            "flops": self.flops,
         }
 
 

@@ -44,6 +44,9 @@ _RUN_FLAGS = ("run_name", "seed")
 # They name places and services of the machine that trained.
 _LEFT_OUT = {"model_name_or_path", "reference_model", "trust_remote_code", "report_to"}
 _MOST_TIMES_LARGER = 50
+_MAX_FILES = 10_000
+_MAX_CONFIG_BYTES = 1 << 16
+_MAX_STEP_DIGITS = 12
 
 
 async def write_bundle(
@@ -131,9 +134,9 @@ def unpacked(file: Path) -> Iterator[Bundle]:
         try:
             _extract(file, folder)
         except (tarfile.TarError, EOFError, OSError) as error:
-            raise ConfigError(f"{file} is no bundle: {error}") from None
-        if not (folder / CONFIG_FILE).is_file():
-            raise ConfigError(f"{file} is no bundle: it holds no {CONFIG_FILE}")
+            reason = str(error).partition(":\n")[0]
+            raise ConfigError(f"{file} is no bundle: {reason}") from None
+        _check_config(file, folder / CONFIG_FILE)
         given = {
             "config": str(folder / CONFIG_FILE),
             "output_dir": name,
@@ -144,8 +147,7 @@ def unpacked(file: Path) -> Iterator[Bundle]:
         if (folder / _REFERENCE_DIR).is_dir():
             given["reference_model"] = str(folder / _REFERENCE_DIR)
         config = load_config(given)
-        last = max(read_metrics(folder), default=1)
-        yield Bundle(config, (_first_step(file, folder), last))
+        yield Bundle(config, (_first_step(file, folder), _last_step(file, folder)))
 
 
 @contextmanager
@@ -165,10 +167,43 @@ async def _import(uri: str, config: RootConfig) -> None:
 
 def _first_step(file: Path, folder: Path) -> int:
     path = folder / _STEPS_FILE
-    text = path.read_text() if path.is_file() else ""
-    if not text.isdecimal():
+    text = path.read_bytes()[: _MAX_STEP_DIGITS + 1] if path.is_file() else b""
+    if not text.isdigit() or len(text) > _MAX_STEP_DIGITS:
         raise ConfigError(f"{file} is no bundle: it does not say which steps it holds")
     return int(text)
+
+
+def _last_step(file: Path, folder: Path) -> int:
+    try:
+        return max(read_metrics(folder), default=1)
+    except ValueError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{file} is no bundle: its {METRICS_FILE} cannot be read: {reason}"
+        ) from None
+
+
+def _check_config(file: Path, path: Path) -> None:
+    """Refuse what `write_bundle` does not write: other flags, and YAML that grows when it is read."""
+    if not path.is_file():
+        raise ConfigError(f"{file} is no bundle: it holds no {CONFIG_FILE}")
+    try:
+        text = path.read_bytes()[: _MAX_CONFIG_BYTES + 1]
+        if len(text) > _MAX_CONFIG_BYTES:
+            raise ValueError("it is too long")
+        if any(getattr(event, "anchor", None) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it refers to itself")
+        given = yaml.safe_load(text)
+        if not isinstance(given, dict):
+            raise ValueError("it holds no flags")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{file} is no bundle: its {CONFIG_FILE} cannot be read: {reason}"
+        ) from None
+    foreign = [name for name in given if not _is_portable(name)]
+    if foreign:
+        raise ConfigError(f"{file} is no bundle: it names {foreign[0]!s:.40}, which none does")
 
 
 def _portable(config: RootConfig) -> dict[str, Any]:
@@ -176,9 +211,14 @@ def _portable(config: RootConfig) -> dict[str, Any]:
     return {
         name: value
         for name, value in flat_values(config).items()
-        if name in _RUN_FLAGS or (FLAGS[name].section in _SECTIONS and name not in _LEFT_OUT)
-        if value not in (None, "", [])
+        if _is_portable(name) and value not in (None, "", [])
     }
+
+
+def _is_portable(name: str) -> bool:
+    if name in _RUN_FLAGS:
+        return True
+    return name in FLAGS and FLAGS[name].section in _SECTIONS and name not in _LEFT_OUT
 
 
 def _kept_weights(output: Path, first: int, last: int) -> Iterator[Path]:
@@ -206,8 +246,12 @@ def _extract(file: Path, folder: Path) -> None:
     )
     size = 0
     with tarfile.open(file) as tar:
-        for member in tar:
+        for number, member in enumerate(tar, 1):
             size += member.size
+            if number > _MAX_FILES:
+                raise ConfigError(
+                    f"{file} holds more than {_MAX_FILES:,} files; it is not unpacked"
+                )
             if size > most:
                 raise ConfigError(f"{file} holds more than {most >> 20} MiB; it is not unpacked")
             if not (member.isfile() or member.isdir()):

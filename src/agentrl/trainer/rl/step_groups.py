@@ -15,6 +15,7 @@ from typing import Literal
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import SelectedGroup, select_group
+from agentrl.datasets.generated_tasks import TaskFeed
 from agentrl.runtime.signals import stopped_within
 from agentrl.schema import ENDED_RUNS, DBRecordData, LedgerEntry, score_of
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
@@ -120,6 +121,8 @@ class GroupReader:
         self._max_steps = max_steps
         self._more_may_come = more_may_come
         self._scorer = scorer
+        self.feed: TaskFeed | None = None
+        """Brings further tasks before samplers are admitted to them."""
         self._admitted: _Admission | None = None
         self._admitting = asyncio.Lock()
 
@@ -140,7 +143,10 @@ class GroupReader:
         # `apply_control` may call concurrently. The bound is computed under the lock, so whichever
         # write comes last writes the newest one.
         async with self._admitting:
-            await self._store.runs.set_admission(self._admitted.bound(self._max_steps))
+            bound = self._admitted.bound(self._max_steps)
+            if self.feed is not None:
+                await self.feed.fill(bound)
+            await self._store.runs.set_admission(bound)
 
     async def apply_control(self, control: StepControl) -> None:
         """Recompute the admission if the control changed."""

@@ -10,9 +10,13 @@ from dataclasses import asdict
 from statistics import fmean, pstdev
 from typing import Any
 
+import numpy as np
+
+from agentrl.algorithms.corrections import MAX_LOG_RATIO
 from agentrl.data import StepBatch, StepStats
-from agentrl.schema import RatioStats, TurnTraining
+from agentrl.schema import TOKEN_USES, RatioStats, TokenTrainings, TurnTraining
 from agentrl.trainer.learner.learner import StepOutcome
+from agentrl.trainer.learner.target_stats import TargetTrace
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite, learner_figures, ratio
 from agentrl.trainer.rl.step_groups import StepGroups
@@ -136,7 +140,7 @@ def _trained(
     consumer: str, found: StepGroups, batch: StepBatch, outcome: StepOutcome
 ) -> Iterator[TurnTraining]:
     turns = {turn.turn_id: (group, turn) for group in found.groups for turn in group.turns}
-    ratios = outcome.ratios
+    ratios, tokens = outcome.ratios, dict(_tokens(outcome.trace))
     for row, number in enumerate(ratios.turns.tolist()):
         group, turn = turns[batch.turn_ids[number]]
         num_targets = int(ratios.num_targets[row])
@@ -169,5 +173,27 @@ def _trained(
                 std=float(ratios.std[row]),
                 min=float(ratios.min[row]),
                 max=float(ratios.max[row]),
+            ),
+            tokens=tokens[number],
+        )
+
+
+def _tokens(trace: TargetTrace) -> Iterator[tuple[int, TokenTrainings]]:
+    """Yield the number of each turn with what the step saw at its tokens."""
+    uses = np.select(
+        [trace.masked, ~trace.kept, trace.clipped],
+        [TOKEN_USES.index(use) for use in (IMPORTANCE_CORRECTION, RATIO_OUT_OF_RANGE, "clipped")],
+    )
+    log_ratios = trace.log_ratios.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO).astype("<f2")
+    order = np.argsort(trace.turns, kind="stable")
+    numbers, starts = np.unique(trace.turns[order], return_index=True)
+    for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+        entropies = trace.entropies[places]
+        yield (
+            number,
+            TokenTrainings(
+                log_ratios=log_ratios[places].tobytes(),
+                entropies=b"" if np.isnan(entropies).any() else entropies.astype("<f2").tobytes(),
+                uses=uses[places].astype(np.uint8).tobytes(),
             ),
         )

@@ -22,11 +22,14 @@ from agentrl.config.sections import (
     StoreSection,
     TrainerSection,
 )
+from agentrl.datasets.generated_tasks import TaskFeed, generated_tasks
 from agentrl.datasets.task_stream import eval_tasks, train_tasks
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
+from agentrl.inference.weight_sync.delivery import Delivery
+from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.models.resolve import resolve_model
 from agentrl.runtime.atomic_directory import clear_leftovers
 from agentrl.schema import Control, Run
@@ -89,7 +92,8 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             _check_flags(config.run, trainer)
             check_training_sampling(config.sampling)
             store = await stack.enter_async_context(_connect(config.store, config.run.run_name))
-            checkpoint = await _open_run(store, config, ranks)
+            feed = TaskFeed(store, generated_tasks(config.data, config.run.seed))
+            checkpoint = await _open_run(store, config, ranks, feed)
             await stack.enter_async_context(
                 trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
             )
@@ -126,6 +130,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             more_may_come=config.rollout.enable_sampling,
             scorer=trainer.trained_scorer,
         )
+        reader.feed = feed
         questions = eval_tasks(config.data, 0) if trainer.eval_strategy != "no" else []
         loop = TrainLoop(
             session,
@@ -165,7 +170,9 @@ def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManage
     return TrajectoryStore.connect(uri.get_secret_value(), run_name)
 
 
-async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
+async def _open_run(
+    store: TrajectoryStore, config: RootConfig, ranks: Ranks, feed: TaskFeed
+) -> Checkpoint | None:
     """Prepare the database and return the checkpoint to resume, if there is one.
 
     Raises:
@@ -197,9 +204,11 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     )
     await store.runs.apply_flags(control)
     await store.tasks.add(train_tasks(config.data, config.run.seed))
+    await feed.fill(1)
     if await store.tasks.count(split="train") == 0:
         raise ConfigError(
-            f"database {store.database_name!r} holds no training tasks; give --train_file or --env"
+            f"database {store.database_name!r} holds no training tasks; give --train_file, --env, or "
+            "a --sampler_module with train_tasks(seed)"
         )
     return checkpoint
 
@@ -221,8 +230,10 @@ def _publisher(
     root = config.run.output_path / "policy"
     if config.trainer.consumer != DEFAULT_CONSUMER:
         return PolicyFiles(root, keep=config.publish.keep_policies)
-    delivery = None
-    if config.publish.weight_sync == "distributed":
+    delivery: Delivery | None = None
+    if config.publish.weight_sync == "delta":
+        delivery = DeltaDelivery(config.publish, group.send_weights)
+    elif config.publish.weight_sync == "distributed":
         # The embedded engine has no GPU.
         on_gpus = torch.cuda.is_available() and config.inference.inference_backend == "sglang"
         delivery = BroadcastDelivery(

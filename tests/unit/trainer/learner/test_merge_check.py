@@ -37,10 +37,10 @@ def step(merge: Merge, token_budget: int = 10**6) -> Sequence[MicroBatch]:
 def checked(
     policy: PolicyModel, merged: Sequence[MicroBatch], tolerance: float = 1e-12
 ) -> MergeCheck:
-    def accumulate(batch: MicroBatch) -> float:
-        return forward_backward(
-            policy, batch, AlgorithmSection(), chunk_size=64, autocast=NO_AUTOCAST
-        ).loss
+    def accumulate(batches: Sequence[MicroBatch]) -> float:
+        options: dict[str, Any] = {"chunk_size": 64, "autocast": NO_AUTOCAST}
+        algorithm = AlgorithmSection()
+        return sum(forward_backward(policy, b, algorithm, **options).loss for b in batches)
 
     return check_merge(
         policy, merged, step("none"), accumulate=accumulate, tolerance=tolerance, ranks=Ranks()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from agentrl.algorithms.losses import TargetLosses
+from agentrl.models.policy import TargetLogprobs
 from agentrl.trainer.learner.target_stats import TargetStats, TargetTrace, TurnRatios, target_stats
 
 
@@ -21,7 +22,12 @@ def trace(
         clipped=torch.tensor(clipped),
     )
     return TargetTrace.of(
-        logs - 2.0, torch.full((len(ratios),), -2.0), np.array(advantages), losses
+        np.zeros(len(ratios), np.int64),
+        TargetLogprobs(logs - 2.0, None),
+        torch.full((len(ratios),), -2.0),
+        np.array(advantages),
+        losses,
+        torch.zeros(len(ratios), dtype=torch.bool),
     )
 
 

@@ -13,12 +13,12 @@ import pytest
 from support.scrape import scrape_until
 from support.training import MakeConfig, Player, train_tasks
 
-from agentrl.config.checks import check_trackers
 from agentrl.config.loading import build_config, write_config
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.runtime.ports import free_port
 from agentrl.runtime.signals import INTERRUPTED
+from agentrl.runtime.tracker_checks import check_trackers
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.metrics.trackers import (
     Trackers,
@@ -69,6 +69,25 @@ def test_a_tracker_whose_package_is_missing_is_refused_before_the_run(
     with pytest.raises(ConfigError, match="pip install swanlab"):
         check_trackers(("console", "swanlab"))
     assert check_trackers(("none", "jsonl", "console")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"), [("mlflow", "MLFLOW_TRACKING_URI"), ("trackio", "TRACKIO_SERVER_URL")]
+)
+def test_a_server_that_does_not_answer_is_refused_before_the_run(
+    name: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    port = free_port()
+    monkeypatch.setenv(variable, f"http://me:{SECRET}@127.0.0.1:{port}/?write_token={SECRET}")
+    with pytest.raises(ConfigError) as refused:
+        check_trackers((name,))
+    (line,) = str(refused.value).splitlines()
+    expected = f"--report_to {name}: the server at http://127.0.0.1:{port} ({variable}) does not"
+    assert line.startswith(expected)
+    assert SECRET not in line
+    monkeypatch.setenv(variable, "")
+    assert check_trackers((name,)) == [name]
 
 
 async def test_every_step_of_a_run_reaches_tensorboard(
@@ -169,6 +188,76 @@ def test_offline_runs_are_written_without_a_secret(name: str, tmp_path: Path) ->
             (1, {"loss": 1.25, "seconds/publish": 2.0}),
             (2, {"eval/reward_mean": 0.5}),
         ]
+    assert holds_secret(tmp_path) == []
+
+
+_READ_TRACKIO = """
+import json, trackio
+from trackio.sqlite_storage import SQLiteStorage
+(run,) = trackio.Api().runs("agentrl")
+logs = SQLiteStorage.get_logs("agentrl", "tracked")
+print(json.dumps([run.name, dict(run.config), [log.get("loss") for log in logs]]))
+"""
+_READ_MLFLOW = """
+import json, mlflow
+client = mlflow.MlflowClient()
+(run,) = client.search_runs([client.get_experiment_by_name("agentrl").experiment_id])
+history = {n: [m.value for m in client.get_metric_history(run.info.run_id, n)] for n in run.data.metrics}
+print(json.dumps([run.info.run_name, run.data.params, history]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trackio", "mlflow"])
+def test_a_local_store_holds_a_run_that_was_resumed_with_other_flags(
+    name: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(name)
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "MONGODB_URI": SECRETS["db_connection_string"],
+    }
+
+    def run(code: str, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=80,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    flags = {
+        **{key: value for key, value in SECRETS.items() if key != "mcp_servers"},
+        "inference_backend": "sglang",
+        "run_name": "tracked",
+        "report_to": name,
+        "output_dir": tmp_path / "out",
+    }
+    for max_steps in (5, 6):
+        values = flags | {"max_steps": max_steps}
+        run(_OFFLINE, *(f"--{key}={value}" for key, value in values.items()))
+    if name == "mlflow":
+        database = tmp_path / "out/mlflow/mlflow.db"
+        environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{database}"
+        run_name, params, history = json.loads(run(_READ_MLFLOW).splitlines()[-1])
+        assert history == {
+            "loss": [1.25, 1.25],
+            "seconds/publish": [2.0, 2.0],
+            "eval/reward_mean": [0.5, 0.5],
+        }
+        assert params["max_steps"] == "5"
+    else:
+        run_name, params, losses = json.loads(run(_READ_TRACKIO).splitlines()[-1])
+        assert params["max_steps"] in (5, 6)
+        assert [loss for loss in losses if loss is not None] == [1.25, 1.25]
+    assert run_name == "tracked"
     assert holds_secret(tmp_path) == []
 
 

@@ -12,16 +12,22 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.distributed import MeshShape
+from agentrl.errors import ConfigError
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 from agentrl.trainer.rehearsal.fake_device import FakeDevice
-from agentrl.trainer.rehearsal.rehearsal import StepMemory, filled_row, rehearse
+from agentrl.trainer.rehearsal.rehearsal import (
+    StepMemory,
+    filled_row,
+    rehearse,
+    rehearse_run,
+)
 
 NUM_TOKENS = 48
 KNOWN = {
     # The figures of a micro-batch, after its passes.
-    "trainer/learner/passes.py:forward_backward": 1,
+    "trainer/learner/passes.py:outcome": 1,
     "trainer/learner/learner.py:add": 2,
-    "trainer/learner/target_stats.py:of": 7,
+    "trainer/learner/target_stats.py:of": 9,
     # The norm of all gradients decides whether the step is made.
     "distributed/sharding.py:squared_norms": 1,
 }
@@ -83,7 +89,7 @@ PASSES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", PASSES)
 def test_a_micro_batch_waits_for_the_device_at_known_places_alone(case: str, dense: Path) -> None:
-    own = {"trainer/learner/passes.py:_loss": 1} if "reference" in case else {}
+    own = {"trainer/learner/passes.py:loss_of": 1} if "reference" in case else {}
     assert rehearsed(dense, **PASSES[case]).host_reads == KNOWN | own
 
 
@@ -173,3 +179,15 @@ def test_experts_are_dealt_out(mixture: Path) -> None:
     shape = MeshShape(dp_shard=1, ep=4)
     found = rehearsed(mixture, device="gpu", shape=shape, ep_size=4, torch_dtype="bfloat16")
     assert found.weights < alone.weights / 2
+
+
+def test_pipelines_are_not_planned(dense: Path) -> None:
+    with pytest.raises(ConfigError, match="--pp_size 2: a plan knows no pipelines"):
+        rehearse_run(
+            ModelSection(),
+            TrainerSection(pp_size=2, num_processes=2),
+            AlgorithmSection(),
+            model_path=dense,
+            longest=8,
+            device="cpu",
+        )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.trainer.rl import bundle as bundle_file
 from agentrl.trainer.rl.bundle import unpacked
 
 
@@ -34,7 +35,7 @@ def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
         (link("checkpoints", "/etc", tarfile.SYMTYPE), "neither a file nor a folder"),
         (link("passwd", "/etc/passwd", tarfile.LNKTYPE), "neither a file nor a folder"),
         (link("device", "", tarfile.CHRTYPE), "neither a file nor a folder"),
-        (tarfile.TarInfo("config.yaml"), "which steps"),
+        (tarfile.TarInfo("config.yaml"), "holds no flags"),
     ],
 )
 def test_members_that_are_no_plain_files_of_the_folder_are_refused(
@@ -56,14 +57,65 @@ def test_a_file_that_is_much_larger_inside_is_not_unpacked(tmp_path: Path) -> No
 
 def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(b"nothing of the kind")
-    with pytest.raises(ConfigError, match=r"b.tar is no bundle"), unpacked(tmp_path / "b.tar"):
+    with (
+        pytest.raises(ConfigError, match=r"b.tar is no bundle: .*[a-z]$"),
+        unpacked(tmp_path / "b.tar"),
+    ):
         pass
 
 
-def test_code_beside_a_model_is_not_trusted(tmp_path: Path) -> None:
-    config = b"run_name: theirs\ntrust_remote_code: true\noutput_dir: /root\n"
-    members = [(tarfile.TarInfo("config.yaml"), config), (tarfile.TarInfo("first_step"), b"3")]
-    with unpacked(write_tar(tmp_path / "b.tar", *members)) as bundle:
+def bundle_of(path: Path, **files: bytes) -> Path:
+    """A bundle with these files beside what every bundle has."""
+    whole = {"config.yaml": b"run_name: theirs\nseed: 3\n", "first_step": b"3"}
+    whole |= {name.replace("__", "."): content for name, content in files.items()}
+    return write_tar(path, *((tarfile.TarInfo(name), content) for name, content in whole.items()))
+
+
+def test_a_bundle_is_replayed_from_its_own_folder(tmp_path: Path) -> None:
+    with unpacked(bundle_of(tmp_path / "b.tar")) as bundle:
         assert not bundle.config.model.trust_remote_code
         assert bundle.config.run.output_path.name.startswith("agentrl-bundle-")
         assert bundle.steps == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"config__yaml": b"trust_remote_code: true"}, "names trust_remote_code"),
+        ({"config__yaml": b"agent: theirs.py"}, "names agent"),
+        ({"config__yaml": b"db_connection_string: mongodb://them/x"}, "names db_connection_string"),
+        ({"config__yaml": b"[1"}, "config.yaml cannot be read"),
+        ({"config__yaml": b"7"}, "config.yaml cannot be read"),
+        ({"config__yaml": b"[" * 100_000}, "config.yaml cannot be read"),
+        ({"config__yaml": b"\xff\xfe\x00"}, "config.yaml cannot be read"),
+        ({"config__yaml": b"seed: &a [1]\nrun_name: [*a, *a]"}, "config.yaml cannot be read"),
+        ({"config__yaml": b"seed: 1\n" * 200_000}, "config.yaml cannot be read"),
+        ({"config__yaml": b"seed: [[1]]"}, "seed"),
+        ({"first_step": b"9" * 5000}, "which steps"),
+        ({"first_step": b"\xff"}, "which steps"),
+        ({"first_step": b"-1"}, "which steps"),
+        ({"metrics__jsonl": b"hm"}, "metrics.jsonl cannot be read"),
+        ({"metrics__jsonl": b"\xff"}, "metrics.jsonl cannot be read"),
+        ({"metrics__jsonl": b'{"step": ' + b"9" * 5000}, "metrics.jsonl cannot be read"),
+    ],
+)
+def test_what_a_stranger_wrote_into_a_bundle_is_refused_in_one_line(
+    tmp_path: Path, files: dict[str, bytes], why: str
+) -> None:
+    with (
+        pytest.raises(ConfigError, match=why) as refused,
+        unpacked(bundle_of(tmp_path / "b.tar", **files)),
+    ):
+        pass
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_file_of_countless_files_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_file, "_MAX_FILES", 20)
+    empty = ((tarfile.TarInfo(f"model/{number}"), b"") for number in range(21))
+    path = write_tar(tmp_path / "b.tar.gz", *empty, compressed=True)
+    with pytest.raises(ConfigError, match="more than 20 files"), unpacked(path):
+        pass

@@ -9,6 +9,7 @@ import pytest
 from support.training import MakeConfig, Player, train_tasks
 
 from agentrl.distributed import Ranks
+from agentrl.schema import TOKEN_USES
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.train_process import lead
 
@@ -66,3 +67,32 @@ async def test_every_sampled_token_is_trained_or_counted_by_its_reason(
             for reason, count in turn.trainings[0].masked.items():
                 written[reason] = written.get(reason, 0) + count
     assert written == masked
+
+
+async def test_every_token_leaves_its_ratio_its_entropy_and_what_became_of_it(
+    make_config: MakeConfig, store: TrajectoryStore, model_path: Path
+) -> None:
+    await store.tasks.add(train_tasks(2, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    config = make_config(max_steps=1, importance_weight_cap_ratio=1e-9)
+    await lead(config, Ranks(), stop=asyncio.Event())
+    lineage = await store.lineage.of_step(1)
+    of_record = {one.record_id: one.turns for one in lineage.trained}
+    assert of_record
+    dropped = 0
+    for record_id, found in of_record.items():
+        for turn in await store.turns.of_record(record_id):
+            training = await store.lineage.last_training(turn)
+            assert training is not None
+            assert training.tokens is not None
+            assert training.ratio is not None
+            ratios = np.exp(np.frombuffer(training.tokens.log_ratios, "<f2").astype(np.float64))
+            assert len(ratios) == len(turn.output_ids)
+            assert ratios.mean() == pytest.approx(training.ratio.mean, abs=1e-3)
+            assert (np.frombuffer(training.tokens.entropies, "<f2") > 0).all()
+            uses = [TOKEN_USES[use] for use in training.tokens.uses]
+            assert uses.count("ratio_out_of_range") == training.masked.get("ratio_out_of_range", 0)
+            dropped += uses.count("ratio_out_of_range")
+        # Who looks at records reads none of it.
+        assert all(one.trainings[0].tokens is None for one in found)
+    assert dropped
