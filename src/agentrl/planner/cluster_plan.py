@@ -21,8 +21,8 @@ from agentrl.planner.served_model import BYTES_OF_VALUE, ServedModel, Servers, s
 
 TRAINER_SHARE = 0.4
 """Of a GPU's peak that training reaches."""
-SAMPLER_MS, MONGOD_MS = 3.0, 2.0
-"""CPU time of a turn, assumed; `benchmarks/turn_cost.py` measures it."""
+SAMPLER_MS, MONGOD_MS = 1.9, 1.0
+"""CPU time of a turn where a sampler plays 32 rollouts at once (`benchmarks/turn_cost.py`)."""
 _BUSY = 0.7
 """Most of a core that one process should be given."""
 
@@ -143,7 +143,7 @@ class ClusterPlan:
         yield f"  trainer {self.train_seconds:.0f} s ({reached})"
         yield f"  servers {self.sample_seconds:.0f} s ({self.servers.tokens_per_second:,.0f} tokens/s)"
         yield f"  publishing {self.publish_seconds:.1f} s ({_gb(self._published_bytes)})"
-        loads += f", {self._cores(MONGOD_MS):.2f} cores of mongod"
+        loads += f", {self._cores(MONGOD_MS):.2g} cores of mongod"
         yield f"  together {self.step_seconds:.0f} s, {self.turns_per_second:.1f} turns/s: {loads}"
 
     @property
@@ -165,7 +165,8 @@ class ClusterPlan:
     @property
     def _records(self) -> int:
         config, trainer = self.config, self.config.trainer
-        shares = trainer.num_processes // (trainer.cp_size * trainer.tp_size)
+        together = trainer.cp_size * trainer.tp_size * trainer.pp_size
+        shares = trainer.num_processes // together
         return groups_per_step(config, shares) * config.data.num_generations
 
     @property

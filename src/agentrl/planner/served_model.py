@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.sections import InferenceSection
+from agentrl.models.architectures import decoder_config
 from agentrl.planner.cluster import GB, Cluster
 from agentrl.runtime.gpus import GpuModel
 
@@ -42,8 +43,7 @@ def served_model(config: Any, num_parameters: int, *, tp_size: int = 1) -> Serve
         num_parameters: of the model.
         tp_size: GPUs of a server, which divide weights and heads among them.
     """
-    section = getattr(config, "text_config", None)
-    values: dict[str, Any] = section if isinstance(section, dict) else vars(config)
+    values = vars(decoder_config(config))
     num_layers = values["num_hidden_layers"]
     kinds = values.get("layer_types") or ["full_attention"] * num_layers
     kinds = [kind for kind in kinds if kind not in _WITHOUT_CACHE]

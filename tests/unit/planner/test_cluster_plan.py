@@ -13,7 +13,13 @@ from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.planner import cluster_plan
 from agentrl.planner.cluster import GB, Cluster, named_gpu
-from agentrl.planner.cluster_plan import ClusterPlan, plan_cluster, usual_workload
+from agentrl.planner.cluster_plan import (
+    MONGOD_MS,
+    SAMPLER_MS,
+    ClusterPlan,
+    plan_cluster,
+    usual_workload,
+)
 from agentrl.planner.rehearsals import RankMemory
 
 DEMO = Path(__file__).parents[3] / "assets/demo/model"
@@ -140,7 +146,7 @@ def test_few_cores_slow_short_conversations_down(imagined: Imagined) -> None:
     )
     assert found.problems == ()
     assert found.slows_down is not None
-    cores = f"{found.turns_per_second * 0.005:.0f} cores, and the machine has 1;"
+    cores = f"{found.turns_per_second * (SAMPLER_MS + MONGOD_MS) / 1000:.0f} cores, and the machine has 1;"
     assert f"samplers and mongod take {cores}" in found.slows_down
     assert f"slower than that: {found.slows_down}" in list(found.lines())
 
