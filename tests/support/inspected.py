@@ -4,6 +4,7 @@ import base64
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 from support.stored import claim, make_task, make_turn
 
 from agentrl.schema import (
@@ -12,6 +13,7 @@ from agentrl.schema import (
     RatioStats,
     Run,
     Score,
+    TokenTrainings,
     ToolCall,
     ToolResult,
     TurnTraining,
@@ -56,7 +58,7 @@ def step_figures(step: int) -> dict[str, Any]:
 async def seed(store: TrajectoryStore, name: str, *, num_steps: int = 3) -> None:
     """Fill an empty store: three groups of two tries, two of them trained by step 1."""
     await store.ensure_schema()
-    config = {"max_steps": 5, "model_name_or_path": "assets/demo/model", "learning_rate": 1e-4}
+    config = {"max_steps": 5, "model_name_or_path": "assets/demo/model", "num_train_epochs": 2}
     await store.runs.create(Run(name=name, config=config, status="training", admitted_groups=9))
     tasks = [make_task(number, tag="") for number in range(NUM_GROUPS)]
     tasks[1] = tasks[1].model_copy(update={"query": f"How many? {HOSTILE}", "tags": ("counting",)})
@@ -101,6 +103,7 @@ async def _play(store: TrajectoryStore, number: int) -> None:
             "shared_len": size,
             "added_ids": last.added_ids % 500,
             "output_ids": (last.output_ids + number) % 500,
+            "reward": 0.25,
             "started_at": first.finished_at + timedelta(seconds=0.3),
             "finished_at": first.finished_at + timedelta(seconds=0.5),
         }
@@ -111,11 +114,20 @@ async def _play(store: TrajectoryStore, number: int) -> None:
         record.fence,
         outcome="answered",
         final_answer=f"answer {number}",
+        reward=0.5,
+        metrics={"moves": 2.0, "<b>\x1bbold</b>": 0.5},
         lease_seconds=60,
     )
     detail = f"The judge says: {HOSTILE}" if is_hostile else "The judge says: marvellous"
     score = Score(scorer="judge", value=float(number % 2), detail=detail, inputs={"model": "m"})
     await store.scores.set(record.id, record.fence, score)
+
+
+_SEEN = TokenTrainings(
+    log_ratios=np.log(np.linspace(0.5, 1.5, 40)).astype("<f2").tobytes(),
+    entropies=np.linspace(0.0, 2.0, 40).astype("<f2").tobytes(),
+    uses=bytes([2, 2, 1, *[0] * 37]),
+)
 
 
 async def _train(store: TrajectoryStore, num_steps: int) -> None:
@@ -140,6 +152,7 @@ async def _train(store: TrajectoryStore, num_steps: int) -> None:
                 advantage=0.7,
                 staleness=0,
                 ratio=RatioStats(mean=1.02, std=0.1, min=0.5, max=1.4),
+                tokens=_SEEN,
             )
             for one in trained
             for turn_id in one.turn_ids

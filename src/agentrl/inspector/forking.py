@@ -30,7 +30,7 @@ _NAMED = "agentrl fork: "
 class AskedFork(Value):
     """What a page asks for."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     record: str
     turn: int = Field(ge=0)
@@ -104,14 +104,13 @@ class ForkStarter:
         self._sources = sources
         self._playing: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
 
-    async def start(self, store: TrajectoryStore, body: bytes) -> dict[str, Any]:
+    async def start(self, store: TrajectoryStore, asked: AskedFork) -> dict[str, Any]:
         """Begin a fork and return its id and those of its records; they play on meanwhile.
 
         Raises:
             ConfigError: it cannot be played; the text is what the command says.
             StoreError: there is no such record.
         """
-        asked = AskedFork.model_validate_json(body)
         turns = await store.holding(asked.record).turns.of_record(asked.record)
         check_fork_turn(turns, asked.turn)
         run = await store.runs.get()

@@ -1,8 +1,8 @@
 """The turns of a group as a tree of text: what they share once, and where they part.
 
 Turns come in, nodes go out, flat. A node is a stretch of tokens that the same tries went through; its
-score is the mean of their scores, and the node whose children differ most in that is where the tries
-part ways. The trainer's tree (`agentrl.data`) needs torch, and cuts turns for the loss; this one is
+score and its advantage are the means of theirs, and the node whose children's scores differ most is
+where the tries part ways. The trainer's tree (`agentrl.data`) needs torch, and cuts turns for the loss; this one is
 for reading.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from agentrl.schema import DispatchedSamplingTask, rebuild_prompts
+from agentrl.schema import DispatchedSamplingTask, num_shared_ids, rebuild_prompts
 
 MAX_NODES = 1500
 _HEAD_TOKENS, _TAIL_TOKENS = 120, 40
@@ -44,6 +44,7 @@ class _Node:
 def group_tree(
     turns: Sequence[DispatchedSamplingTask],
     scores: Mapping[str, float | None],
+    advantages: Mapping[str, float],
     forked: Set[str],
     tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
@@ -54,6 +55,8 @@ def group_tree(
     Args:
         turns: all turns of one attempt of each record, record by record.
         scores: record id -> score.
+        advantages: record id -> what the trainer gave it. Others get what their score is above the
+            mean of the tries.
         forked: ids of those records that are tries of forks.
         tokenizer: turns tokens into text; None leaves the texts out.
     """
@@ -64,6 +67,12 @@ def group_tree(
         _mean([scores.get(one) for one in mine or node.records])
         for node, mine in zip(nodes, own, strict=True)
     ]
+    baseline = _mean([score for one, score in scores.items() if one not in forked])
+    relative = {
+        one: score - baseline
+        for one, score in scores.items()
+        if score is not None and baseline is not None
+    } | dict(advantages)
     gaps = _gaps(nodes, [mean if mine else None for mean, mine in zip(means, own, strict=True)])
     widest = max(gaps, default=0.0)
     return {
@@ -80,6 +89,7 @@ def group_tree(
                 "is_fork": not own[number],
                 "turns": [turn_id for turn_id, _ in node.turns],
                 "score": means[number],
+                "advantage": _mean([relative.get(one) for one in own[number] or node.records]),
                 "gap": gaps[number],
                 "diverges": widest > 0 and gaps[number] == widest,
                 **_texts(node, tokenizer),
@@ -114,7 +124,7 @@ def _nodes(paths: Sequence[_Path]) -> list[_Node]:
     """Return the compressed trie of sorted paths."""
     nodes: list[_Node] = []
     trail: list[int] = []
-    shared_lengths = [0, *(_num_shared(one.ids, other.ids) for one, other in pairwise(paths))]
+    shared_lengths = [0, *(num_shared_ids(one.ids, other.ids) for one, other in pairwise(paths))]
     for path, shared in zip(paths, shared_lengths, strict=True):
         while trail and nodes[trail[-1]].start >= shared:
             trail.pop()
@@ -130,12 +140,6 @@ def _nodes(paths: Sequence[_Path]) -> list[_Node]:
             at = next(number for number in trail if nodes[number].end >= length)
             nodes[at].turns.append((turn_id, length))
     return nodes
-
-
-def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
-    shorter = min(len(one), len(other))
-    differ = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differ[0]) if len(differ) else shorter
 
 
 def _split(nodes: list[_Node], number: int, at: int) -> None:

@@ -24,12 +24,20 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from agentrl.datasets.task_stream import retry_dead_letters
-from agentrl.errors import AgentRLError, ConfigError, StoreError, StoreUnreachable
-from agentrl.inspector.forking import ForkStarter, fork_of, forks_of, shown
+from agentrl.errors import AgentRLError, APIError, ConfigError, StoreError, StoreUnreachable
+from agentrl.inference.request_bodies import read_json_object
+from agentrl.inspector.forking import AskedFork, ForkStarter, fork_of, forks_of, shown
 from agentrl.inspector.group_tree import group_tree
 from agentrl.inspector.reader_access import ReaderAccess
 from agentrl.inspector.record_answers import record_answer, tokens_answer, whole_text
-from agentrl.inspector.run_answers import curves, errors, overview, run_row, step_answer
+from agentrl.inspector.run_answers import (
+    curves,
+    errors,
+    other_times,
+    overview,
+    run_row,
+    step_answer,
+)
 from agentrl.inspector.run_sources import RunSources
 from agentrl.inspector.token_texts import tokenizer_of
 from agentrl.runtime.http_guard import HttpGuard
@@ -41,6 +49,8 @@ from agentrl.store.repositories.browsing import GroupFilter, Place
 PAGES = Path(__file__).parent / "static"
 GROUPS_A_PAGE = 60
 PASSAGES = 60
+_MAX_BODY_BYTES = 64 << 20
+"""Of a change; the edited messages of a fork may be a whole conversation."""
 LOOK_SECONDS = 1.0
 """How often a live run is looked at for news, whoever watches it."""
 _NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable"}
@@ -130,7 +140,8 @@ class InspectorApp:
 
     async def _fork(self, store: TrajectoryStore, request: Request) -> Any:
         assert self._forks is not None, "changes are refused without a store that can write"
-        return await self._forks.start(store, await request.body())
+        body = await read_json_object(request, _MAX_BODY_BYTES)
+        return await self._forks.start(store, AskedFork.model_validate(body))
 
     async def _session(self, _: Request) -> Response:
         return _json(
@@ -259,7 +270,12 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
     forked = [one["record_id"] for fork in forks for one in fork["tries"]]
     turns += await store.forked.turns.of_records(forked)
     run = await store.runs.get()
-    answer = {**row.model_dump(mode="json"), "forks": forks}
+    others = [] if run is None else await other_times(store, run, row.task_id)
+    answer = {
+        **row.model_dump(mode="json"),
+        "forks": forks,
+        "others": [one.model_dump(mode="json") for one in others],
+    }
     scores = {one.record_id: one.score for one in row.tries}
     scores |= {one["record_id"]: one["score"] for fork in forks for one in fork["tries"]}
     if not turns:
@@ -273,10 +289,11 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
     if not any(turn.trainable for turn in turns):
         return {**answer, "tree": None, "why": "another model than the policy made these tries"}
     tokenizer = None if run is None else tokenizer_of(run.config)
-    return {
-        **answer,
-        "tree": await asyncio.to_thread(group_tree, turns, scores, frozenset(forked), tokenizer),
-    }
+    advantages = await store.lineage.advantages([one.record_id for one in row.tries])
+    tree = await asyncio.to_thread(
+        group_tree, turns, scores, advantages, frozenset(forked), tokenizer
+    )
+    return {**answer, "tree": tree}
 
 
 async def _record(store: TrajectoryStore, request: Request) -> Any:
@@ -300,7 +317,10 @@ async def _tokens(store: TrajectoryStore, request: Request) -> Any:
     turn = await _asked_turn(store, request)
     run = await store.runs.get()
     tokenizer = None if run is None else tokenizer_of(run.config)
-    return await asyncio.to_thread(tokens_answer, turn, tokenizer, _number(request, "start", 0))
+    training = await store.lineage.last_training(turn)
+    seen = None if training is None else training.tokens
+    start = _number(request, "start", 0)
+    return await asyncio.to_thread(tokens_answer, turn, seen, tokenizer, start)
 
 
 async def _asked_turn(store: TrajectoryStore, request: Request) -> DispatchedSamplingTask:
@@ -320,11 +340,11 @@ async def _search(store: TrajectoryStore, request: Request) -> Any:
 
 
 async def _set_control(store: TrajectoryStore, request: Request) -> Any:
-    changes = orjson.loads(await request.body())
-    if not isinstance(changes, dict) or not changes:
+    changes = await read_json_object(request, _MAX_BODY_BYTES)
+    if not changes:
         raise ConfigError("a change is a JSON object of controls and their values")
     author = f"{getpass.getuser()}@{socket.gethostname()} in the inspector"
-    run = await store.runs.update_control(by=author, **changes)
+    run = await store.runs.update_control(author, **changes)
     return run.control.model_dump(mode="json")
 
 
@@ -354,6 +374,8 @@ async def _page(_: Request) -> Response:
 
 
 async def _failed(_: Request, error: Exception) -> Response:
+    if isinstance(error, APIError):
+        return _refused(error.status, str(error))
     status = 400 if isinstance(error, ConfigError) else 404
     return _refused(503 if isinstance(error, StoreUnreachable) else status, str(error))
 

@@ -1,8 +1,7 @@
 """One record as JSON values: its turns, tokens and texts, each cut to what a page can show.
 
 A `RecordDetail` or a turn comes in; dictionaries go out. A text that was cut names its length, and
-`whole_text` returns any stretch of it. What a run does not keep (entropies, ratios of single tokens)
-is absent here, never guessed.
+`whole_text` returns any stretch of it. What a run does not keep is absent here, never guessed.
 """
 
 import json
@@ -14,7 +13,14 @@ from tokenizers import Tokenizer
 
 from agentrl.errors import StoreError
 from agentrl.inspector.token_texts import token_texts
-from agentrl.schema import DispatchedSamplingTask, Score, TurnTraining, token_versions
+from agentrl.schema import (
+    TOKEN_USES,
+    DispatchedSamplingTask,
+    Score,
+    TokenTrainings,
+    TurnTraining,
+    token_versions,
+)
 from agentrl.store.repositories.reports import RecordDetail
 
 SHOWN_CHARS = 20_000
@@ -27,7 +33,7 @@ _OWN_FIELDS = {"attempts", "turns", "score", "more_scores", "final_answer", "err
 _TURN_FIELDS = {
     *("id", "index", "parent", "branch_reason", "finish_reason", "server", "model", "trainable"),
     *("started_at", "finished_at", "version_spans", "cached_tokens", "num_retractions"),
-    *("advantage", "sampling_params", "shared_len"),
+    *("reward", "advantage", "sampling_params", "shared_len"),
 }
 
 
@@ -63,7 +69,7 @@ def record_answer(detail: RecordDetail, start: int) -> dict[str, Any]:
 
 
 def _task(detail: RecordDetail) -> dict[str, Any]:
-    fields = detail.task.model_dump(mode="json")
+    fields = detail.task.model_dump(mode="json", exclude={"group_scores"})
     texts = {name: cut(value) for name, value in fields.items() if isinstance(value, str)}
     plain = ("id", "split", "status", "kind", "scorer", "tag", "created_at", "completed_at")
     answer = fields.get("answer")
@@ -112,7 +118,7 @@ def _turn(turn: DispatchedSamplingTask, trainings: Sequence[TurnTraining]) -> di
         "num_added": len(turn.added_ids),
         "num_output": len(turn.output_ids),
         "mean_logprob": float(np.mean(logprobs)) if len(logprobs) else None,
-        "trainings": [one.model_dump(mode="json") for one in trainings],
+        "trainings": [one.model_dump(mode="json", exclude={"tokens"}) for one in trainings],
     }
 
 
@@ -167,7 +173,7 @@ def whole_text(turn: DispatchedSamplingTask, part: str, start: int) -> dict[str,
         StoreError: the turn has no such text.
     """
     kind, _, digits = part.partition(".")
-    number = int(digits) if digits.isdigit() else 0
+    number = int(digits[:9]) if digits.isdecimal() else 0
     try:
         if kind == "output":
             text = turn.output_text
@@ -186,11 +192,29 @@ def whole_text(turn: DispatchedSamplingTask, part: str, start: int) -> dict[str,
 
 
 def tokens_answer(
-    turn: DispatchedSamplingTask, tokenizer: Tokenizer | None, start: int
+    turn: DispatchedSamplingTask,
+    seen: TokenTrainings | None,
+    tokenizer: Tokenizer | None,
+    start: int,
 ) -> dict[str, Any]:
-    """Return sampled tokens with what the store holds of each: its logprob and its version."""
+    """Return sampled tokens with what the store holds of each.
+
+    Args:
+        turn: the turn that sampled them.
+        seen: what the last step that used the turn saw at its tokens; None before any did.
+        tokenizer: turns ids into texts; None leaves the texts out.
+        start: tokens to leave out.
+    """
     end = min(start + TOKENS_A_PAGE, len(turn.output_ids))
     ids = turn.output_ids[start:end]
+    trained = None
+    if seen is not None:
+        uses = np.frombuffer(seen.uses, np.uint8)[start:end]
+        trained = {
+            "ratios": np.exp(_halves(seen.log_ratios)[start:end]).round(4).tolist(),
+            "entropies": _halves(seen.entropies)[start:end].round(4).tolist() or None,
+            "uses": [TOKEN_USES[use] for use in uses],
+        }
     return {
         "start": start,
         "length": len(turn.output_ids),
@@ -198,7 +222,12 @@ def tokens_answer(
         "texts": None if tokenizer is None else token_texts(tokenizer, ids.tolist()),
         "logprobs": [round(float(one), 4) for one in turn.output_logprobs[start:end]],
         "versions": token_versions(turn)[start:end].tolist(),
+        "trained": trained,
     }
+
+
+def _halves(stored: bytes) -> np.ndarray:
+    return np.frombuffer(stored, "<f2").astype(np.float64)
 
 
 def cut(text: str | None, part: str | None = None) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ SPREADS = ("seconds", "staleness", "masked_tokens", "dropped")
 MAX_POINTS = 1200
 _SPARK_STEPS = 60
 _RECENT_GROUPS = 48
+_TIMES = 40
 _ERRORS_READ = 500
 _EXAMPLES, _EXAMPLE_CHARS = 20, 2000
 
@@ -185,6 +186,20 @@ async def step_answer(store: TrajectoryStore, step: int) -> dict[str, Any]:
         "last": last[-1]["step"] if last else step,
         "records": [one.model_dump(mode="json") for one in records],
     }
+
+
+async def other_times(store: TrajectoryStore, run: Run, task_id: str) -> list[GroupRow]:
+    """Return the groups in which a question was asked in other epochs or of other versions."""
+    split, _, rest = task_id.partition("/")
+    _, _, question = rest.partition("/")
+    if split == "train":
+        times = [*range(min(int(run.config.get("num_train_epochs") or 1), _TIMES))]
+    else:
+        evals = await store.figures.evaluations(consumer_of(run))
+        times = [one["version"] for one in evals][-_TIMES:]
+    ids = [f"{split}/{time}/{question}" for time in times] if question else []
+    found = await store.browse.rows([one for one in ids if one != task_id])
+    return [one for one in found if any(each.score is not None for each in one.tries)]
 
 
 async def errors(store: TrajectoryStore) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import StoreError
 from agentrl.store import TrajectoryStore
-from agentrl.store.private_mongod import EmbeddedMongo, running_port, running_uri
+from agentrl.store.mongod_folder import running_port
+from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
 IDLE_SECONDS = 30.0
 """A mongod that was started for reading ends this long after the last question."""
@@ -62,11 +63,6 @@ class RunSources:
         if self._uri is not None:
             return self._uri.partition("://")[2].rpartition("@")[2].partition("/")[0]
         return str(self._only or PRIVATE_MONGO_ROOT)
-
-    @property
-    def is_server(self) -> bool:
-        """Whether all runs are on one server of the user's."""
-        return self._uri is not None
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a process that is to find the same runs."""

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 from support.inspected import HOSTILE_RECORD, HUGE, PIXEL, seed
+from support.stored import claim, make_task, play
 
 from agentrl.config.sections import RootConfig, RunSection, StoreSection
 from agentrl.errors import StoreError
@@ -146,6 +147,8 @@ async def test_every_mistake_in_a_question_is_one_line(client: httpx.AsyncClient
         ("group", {"task": "none"}, 400),
         ("groups", {"min_score": "much"}, 400),
         ("groups", {"after": "x"}, 400),
+        ("groups", {"min_score": "nan"}, 400),
+        ("groups", {"version": "9" * 30}, 400),
         ("step", {"step": "99"}, 404),
         ("image", {"key": "none"}, 404),
     ):
@@ -154,6 +157,47 @@ async def test_every_mistake_in_a_question_is_one_line(client: httpx.AsyncClient
         assert response.json()["error"].count("\n") == 0
     response = await client.get("/api/runs/nowhere/overview")
     assert response.status_code == 404
+
+
+HOSTILE_VALUES = (
+    "\0",
+    "$where",
+    '"',
+    "-",
+    "." * 9000,
+    "fork:",
+    "fork:a@",
+    "/",
+    "9" * 400,
+    "\ud7ff",
+    "result.²",
+)
+
+
+async def test_no_question_whatever_it_holds_fails_within_the_server(
+    client: httpx.AsyncClient,
+) -> None:
+    questions = {
+        **dict.fromkeys(("record", "forks"), ("id", "attempt", "start")),
+        "shown": ("id", "turn"),
+        "groups": ("text", "tool", "tag", "after", "outcome", "split", "min_spread", "version"),
+        "group": ("task",),
+        "tokens": ("turn", "start"),
+        "text": ("turn", "part"),
+        "image": ("key",),
+        "search": ("q",),
+        "step": ("step",),
+    }
+    known = {"id": HOSTILE_RECORD, "turn": f"{HOSTILE_RECORD}/1/0"}
+    for name, parameters in questions.items():
+        for one in parameters:
+            for value in HOSTILE_VALUES:
+                given = {**{key: known[key] for key in parameters if key in known}, one: value}
+                response = await client.get(path_of(client, name), params=given)
+                assert response.status_code < 500, (name, one, value[:40], response.text)
+    for run in ("%00", "..", "%2e%2e%2f", "a" * 5000):
+        response = await client.get(httpx.URL(f"http://127.0.0.1:8480/api/runs/{run}/overview"))
+        assert response.status_code < 500, run
 
 
 async def test_long_texts_are_cut_and_the_rest_can_be_asked_for(client: httpx.AsyncClient) -> None:
@@ -185,10 +229,45 @@ async def test_a_page_has_what_the_store_holds(client: httpx.AsyncClient) -> Non
     assert errors["errors"][0]["text"] == "server #.#.#.#:# is gone"
     tokens = await answer(client, "tokens", turn=f"{HOSTILE_RECORD}/1/0")
     assert len(tokens["texts"]) == len(tokens["logprobs"]) == len(tokens["versions"]) == 40
+    trained = (await answer(client, "tokens", turn="train/0/q0/0/1/0"))["trained"]
+    assert trained["ratios"][0] == pytest.approx(0.5, abs=1e-3)
+    assert trained["entropies"][-1] == 2.0
+    assert trained["uses"][:4] == ["ratio_out_of_range"] * 2 + ["clipped", "trained"]
     record = await answer(client, "record", id=HOSTILE_RECORD)
+    assert record["record"]["metrics"] == {"moves": 2.0, "<b>\x1bbold</b>": 0.5}
+    assert (record["record"]["reward"], record["turns"][1]["reward"]) == (0.5, 0.25)
     address = record["turns"][0]["messages"][1]["images"][0]
     image = await client.get(path_of(client, "image"), params={"key": address.partition(":")[2]})
     assert (image.headers["content-type"], image.content) == ("image/png", PIXEL)
+
+
+async def test_a_group_names_those_of_the_same_question_in_other_epochs(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    later = make_task(0, num_generations=1).model_copy(update={"id": "train/1/q0", "order": 50})
+    await store.tasks.add([later])
+    assert (await answer(client, "group", task="train/0/q0"))["others"] == []
+    await play(store, await claim(store), score=0.5)
+    (other,) = (await answer(client, "group", task="train/0/q0"))["others"]
+    assert (other["task_id"], other["tries"][0]["score"]) == ("train/1/q0", 0.5)
+    assert [
+        one["task_id"] for one in (await answer(client, "group", task="train/1/q0"))["others"]
+    ] == ["train/0/q0"]
+
+
+async def test_branches_have_the_trainers_advantages_or_what_a_score_is_above_the_mean(
+    client: httpx.AsyncClient,
+) -> None:
+    (trained, untrained) = [
+        (await answer(client, "group", task=f"train/0/q{number}"))["tree"]["nodes"]
+        for number in (0, 1)
+    ]
+    assert [node["advantage"] for node in trained] == pytest.approx([0.7] * len(trained))
+    found = {tuple(node["records"]): node for node in untrained}
+    first, second = (f"train/0/q1/{number}" for number in (0, 1))
+    assert found[first,]["advantage"] == pytest.approx(0.7)
+    assert found[second,]["advantage"] == 0.5
+    assert [node["records"] for node in untrained if node["diverges"]] == [[first, second]]
 
 
 async def test_a_reader_changes_nothing(store: TrajectoryStore, mongo_uri: str) -> None:
@@ -208,7 +287,7 @@ async def test_controls_are_checked_and_logged(
     client: httpx.AsyncClient, store: TrajectoryStore
 ) -> None:
     path = path_of(client, "control")
-    for wrong in ({"no_such": 1}, {"max_staleness": "much"}, {}, [1]):
+    for wrong in ({"no_such": 1}, {"by": "me"}, {"max_staleness": "much"}, {}, [1]):
         response = await client.post(path, json=wrong)
         assert response.status_code == 400, wrong
     form = {**HEADERS, "Content-Type": "text/plain"}
@@ -222,6 +301,18 @@ async def test_controls_are_checked_and_logged(
     assert "inspector" in run.control_log[-1].by
     retried = await client.post(path_of(client, "retry"), json={})
     assert retried.json() == {"num_added": 1}
+
+
+async def test_bodies_that_are_no_change_are_refused_in_one_line(
+    client: httpx.AsyncClient,
+) -> None:
+    json_type = {"Content-Type": "application/json"}
+    bodies = (b"", b"{", b"\xff", b"nul", b"[1]", b'{"turn": NaN}', b'{"a": "\\ud800"}')
+    for name in ("control", "fork"):
+        for body in (*bodies, b'{"a": ' * 101 + b"1" + b"}" * 101):
+            response = await client.post(path_of(client, name), content=body, headers=json_type)
+            assert response.status_code == 400, (name, body, response.text)
+            assert response.json()["error"].count("\n") == 0
 
 
 async def test_private_data_are_read_through_a_login_that_cannot_write(

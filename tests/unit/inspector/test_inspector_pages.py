@@ -76,9 +76,22 @@ def test_the_way_leads_from_a_run_to_a_token_and_back(page: Page, inspector: str
     expect(page.get_by_role("heading", level=1)).to_have_text("Step 1")
     page.get_by_role("link", name="train/0/q0/0").click()
     expect(page.get_by_role("link", name="trained at step 1")).to_be_visible()
+    figures = page.get_by_label("Handed over by the agent")
+    expect(figures).to_contain_text("moves")
+    expect(figures.locator("b")).to_have_count(0)
+    expect(page.get_by_role("region", name="Turn 1")).to_contain_text("earned 0.250")
     page.get_by_label("Colour tokens by").select_option("logprob")
     token = page.locator(".token").first
-    expect(token).to_have_attribute("title", re.compile("logprob -0.* version 0; advantage 0.700"))
+    seen = "logprob -0.* version 0; advantage 0.700, ratio 0.500, entropy 0, ratio out of range"
+    expect(token).to_have_attribute("title", re.compile(seen))
+    for colouring, marked in (
+        ("ratio", ".worse-6"),
+        ("entropy", ".unlikely-6"),
+        ("masked", ".better-6"),
+    ):
+        page.get_by_label("Colour tokens by").select_option(colouring)
+        expect(page.locator(marked).first).to_be_visible()
+    page.get_by_label("Colour tokens by").select_option("logprob")
     assert "colour=logprob" in page.url
     page.get_by_role("link", name="trained at step 1").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Step 1")
@@ -209,8 +222,29 @@ def test_a_fork_is_shown_beside_its_parent_and_another_can_be_asked_for(
     page.get_by_role("link", name="train/0/q0", exact=True).click()
     node = page.locator(".node.forked")
     expect(node).to_contain_text("of forks")
+    expect(page.locator(".node.diverges")).to_contain_text("scores part here")
+    expect(page.get_by_text("Colours are advantages")).to_be_visible()
     page.get_by_role("link", name="try 0, turn 1").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(FORKED_RECORD)
+
+
+@pytest.mark.slow
+def test_failed_questions_are_tried_again_from_the_page(
+    page: Page, inspector: str, run_uri: str
+) -> None:
+    async def num_tasks() -> int:
+        async with TrajectoryStore.connect(run_uri) as store:
+            return await store.tasks.count()
+
+    before = run_elsewhere(num_tasks())
+    opened(page, inspector, f"/runs/{RUN}")
+    retry = page.get_by_role("button", name="Retry failed questions")
+    retry.click()
+    expect(page.get_by_text("1 group was added to be tried again.")).to_be_visible()
+    assert run_elsewhere(num_tasks()) == before + 1
+    retry.click()
+    expect(page.get_by_text("All of them were added before.")).to_be_visible()
+    assert run_elsewhere(num_tasks()) == before + 1
 
 
 def test_a_stranger_sees_nothing(browser: Browser, inspector: str) -> None:

@@ -161,6 +161,7 @@ export interface TreeNode {
   is_fork: boolean;
   turns: string[];
   score: number | null;
+  advantage: number | null;
   gap: number;
   diverges: boolean;
   text: string | null;
@@ -169,6 +170,7 @@ export interface TreeNode {
 
 export interface GroupAnswer extends GroupRow {
   forks: Fork[];
+  others: GroupRow[];
   tree: { num_tokens: number; num_flat_tokens: number; is_cut: boolean; nodes: TreeNode[] } | null;
   why?: string;
 }
@@ -179,6 +181,7 @@ export interface Score {
   value: number;
   detail: CutText;
   inputs: CutText;
+  parts: Record<string, number>;
   step_scores: (number | null)[];
   scored_at: string;
 }
@@ -209,6 +212,7 @@ export interface Turn {
   version_spans: { version: number; start: number; end: number }[];
   cached_tokens: number;
   num_retractions: number;
+  reward: number | null;
   advantage: number | null;
   sampling_params: Record<string, unknown>;
   messages: { role: string; content: CutText; images: string[]; rest: CutText | null }[];
@@ -239,6 +243,8 @@ export interface RecordAnswer {
     attempt: number;
     final_answer: CutText | null;
     error: CutText | null;
+    reward: number | null;
+    metrics: Record<string, number>;
     score: Score | null;
     more_scores: Score[];
     attempts: {
@@ -283,6 +289,7 @@ export interface Tokens {
   texts: string[] | null;
   logprobs: number[];
   versions: number[];
+  trained: { ratios: number[]; entropies: number[] | null; uses: string[] } | null;
 }
 
 export interface StepRecord {

@@ -11,7 +11,7 @@ export interface Line {
   y: (number | null)[];
 }
 
-const HEIGHT = 150;
+const HEIGHT = 132;
 
 function style(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -51,7 +51,7 @@ export function Curve(props: { title: string; lines: Line[]; onStep?: (step: num
         scales: { x: { time: false } },
         legend: { show: false },
         cursor: { y: false, sync: { key: "steps" } },
-        axes: [axis, { ...axis, size: 52, values: (_, ticks) => ticks.map(short) }],
+        axes: [{ ...axis, size: 30 }, { ...axis, size: 52, values: (_, ticks) => ticks.map(short) }],
         series: [
           {},
           ...names.split("\n").map((label, at) => ({
@@ -162,7 +162,7 @@ export function StepBar(props: {
           </a>
         ))}
       </div>
-      <Legend names={names.map((name) => `${name.replace("_", " ")} ${seconds(sums[name] ?? 0)}`)} />
+      <Legend names={names.map((name) => `${name.replace(/_/g, " ")} ${seconds(sums[name] ?? 0)}`)} />
     </>
   );
 }

@@ -26,7 +26,7 @@ export function number(value: number | null | undefined, digits = 3): string {
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2);
-  return value.toFixed(digits);
+  return size >= 100 ? value.toLocaleString("en", { maximumFractionDigits: 0 }) : value.toFixed(digits);
 }
 
 export function bytes(value: number): string {
@@ -150,7 +150,7 @@ export function Bars({ counts, unit }: { counts: Record<string, number>; unit?: 
     <ul class="bars">
       {rows.map(([name, count]) => (
         <li key={name}>
-          <span class="bar-name">{name}</span>
+          <span class="bar-name" title={name}>{name.replace(/_/g, " ")}</span>
           <span class="bar-track" aria-hidden="true">
             <span class="bar" style={{ width: `${(100 * count) / most}%` }} />
           </span>

@@ -5,11 +5,12 @@ import { useMemo, useState } from "preact/hooks";
 import { Link, useLocation, useSearch } from "wouter-preact";
 import { type GroupAnswer, ofRun, query, type TreeNode, useAsk, useNews } from "../api";
 import {
-  Badge, Crumbs, Loading, number, Problem, recordPath, runPath, ScoreChip, scoreClass, Section, Status,
-  stepPath, useTitle,
+  Badge, Crumbs, groupPath, Loading, number, Problem, recordPath, runPath, ScoreChip, scoreClass, Section,
+  Status, stepPath, useTitle,
 } from "../parts";
 import { Block, visible } from "../texts";
 import { ForkTable } from "./forks";
+import { Cell } from "./groups";
 
 export function GroupPage({ run }: { run: string }) {
   const task = new URLSearchParams(useSearch()).get("task") ?? "";
@@ -85,6 +86,21 @@ export function GroupPage({ run }: { run: string }) {
           </table>
         </div>
       </Section>
+      {value.others.length > 0 && (
+        <Section title="The same question at other times" aside={<span class="quiet">a cell opens the try</span>}>
+          <ul class="times">
+            {value.others.map((other) => (
+              <li key={other.task_id}>
+                <Link href={groupPath(run, other.task_id)} data-row>{other.task_id}</Link>
+                <span class="cells">{other.tries.map((one) => <Cell key={one.record_id} run={run} one={one} />)}</span>
+                <Link class="quiet" href={`${runPath(run)}/diff${query({ a: other.tries[0]?.record_id, b: chosen[0] ?? value.tries[0]?.record_id })}`}>
+                  compare its first try with {chosen[0] ? "the chosen one" : "the first here"}
+                </Link>
+              </li>
+            ))}
+          </ul>
+        </Section>
+      )}
       {value.forks.length > 0 && (
         <Section title="Forks" aside={<span class="quiet">played on from a turn, never trained on</span>}>
           <ForkTable run={run} forks={value.forks} />
@@ -110,7 +126,7 @@ interface Shown {
 }
 
 const WIDTH = 250;
-const HEIGHT = 78;
+const HEIGHT = 92;
 
 function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
   const [open, setOpen] = useState<number | null>(null);
@@ -120,12 +136,13 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
   const high = Math.max(...all.map((one) => one.x));
   const depth = Math.max(...all.map((one) => one.depth));
   const shown = open === null ? null : nodes[open];
+  const largest = Math.max(...nodes.map((one) => Math.abs(one.advantage ?? 0)));
   const at = (one: HierarchyPointNode<Shown>) => ({ left: (one.depth - 1) * (WIDTH + 40), top: one.x - low });
   return (
     <>
       <p class="quiet">
-        From left to right: what the tries share, once. Colours are mean scores; a bold frame marks where
-        the scores part ways{nodes.some((one) => one.is_fork) && ", a dashed one what forks alone went through"}.
+        From left to right: what the tries share, once. Colours are advantages, orange below 0 and blue
+        above; a bold frame marks where the scores part ways{nodes.some((one) => one.is_fork) && ", a dashed one what forks alone went through"}.
       </p>
       <div class="tree" tabIndex={0} role="region" aria-label="Token tree">
         <div style={{ width: `${depth * (WIDTH + 40)}px`, height: `${high - low + HEIGHT}px`, position: "relative" }}>
@@ -145,14 +162,15 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
                 key={node.id}
                 type="button"
                 data-row
-                class={`node ${scoreClass(node.score)}${node.diverges ? " diverges" : ""}${node.is_fork ? " forked" : ""}`}
+                class={`node ${advantageClass(node.advantage, largest)}${node.diverges ? " diverges" : ""}${node.is_fork ? " forked" : ""}`}
                 style={{ left: `${left}px`, top: `${top}px` }}
                 onClick={() => setOpen(node.id)}
                 aria-expanded={open === node.id}
               >
-                <span class="node-text" dir="ltr">{node.text === null ? "(no tokenizer on this machine)" : visible(node.text.slice(0, 90))}</span>
+                <span class="node-text" dir="ltr">{node.text === null ? "(no tokenizer on this machine)" : visible(excerpt(node.text, node.tail))}</span>
                 <span class="node-facts">
-                  {number(node.num_tokens)} tokens · {node.records.length} {node.records.length === 1 ? "try" : "tries"}{node.is_fork && " of forks"} · {number(node.score, 2)}
+                  {number(node.num_tokens)} tokens · {node.records.length} {node.records.length === 1 ? "try" : "tries"}{node.is_fork && " of forks"} · advantage {number(node.advantage, 2)}
+                  {node.diverges && <b> · scores part here</b>}
                 </span>
               </button>
             );
@@ -162,7 +180,8 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
       {shown && (
         <div class="node-open">
           <p>
-            Tokens {number(shown.depth)} to {number(shown.depth + shown.num_tokens)} of{" "}
+            Mean score {number(shown.score, 2)}, mean advantage {number(shown.advantage, 3)}. Tokens{" "}
+            {number(shown.depth)} to {number(shown.depth + shown.num_tokens)} of{" "}
             {shown.records.map((id) => <Link key={id} class="tag" href={recordPath(run, id)}>{id}</Link>)}
           </p>
           {shown.text !== null && <Block text={shown.tail === null ? shown.text : `${shown.text}\n […]\n${shown.tail}`} plain label="Text of the branch" />}
@@ -170,6 +189,17 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
       )}
     </>
   );
+}
+
+/** The ends of a branch's text: where it begins, and where it parts. */
+function excerpt(text: string, tail: string | null): string {
+  const end = tail ?? text;
+  return tail === null && text.length <= 90 ? text : `${text.slice(0, 36)} … ${end.slice(-44)}`;
+}
+
+/** The class of an advantage's colour, on a scale as wide as the largest of the tree. */
+function advantageClass(advantage: number | null, largest: number): string {
+  return scoreClass(advantage === null ? null : largest ? 0.5 + advantage / (2 * largest) : 0.5);
 }
 
 function place(nodes: TreeNode[]): HierarchyPointNode<Shown> {

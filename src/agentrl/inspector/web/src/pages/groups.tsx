@@ -81,7 +81,7 @@ export function GroupsPage({ run }: { run: string }) {
             />
           </Field>
         ))}
-        <button type="button" class="ghost" onClick={() => go(`${runPath(run)}/groups`)}>Clear</button>
+        <button type="button" onClick={() => go(`${runPath(run)}/groups`)}>Clear</button>
       </form>
       <Rows key={JSON.stringify(filters)} run={run} filters={filters} />
     </>

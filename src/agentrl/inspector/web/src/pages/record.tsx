@@ -7,7 +7,7 @@ import {
   Ago, Badge, between, Crumbs, Facts, groupPath, Loading, number, Problem, recordPath, runPath,
   ScoreChip, seconds, Section, Status, stepPath, useTitle,
 } from "../parts";
-import { LongText, ModelText } from "../texts";
+import { LongText, ModelText, visible } from "../texts";
 import { ForkForm, ForksOf } from "./forks";
 import { COLOURS, type Colouring, TokenLegend, Tokens } from "./tokens";
 
@@ -63,7 +63,7 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
         {sibling(-1) && <Link class="button" data-key="previous" href={sibling(-1) as string}>← try {record.traj_id - 1}</Link>}
         {sibling(1) && <Link class="button" data-key="next" href={sibling(1) as string}>try {record.traj_id + 1} →</Link>}
       </div>
-      <div class="columns even">
+      <div class="columns">
         <Section title="Result">
           <h3>Question</h3>
           <LongText run={run} text={value.task.query ?? null} plain label="Question" />
@@ -98,12 +98,24 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
         <Section title="Scores">
           {[record.score, ...record.more_scores].map((score) => score && (
             <div key={`${score.scorer} ${score.version}`}>
-              <p><ScoreChip score={score.value} /> by <b>{score.scorer}</b> {score.version} <Ago at={score.scored_at} /></p>
+              <p><ScoreChip score={score.value} /> by <b>{score.scorer}</b>, version {score.version}, <Ago at={score.scored_at} /></p>
+              {Object.keys(score.parts).length > 0 && <p class="quiet">{named(score.parts)}</p>}
               {score.detail.text && <LongText run={run} text={score.detail} plain label="Words of the judge" />}
               {score.inputs.text !== "{}" && <details class="fold"><summary>Inputs of the scorer</summary><LongText run={run} text={score.inputs} label="Inputs" /></details>}
             </div>
           ))}
           {!record.score && <p class="quiet">Not scored.</p>}
+          {(record.reward !== null || Object.keys(record.metrics).length > 0) && (
+            <>
+              <h3>Handed over by the agent</h3>
+              <dl class="facts" aria-label="Handed over by the agent">
+                {record.reward !== null && <div><dt>reward</dt><dd>{number(record.reward)}</dd></div>}
+                {Object.entries(record.metrics).map(([name, one]) => (
+                  <div key={name}><dt dir="ltr">{visible(name)}</dt><dd>{number(one)}</dd></div>
+                ))}
+              </dl>
+            </>
+          )}
         </Section>
       </div>
       <ForksOf run={run} id={id} tick={tick + forked} />
@@ -130,6 +142,11 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
       {next !== null && <button type="button" onClick={load}>Show turns from {next} of {value.num_turns}</button>}
     </>
   );
+}
+
+/** Figures by name, on one line. */
+function named(figures: Record<string, number>): string {
+  return Object.entries(figures).map(([name, value]) => `${visible(name)} ${number(value)}`).join(", ");
 }
 
 function Ledger({ run, value }: { run: string; value: RecordAnswer }) {
@@ -166,6 +183,7 @@ function TurnCard(props: {
           {turn.mean_logprob !== null && ` · logprob ${number(turn.mean_logprob)}`} · {turn.finish_reason}
           {turn.cached_tokens > 0 && ` · ${number(turn.cached_tokens)} cached`}
         </span>
+        {turn.reward !== null && <Badge kind="plain">earned {number(turn.reward)}</Badge>}
         {turn.branch_reason && <Badge kind="warn">branches from turn {turn.parent ?? "none"}: {turn.branch_reason}</Badge>}
         {!turn.trainable && <Badge kind="plain">{turn.model || "another model"}, not trained</Badge>}
         {props.inherited && <Badge kind="plain">of its parent</Badge>}

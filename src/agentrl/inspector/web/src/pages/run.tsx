@@ -25,7 +25,7 @@ const SHOWN: [string, string][] = [
   ["max_output_tokens", "Longest record, tokens"],
   ["turns_mean", "Turns a record"],
   ["learning_rate", "Learning rate"],
-  ["merge_tokens", "Tokens saved by merging, factor"],
+  ["merge_tokens", "Tokens of turns over computed"],
 ];
 
 export function RunPage({ run, session }: { run: string; session: Session | null }) {
@@ -91,6 +91,8 @@ export function RunPage({ run, session }: { run: string; session: Session | null
         <Section title="Staleness">
           <p class="quiet">Trained records by versions behind.</p>
           <Bars counts={sum("staleness")} />
+        </Section>
+        <Section title="Left out">
           <h3>Dropped records</h3>
           <Bars counts={sum("dropped")} />
           <h3>Masked tokens</h3>
@@ -175,7 +177,11 @@ function Fleet({ view }: { view: Overview }) {
             {services.map((one) => (
               <tr key={one.id}>
                 <td>server <span class="quiet">{one.base_url}</span></td>
-                <td><Status value={one.status} /> {one.error && <span class="quiet">{one.error}</span>}</td>
+                <td>
+                  {one.status === "down" && one.error === "stopped" ? <Status value="stopped" /> : (
+                    <><Status value={one.status} /> {one.error && <span class="quiet">{one.error}</span>}</>
+                  )}
+                </td>
                 <td>{one.load ? `${one.load.num_running} running, ${one.load.num_waiting} waiting, ${Math.round(100 * one.load.token_usage)} % of memory` : "–"}</td>
                 <td class="num">{number(one.policy_version)}</td>
                 <td><Ago at={one.heartbeat_at} now={now} /></td>
@@ -205,7 +211,8 @@ function ErrorsCard({ run, tick, may }: { run: string; tick: number; may: boolea
   const retry = async () => {
     try {
       const found = await tell<{ num_added: number }>(ofRun(run, "retry"), {});
-      say(`${found.num_added} groups were added to be tried again.`);
+      const groups = found.num_added === 1 ? "1 group was" : `${found.num_added} groups were`;
+      say(found.num_added ? `${groups} added to be tried again.` : "All of them were added before.");
     } catch (problem) {
       say((problem as Error).message);
     }

@@ -43,7 +43,7 @@ export function StepPage({ run, step }: { run: string; step: number }) {
       {crumbs}
       <div class="head">
         <h1>Step {step}</h1>
-        <span class="quiet">of the trainer {value.consumer}</span>
+        <span class="quiet">made by {value.consumer === "trainer" ? "the trainer" : value.consumer}</span>
         <span class="spring" />
         {step > 1 && <Link class="button" data-key="previous" href={stepPath(run, step - 1)}>← {step - 1}</Link>}
         {step < value.last && <Link class="button" data-key="next" href={stepPath(run, step + 1)}>{step + 1} →</Link>}
@@ -52,6 +52,7 @@ export function StepPage({ run, step }: { run: string; step: number }) {
         <Section title="Figures">
           {value.figures ? <Facts rows={pick(FIGURES)} /> : <p class="quiet">The run keeps no figures of this step.</p>}
         </Section>
+        <div>
         <Section title="Time"><Bars counts={(figures["seconds"] as Record<string, number>) ?? {}} unit="s" /></Section>
         <Section title="Left out">
           <h3>Dropped records</h3>
@@ -61,6 +62,8 @@ export function StepPage({ run, step }: { run: string; step: number }) {
           <h3>Staleness of trained records</h3>
           <Bars counts={(figures["staleness"] as Record<string, number>) ?? {}} />
         </Section>
+        </div>
+        <div>
         <Section title="Merging"><Facts rows={pick(MERGING)} /></Section>
         <Section title="Weights">
           {value.policy ? (
@@ -74,6 +77,7 @@ export function StepPage({ run, step }: { run: string; step: number }) {
             <p class="quiet">Version {step} is not published (any more).</p>
           )}
         </Section>
+        </div>
       </div>
       <Section
         title={`Records (${records.length})`}

@@ -1,5 +1,5 @@
-// Sampled tokens, coloured by what the store holds of them: by token the logprob and the version, by
-// turn what a step made of it. What the store does not hold is said, not estimated.
+// Sampled tokens, coloured by what the store holds of them: by the sampler's logprob and version, and by
+// what the last step that used them saw: ratio, entropy, why one was masked, the turn's advantage.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ask, ofRun, type Tokens as TokenAnswer, type Turn } from "../api";
@@ -12,20 +12,20 @@ export const COLOURS: [Colouring, string][] = [
   ["none", "nothing"],
   ["logprob", "logprob"],
   ["version", "policy version"],
-  ["advantage", "advantage (of the turn)"],
-  ["ratio", "importance ratio (mean of the turn)"],
-  ["masked", "masked (of the turn)"],
+  ["advantage", "advantage"],
+  ["ratio", "ratio of policy and behavior"],
   ["entropy", "entropy"],
+  ["masked", "masked, and why"],
 ];
 
 const LEGENDS: Record<Colouring, string> = {
   none: "",
   logprob: "dark: the sampler thought the token unlikely (−5 and less)",
   version: "one colour a version",
-  advantage: "orange: worse than the group, blue: better; the turn's, as a step used it",
-  ratio: "grey: 1; orange: the trainer finds the turn less likely, blue: more likely; kept by turn, not by token",
-  masked: "orange: turns of which a step left tokens out; which of the turn's tokens is not kept",
-  entropy: "not kept: a run stores no entropies of single tokens; the step page has the mean",
+  advantage: "orange: worse than the group, blue: better; as a step used the turn",
+  ratio: "plain: 1; orange: the trainer finds the token less likely than the sampler did, blue: more likely",
+  entropy: "dark: the policy was undecided (2 nats and more)",
+  masked: "orange: a step left the token out; blue: its gradient was clipped; the pointer shows why",
 };
 const SHADES = 6;
 
@@ -42,6 +42,12 @@ function signed(value: number): string {
   return `${value < 0 ? "worse" : "better"}-${shade(Math.abs(value))}`;
 }
 
+/** What became of a token; a turn that a step left out whole has its reason with the turn. */
+function useOf(last: Turn["trainings"][number] | undefined, found: TokenAnswer, at: number): string {
+  if (last && last.num_trained_tokens === 0) return Object.keys(last.masked)[0] ?? "";
+  return found.trained?.uses[at] ?? "";
+}
+
 function classOf(turn: Turn, found: TokenAnswer, at: number, colouring: Colouring): string {
   const last = turn.trainings[turn.trainings.length - 1];
   switch (colouring) {
@@ -52,10 +58,12 @@ function classOf(turn: Turn, found: TokenAnswer, at: number, colouring: Colourin
     case "advantage":
       return last?.advantage == null ? "" : signed(last.advantage / 2);
     case "ratio":
-      return last?.ratio ? signed(Math.log(Math.max(last.ratio.mean, 1e-6)) / 0.5) : "";
+      return found.trained ? signed(Math.log(Math.max(found.trained.ratios[at] ?? 1, 1e-6)) / 0.5) : "";
+    case "entropy":
+      return found.trained?.entropies ? `unlikely-${shade((found.trained.entropies[at] ?? 0) / 2)}` : "";
     case "masked": {
-      const num = Object.values(last?.masked ?? {}).reduce((sum, count) => sum + count, 0);
-      return num ? `worse-${shade(num / Math.max(1, last?.num_tokens ?? 1))}` : "";
+      const use = useOf(last, found, at);
+      return use === "trained" || use === "" ? "" : use === "clipped" ? "better-6" : `worse-${SHADES}`;
     }
     default:
       return "";
@@ -106,13 +114,16 @@ function NearTokens(props: { run: string; turn: Turn; colouring: Colouring; page
     if (!pages.length) void load(0);
   }, []);
   const last = turn.trainings[turn.trainings.length - 1];
-  const facts = last
-    ? [
-        last.advantage === null ? "" : `advantage ${number(last.advantage)}`,
-        last.ratio ? `ratio of the turn ${number(last.ratio.mean)}` : "",
-        ...Object.entries(last.masked).map(([why, count]) => `${count} of the turn masked: ${why}`),
-      ].filter(Boolean).join(", ")
-    : "not trained";
+  const facts = (page: TokenAnswer, at: number) => {
+    if (!last) return "not trained";
+    const { ratios, entropies } = page.trained ?? { ratios: [], entropies: null };
+    return [
+      last.advantage === null ? "" : `advantage ${number(last.advantage)}`,
+      ratios[at] === undefined ? "" : `ratio ${number(ratios[at])}`,
+      entropies ? `entropy ${number(entropies[at])}` : "",
+      useOf(last, page, at).replace(/_/g, " "),
+    ].filter(Boolean).join(", ");
+  };
   if (error) return <Problem text={error} />;
   if (!pages.length) return <Loading />;
   return (
@@ -123,7 +134,7 @@ function NearTokens(props: { run: string; turn: Turn; colouring: Colouring; page
             <span
               key={page.start + at}
               class={`token ${classOf(turn, page, at, colouring)}`}
-              title={`token ${page.start + at}, id ${id}, logprob ${page.logprobs[at]}, version ${page.versions[at]}; ${facts}`}
+              title={`token ${page.start + at}, id ${id}, logprob ${page.logprobs[at]}, version ${page.versions[at]}; ${facts(page, at)}`}
             >
               {page.texts ? visible(page.texts[at] ?? "") : `${id} `}
             </span>
