@@ -39,7 +39,8 @@ from agentrl.launcher.server_checks import check_servers
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.gpus import machine_gpus
 from agentrl.store import TrajectoryStore
-from agentrl.store.private_mongod import EmbeddedMongo, wanted_port
+from agentrl.store.mongod_folder import wanted_port
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import ToolsConfig, probe
 
 CHECK_SECONDS = 30.0

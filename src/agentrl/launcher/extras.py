@@ -15,6 +15,7 @@ EXTRAS = {
     "parquet": "`agentrl store export --format parquet`",
     "trl": "TRL's engine",
     "trackers": "--report_to",
+    "otel": "--otlp_endpoint",
 }
 """Extra -> what it is for."""
 _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"](\w+)['\"]")
@@ -35,9 +36,12 @@ def needed_extras(config: RootConfig, *, trains: bool = True) -> set[str]:
     inference = config.inference
     is_embedded = inference.inference_backend == "embedded" and not inference.inference_urls
     starts_engine = is_embedded and config.rollout.enable_sampling
-    return {
-        name for name, is_needed in {"train": trains, "engine": starts_engine}.items() if is_needed
+    needed = {
+        "train": trains,
+        "engine": starts_engine,
+        "otel": config.run.otlp_endpoint is not None and config.rollout.enable_sampling,
     }
+    return {name for name, is_needed in needed.items() if is_needed}
 
 
 def what_to_install(name: str, missing: list[str]) -> str:

@@ -13,6 +13,8 @@ _LEAST_REPLY = 1024
 """Tokens that a context keeps free for one more reply, in models that have four times as many."""
 CPU_TOKENS = 8192
 """Tokens in a forward pass on a CPU, where more cost memory and save no time."""
+FITTED_OF_TRAINER = frozenset({"max_tokens", "gradient_checkpointing"})
+"""What may be filled in for the trainer; where it spans machines, machine 0 does it for all."""
 _LONG_CONTEXT = 8192
 """Tokens above which activations of a whole path are kept only in part."""
 

@@ -139,7 +139,9 @@ def edited_messages(given: Any) -> tuple[Message, ...]:
                 "a tool, tool_call_id and name"
             )
         if one.get("role") not in _ROLES:
-            raise ConfigError(f"{where} has the role {one.get('role')!r}; {', '.join(_ROLES)}")
+            raise ConfigError(
+                f"{where} has the role {str(one.get('role'))[:40]!r}; {', '.join(_ROLES)}"
+            )
         if not isinstance(one.get("content"), str | list):
             raise ConfigError(f"{where} has no text as its content")
         if one["role"] == "tool" and not isinstance(one.get("tool_call_id"), str):

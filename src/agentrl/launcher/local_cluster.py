@@ -24,12 +24,12 @@ from agentrl.config.private_files import make_private
 from agentrl.config.secret_text import remember
 from agentrl.config.secret_types import SecretUrl
 from agentrl.config.sections import RootConfig
-from agentrl.errors import AgentRLError, ConfigError, DataInUse
+from agentrl.errors import AgentRLError, ConfigError, DataInUse, ToolError
 from agentrl.launcher.child_commands import agentrl_command, tool_server_command, trainer_command
 from agentrl.launcher.gpu_placement import NO_GPUS, GpuMap
 from agentrl.launcher.recovery import keep_running, was_interrupted
 from agentrl.launcher.second_start import already_running
-from agentrl.rollout.worker.resources import tools_config
+from agentrl.rollout.worker.resources import check_shown_tools, tools_config
 from agentrl.runtime.child_processes import Child, Supervisor
 from agentrl.runtime.confinement import Confinement
 from agentrl.runtime.ports import free_port
@@ -37,8 +37,9 @@ from agentrl.runtime.restarts import Restarts
 from agentrl.runtime.signals import stop_on_signals
 from agentrl.store import TrajectoryStore
 from agentrl.store.database import with_database
-from agentrl.store.private_mongod import EmbeddedMongo, running_uri, wanted_port
-from agentrl.tools import probe
+from agentrl.store.mongod_folder import wanted_port
+from agentrl.store.private_mongod import EmbeddedMongo, running_uri
+from agentrl.tools import ToolsConfig, ToolSpec, probe
 
 T = TypeVar("T")
 
@@ -169,7 +170,7 @@ class LocalCluster:
         return mongo.uri(self.config.run.run_name)
 
     async def start_tool_server(self) -> None:
-        """Start the user's tool server, if one is to be started, and check that it has tools.
+        """Start the user's tool server, if one is to be started, and check its tools.
 
         A model may have its tools read their environment, other processes and files: the server gets
         a named few variables, and sees neither the run's processes nor its files.
@@ -198,19 +199,25 @@ class LocalCluster:
         await self._supervisor.start(child)
         address = SecretUrl(f"http://127.0.0.1:{port}/mcp")
         tools = self.config.tools.model_copy(update={"tool_server_url": address})
+        specs = await self._answered_specs(tools_config(tools), child)
+        self.config = self.config.model_copy(update={"tools": tools})
+        check_shown_tools(self.config, specs)
+
+    async def _answered_specs(self, tools: ToolsConfig, child: Child) -> tuple[ToolSpec, ...]:
+        """Return the tools of a server that was just started, once it answers."""
         deadline = time.monotonic() + TOOL_SERVER_START_SECONDS
         while True:
             try:
-                await probe(tools_config(tools))
-                break
-            except ConfigError:
+                return await probe(tools)
+            except ConfigError as error:
+                if not isinstance(error.__cause__, ToolError):
+                    raise  # it answers, and lacks what the flags name
                 if time.monotonic() > deadline or self._supervisor.failed() is not None:
                     raise AgentRLError(
                         f"the tool server did not start; the end of {child.log_path} says: "
                         f"{child.log_tail(1)}"
                     ) from None
                 await asyncio.sleep(0.1)
-        self.config = self.config.model_copy(update={"tools": tools})
 
     def _tool_confinement(self) -> Confinement:
         folder = tempfile.TemporaryDirectory(prefix="agentrl-tools-", ignore_cleanup_errors=True)

@@ -15,6 +15,7 @@ from agentrl.config.loading import MACHINE_ENVIRONMENT, load_config
 from agentrl.config.rank_checks import check_machines
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launcher.fitted_values import FITTED_OF_TRAINER
 from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_ranks
@@ -149,7 +150,8 @@ async def check_same_flags(
     ):
         for name, value in mine:
             other = getattr(theirs, name)
-            if name not in _OF_THE_MACHINE and value != other:
+            is_fitted = name in FITTED_OF_TRAINER and name not in mine.model_fields_set
+            if name not in _OF_THE_MACHINE and not is_fitted and value != other:
                 raise ConfigError(
                     f"--{name} is {value} here and {other} on machine 0; start all machines with "
                     "the same flags"

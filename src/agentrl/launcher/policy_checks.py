@@ -4,13 +4,17 @@ In goes a checked configuration, out comes the model's renderer. Only files of t
 torch is not imported, so that a mistake costs a second.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from agentrl.config.rank_checks import MeshSizes, check_machines
 from agentrl.config.sections import ModelSection, RootConfig
+from agentrl.errors import ConfigError
 from agentrl.models.architectures import (
     check_can_be_computed,
     check_parallel_support,
+    decoder_config,
     raw_config,
 )
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
@@ -26,7 +30,7 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
         with_weights: see `resolve_model`.
 
     Raises:
-        ConfigError: the model is missing, or the mesh does not fit it.
+        ConfigError: the model is missing, the mesh does not fit it, or the run began with another.
     """
     path = find_model(config.model, with_weights=with_weights)
     inference, found = config.inference, raw_config(path)
@@ -34,6 +38,8 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
         trusted = config.model.trust_remote_code
         check_can_be_computed(path, found, trust_remote_code=trusted)
     if trains:
+        if not config.run.fresh:
+            _check_goes_on(config, found)
         check_machines(config)
         check_parallel_support(found, MeshSizes.of(config.trainer))
         reference = config.algorithm.reference_model
@@ -41,9 +47,24 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
             resolve_model(reference, with_weights=with_weights, flag="reference_model")
     parser = config.inference.tool_call_parser
     renderer = Renderer.of_policy(config.model, path, tool_call_parser=parser)
+    decoder = vars(decoder_config(found))
+    if isinstance(num_rows := decoder.get("vocab_size"), int):
+        renderer.check_fits(num_rows)
+    _check_context_length(config.inference.context_length, decoder)
     if config.tools.tool_server_command is not None:
         renderer.check_shows_results()
     return renderer
+
+
+def _check_context_length(wanted: int | None, decoder: Mapping[str, Any]) -> None:
+    """Refuse a context that is longer than the model's, unless its positions are scaled."""
+    length = decoder.get("max_position_embeddings")
+    positions = decoder.get("rope_scaling") or decoder.get("rope_parameters") or {}
+    if wanted and isinstance(length, int) and wanted > length and "factor" not in str(positions):
+        raise ConfigError(
+            f"--context_length {wanted}: the model has {length} positions (max_position_embeddings of "
+            "its config.json); give at most as many"
+        )
 
 
 def find_model(model: ModelSection, *, with_weights: bool = True) -> Path:
@@ -62,3 +83,28 @@ def find_model(model: ModelSection, *, with_weights: bool = True) -> Path:
     if model.lora_rank:
         check_adapter_targets(path, model.lora_target_modules)
     return path
+
+
+def _check_goes_on(config: RootConfig, given: Any) -> None:
+    """Refuse to go on with a model into which the weights of the run's checkpoints do not fit."""
+    checkpoints = config.run.output_path.glob("checkpoints/[0-9]*/model/config.json")
+    newest = max(checkpoints, default=None)
+    if newest is None:
+        return
+    before, now = _shape(raw_config(newest.parent)), _shape(given)
+    # An exported configuration leaves out what its family has by default.
+    differing = [name for name in before.keys() & now.keys() if before[name] != now[name]]
+    if differing:
+        what = ", ".join(f"{name} {before[name]}, not {now[name]}" for name in sorted(differing))
+        raise ConfigError(
+            f"--model_name_or_path {config.model.model_name_or_path}: the run has trained another model "
+            f"({newest.parent.parent} has {what}); use another --run_name"
+        )
+
+
+def _shape(config: Any) -> dict[str, object]:
+    """Return what two configurations of one model have in common, as far as this one says it."""
+    decoder = vars(decoder_config(config))
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers")
+    found = {"model_type": config.model_type} | {name: decoder.get(name) for name in sizes}
+    return {name: value for name, value in found.items() if value is not None}

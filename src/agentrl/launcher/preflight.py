@@ -6,23 +6,22 @@ the first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started
 """
 
 import inspect
-import os
 import shutil
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from agentrl.config.algorithm_checks import check_training_sampling
-from agentrl.config.checks import check_trackers
 from agentrl.config.sections import (
     DataSection,
     RootConfig,
     RunSection,
-    TrainerSection,
 )
-from agentrl.errors import AgentRLError, ConfigError, StoreError
+from agentrl.errors import AgentRLError, ConfigError, StoreError, WriteError
 from agentrl.launcher.child_commands import check_tool_server_command
 from agentrl.launcher.extras import check_extras
 from agentrl.launcher.policy_checks import check_policy, find_model
@@ -31,11 +30,12 @@ from agentrl.launcher.server_checks import check_servers
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.agent import configured_agent
 from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
+from agentrl.runtime.disk_space import full_disk
+from agentrl.runtime.tracker_checks import check_trackers
+from agentrl.runtime.tracker_login import check_login
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import find_mongod
 from agentrl.tools import probe
-
-_DATABASE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ async def findings(
         shown.append(check_policy(config, trains=trains, with_weights=with_weights))
 
     def trackers() -> None:
-        check_trackers(config.trainer.report_to)
+        check_login(check_trackers(config.trainer.report_to))
 
     async def tools() -> None:
         path = find_model(config.model, with_weights=with_weights) if shown else None
@@ -106,6 +106,7 @@ async def findings(
     checks: dict[str, Check] = {
         "packages": partial(check_extras, config, trains=trains),
         "folders": partial(_check_folders, config),
+        "ports": partial(_check_ports, config, trains=trains),
         "model": model,
         "trackers": trackers,
         "groups and ranks": partial(_check_groups_and_ranks, config, trains=trains),
@@ -157,15 +158,48 @@ async def check_ranks(config: RootConfig) -> None:
 
 def _check_folders(config: RootConfig) -> None:
     """Refuse places in which nothing can be written; a folder that is missing is made later."""
-    places = {"output_dir": config.run.output_path, "logs_dir": config.run.logs_dir.absolute()}
-    if config.store.db_connection_string is None:
-        places["mongo_data_dir"] = config.private_mongo_dir.absolute()
-    for flag, path in places.items():
+    for flag, path in written_places(config).items():
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         if not there.is_dir():
             raise ConfigError(f"--{flag} {path}: {there} is a file; name another folder")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise ConfigError(f"--{flag} {path}: {there} cannot be written; name another folder")
+        try:
+            # The permissions do not say it: root has all, and a disk may be full or read-only.
+            with tempfile.TemporaryFile(dir=there) as trial:
+                trial.write(b"trial")
+        except OSError as error:
+            raise ConfigError(
+                f"--{flag} {path}: {there} cannot be written ({error.strerror}); name another folder"
+            ) from None
+        full = full_disk(path)
+        if full is not None:
+            raise ConfigError(f"--{flag}: {full}; free some space, or name another folder")
+
+
+def written_places(config: RootConfig) -> dict[str, Path]:
+    """Return the directories that a run on this machine writes to, by the flag that names them."""
+    places = {"output_dir": config.run.output_path, "logs_dir": config.run.logs_dir.absolute()}
+    if config.store.db_connection_string is None:
+        places["mongo_data_dir"] = config.private_mongo_dir.absolute()
+    return places
+
+
+@asynccontextmanager
+async def full_disk_named(config: RootConfig) -> AsyncIterator[None]:
+    """Name a full disk as the reason of whatever ends the block.
+
+    Raises:
+        WriteError: a disk that the run writes to is full.
+    """
+    try:
+        yield
+    except (AgentRLError, OSError) as error:
+        fulls = map(full_disk, written_places(config).values())
+        full = next((words for words in fulls if words is not None), None)
+        if full is None:
+            raise
+        raise WriteError(
+            f"{full}; free some space: what was stored is kept, and the same command resumes the run"
+        ) from error
 
 
 def _check_agent(config: RootConfig) -> list[str]:
@@ -186,24 +220,36 @@ async def _check_own_servers(config: RootConfig) -> None:
         await check_servers(config.inference)
 
 
-def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> None:
+def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
     if not trains:
-        return
+        return []
     check_training_sampling(config.sampling)
     _check_group_size(config.data)
-    _check_main_port(config.trainer)
+    if config.rollout.num_samplers or not config.rollout.enable_sampling:
+        return []
+    join = f"agentrl sample --config {config.run.output_path / 'config.yaml'}"
+    return [f"--num_samplers 0: nothing is sampled until a sampler joins: {join}"]
 
 
-def _check_main_port(trainer: TrainerSection) -> None:
-    """Refuse a port that is taken; on one machine the ranks find another one by themselves."""
-    if trainer.num_machines == 1:
-        return
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", trainer.main_process_port)) == 0:
+def _check_ports(config: RootConfig, *, trains: bool) -> None:
+    """Refuse ports that are taken; those that are not given find another one by themselves."""
+    trainer, first = config.trainer, config.run.metrics_port
+    if trains and trainer.num_machines > 1 and _is_taken(trainer.main_process_port):
+        raise ConfigError(
+            f"--main_process_port {trainer.main_process_port} is taken here; give all machines "
+            "another one"
+        )
+    for port in range(first, first + config.rollout.num_samplers + 1) if first else ():
+        if _is_taken(port):
             raise ConfigError(
-                f"--main_process_port {trainer.main_process_port} is taken here; give all machines "
-                "another one"
+                f"--metrics_port {first}: port {port} is taken (the trainer uses {first}, each sampler "
+                "one behind it); give another one"
             )
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _check_group_size(data: DataSection) -> None:
@@ -221,11 +267,7 @@ async def _check_store(config: RootConfig, *, trains: bool) -> None:
         if trains and not config.data.has_training and not config.private_mongo_dir.exists():
             raise _no_questions(config.run.run_name)
         return
-    async with TrajectoryStore.connect(
-        uri.get_secret_value(),
-        config.run.run_name,
-        server_selection_timeout=_DATABASE_SECONDS,
-    ) as store:
+    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
         if trains:
             await check_has_questions(config.data, store)
 

@@ -4,17 +4,22 @@ In goes the configuration, out come notes, or the first problem. Every line is r
 """
 
 import filecmp
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config.checks import groups_per_step
-from agentrl.config.sections import DataSection, RootConfig
+from agentrl.config.sections import DataSection, RolloutSection, RootConfig
+from agentrl.datasets.generated_tasks import generated_tasks
 from agentrl.datasets.question import DEFAULT_SCORER
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.errors import ConfigError
+from agentrl.launcher.policy_checks import find_model
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import MCPScorerFactory, RegisteredScoring
+from agentrl.rewards.factory import ScoringFunction, load_scorer_module
+from agentrl.rollout import sampler_class_for
+from agentrl.rollout.worker.resources import served_context_length
 
 _MAX_KEYS = 8
 """Keys that a note lists."""
@@ -37,9 +42,13 @@ def check_questions(
         ConfigError: a file, a question or a scorer cannot be used.
     """
     data, notes = config.data, list[str]()
+    before = MCPScorerFactory.registered_functions()
     scoring = RegisteredScoring.load(config.rollout)
-    _check_default_scorer(data)
-    for path in (data.train_file if trains else None, data.eval_file):
+    notes += _scorer_notes(config.rollout, before)
+    _check_named_scorers(data)
+    if data.env_scorer is not None:
+        scoring.check(data.env_scorer)
+    for path in dict.fromkeys((data.train_file if trains else None, data.eval_file)):
         if path is None:
             continue
         with QuestionFile(path, data, MCPScorerFactory.check_question) as questions:
@@ -47,8 +56,12 @@ def check_questions(
                 scoring.check(scorer)
             if questions.has_images and renderer is not None:
                 _check_images(config, path, renderer)
+            if renderer is not None:
+                notes += _long_questions(config, path, questions, renderer)
             notes += _oddities(config, path, questions)
     notes += _environment_notes(config, trains=trains)
+    if trains:
+        _check_generated_tasks(config)
     if trains and _are_equal(data.train_file, data.eval_file):
         notes.append(
             "--eval_file holds the training questions: its scores say nothing of questions that were "
@@ -57,13 +70,47 @@ def check_questions(
     return notes
 
 
-def _check_default_scorer(data: DataSection) -> None:
-    if data.default_scorer is None:
+def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) -> Iterator[str]:
+    """Yield a note where the user's module of scorers brings none."""
+    if rollout.scorer_module is None:
         return
-    try:
-        MCPScorerFactory.get_scorer(data.default_scorer)
-    except ConfigError as error:
-        raise ConfigError(f"--default_scorer: {error}") from None
+    known = MCPScorerFactory.registered_functions()
+    module = load_scorer_module(rollout.scorer_module)
+    # A module that was imported before has registered what it holds.
+    is_own = any(getattr(function, "__module__", "") == module.__name__ for function in known)
+    if len(known) == len(before) and not is_own:
+        yield (
+            f"--scorer_module {rollout.scorer_module} registers no scorer; put "
+            '@MCPScorerFactory.register_scorer("NAME") above its function'
+        )
+
+
+def _check_named_scorers(data: DataSection) -> None:
+    named = {"default_scorer": data.default_scorer, "env_scorer": data.env_scorer}
+    for flag, name in named.items():
+        try:
+            sees_group = name is not None and MCPScorerFactory.get_scorer(name).sees_group
+        except ConfigError as error:
+            raise ConfigError(f"--{flag}: {error}") from None
+        if flag == "env_scorer" and name is not None and not sees_group:
+            raise ConfigError(
+                f"--env_scorer {name}: it judges single answers, which environments reward "
+                "themselves; name one that was registered with sees_group=True"
+            )
+
+
+def _check_generated_tasks(config: RootConfig) -> None:
+    data = config.data
+    if data.sampler_module is None:
+        return
+    task = next(generated_tasks(data, config.run.seed), None)
+    if task is not None:
+        sampler_class_for(task)
+    elif data.train_file is None and data.env is None:
+        raise ConfigError(
+            f"--sampler_module {data.sampler_module}: its train_tasks(seed) yields no task; without one, "
+            "give --train_file"
+        )
 
 
 def _environment_notes(config: RootConfig, *, trains: bool) -> Iterator[str]:
@@ -87,6 +134,35 @@ def _oddities(config: RootConfig, path: Path, questions: QuestionFile) -> Iterat
             f"{questions.num_without_scorer} question(s) of {path} name no scorer: `{DEFAULT_SCORER}` "
             "compares answers with the reference (--default_scorer)"
         )
+
+
+def _long_questions(
+    config: RootConfig, path: Path, questions: QuestionFile, renderer: Renderer
+) -> Iterator[str]:
+    """Yield a note where a question alone is longer than a prompt may be.
+
+    Raises:
+        ConfigError: all of them are.
+    """
+    room = config.sampling.max_prompt_tokens
+    model_dir = find_model(config.model, with_weights=False)
+    context_length = served_context_length(config.inference, model_dir)
+    if context_length is not None:
+        room = min(room, context_length - 1)
+    shortest, longest = (
+        len(renderer.encode(_as_stored(question.system_prompt + question.query)))
+        for question in questions.extremes
+    )
+    limits = f"a prompt may have {room} (--max_prompt_tokens, --context_length, the model's limit)"
+    if shortest >= room:
+        raise ConfigError(f"{path}: every question has {shortest} tokens or more, and {limits}")
+    if longest >= room:
+        yield f"{path}: a question has {longest} tokens, and {limits}: such tries get no answer"
+
+
+def _as_stored(text: str) -> str:
+    """Return a text as the store keeps it, which has no halves of surrogate pairs."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _steps_beyond(config: RootConfig, num_questions: int) -> list[str]:

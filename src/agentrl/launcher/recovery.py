@@ -11,6 +11,7 @@ import re
 
 from agentrl.errors import StoreError
 from agentrl.runtime.child_processes import Child
+from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.restarts import Restarts, ending
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -35,10 +36,14 @@ async def keep_running(mongo: EmbeddedMongo, restarts: Restarts) -> None:
     Call it in the main thread.
 
     Raises:
-        StoreError: it ended too often, or its data were deleted.
+        StoreError: it ended too often, its disk is full, or its data were deleted.
     """
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
+        # Before the last byte: a mongod without room neither answers nor ends.
+        full = full_disk(mongo.data_dir)
+        if full is not None:
+            raise StoreError(full)
         status, said = mongo.exit_status(), ""
         while status is not None:
             if not mongo.data_dir.is_dir():

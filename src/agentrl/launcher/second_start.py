@@ -1,19 +1,29 @@
-"""A start of a run that goes on already: refused in one line, which says where and since when.
+"""A start of a run that was started before: refused while it goes on; changed flags are told.
 
-In: the configuration and the store. A private mongod is told by the lock of its data, a run in a
-database of the user's by its trainer's lease.
+In: the configuration and the store. Out: notes, or a refusal of one line, which says where the run
+goes on and since when. A private mongod is known by the lock of its data, a run in a database of the
+user's by its trainer's lease.
 """
 
-from agentrl.config.sections import RootConfig
-from agentrl.errors import StoreError
+from agentrl.config.loading import flat_values
+from agentrl.config.sections import SECTIONS, RootConfig
+from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.process_identity import is_alive
+from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.private_mongod import serving
+from agentrl.store.mongod_folder import serving
 from agentrl.trainer.checkpoint import check_has_database, latest_checkpoint
 
 LOOKS = tuple(f"`agentrl {command}" for command in ("inspect", "store", "tasks", "ui"))
 """What processes that serve a run's data without working on the run call themselves."""
+
+_LEARNING = ("model", "data", "sampling", "rollout", "algorithm", "trainer")
+"""Sections that say what is learned and how."""
+_EXPECTED = frozenset({"max_steps", "num_train_epochs"})
+"""Flags that runs are resumed with for."""
+_MAX_CHANGES = 6
+_MAX_SHOWN = 60
 
 
 def check_not_running(config: RootConfig) -> None:
@@ -61,6 +71,44 @@ async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
             raise already_running(
                 config.run.run_name, f"its trainer on {host}, process {pid}{since}"
             )
+
+
+def changes_since(config: RootConfig, run: Run | None) -> list[str]:
+    """Return a note on the flags that a run is resumed with and did not begin with.
+
+    Args:
+        config: the configuration of this start.
+        run: the run as it is stored, if it was started before.
+
+    Raises:
+        ConfigError: its checkpoints are of another kind of training.
+    """
+    if run is None or not run.config:
+        return []
+    began, now = run.config, flat_values(config)
+    name = f"run {run.name!r}"
+    if bool(began.get("lora_rank")) != bool(now["lora_rank"]):
+        rank = began.get("lora_rank")
+        trains = f"an adapter; resume it with --lora_rank {rank}"
+        if not rank:
+            trains = "all weights; resume it without --lora_rank"
+        raise ConfigError(f"{name} trains {trains}, or use another --run_name")
+    changed = [
+        f"--{flag} {_shown(began[flag])} -> {_shown(now[flag])}"
+        for section in _LEARNING
+        for flag in SECTIONS[section].model_fields
+        if flag in began and flag not in _EXPECTED and began[flag] != now[flag]
+    ]
+    more = f" and {len(changed) - _MAX_CHANGES} more" if len(changed) > _MAX_CHANGES else ""
+    listed = ", ".join(changed[:_MAX_CHANGES])
+    return (
+        [f"{name} goes on with other flags than it began with: {listed}{more}"] if changed else []
+    )
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 async def look_at_files(config: RootConfig, store: TrajectoryStore) -> str | None:

@@ -21,6 +21,7 @@ from agentrl.launcher.preflight import (
     check_has_questions,
     check_inputs,
     check_name_is_free,
+    full_disk_named,
 )
 from agentrl.launcher.run_report import (
     add_restarts,
@@ -33,7 +34,12 @@ from agentrl.launcher.run_report import (
     say,
     told_if_slow,
 )
-from agentrl.launcher.second_start import check_no_trainer, check_not_running, look_at_files
+from agentrl.launcher.second_start import (
+    changes_since,
+    check_no_trainer,
+    check_not_running,
+    look_at_files,
+)
 from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
 
@@ -60,14 +66,17 @@ async def run_training(config: RootConfig) -> int:
         say(console, f"note: {note}")
     print_gpus(console, gpus)
     started = time.monotonic()
-    async with LocalCluster(config, gpus=gpus) as cluster:
+    async with full_disk_named(config), LocalCluster(config, gpus=gpus) as cluster:
         store = await cluster.open_store()
         if config.run.fresh:
             await check_name_is_free(config.run, store)
         await check_no_trainer(config, store)
         gone = await look_at_files(config, store)
-        if gone is not None:
-            say(console, f"note: {gone}")
+        for note in (
+            *([] if gone is None else [gone]),
+            *changes_since(config, await store.runs.get()),
+        ):
+            say(console, f"note: {note}")
         await check_has_questions(config.data, store)
         done = await already_done(config.trainer, store)
         if done is not None:

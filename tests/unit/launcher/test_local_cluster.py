@@ -1,11 +1,15 @@
 """What the launcher makes for a run, and who can read it."""
 
 import re
+import sys
 from pathlib import Path
+
+import pytest
 
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import build_config, secret_environment
 from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
 from agentrl.launcher.local_cluster import LocalCluster
 
 
@@ -49,6 +53,27 @@ async def test_the_users_own_keys_win(tmp_path: Path) -> None:
         assert given["AGENTRL_ADMIN_KEY"] != "my-own-key"
     private = cluster.config_path.with_name("config.secrets.yaml").read_text()
     assert "my-own-key" not in private
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"mcp_tool_names": "prise"}, r"no MCP server offers a tool 'prise' \(offered: "),
+        pytest.param(
+            {"max_prompt_tokens": "100"},
+            r"tools take \d+ tokens .* a prompt may have 100",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+async def test_what_the_own_tool_server_lacks_is_told_before_samplers_start(
+    tmp_path: Path, flags: dict[str, str], message: str
+) -> None:
+    server = f"{sys.executable} examples/shop/server.py --port {{port}}"
+    async with LocalCluster(config_in(tmp_path, tool_server_command=server, **flags)) as cluster:
+        await cluster.open_store()
+        with pytest.raises(ConfigError, match=message):
+            await cluster.start_tool_server()
 
 
 async def test_servers_that_run_elsewhere_keep_their_keys(tmp_path: Path) -> None:

@@ -117,8 +117,11 @@ async def test_an_output_directory_that_is_not_shared_is_refused(tmp_path: Path)
 
 async def test_machines_started_with_different_flags_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    write_config(parse_flags(words(TWO | {"tool_server_command": "tools"})), path)
+    fitted = {"max_tokens": "8192"}
+    write_config(parse_flags(words(TWO | fitted | {"tool_server_command": "tools"})), path)
     other = TWO | {"machine_rank": "1", "mcp_manager_url": "http://h/mcp"}
     await check_same_flags(parse_flags(words(other)), path)
-    with pytest.raises(ConfigError, match="--max_tokens is 9 here and 65536 on machine 0"):
+    with pytest.raises(ConfigError, match="--max_tokens is 9 here and 8192 on machine 0"):
         await check_same_flags(parse_flags(words(other | {"max_tokens": "9"})), path)
+    with pytest.raises(ConfigError, match=r"--learning_rate is 0\.5 here"):
+        await check_same_flags(parse_flags(words(other | {"learning_rate": "0.5"})), path)

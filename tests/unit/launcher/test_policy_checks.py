@@ -57,6 +57,37 @@ def test_a_trainer_without_a_configuration_trains_the_packaged_model(
     assert trainer.config.model.model_name_or_path == str(DEMO)
 
 
+def begun(folder: Path, **changes: object) -> Path:
+    """The output directory of a run that stopped after step 7, with such a model."""
+    write_model(folder / "checkpoints/000007/model", **changes)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "llama"}, "llama"),
+        ({"vocab_size": 700}, "vocab_size 700"),
+        ({"model_type": "qwen3_vl", "text_config": {"vocab_size": 9}}, "qwen3_vl"),
+    ],
+)
+def test_a_run_does_not_go_on_with_another_model(
+    tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    output = begun(tmp_path / "output", **changes)
+    given = {"model_name_or_path": str(DEMO), "output_dir": str(output)}
+    config = build_config(given)
+    with pytest.raises(ConfigError, match=rf"000007.*{named}.*another --run_name"):
+        check_policy(config)
+    check_policy(config, trains=False)
+    check_policy(build_config({**given, "fresh": "true", "delete_existing": "true"}))
+
+
+def test_a_run_goes_on_with_its_own_model_wherever_that_lies(tmp_path: Path) -> None:
+    output = begun(tmp_path / "output", transformers_version="4", vocab_size=None)
+    check_policy(build_config({"model_name_or_path": str(DEMO), "output_dir": str(output)}))
+
+
 def test_a_long_context_bounds_prompts_and_recomputes_activations(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m", max_position_embeddings=40_960)
     config, notes = fitted_to_model(build_config({"model_name_or_path": str(path)}), path)

@@ -1,9 +1,13 @@
 """What a person should know before a run starts that is no mistake."""
 
 import json
+import socket
 from pathlib import Path
 
+import pytest
+
 from agentrl.config.loading import load_config
+from agentrl.errors import ConfigError
 from agentrl.launcher.preflight import check_inputs
 
 
@@ -49,3 +53,41 @@ async def test_held_out_questions_that_are_trained_on_are_noted(tmp_path: Path) 
     files = {"train_file": f"{tmp_path}/train.jsonl", "eval_file": f"{tmp_path}/held_out.jsonl"}
     (note,) = await check_inputs(load_config(files))
     assert note.startswith("--eval_file holds the training questions")
+
+
+async def test_a_question_beyond_the_longest_prompt_and_scorers_without_a_name_are_noted(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "q.jsonl"
+    lines = [{"query": query, "answer": 1, "scorer": "exact"} for query in ("Q", "word " * 500)]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    (tmp_path / "scorers.py").write_text("def mine(answer, truth):\n    return 1.0\n")
+    flags = {"scorer_module": str(tmp_path / "scorers.py"), "max_prompt_tokens": 400}
+    unnamed, long = await check_inputs(load_config({"train_file": str(path), **flags}))
+    assert unnamed.startswith(
+        f"--scorer_module {tmp_path}/scorers.py registers no scorer; put @MCP"
+    )
+    assert long.startswith(f"{path}: a question has ")
+    assert long.endswith(": such tries get no answer")
+
+
+async def test_a_run_that_starts_no_sampler_says_how_one_joins(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"query": "Q", "answer": 1, "scorer": "exact"}')
+    given = {"train_file": str(tmp_path / "q.jsonl"), "num_samplers": 0, "output_dir": tmp_path}
+    (note,) = await check_inputs(load_config(given))
+    assert note == (
+        "--num_samplers 0: nothing is sampled until a sampler joins: agentrl sample --config "
+        f"{tmp_path}/config.yaml"
+    )
+
+
+async def test_a_metrics_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"query": "Q", "answer": 1, "scorer": "exact"}')
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        # The first sampler's.
+        given = {"train_file": str(tmp_path / "q.jsonl"), "metrics_port": port - 1}
+        with pytest.raises(ConfigError, match=f"^--metrics_port {port - 1}: port {port} is taken"):
+            await check_inputs(load_config(given))

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from agentrl.errors import StoreError
 from agentrl.launcher.recovery import keep_running, was_interrupted
 from agentrl.runtime.child_processes import Child
+from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.restarts import Restarts
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -75,3 +77,17 @@ async def test_data_that_were_deleted_under_a_mongod_are_told(tmp_path: Path) ->
         async with asyncio.timeout(20):
             with pytest.raises(StoreError, match=r"its data in .*/data are gone"):
                 await keep_running(mongo, Restarts(2, first_delay_seconds=0.01))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+async def test_a_mongod_without_room_is_told_as_a_full_disk(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m", "tmpfs", tmp_path], check=True)
+    try:
+        with EmbeddedMongo(tmp_path / "data") as mongo:
+            assert full_disk(tmp_path / "data/not/yet/there") is None
+            (tmp_path / "ballast").write_bytes(bytes(80 << 20))
+            async with asyncio.timeout(20):
+                with pytest.raises(StoreError, match=r"the disk of .*/data is full \(\d+ MB are"):
+                    await keep_running(mongo, Restarts(2, first_delay_seconds=0.01))
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)

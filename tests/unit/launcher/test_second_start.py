@@ -7,16 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.loading import build_config
+from agentrl.config.loading import build_config, flat_values
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.launcher import second_start
 from agentrl.launcher.local_cluster import LocalCluster
-from agentrl.launcher.second_start import check_no_trainer, check_not_running, look_at_files
+from agentrl.launcher.second_start import (
+    changes_since,
+    check_no_trainer,
+    check_not_running,
+    look_at_files,
+)
 from agentrl.launcher.training_run import already_done
 from agentrl.runtime.process_identity import new_lease_owner
 from agentrl.schema import Policy, Run
-from agentrl.store import TrajectoryStore, private_mongod
+from agentrl.store import TrajectoryStore, mongod_folder
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint import Checkpoint
 from agentrl.trainer.metrics.history import History
 
@@ -31,7 +37,7 @@ def config_in(folder: Path, **flags: object) -> RootConfig:
 async def test_a_second_start_says_where_and_since_when_the_run_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_mongod, "CLAIM_SECONDS", 0.1)
+    monkeypatch.setattr(mongod_folder, "CLAIM_SECONDS", 0.1)
     config = config_in(tmp_path)
     check_not_running(config)
     async with LocalCluster(config) as cluster:
@@ -50,9 +56,9 @@ async def test_a_start_waits_for_a_look_and_names_what_serves_the_data_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_in(tmp_path)
-    monkeypatch.setattr(private_mongod, "CLAIM_SECONDS", 0.1)
+    monkeypatch.setattr(mongod_folder, "CLAIM_SECONDS", 0.1)
     monkeypatch.setattr("sys.argv", ["/usr/bin/agentrl", "store", "up"])
-    with private_mongod.EmbeddedMongo(tmp_path / "mongo"):
+    with EmbeddedMongo(tmp_path / "mongo"):
         check_not_running(config)
         async with LocalCluster(config) as cluster:
             with pytest.raises(StoreError, match=r"in use by `agentrl store` on .*; end it first"):
@@ -89,6 +95,25 @@ async def test_files_and_database_that_do_not_belong_together_are_told(
     assert note is not None
     assert "was at version 3, and" in note
     assert "it is trained again from the start" in note
+
+
+def test_flags_that_a_run_did_not_begin_with_are_noted(tmp_path: Path) -> None:
+    def run(**flags: object) -> Run:
+        return Run(name="mine", config=flat_values(config_in(tmp_path, **flags)))
+
+    adapter = {"lora_rank": 4}
+    assert changes_since(config_in(tmp_path), None) == []
+    assert changes_since(config_in(tmp_path, max_steps=9), run(max_steps=3)) == []
+    changed = {"loss_calculator": "CISPO", "max_new_tokens": 96, "model_name_or_path": "a/b"}
+    began = run(max_new_tokens=48, model_name_or_path="a/a")
+    assert changes_since(config_in(tmp_path, **changed), began) == [
+        "run 'mine' goes on with other flags than it began with: --model_name_or_path a/a -> a/b, "
+        "--max_new_tokens 48 -> 96, --loss_calculator GRPO -> CISPO"
+    ]
+    with pytest.raises(ConfigError, match="'mine' trains all weights; resume it without --lora_ra"):
+        changes_since(config_in(tmp_path, **adapter), run())
+    with pytest.raises(ConfigError, match="trains an adapter; resume it with --lora_rank 4, or"):
+        changes_since(config_in(tmp_path), run(**adapter))
 
 
 async def test_a_run_beyond_max_steps_samples_nothing_and_says_how_to_go_on(
