@@ -4,6 +4,7 @@ Each function takes the configuration and its own options and returns an exit st
 needs beside them is imported inside it.
 """
 
+import atexit
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import secrets
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +28,7 @@ from agentrl.config.config_files import read_yaml
 from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig, RunSection
 from agentrl.errors import ConfigError
+from agentrl.runtime.kept_imports import kept_imports
 from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
 
 DEMO_CONFIG = "assets/demo/grpo.yaml"
@@ -38,8 +41,8 @@ _TRAINING = (
 
 
 @click.command("init", cls=FlagCommand, sections=())
-@click.argument("folder", type=Path)
-def init(config: RootConfig, folder: Path) -> int:
+@click.argument("folder")
+def init(config: RootConfig, folder: str) -> int:
     """Begin a project in FOLDER: a tool server, questions, a scorer and a configuration.
 
     It trains as it is; its README.md says what to change. FOLDER is new or empty, but for names that
@@ -47,18 +50,21 @@ def init(config: RootConfig, folder: Path) -> int:
     """
     from agentrl.config.shipped_files import shipped_file
 
+    if not folder:
+        raise ConfigError("FOLDER is empty; a dot is the folder that you are in: agentrl init .")
+    target = Path(os.path.expanduser(folder))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        found = sorted(path.name for path in folder.iterdir() if path.name[:1] != ".")
+        target.mkdir(parents=True, exist_ok=True)
+        found = sorted(path.name for path in target.iterdir() if path.name[:1] != ".")
         if found:
-            raise ConfigError(f"{folder} holds {found[0]} already; name a folder that is empty")
+            raise ConfigError(f"{target} holds {found[0]} already; name a folder that is empty")
         files = sorted(path for path in shipped_file(PROJECT).iterdir() if path.is_file())
         for path in files:
-            shutil.copyfile(path, folder / path.name)
+            shutil.copyfile(path, target / path.name)
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}; name another folder") from None
-    print(f"{folder} has {', '.join(path.name for path in files)}\nTrain it:")
-    print(f"  cd {shlex.quote(str(folder))}\n  agentrl run --config config.yaml")
+        raise ConfigError(f"{target}: {error.strerror}; name another folder") from None
+    print(f"{target} has {', '.join(path.name for path in files)}\nTrain it:")
+    print(f"  cd {shlex.quote(str(target))}\n  agentrl run --config config.yaml")
     return 0
 
 
@@ -79,6 +85,7 @@ async def run(context: click.Context, config: RootConfig, dry_run: bool, as_json
     """
     given = given_flags(context)
     config, is_demo = _or_demo(given, config, "train_file")
+    config = _with_agent(config, writes=not dry_run)
     if dry_run:
         from agentrl.launcher.run_plan import plan_run
 
@@ -97,9 +104,11 @@ async def run(context: click.Context, config: RootConfig, dry_run: bool, as_json
 @click.command("sample", cls=FlagCommand, sections=_SAMPLING)
 def sample(config: RootConfig) -> int:
     """Run one sampler process; start as many as you like, on any host."""
-    config = joined(config)
-    from agentrl.rollout.worker.sampler_process import run_sampler
+    config = _with_agent(joined(config))
     from agentrl.runtime.logs import setup_logging
+
+    with kept_imports():
+        from agentrl.rollout.worker.sampler_process import run_sampler
 
     setup_logging("sampler")
     return run_sampler(config)
@@ -112,7 +121,8 @@ def train(context: click.Context, config: RootConfig) -> int:
     _check_places_nothing(context)
     config = joined(config)
     _log_by_rank(config.run)
-    from agentrl.trainer.rl.train_process import train
+    with kept_imports():
+        from agentrl.trainer.rl.train_process import train
 
     result = train(config)
     statuses = {"stopped": INTERRUPTED, "no_signal": NO_SIGNAL}
@@ -144,18 +154,31 @@ def sft(context: click.Context, config: RootConfig) -> int:
     """
     _check_places_nothing(context)
     check_fine_tuning(config.data)
+    _look_at_conversations(config)
     _log_by_rank(config.run)
     with ExitStack() as stack:
         uri = None
         if config.data.records_of is not None and os.environ.get("RANK", "0") == "0":
             source = config.run.model_copy(update={"run_name": config.data.records_of})
             uri = stack.enter_context(served_uri(config.model_copy(update={"run": source})))
-        from agentrl.trainer.sft.sft_process import fine_tune
+        with kept_imports():
+            from agentrl.trainer.sft.sft_process import fine_tune
 
         result = fine_tune(config, uri)
     if result is not None:
         print(f"{result.status} after step {result.step}; the model is in {result.model_path}")
     return INTERRUPTED if result is not None and result.status == "stopped" else 0
+
+
+def _look_at_conversations(config: RootConfig) -> None:
+    """Look at model and data before the trainer is imported, which takes longer than the look."""
+    from agentrl.datasets.demonstrations.demonstration import read_demonstrations
+    from agentrl.models.resolve import resolve_model
+
+    resolve_model(config.model.model_name_or_path, with_weights=False)
+    for path in (config.data.train_file, config.data.eval_file):
+        if path is not None:
+            next(iter(read_demonstrations(path)), None)
 
 
 @click.command("serve", cls=FlagCommand, sections=("run", "model", "store", "inference", "publish"))
@@ -186,7 +209,7 @@ async def evaluate(context: click.Context, config: RootConfig) -> int:
     config, _ = _or_demo(given, config, "eval_file")
     is_named = "model_name_or_path" in given
     checkpoint = None if is_named else newest_checkpoint(config.run.output_path)
-    return await run_evaluation(config, checkpoint)
+    return await run_evaluation(_with_agent(config), checkpoint)
 
 
 @click.command("doctor", cls=FlagCommand)
@@ -202,6 +225,7 @@ async def doctor(context: click.Context, config: RootConfig, as_json: bool) -> i
     from agentrl.launcher.doctor import examine
 
     config, _ = _or_demo(given_flags(context), config, "train_file")
+    config = _with_agent(config, writes=False)
     num_failures = 0
     async for found in examine(config):
         text = redact(found.text)
@@ -374,6 +398,27 @@ def _or_demo(
             )
     sys.stderr.write(f"note: no model and no questions given; this is --config {DEMO_CONFIG}\n")
     return demo, True
+
+
+def _with_agent(config: RootConfig, *, writes: bool = True) -> RootConfig:
+    """Return the configuration with an agent of another interpreter (`--agent_python`) made usable here.
+
+    Args:
+        config: the given one.
+        writes: keep what is written for it; otherwise it is gone at the end of this process.
+
+    Raises:
+        ConfigError: that interpreter has no such agent.
+    """
+    if config.agents.agent_python is None:
+        return config
+    from agentrl.integrations.agent_worker.description import with_agent_elsewhere
+
+    folder = Path(".agentrl/agents") / config.run.run_name
+    if not writes:
+        folder = Path(tempfile.mkdtemp(prefix="agentrl-agent-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return with_agent_elsewhere(config, folder)
 
 
 def _check_places_nothing(context: click.Context) -> None:

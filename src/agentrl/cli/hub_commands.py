@@ -5,6 +5,7 @@ uploaded is one commit; a repository that does not exist is made.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,8 @@ def _hub() -> "HfApi":
             f"set {TOKEN_VARIABLE} to a token that may write; "
             "https://huggingface.co/settings/tokens makes one"
         )
+    if not re.fullmatch(r"[!-~]+", token):
+        raise ConfigError(f"{TOKEN_VARIABLE} holds a character that no token has; copy it anew")
     remember([token])
     try:
         from huggingface_hub import HfApi

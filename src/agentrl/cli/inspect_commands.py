@@ -242,7 +242,7 @@ async def _all_runs(config: RootConfig) -> list[dict[str, Any]]:
 
     `uri` is where a run's database is, `opened_by` the command that opens it where nobody serves it.
     """
-    from agentrl.store.private_mongod import serving
+    from agentrl.store.mongod_folder import serving
 
     given = config.store.db_connection_string
     if given is not None:

@@ -4,6 +4,7 @@ Commands are imported when they are used, so that `agentrl --help` is quick and 
 imports torch.
 """
 
+import errno
 import importlib
 import os
 import select
@@ -80,6 +81,7 @@ agentrl = _Commands("agentrl", context_settings={"help_option_names": ["--help",
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (2: the user's mistake, 1: a failure, 75: no database)."""
+    _open_closed_outputs()
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if arguments[0] in ("version", "--version"):
         from agentrl import __version__
@@ -108,10 +110,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         from agentrl.runtime.signals import INTERRUPTED
 
         return INTERRUPTED
-    except BrokenPipeError:
-        if not _stdout_is_closed():
+    except OSError as error:
+        problem = _outer_problem(error)
+        if problem is None:
             raise
+        if problem:
+            _complain(name, problem)
         return 1
+
+
+def _open_closed_outputs() -> None:
+    """Write nowhere where the shell closed an output (`>&-`), which Python leaves without a stream."""
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _outer_problem(error: OSError) -> str | None:
+    """Return what is wrong around the program, in words; None where the program is at fault.
+
+    The words are empty where the reader of the output left, as with `| head`, which is no mistake.
+    """
+    if isinstance(error, BrokenPipeError):
+        return "" if _stdout_is_closed() else None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None:  # what is left in the buffer could not be written either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return f"{error.filename or 'what was to be written'}: {error.strerror}; free some space"
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the folder that you are in was deleted; cd into another"
+    return None
 
 
 def _complain(name: str, problem: str) -> None:

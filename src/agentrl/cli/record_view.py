@@ -90,11 +90,9 @@ def _head(detail: RecordDetail) -> list[Text]:
         row("reward", f"{figure(score.value)} by {score.scorer} {score.version} {score.detail}")
     else:
         row("reward", "not scored")
-    if record.metrics:
-        row(
-            "metrics",
-            ", ".join(f"{name} {figure(value)}" for name, value in record.metrics.items()),
-        )
+    metrics = {**record.metrics, **({} if record.score is None else record.score.parts)}
+    if metrics:
+        row("metrics", ", ".join(f"{name} {figure(value)}" for name, value in metrics.items()))
     versions = (
         "none" if record.min_version is None else f"{record.min_version}..{record.max_version}"
     )

@@ -3,12 +3,14 @@
 import asyncio
 import getpass
 import json
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,7 +91,7 @@ async def set_control(config: RootConfig, key: str, value: str) -> int:
             ) from None
     async with opened_store(config) as opened:
         by = f"{getpass.getuser()}@{socket.gethostname()}"
-        run = await opened.runs.update_control(by=by, **{key: setting})
+        run = await opened.runs.update_control(by, **{key: setting})
         change = run.control_log[-1]
         before, after = change.before.get(key), change.after[key]
         print(f"{run.name}: {key} {json.dumps(before)} -> {json.dumps(after)}")
@@ -152,9 +154,10 @@ async def stats(config: RootConfig, as_json: bool) -> int:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["jsonl", "parquet", "chat", "dataset"]),
+    type=click.Choice(["jsonl", "parquet", "chat", "dataset", "atif"]),
     default="jsonl",
-    help="Documents (jsonl, parquet), or conversations (chat JSONL, Hugging Face dataset). [jsonl]",
+    help="Documents (jsonl, parquet), conversations (chat JSONL, Hugging Face dataset), or Harbor's "
+    "trajectories (atif). [jsonl]",
 )
 @click.option(
     "--all", "everything", is_flag=True, help="Also the groups that no sampler has begun."
@@ -163,16 +166,28 @@ async def stats(config: RootConfig, as_json: bool) -> int:
 async def export_run(
     config: RootConfig,
     folder: Path,
-    format_: Literal["jsonl", "parquet", "chat", "dataset"],
+    format_: Literal["jsonl", "parquet", "chat", "dataset", "atif"],
     everything: bool,
     as_json: bool,
 ) -> int:
     """Write the run to files in FOLDER, which must not exist.
 
     The formats jsonl and parquet hold all documents, which `agentrl store import` reads; chat and
-    dataset hold the conversations with their scores, one file a split.
+    dataset hold the conversations with their scores, atif the attempts with their token ids and
+    logprobs, one file a split.
     """
     async with opened_store(config) as opened:
+        if format_ == "atif":
+            from agentrl.datasets.demonstrations.atif_export import export_trajectories
+
+            counts = await export_trajectories(opened, folder)
+            told = ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
+            _report(
+                f"trajectories in {folder}: {told}",
+                {"folder": str(folder), "num_trajectories": counts},
+                as_json,
+            )
+            return 0
         if format_ == "chat" or format_ == "dataset":
             from agentrl.datasets.demonstrations.conversations import export_conversations
 
@@ -202,22 +217,60 @@ async def export_run(
 
 
 @store.command("import")
-@click.argument("folder", type=Path)
+@click.argument("path", type=Path)
+@click.option("--score", type=float, help="Score of trajectories that bring none.")
 @_json_option
-async def import_run(config: RootConfig, folder: Path, as_json: bool) -> int:
-    """Read an export into an empty database, which --run_name names."""
-    from agentrl.store import TrajectoryStore
-    from agentrl.store.repositories.transfer import read_manifest
+async def import_run(config: RootConfig, path: Path, score: float | None, as_json: bool) -> int:
+    """Read an export into an empty database, which --run_name names.
 
-    read_manifest(folder)  # before a database is created for it
+    PATH is a folder that `agentrl store export` wrote as jsonl or parquet; or Harbor's trajectories
+    (ATIF), a .json or .jsonl file or a folder of such, each of which becomes a record.
+    """
+    from agentrl.store import TrajectoryStore
+    from agentrl.store.repositories.transfer import MANIFEST, read_manifest
+
+    if not (path / MANIFEST).exists():
+        return await _import_trajectories(config, path, score, as_json)
+    if score is not None:
+        raise ConfigError(f"--score is for trajectories; {path} is an export with its own scores")
+    read_manifest(path)  # before a database is created for it
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
-            manifest = await opened.transfer.import_run(folder)
+            manifest = await opened.transfer.import_run(path)
             await opened.ensure_schema()
             total = sum(file.num_documents for file in manifest.files.values())
             _report(
                 f"{total} documents of run {manifest.run!r} are in {opened.redacted_uri}",
                 {"database": opened.database_name, "num_documents": total, "run": manifest.run},
+                as_json,
+            )
+    return 0
+
+
+async def _import_trajectories(
+    config: RootConfig, path: Path, score: float | None, as_json: bool
+) -> int:
+    from agentrl.datasets.demonstrations.atif_attempts import check_trajectories
+    from agentrl.datasets.demonstrations.atif_import import import_trajectories
+    from agentrl.store import TrajectoryStore
+
+    if score is not None and not math.isfinite(score):
+        raise ConfigError(f"--score {score}: a score is a finite number")
+    check_trajectories(path)  # before a database is created for them
+    with served_uri(config, create=True) as uri:
+        async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
+            counts = await import_trajectories(opened, path, score=score)
+            left = counts.num_records - counts.num_scored
+            _report(
+                f"{counts.num_records} records of {counts.num_tasks} tasks are in "
+                f"{opened.redacted_uri}: {counts.num_trainable_turns} of {counts.num_turns} turns "
+                "have token ids"
+                + (
+                    f"; {left} records have no score (--score, agentrl store rescore)"
+                    if left
+                    else ""
+                ),
+                {"database": opened.database_name, **asdict(counts)},
                 as_json,
             )
     return 0

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from agentrl.cli.lines import Rows, heading, labelled, whole
 from agentrl.launcher.display import Rates
+from agentrl.launcher.run_panel import duration
 from agentrl.runtime.printable import printable
 from agentrl.schema import Record
 from agentrl.store.repositories.lineage import RecordLineage, StepLineage
@@ -25,15 +26,6 @@ ANSWER_CHARS = 100
 def figure(value: float | None) -> str:
     """Return a figure with three digits after the point, `-` for none."""
     return "-" if value is None else f"{value:.3f}"
-
-
-def since(seconds: float) -> str:
-    """Return a length of time in the unit that fits."""
-    if seconds < 120:
-        return f"{max(seconds, 0.0):.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} days"
 
 
 def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -235,5 +227,5 @@ def _counts(counts: Mapping[Any, int]) -> str:
 def _heartbeat(now: datetime, at: datetime) -> Text:
     seconds = (now - at).total_seconds()
     if seconds <= ALIVE_SECONDS:
-        return Text(since(seconds))
-    return Text(f"silent for {since(seconds)}", style="red")
+        return Text(duration(seconds))
+    return Text(f"silent for {duration(seconds)}", style="red")

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import click
@@ -45,15 +46,18 @@ async def add(config: RootConfig) -> int:
     from agentrl.rewards import MCPScorerFactory, load_scorer_module
     from agentrl.store import TrajectoryStore
 
-    if not config.data.has_training:
+    if config.data.train_file is None and config.data.env is None:
         raise ConfigError("`agentrl tasks add` needs --train_file, or --env")
     if config.rollout.scorer_module is not None:
         load_scorer_module(config.rollout.scorer_module)
+    questions = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
+    first = list(
+        islice(questions, 1)
+    )  # a mistake in the file shows before a database is made for it
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
             await store.ensure_schema()
-            questions = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
-            num_new, num_known = await append_tasks(store, questions)
+            num_new, num_known = await append_tasks(store, chain(first, questions))
             print(f"{num_new} new tasks in {store.database_name!r}, {num_known} were there before")
     return 0
 
@@ -106,8 +110,10 @@ async def _with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
     Raises:
         ConfigError: it has none; the message lists the runs that there are.
     """
+    from agentrl.datasets.generated_tasks import load_sampler_module
     from agentrl.store import TrajectoryStore
 
+    load_sampler_module(config.data)
     with served_uri(config) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
             if not await store.tasks.count():

@@ -185,14 +185,18 @@ def test_a_run_with_a_model_of_its_own_is_not_resumed_as_the_demo(
 
 
 def test_a_project_begins_in_a_new_or_an_empty_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     names = {"README.md", "config.yaml", "questions.jsonl", "scorers.py", "tools.py"}
     (tmp_path / "used/.venv").mkdir(parents=True)
     for folder in (tmp_path / "new one/deep", tmp_path / "used"):
         assert main(["init", str(folder)]) == 0
         assert {path.name for path in folder.iterdir()} - {".venv"} == names
         assert "agentrl run --config config.yaml" in capsys.readouterr().out
+    assert main(["init", "~/at home"]) == 0
+    assert "at home" in {path.name for path in tmp_path.iterdir()}
+    capsys.readouterr()
     before = {path: path.read_bytes() for path in (tmp_path / "used").glob("[a-zA-Z]*")}
     (tmp_path / "file").touch()
     for words, problem in (
@@ -200,6 +204,7 @@ def test_a_project_begins_in_a_new_or_an_empty_folder(
         ([str(tmp_path / "file")], "file: File exists; name another folder"),
         (["/proc/none"], "/proc/none: No such file or directory; name another folder"),
         ([], "missing argument 'FOLDER'"),
+        ([""], "FOLDER is empty; a dot is the folder that you are in"),
     ):
         assert main(["init", *words]) == 2
         error = capsys.readouterr().err

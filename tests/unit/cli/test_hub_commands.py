@@ -71,6 +71,12 @@ def test_an_exported_data_set_goes_to_a_repository_of_its_kind(
         (["me/x/y", "--run_name", "mine"], TOKEN, 2, "'me/x/y' is no repository's name"),
         (["me/x", "--dataset", "nowhere"], TOKEN, 2, "'nowhere' does not exist"),
         (["me/x", "--dataset", "empty"], TOKEN, 2, "empty holds no files to upload"),
+        (
+            ["me/x", "--run_name", "mine"],
+            "hf_\u00e9",
+            2,
+            "HF_TOKEN holds a character that no token",
+        ),
         (["me/x", "--run_name", "mine"], "hf_another", 1, "is HF_TOKEN one that may write there?"),
         ([], TOKEN, 2, "missing argument 'REPOSITORY'"),
     ],

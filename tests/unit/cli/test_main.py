@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.doc_blocks import DOCS
@@ -27,6 +28,42 @@ def documented_flags() -> Iterator[tuple[str, str, str]]:
                 for word in shlex.split(text, comments=True):
                     if word.startswith("--"):
                         yield page.name, found[1], word
+
+
+def test_a_users_file_does_not_stand_for_a_module_of_pythons(tmp_path: Path) -> None:
+    for name in ("random", "queue", "logging"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl", "run", "--max_steps", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.startswith("agentrl run: --max_steps: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("inspect runs >/dev/full", 1, "what was to be written: No space left on device; free"),
+        ("inspect runs >&-", 0, ""),
+        ("run --max_steps 0 2>&-", 2, ""),
+        ("run --dry_run", 1, "the folder that you are in was deleted; cd into another"),
+    ],
+)
+def test_what_the_shell_leaves_to_write_to_and_to_work_in(
+    words: str, status: int, said: str, tmp_path: Path
+) -> None:
+    leaves = 'rmdir "$PWD"; ' if "--dry_run" in words else ""
+    done = subprocess.run(
+        ["bash", "-c", f"{leaves}exec {sys.executable} -m agentrl {words}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == bool(said)
 
 
 def test_help_takes_less_than_a_second_and_names_every_command() -> None:

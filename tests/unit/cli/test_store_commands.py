@@ -40,12 +40,19 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert "214 tokens" in call("stats")
     assert f"documents of run '{name}' in copy" in call("export", "copy")
     assert "exists already" in call("export", "copy", code=2)
-    assert "'csv' is not one of 'jsonl', 'parquet', 'chat', 'dataset'" in call(
+    assert "'csv' is not one of 'jsonl', 'parquet', 'chat', 'dataset', 'atif'" in call(
         "export", "x", "--format", "csv", code=2
     )
     assert "conversations in talks: 2 of train" in call("export", "talks", "--format", "chat")
     copy = f"{name}_copy"
-    assert "holds no export" in call("import", "nowhere", run=copy, code=2)
+    assert "trajectories in paths: 2 of train" in call("export", "paths", "--format", "atif")
+    assert "nowhere: No such file" in call("import", "nowhere", run=copy, code=2)
+    other = f"{name}_paths"
+    told = call("import", "paths", run=other)
+    assert "2 records of 1 tasks are in" in told
+    assert "2 of 2 turns have token ids" in told
+    assert "--score is for trajectories" in call("import", "copy", "--score", "1", run=copy, code=2)
+    call("drop", "--yes", run=other)
     assert json.loads(call("import", "copy", "--json", run=copy))["run"] == name
     assert json.loads(call("stats", "--json", run=copy))["num_tokens"] == 214
     question = call("drop", run=copy, code=2)

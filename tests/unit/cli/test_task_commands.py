@@ -86,6 +86,15 @@ def test_questions_are_added_once(
     assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["1", "0"]
 
 
+def test_a_file_that_cannot_be_added_leaves_no_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tasks", "add", "--train_file", "nowhere.jsonl"]) == 2
+    assert "nowhere.jsonl: No such file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 async def orders(uri: str, run: str) -> list[tuple[str, int, int]]:
     async with TrajectoryStore.connect(uri, run) as store:
         return [
