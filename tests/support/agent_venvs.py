@@ -23,3 +23,17 @@ def python_with(kind: str) -> Path:
         [ROOT / "scripts/setup_agents", kind, folder], env=environment, check=True, timeout=600
     )
     return folder / "bin/python"
+
+
+def index_variables(python: Path) -> dict[str, str]:
+    """Return the variables by which uv uses pip's indexes: verifiers' harness installs its program."""
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    for ours, theirs in (
+        ("find-links", "UV_FIND_LINKS"),
+        ("extra-index-url", "UV_EXTRA_INDEX_URL"),
+    ):
+        asked = [str(python), "-m", "pip", "config", "get", f"global.{ours}"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            variables[theirs] = done.stdout.strip()
+    return variables

@@ -1,7 +1,7 @@
-"""Runs where AWorld is installed: the same agent as an object and from YAML, for verl.
+"""Runs where AWorld is installed: the same agent as an object and from YAML, for verl, and a swarm.
 
-`python aworld_check.py FOLDER` writes the runs `object` and `yaml` into the folder, and prints what
-the description of a team says, as one line of JSON.
+`python aworld_check.py FOLDER MODEL` writes the runs `object`, `yaml` and `swarm` into the folder, and prints
+what the description of a team says, as one line of JSON.
 """
 
 import json
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from aworld.agents.llm_agent import Agent
+from aworld.agents.parallel_llm_agent import ParallelizableAgent
+from aworld.agents.task_llm_agent import TaskAgent
 from aworld.config import AgentConfig, ModelConfig
 from aworld.core.agent.swarm import Swarm, TeamSwarm
 from support.nasty_agent import agent_arguments, write_agent
@@ -41,8 +43,10 @@ def nested_names(lead: Agent, expert: Agent) -> object:
     endpoint = AgentEndpoint("http://127.0.0.1:1/v1", "policy", "key")
 
     def names(part: Any) -> object:
-        if isinstance(part, list):
-            return {"parallel": [names(one) for one in part]}
+        if isinstance(part, ParallelizableAgent):
+            return {"parallel": [names(one) for one in part.agents]}
+        if isinstance(part, TaskAgent):
+            return names(part.swarm)
         if isinstance(part, Swarm):
             return [part.name(), *(names(one) for one in part.topology)]
         return part.name()
@@ -52,8 +56,22 @@ def nested_names(lead: Agent, expert: Agent) -> object:
     return [names(part) for part in built.topology]
 
 
+def write_nested_run(folder: Path) -> None:
+    """Write the run of a swarm whose middle is an agent beside a swarm of two."""
+    names = ("lead", "right", "left", "second", "last")
+    lead, right, left, second, last = (
+        Agent(name=name, conf=AgentConfig(), system_prompt=f"You are {name}.") for name in names
+    )
+    AgentTrainer(
+        Swarm(lead, [right, Swarm(left, second, name="inside")], last),
+        config={"model_name_or_path": sys.argv[2]},
+        train_dataset=[{"query": "How many?", "answer": "7"}],
+        run_path=folder / "swarm",
+    )
+
+
 def main() -> None:
-    """Write both runs, and describe a team."""
+    """Write the runs, and describe a team."""
     folder = Path(sys.argv[1])
     rows = [{"query": "How many?", "answer": "7"}]
     found: dict[str, object] = {"torch": "torch" in sys.modules}
@@ -70,6 +88,7 @@ def main() -> None:
             "llm": [made.conf.llm_config[key] for key in ("llm_base_url", "llm_model_name")],
             "temperature": made.conf.llm_config.llm_temperature,
         }
+    write_nested_run(folder)
     own = ModelConfig(llm_base_url="http://other/v1", llm_model_name="other", llm_api_key="k1")
     lead = Agent(name="lead", conf=AgentConfig(), system_prompt="Lead.")
     expert = Agent(name="expert", conf=AgentConfig(llm_config=own), system_prompt="Know.")

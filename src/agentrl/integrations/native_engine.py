@@ -23,7 +23,7 @@ from agentrl.integrations.agent_worker.description import (
     AWorldSwarm,
     check_can_run,
     worker_settings,
-    write_worker_settings,
+    write_agent,
 )
 from agentrl.integrations.engine_settings import (
     checked_program,
@@ -43,25 +43,6 @@ from agentrl.integrations.trainer_processor import TrainerProcessor
 
 PYTHON_VARIABLE = "AGENTRL_PYTHON"
 _OWN_KEYS = ("agent_processes", "training_python")
-_AGENT_MODULE = '''\
-"""Made by AgentTrainer: runs the agent of agent_workers.json, and registers its reward function."""
-
-from pathlib import Path
-
-from agentrl.integrations.agent_worker.sampler_agent import agent_in_workers
-
-run_agent = agent_in_workers(Path(__file__).with_name("agent_workers.json"))
-'''
-_POLICY_CHECK = """\
-import sys
-from agentrl.config.command_line import parse_flags
-from agentrl.errors import AgentRLError
-from agentrl.launcher.policy_checks import check_policy
-try:
-    check_policy(parse_flags(["--config", sys.argv[1]]), trains=sys.argv[2] == "True")
-except AgentRLError as error:
-    sys.exit(str(error))
-"""
 
 
 class NativeEngine(TrainerProcessor):
@@ -163,29 +144,22 @@ class NativeEngine(TrainerProcessor):
         write_questions(dataset, path, argument)
 
     def _check_policy(self, config: RootConfig) -> None:
-        """Refuse a model that is missing or that cannot be trained on these ranks."""
+        """Refuse a model that is missing or that cannot be trained on these ranks.
+
+        An agents' interpreter may lack what reads models: the command in `training_python` checks
+        its own, before it starts anything.
+        """
         if self._python == sys.executable:
             from agentrl.launcher.policy_checks import (  # noqa: PLC0415 - has its own packages
                 check_policy,
             )
 
             check_policy(config, trains=self.trains_by_itself)
-            return
-        if not has_package(self._python, "agentrl", os.environ):
+        elif not has_package(self._python, "agentrl", os.environ):
             raise ConfigError(
                 f"training_python: {self._python} has no AgentRL; install it with {self._python} -m "
                 "pip install 'agentrl-mongo[train,engine]'"
             )
-        # An agents' interpreter may lack what reads models.
-        done = subprocess.run(
-            [self._python, "-c", _POLICY_CHECK, self.config_path, str(self.trains_by_itself)],
-            env={**os.environ, **secret_environment(config)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ConfigError((done.stderr.splitlines() or ["the model's check died"])[-1])
 
     def train(self) -> dict[str, Any]:
         """Run `agentrl run`, and return what its `summary.json` says.
@@ -274,8 +248,7 @@ class NativeEngine(TrainerProcessor):
 
     def _write_agent(self, description: AgentDescription, processes: object) -> None:
         settings = worker_settings(description, processes, self._reward)
-        write_worker_settings(settings, self.run_path / "agent_workers.json")
-        self._agent_module.write_text(_AGENT_MODULE, encoding="utf-8")
+        write_agent(settings, self._agent_module)
 
 
 def _forwarded_model(member: AWorldAgent) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.integrations import AgentTrainer, TrainerProcessor
 from agentrl.integrations.agent_trainer import ENGINES
 
@@ -224,25 +224,40 @@ def test_importing_agentrl_imports_neither_the_trainer_nor_torch() -> None:
         _ = agentrl.Trainer
 
 
-def test_another_interpreter_that_trains_checks_the_model(tmp_path: Path) -> None:
+def test_another_interpreter_that_trains_checks_the_model(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     trains = tmp_path / "python"
     trains.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     trains.chmod(0o755)
-    config = {"training_python": str(trains), "max_steps": 1}
     agent = tmp_path / "agent.py"
     agent.write_text("async def play(task, endpoint):\n    return '7'\n")
+    trainer = AgentTrainer(
+        f"{agent}:play",
+        config={"training_python": str(trains), "model_name_or_path": "nowhere/model"},
+        train_dataset=[{"query": "How many?", "answer": "7"}],
+        run_path=tmp_path / "run",
+    )
+    with pytest.raises(AgentRLError, match=r"`agentrl run` ended with status 2"):
+        trainer.train()
+    assert "--model_name_or_path nowhere/model: " in capfd.readouterr().err
+    assert not (tmp_path / "run/logs").exists()
 
-    def make(model: str) -> AgentTrainer:
-        return AgentTrainer(
+
+def test_an_interpreter_without_agentrl_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    agent = tmp_path / "agent.py"
+    agent.write_text("async def play(task, endpoint):\n    return '7'\n")
+    lacks = rf"^training_python: {python} has no AgentRL; install it with {python} -m pip install"
+    with pytest.raises(ConfigError, match=lacks):
+        AgentTrainer(
             f"{agent}:play",
-            config={**config, "model_name_or_path": model},
+            config={"training_python": str(python)},
             train_dataset=[{"query": "How many?", "answer": "7"}],
             run_path=tmp_path / "run",
         )
-
-    make("assets/demo/model")
-    with pytest.raises(ConfigError, match=r"^--model_name_or_path nowhere/model: "):
-        make("nowhere/model")
 
 
 @pytest.mark.skipif(find_spec("aworld") is not None, reason="AWorld is installed here")

@@ -5,6 +5,8 @@ Descriptions are plain JSON without secrets.
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +14,38 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from agentrl.config.private_files import write_private
+from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
+from agentrl.integrations.engine_settings import has_package
 from agentrl.integrations.reward_functions import RewardFunction
 
 UNNAMED = "swarm"
 """Name of swarms that were given none; AWorld generates one that begins with it."""
 DEFAULT_AGENT_CLASS = "aworld.agents.llm_agent:LLMAgent"
+
+
+_AGENT_MODULE = '''\
+"""Made by AgentRL: runs the agent of agent_workers.json, and registers its reward function."""
+
+from pathlib import Path
+
+from agentrl.integrations.agent_worker.sampler_agent import agent_in_workers
+
+run_agent = agent_in_workers(Path(__file__).with_name("agent_workers.json"))
+'''
+
+_DESCRIBE_SECONDS = 300.0
+_DESCRIBE = """\
+import json, sys
+from agentrl.errors import AgentRLError
+from agentrl.integrations.agent_worker.describe import describe
+try:
+    description, secrets = describe(sys.argv[1])
+except AgentRLError as error:
+    sys.exit(str(error))
+print(json.dumps([description.model_dump(mode="json"), secrets]))
+"""
 
 
 class _Described(BaseModel):
@@ -97,13 +125,15 @@ def worker_settings(
     description: AgentDescription,
     processes: object,
     reward: RewardFunction | None = None,
+    python: str = sys.executable,
 ) -> WorkerSettings:
-    """Return the settings of workers that run an agent in this interpreter.
+    """Return the settings of workers that run an agent.
 
     Args:
         description: the agent.
         processes: `agent_processes` as the user gave it, or None.
         reward: a reward function that the workers call, too.
+        python: their interpreter.
 
     Raises:
         ConfigError: `processes` is no whole number from 1.
@@ -116,7 +146,7 @@ def worker_settings(
             f"config: agent_processes must be a whole number from 1, got {processes!r}"
         )
     return WorkerSettings(
-        python=sys.executable,
+        python=python,
         processes=processes,
         serial=serial,
         agent=description.model_dump(mode="json"),
@@ -125,10 +155,16 @@ def worker_settings(
     )
 
 
+def write_agent(settings: WorkerSettings, module: Path) -> None:
+    """Write the module whose `run_agent` runs the agent in workers, and their settings beside it."""
+    write_worker_settings(settings, module.with_name("agent_workers.json"))
+    write_private(module, _AGENT_MODULE)
+
+
 def write_worker_settings(settings: WorkerSettings, path: Path) -> None:
-    """Write settings for `AgentWorkerPool.load`."""
+    """Write settings for `AgentWorkerPool.load`; other samplers of the run may read them meanwhile."""
     text = json.dumps(settings.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_private(path, text + "\n")
 
 
 def check_can_run(description: AgentDescription) -> None:
@@ -147,3 +183,61 @@ def check_can_run(description: AgentDescription) -> None:
 def parse_description(value: Mapping[str, Any]) -> AgentDescription:
     """Return the description in a JSON value."""
     return _ADAPTER.validate_python(value)
+
+
+def with_agent_elsewhere(config: RootConfig, folder: Path) -> RootConfig:
+    """Return a configuration whose agent needs no other interpreter than this one.
+
+    Args:
+        config: the given one; without `agent_python` it is returned as it is.
+        folder: where the module is written.
+
+    Raises:
+        ConfigError: that interpreter has no AgentRL, or no such agent.
+    """
+    python, agent = config.agents.agent_python, config.agents.agent
+    if python is None or agent is None:
+        return config
+    # Not resolved: a virtual environment's Python is known by the place of its link.
+    program = str(python.absolute())
+    settings = worker_settings(_described(program, agent), None, python=program)
+    folder.mkdir(parents=True, exist_ok=True)
+    module = folder.absolute() / "worker_agent.py"
+    write_agent(settings, module)
+    own = {"agent": f"{module}:run_agent", "agent_python": None}
+    return config.model_copy(update={"agents": config.agents.model_copy(update=own)})
+
+
+def _described(python: str, agent: str) -> AgentDescription:
+    if not has_package(python, "agentrl", os.environ):
+        raise ConfigError(
+            f"--agent_python {python} has no AgentRL; install it there with `{python} -m pip install "
+            "--no-deps agentrl-mongo`, and what the agent needs"
+        )
+    words = [python, "-c", _DESCRIBE, agent]
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DESCRIBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"--agent {agent}: its import does not end within {_DESCRIBE_SECONDS:g} s"
+        ) from None
+    said = (done.stderr if done.returncode else done.stdout).strip().splitlines() or [""]
+    if done.returncode != 0:
+        raise ConfigError(f"--agent {said[-1].removeprefix('agent: ') or 'its import died'}")
+    try:
+        description, secrets = json.loads(said[-1])
+        found = parse_description(description)
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"--agent {agent}: its module ends the program, or prints at the end, when it is imported"
+        ) from None
+    os.environ.update(secrets)
+    return found

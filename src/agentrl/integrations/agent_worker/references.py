@@ -9,6 +9,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -141,6 +142,9 @@ def _pickle(value: Any, argument: str) -> bytes:
 def _unpickled(path: Path, argument: str) -> Any:
     """Return what `_pickle` wrote, for this interpreter and into a folder of the run's."""
     try:
+        found = path.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError("others may write to it, and reading it runs what is in it")
         return pickle.loads(path.read_bytes())
     except Exception as error:
         raise ConfigError(f"{argument}: {path}: {type(error).__name__}: {error}") from error

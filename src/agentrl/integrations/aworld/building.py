@@ -53,6 +53,11 @@ def _connected(shape: SwarmShape, members: Sequence[Any]) -> Any:
             return _connected(SwarmShape.model_validate(part), members)
         return members[part]
 
+    def step(part: Any) -> Any:
+        found = placed(part)
+        is_flow = shape.build_type == graph.GraphBuildType.WORKFLOW.value
+        return _parallel(found) if is_flow and isinstance(found, list) else found
+
     graph = _aworld("aworld.core.agent.swarm")
     cls = load_object(shape.target, "agent")
     arguments: dict[str, Any] = {"max_steps": shape.max_steps}
@@ -62,7 +67,37 @@ def _connected(shape: SwarmShape, members: Sequence[Any]) -> Any:
         arguments["root_agent"] = placed(shape.root)
     if cls is graph.Swarm:
         arguments["build_type"] = graph.GraphBuildType(shape.build_type)
-    return cls(*(placed(part) for part in shape.topology), **arguments)
+    return cls(*map(step, shape.topology), **arguments)
+
+
+def _parallel(parts: Sequence[Any]) -> Any:
+    """Return agents and swarms that work side by side, as one agent.
+
+    AWorld itself hands the next agent an object with their answers, which no API of models takes.
+    """
+    agents = [_as_agent(part) for part in parts]
+    names = {agent.id(): agent.name() for agent in agents}
+
+    def joined(one: Any, answers: Mapping[str, Any]) -> Any:
+        text = "\n\n".join(f"{names[agent]}: {answer}" for agent, answer in answers.items())
+        return _aworld("aworld.core.common").ActionModel(agent_name=one.id(), policy_info=text)
+
+    group = _aworld("aworld.agents.parallel_llm_agent").ParallelizableAgent
+    name = f"parallel_{'_'.join(names.values())}"
+    return group(name=name, agents=agents, aggregate_func=joined)
+
+
+def _as_agent(part: Any) -> Any:
+    """Return an agent for a part of a swarm, wrapped as AWorld does."""
+    if isinstance(part, list):
+        return _parallel(part)
+    if isinstance(part, tuple):
+        agents = [_as_agent(one) for one in part]
+        serial = _aworld("aworld.agents.serial_llm_agent").SerialableAgent
+        return serial(name=f"serial_{'_'.join(one.name() for one in agents)}", agents=agents)
+    if isinstance(part, _aworld("aworld.core.agent.swarm").Swarm):
+        return _aworld("aworld.agents.task_llm_agent").TaskAgent(name=part.name(), swarm=part)
+    return part
 
 
 async def run_task(agents: Any, query: str) -> str | None:

@@ -18,10 +18,11 @@ from support.function_agents import (
     threaded_agent,
 )
 
-from agentrl.errors import AgentWorkerError, UserCodeError
+from agentrl.errors import AgentWorkerError, ConfigError, UserCodeError
 from agentrl.integrations.agent_worker.describe import describe
 from agentrl.integrations.agent_worker.description import worker_settings
 from agentrl.integrations.agent_worker.engine_session import EngineAgent, EngineReply
+from agentrl.integrations.agent_worker.references import load_object
 from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.integrations.reward_functions import check_reward_function
 from agentrl.schema import AgentResult, MCPTask
@@ -186,4 +187,8 @@ asyncio.run(main())
         [sys.executable, "-"], input=cells, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "8 at m 7.0\n", done.stderr[-2000:]
-    assert (tmp_path / "agent.pkl").stat().st_mode & 0o077 == 0
+    pickled = tmp_path / "agent.pkl"
+    assert pickled.stat().st_mode & 0o077 == 0
+    pickled.chmod(0o660)
+    with pytest.raises(ConfigError, match="others may write to it"):
+        load_object(f"{pickled}:agent", "agent")
