@@ -2,6 +2,7 @@
 """Make the demo's data, tokenizer and warm-started model again, from a seed.
 
     python scripts/make_demo_model.py --out assets/demo --seed 0
+    python scripts/make_demo_model.py --out assets/demo --hybrid     # of the same questions
 
 Takes some minutes on two cores. The same seed gives the same data and tokenizer; the weights agree
 as far as the machine's floating-point sums do.
@@ -27,7 +28,7 @@ from examples.shop.questions import (
     write_questions,
 )
 from examples.shop.tokenizer import save_tokenizer, train_tokenizer
-from examples.shop.warm_start import WarmStart, imitate, new_model
+from examples.shop.warm_start import HYBRID, WarmStart, imitate, new_hybrid, new_model
 
 NUM_TRAIN, NUM_EVAL = 2000, 100
 REPORT_EVERY = 50
@@ -49,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("assets/demo"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=WarmStart.num_steps)
+    parser.add_argument("--hybrid", action="store_true", help="convolutions beside attention")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -62,12 +63,12 @@ def main() -> None:
     write_questions(args.out / "train.jsonl", catalogue, train, "train")
     write_questions(args.out / "eval.jsonl", catalogue, evaluation, "eval")
 
-    folder = args.out / "model"
+    folder = args.out / ("hybrid/model" if args.hybrid else "model")
     save_tokenizer(train_tokenizer(tokenizer_texts(train)), folder)
     codec = Codec(AutoTokenizer.from_pretrained(folder))
     print(f"vocabulary {len(codec.tokenizer)}, prompt of {len(codec.prompt(train[0].text))} tokens")
 
-    model = new_model(codec, args.seed)
+    model = new_hybrid(codec, args.seed) if args.hybrid else new_model(codec, args.seed)
     started = time.monotonic()
 
     def report(step: int, loss: float) -> None:
@@ -76,11 +77,16 @@ def main() -> None:
                 f"step {step + 1}: loss {loss:.4f}, {time.monotonic() - started:.0f} s", flush=True
             )
 
-    imitate(model, codec, train, WarmStart(num_steps=args.steps), seed=args.seed, report=report)
+    settings = HYBRID if args.hybrid else WarmStart()
+    imitate(model, codec, train, settings, seed=args.seed, report=report)
     model.save_pretrained(folder)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    num_bytes = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
-    print(f"{num_parameters} parameters, {num_bytes} bytes in {args.out}")
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{num_parameters} parameters, {num_bytes} bytes in {folder}")
+    if args.hybrid:
+        # Batches of `play` are padded, which moves the states of convolutions.
+        print("its reward: agentrl eval --config assets/demo/hybrid.yaml --eval_temperature 1")
+        return
 
     questions = random.Random(args.seed).sample(train, 256)
     episodes = play(model, codec, catalogue, questions)

@@ -1,21 +1,40 @@
-"""Train on a generated data set of Reasoning Gym, and evaluate on tasks that it was not trained on.
+"""A tiny model imitates the form of answers, then learns how many legs animals have: [STEPS]."""
 
-python examples/environments/train_reasoning_gym.py MODEL
-"""
-
+import json
+import random
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 from agentrl import AgentTrainer
+from agentrl.config.sections import DataSection
+from agentrl.environments import EnvironmentProcess, EnvironmentUri
 
-ENV = "reasoning_gym:chain_sum?min_terms=2&max_terms=4&size=400"
+ENV = "reasoning_gym:leg_counting?max_animals=1&min_animals=1&max_instances=1&size=400"
+FOLDER = Path("runs/reasoning_gym")
+
+
+def guess(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a conversation whose answer has the right form, and any number of legs."""
+    legs = random.choice((0, 2, 4, 6, 8, 10, 14))
+    messages = [
+        {"role": "system", "content": row["system_prompt"]},
+        {"role": "user", "content": row["query"]},
+        {"role": "assistant", "content": f"<answer>{legs}</answer>"},
+    ]
+    return {"messages": messages}
+
 
 if __name__ == "__main__":
-    config = {
-        "model_name_or_path": sys.argv[1],
-        "eval_env": ENV.replace("size=400", "size=50"),
-        "max_new_tokens": 512,
-        "max_steps": 50,
-    }
-    trainer = AgentTrainer(env=ENV, config=config, run_path="runs/reasoning_gym")
-    print("reward by step", trainer.train()["reward_mean"])
-    print("held out", trainer.evaluate()["reward_mean"])
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with EnvironmentProcess(EnvironmentUri.parse(ENV), DataSection()) as questions:
+        talks = [guess(row) for row in questions.rows(range(400)) for _ in range(2)]
+    (FOLDER / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    learn = f"-m agentrl sft --run_name warm --train_file {FOLDER}/talks.jsonl --learning_rate 2e-3"
+    more = f" --model_name_or_path assets/demo/model --output_dir {FOLDER}/warm"
+    subprocess.run([sys.executable, *(learn + more).split()], check=True)
+    small = {"max_new_tokens": 16, "max_prompt_tokens": 900, "groups_per_step": 12}
+    steps = {"max_steps": int(sys.argv[1] if sys.argv[1:] else 30), "learning_rate": 4e-4}
+    config = {"model_name_or_path": f"{FOLDER}/warm/model", **small, **steps}
+    print(AgentTrainer(env=ENV, config=config, run_path=FOLDER).train()["reward_mean"])

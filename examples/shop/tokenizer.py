@@ -5,7 +5,7 @@ around it, so that a tool call costs some ten tokens. Any UTF-8 text round-trips
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -69,7 +69,9 @@ CHAT_TEMPLATE = """\
 """Every message becomes text of its own, so appending a message only ever appends text."""
 
 
-def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> Tokenizer:
     """Train a tokenizer of at most `MAX_VOCAB_SIZE` tokens on the texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -80,7 +82,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=MAX_VOCAB_SIZE - len(SPECIAL_TOKENS) - len(MARKUP_TOKENS),
+        vocab_size=MAX_VOCAB_SIZE - len(special_tokens) - len(MARKUP_TOKENS),
         min_frequency=2,
         # all 256 bytes are in the vocabulary, so that no text is out of it
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -88,13 +90,13 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+        [AddedToken(token, special=True, normalized=False) for token in special_tokens]
     )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKUP_TOKENS])
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, chat_template: str = CHAT_TEMPLATE) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` as transformers reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -106,7 +108,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "unk_token": None,
         "model_max_length": 2048,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The demo model and its warm start: a short imitation of noisy demonstrations.
+"""The demo models of the shop and their warm start: a short imitation of noisy demonstrations.
 
 What comes out knows the protocol (tool calls, copying names and numbers, answering with the last
 result) and guesses at the choices (which look-up, which operation), which is what GRPO then
@@ -11,7 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from agentrl.models.attention.attention_registry import TREE_ATTENTION
 from agentrl.models.load import wrap_policy
@@ -43,6 +49,10 @@ class WarmStart:
     habits: Habits = field(default_factory=Habits)
 
 
+HYBRID = WarmStart(num_steps=420, num_bare_steps=220)
+"""Convolutions see what stands before a token, so that copying is learnt sooner."""
+
+
 def new_model(codec: Codec, seed: int) -> Qwen3ForCausalLM:
     """Return a randomly initialised model of some 0.7M parameters in the Qwen3 architecture."""
     torch.manual_seed(seed)
@@ -61,9 +71,37 @@ def new_model(codec: Codec, seed: int) -> Qwen3ForCausalLM:
         pad_token_id=codec.pad,
     )
     model = Qwen3ForCausalLM(config)
+    _end_turns(model, codec)
+    return model
+
+
+def new_hybrid(codec: Codec, seed: int) -> Lfm2ForCausalLM:
+    """Return a randomly initialised model in the LFM2 architecture: convolutions and attention."""
+    torch.manual_seed(seed)
+    config = Lfm2Config(
+        vocab_size=len(codec.tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        block_auto_adjust_ff_dim=False,
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention", "conv", "full_attention"],
+        conv_L_cache=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None,
+        eos_token_id=codec.turn_end,
+        pad_token_id=codec.pad,
+    )
+    model = Lfm2ForCausalLM(config)
+    _end_turns(model, codec)
+    return model
+
+
+def _end_turns(model: PreTrainedModel, codec: Codec) -> None:
     model.generation_config.eos_token_id = codec.turn_end
     model.generation_config.do_sample = True
-    return model
 
 
 def imitate(

@@ -1,5 +1,4 @@
 import copy
-import json
 import random
 from pathlib import Path
 
@@ -104,8 +103,3 @@ def test_the_warm_start_is_clearly_imperfect_and_knows_the_protocol(
     assert 0.2 < sum(episode.reward for episode in episodes) / 128 < 0.55
     answered = sum("<answer>" in codec.decode(episode.ids) for episode in episodes)
     assert answered > 0.9 * 128
-
-
-def test_the_shipped_folder_stays_under_8_megabytes() -> None:
-    assert sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) < 8_000_000
-    assert json.loads((ASSETS / "model" / "config.json").read_text())["model_type"] == "qwen3"

@@ -1,0 +1,31 @@
+"""Train on tasks in Harbor's format: the policy works in a shell, and the tests of a task pay.
+
+python examples/environments/train_harbor.py MODEL FOLDER
+
+FOLDER holds one task or many; without one, a task is written for a start. They are played without
+Docker here: leave `runtime=process` out for tasks that need their own image.
+"""
+
+import sys
+from pathlib import Path
+
+from agentrl import AgentTrainer
+
+ENV = "harbor:FOLDER?runtime=process"
+FIRST = {
+    "task.toml": 'schema_version = "1.4"\n[agent]\ntimeout_sec = 60\n',
+    "instruction.md": "Write the number of lines of /app/words.txt into /app/count.txt.\n",
+    "environment/words.txt": "lamp\nrug\nvase\n",
+    "tests/test.sh": "grep -qx 3 /app/count.txt && r=1 || r=0; echo $r > /logs/verifier/reward.txt\n",
+}
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[2] if sys.argv[2:] else "runs/harbor/tasks")
+    if not folder.exists():
+        for name, text in FIRST.items():
+            path = folder / "count" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    config = {"model_name_or_path": sys.argv[1], "max_new_tokens": 512, "max_steps": 50}
+    env = ENV.replace("FOLDER", str(folder))
+    print(AgentTrainer(env=env, config=config, run_path="runs/harbor").train()["reward_mean"])
