@@ -6,6 +6,7 @@
 
 from typing import Any
 
+from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SHIPPED = (
@@ -16,7 +17,7 @@ SHIPPED = (
 )
 
 
-class ShippedFiles(BuildHookInterface):  # type: ignore[misc]  # hatchling is in the build environment alone
+class ShippedFiles(BuildHookInterface[BuilderConfig]):
     """Maps the shipped files into a standard wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -1,34 +1,58 @@
-"""Keeps scripts/constraints.txt, the exact versions that AgentRL is developed and tested with.
+"""Keeps the exact versions that AgentRL is developed with, and the hashes that its images install.
 
     .venv/bin/python scripts/lock.py            pin what is installed, new requirements included
     .venv/bin/python scripts/lock.py --check    fail where a pin is missing, unused or not met
 
-Walks from the dependencies of the extra `dev` in pyproject.toml through the metadata of what is
-installed in this environment. Versions carry no local part (`2.13.0+cpu` is pinned as `2.13.0`), so
-that builds for other devices meet them too.
+`scripts/constraints.txt` is found by a walk from the dependencies of the extra `dev` in pyproject.toml
+through the metadata of what is installed in this environment. Versions carry no local part
+(`2.13.0+cpu` is pinned as `2.13.0`), so that builds for other devices meet them too.
+
+`scripts/locked/*.txt` name every package of an image, or of a build, with the hashes of its files on the
+index. `uv` resolves them under these constraints and has to be on the PATH (`pipx install uv`).
 """
 
 import argparse
+import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "scripts/constraints.txt"
 HEADER = "# Exact versions that AgentRL is developed and tested with. Written by scripts/lock.py.\n"
+LOCKED = ROOT / "scripts/locked"
+LOCKED_HEADER = "# Versions and hashes for Linux and Python 3.11. Written by scripts/lock.py.\n"
+IMAGE_EXTRAS = {"base": (), "engine,train": ("engine", "train")}
+"""Files of `scripts/locked`, and the extras whose dependencies they hold."""
+OTHERS = ("build", "uv")
+"""Further files there: what building a wheel needs, and the tool servers' `uvx`."""
+UV = "uv==0.9.13"
+EDITABLES = "editables>=0.5"
+"""What hatchling asks for beside an editable install."""
+_PLATFORM = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28")
+_PIN = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>[^ ;]+)", re.MULTILINE)
 
 
-def declared(extra: str = "dev") -> Iterator[Requirement]:
+def pyproject() -> dict[str, Any]:
+    """Return what pyproject.toml says."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def declared(extra: str = "") -> Iterator[Requirement]:
     """Yield the requirements in pyproject.toml of an extra, and of those that it names."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = pyproject()["project"]
     yield from map(Requirement, project["dependencies"])
-    for requirement in map(Requirement, project["optional-dependencies"][extra]):
+    for requirement in map(Requirement, project["optional-dependencies"].get(extra, ())):
         if requirement.name == project["name"]:
             for named in requirement.extras:
                 yield from declared(named)
@@ -36,12 +60,12 @@ def declared(extra: str = "dev") -> Iterator[Requirement]:
             yield requirement
 
 
-def installed() -> tuple[dict[str, str], set[str]]:
-    """Return name -> version of everything required, and the names that are not installed."""
+def installed(*extras: str) -> tuple[dict[str, str], set[str]]:
+    """Return name -> version of all that extras require, and the names that are not installed."""
     versions: dict[str, str] = {}
     missing: set[str] = set()
     seen: set[tuple[str, str]] = set()
-    queue = [(requirement, "") for requirement in declared()]
+    queue = [(requirement, "") for extra in ("", *extras) for requirement in declared(extra)]
     while queue:
         requirement, extra = queue.pop()
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
@@ -79,6 +103,46 @@ def differences(versions: dict[str, str]) -> Iterator[str]:
             yield f"{name} {wanted[name]} is installed, pinned is {found[name]}"
 
 
+def locked(name: str) -> dict[NormalizedName, str]:
+    """Return name -> version of a file of `scripts/locked`."""
+    text = (LOCKED / f"{name}.txt").read_text(encoding="utf-8")
+    return {canonicalize_name(pin["name"]): pin["version"] for pin in _PIN.finditer(text)}
+
+
+def differences_of_locked() -> Iterator[str]:
+    """Yield one line for each package that a locked file lacks or has in another version."""
+    known = {canonicalize_name(name): version for name, version in pinned().items()}
+    for name, extras in IMAGE_EXTRAS.items():
+        pins, (versions, _) = locked(name), installed(*extras)
+        for package in sorted(map(canonicalize_name, versions)):
+            if package not in pins:
+                yield f"scripts/locked/{name}.txt lacks {package}"
+    for name in (*IMAGE_EXTRAS, *OTHERS):
+        for package, version in locked(name).items():
+            if known.get(package, version) != version:
+                yield f"scripts/locked/{name}.txt has {package} {version}, pinned is {known[package]}"
+
+
+def write_locked() -> None:
+    """Let uv find versions and hashes for every file of `scripts/locked`."""
+    LOCKED.mkdir(exist_ok=True)
+    for name, extras in IMAGE_EXTRAS.items():
+        _compile(name, "pyproject.toml", *(word for extra in extras for word in ("--extra", extra)))
+    build = [*pyproject()["build-system"]["requires"], EDITABLES]
+    for name, requirements in zip(OTHERS, (build, [UV]), strict=True):
+        with tempfile.NamedTemporaryFile("w", suffix=".in", encoding="utf-8") as file:
+            file.write("\n".join(requirements))
+            file.flush()
+            _compile(name, file.name)
+
+
+def _compile(name: str, *arguments: str) -> None:
+    command = ["uv", "pip", "compile", "--quiet", *arguments, *_PLATFORM, "--constraint", str(FILE)]
+    command += ["--generate-hashes", "--no-emit-index-url", "--no-annotate", "--no-header"]
+    found = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    (LOCKED / f"{name}.txt").write_text(LOCKED_HEADER + found.stdout, encoding="utf-8")
+
+
 def main() -> int:
     """Write the pins, or compare them with what is installed."""
     parser = argparse.ArgumentParser(
@@ -86,16 +150,20 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing")
     is_check = parser.parse_args().check
-    versions, missing = installed()
+    versions, missing = installed("dev")
     if missing:
         print(f"lock: not installed: {', '.join(sorted(missing))}; run scripts/setup first")
         return 1
     if is_check:
-        found = list(differences(versions))
+        found = [*differences(versions), *differences_of_locked()]
         print("".join(f"lock: {line}\n" for line in found), end="", file=sys.stderr)
         return 1 if found else 0
+    if shutil.which("uv") is None:
+        print("lock: uv is not on the PATH, which finds the hashes; pipx install uv")
+        return 1
     lines = sorted((f"{name}=={version}" for name, version in versions.items()), key=str.casefold)
     FILE.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+    write_locked()
     return 0
 
 

@@ -1,8 +1,24 @@
 # The tools' environment with Node.js, so that servers of npm (`npx`) can be children, too.
 #   docker build -f deploy/images/environment.Dockerfile -t agentrl-environment .
-FROM node:22-bookworm-slim AS node
+# PYTHON_IMAGE and NODE_IMAGE may carry digests: node:22-bookworm-slim@sha256:...
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+ARG NODE_IMAGE=node:22-bookworm-slim
+FROM ${NODE_IMAGE} AS node
 
-FROM python:3.11-slim-bookworm
+FROM ${PYTHON_IMAGE} AS build
+ENV PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /build
+COPY scripts/locked/build.txt scripts/locked/
+RUN python -m pip install --require-hashes --requirement scripts/locked/build.txt
+COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY scripts/hatch_build.py scripts/
+COPY assets assets
+COPY examples examples
+COPY src src
+RUN python -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+FROM ${PYTHON_IMAGE}
 ENV PYTHONUNBUFFERED=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -10,14 +26,13 @@ ENV PYTHONUNBUFFERED=1 \
 COPY --from=node /usr/local/bin/node /usr/local/bin/node
 COPY --from=node /usr/local/lib/node_modules /usr/local/lib/node_modules
 WORKDIR /opt/agentrl
-COPY pyproject.toml README.md LICENSE NOTICE ./
-COPY scripts/constraints.txt scripts/hatch_build.py scripts/
-COPY assets assets
-COPY examples examples
-COPY src src
+COPY scripts/locked scripts/locked
+COPY --from=build /build/dist dist
 RUN ln -s ../lib/node_modules/npm/bin/npm-cli.js /usr/local/bin/npm \
     && ln -s ../lib/node_modules/npm/bin/npx-cli.js /usr/local/bin/npx \
-    && python -m pip install --constraint scripts/constraints.txt . uv==0.9.13 \
+    && python -m pip install --require-hashes \
+        --requirement scripts/locked/base.txt --requirement scripts/locked/uv.txt \
+    && python -m pip install --no-index --no-deps dist/*.whl \
     && useradd --create-home --uid 10001 agentrl
 
 USER 10001

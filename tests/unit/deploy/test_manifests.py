@@ -34,6 +34,7 @@ from agentrl.tools import load_mcp_servers
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
+LOCKED = DEPLOY.parent / "scripts/locked"
 MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "run.yaml")
 KEDA_KINDS = ("ScaledObject", "TriggerAuthentication")
 
@@ -397,6 +398,55 @@ def test_image_recipes_pass_the_linter_and_copy_what_exists(path: Path) -> None:
                 assert (DEPLOY.parent / source).exists(), source
 
 
+def pip_commands(recipe: Path) -> list[str]:
+    """The commands of an image's recipe that install or build something."""
+    text = recipe.read_text().replace("\\\n", " ")
+    return [" ".join(found.split()) for found in re.findall(r"python -m (pip [^&\n]*)", text)]
+
+
+def test_images_install_nothing_without_a_hash() -> None:
+    for path in DEPLOY.glob("images/*"):
+        commands = pip_commands(path)
+        assert len(commands) == 4, path
+        for command in commands:
+            words = set(command.split())
+            assert "--require-hashes" in words or "--no-deps" in words, command
+            assert words & {"--require-hashes", "--no-index", "--no-build-isolation"}, command
+    for path in LOCKED.glob("*.txt"):
+        pins = re.split(r"^(?=[a-z])", path.read_text(), flags=re.MULTILINE)[1:]
+        assert pins, path
+        for pin in pins:
+            assert re.match(r"[\w.-]+==[\w.]+ .*\n? +--hash=sha256:[0-9a-f]{64}", pin), pin[:99]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_an_image_installs_is_a_command_that_runs(tmp_path: Path) -> None:
+    """The recipe's own commands in an empty environment, where they would run in the image."""
+    recipe = DEPLOY / "images/agentrl.Dockerfile"
+    for copied in re.findall(r"^COPY (?!--)(.*) \S+$", recipe.read_text(), re.MULTILINE):
+        for name in copied.split():
+            there, here = DEPLOY.parent / name, tmp_path / name
+            here.parent.mkdir(parents=True, exist_ok=True)
+            if there.is_dir():
+                shutil.copytree(there, here, dirs_exist_ok=True)
+            else:
+                shutil.copy(there, here)
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
+    python = str(tmp_path / "env/bin/python")
+    for command in pip_commands(recipe):
+        line = f"{shlex.quote(python)} -m {command}".replace("${EXTRAS:-base}", "base")
+        subprocess.run(["sh", "-ec", line], cwd=tmp_path, check=True, timeout=300)
+    said = subprocess.run(
+        [str(tmp_path / "env/bin/agentrl"), "sample", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "--run_name" in said.stdout
+
+
 @pytest.mark.parametrize("folder", ["compose", "kubernetes"])
 def test_the_runs_settings_are_ones_that_exist(folder: str) -> None:
     config = parse_flags(["--config", str(DEPLOY / folder / "run.yaml")])
@@ -445,7 +495,7 @@ def test_a_batch_script_says_what_it_needs(path: Path) -> None:
         ["bash", str(path)],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=60,
         env={"PATH": "/usr/bin:/bin"},
     )
     assert done.returncode != 0
@@ -478,7 +528,7 @@ def test_a_batch_script_starts_a_command_that_the_program_takes(
     subprocess.run(
         ["bash", str(DEPLOY / "slurm" / path)],
         check=True,
-        timeout=10,
+        timeout=60,
         cwd=tmp_path,
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_LOCALID": "3", **told, **slurm},
     )
