@@ -1,9 +1,12 @@
-"""Runs the demo on several seeds, and once with learning rate 0, and writes what came out.
+"""Runs a demo on several seeds, and once with learning rate 0, and writes what came out.
 
     python benchmarks/demo.py --seeds 1 2 3 --out benchmarks/results/demo.json \
         --picture assets/demo/reward.png
+    python benchmarks/demo.py --demo hybrid
+    python benchmarks/demo.py --demo vision --seeds 1 --no-control
 
-Every run is the whole system, started by `agentrl run` as `grpo_example.sh` starts it. Per run:
+Figures of `hybrid` and `vision` stand under their names in the same file; seeds that are not run again
+stay as they are. Every run is the whole system, started by `agentrl run` as `grpo_example.sh` starts it. Per run:
 rewards, seconds by phase, tokens and samples a second, the share of the trainer's wall time spent
 waiting for samples, and the share of the samplers' spent waiting to be admitted, that is, for new
 weights.
@@ -34,9 +37,13 @@ COLORS = ("#1f5fa8", "#d9730d", "#2e7d5b", "#8e4ec6")
 GREY = "#9aa4b2"
 
 
-def play(folder: Path, name: str, *flags: str) -> dict[str, Any]:
-    """Run the demo once and return its figures."""
-    words = ["--run_name", name, "--config", str(ROOT / "assets/demo/grpo.yaml")]
+DEMOS = ("grpo", "hybrid", "vision")
+"""Configurations in assets/demo; the first is the one that starts without flags."""
+
+
+def play(folder: Path, demo: str, name: str, *flags: str) -> dict[str, Any]:
+    """Run a demo once and return its figures."""
+    words = ["--run_name", name, "--config", str(ROOT / f"assets/demo/{demo}.yaml")]
     words += ["--output_dir", str(folder / name), "--logs_dir", str(folder / "logs")]
     words += ["--mongo_data_dir", str(folder / "mongo" / name), *flags]
     started = time.monotonic()
@@ -117,31 +124,48 @@ def draw(path: Path, runs: dict[str, dict[str, Any]], control: dict[str, Any] | 
     figure.savefig(path, dpi=130)
 
 
+def merged(stored: dict[str, Any], demo: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file stores, with a demo's new figures among the former ones."""
+    before = stored if demo == DEMOS[0] else stored.get(demo, {})
+    now = {
+        **before,
+        **found,
+        "runs": {**before.get("runs", {}), **found["runs"]},
+        "control_learning_rate_0": found["control_learning_rate_0"]
+        or before.get("control_learning_rate_0"),
+    }
+    return now if demo == DEMOS[0] else {**stored, demo: now}
+
+
 def main() -> None:
     """Run all, write JSON and picture."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--demo", choices=DEMOS, default=DEMOS[0])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--no-control", action="store_true", help="leave learning rate 0 out")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/demo.json")
     parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder, demo = Path(name), arguments.demo
         runs = {
-            str(seed): play(folder, f"seed{seed}", "--seed", str(seed)) for seed in arguments.seeds
+            str(seed): play(folder, demo, f"seed{seed}", "--seed", str(seed))
+            for seed in arguments.seeds
         }
         control = None
         if not arguments.no_control:
-            control = play(folder, "control", "--learning_rate", "0", "--seed", "1")
-        summary = json.loads((folder / f"seed{arguments.seeds[0]}/summary.json").read_text())
+            control = play(folder, demo, "control", "--learning_rate", "0", "--seed", "1")
+        a_run = next(folder.glob("*/summary.json"))
+        versions = json.loads(a_run.read_text())["versions"]
     result = {
         "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
-        "versions": summary["versions"],
+        "versions": versions,
         "runs": runs,
         "control_learning_rate_0": control,
     }
+    stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.out.write_text(json.dumps(merged(stored, demo, result), indent=1) + "\n")
     if arguments.picture is not None:
         draw(arguments.picture, runs, control)
     for label, run in (*runs.items(), ("lr 0", control)):

@@ -6,57 +6,77 @@
 For each kind: `by_env`, where a sampler claims, records and scores the rollouts of an environment in
 its own process; and `own_loop`, where the same process plays the same tasks, as many at once, at a
 plain OpenAI endpoint over the same engine, without database and without recording. Replies are greedy,
-so both sides ask the same. Sides change places from round to round; `ratio` is the median of the
-rounds' ratios. The engine serves the demo's model below layers that add nothing, so that a turn costs
-about a quarter of what a turn of an 8B model does (see `rollout.py`).
+so both sides ask the same, and the engine's prefix cache is emptied before either side. Sides change
+places from round to round; `ratio` is the median of the rounds' ratios.
 
-A kind is measured where `scripts/setup_agents KIND .agentrl/environments/KIND` has put it.
+What counts of a side is its middle: from the end of as many rollouts as are played at once to the end
+of the last one that begins while as many are under way. Starting and ending cost a process once, not a
+rollout. The engine has a core to itself, as a server in life has its own machine, and serves the demo's
+model below layers that add nothing, so that a turn costs about a quarter of what a turn of an 8B model
+does, some 20 ms (both as in `rollout.py`). The tiny model's replies to these environments are short, four
+tokens in a game of TextArena: `engine_ms_a_turn`, the engine's processor time, says whether that holds.
+Where it does not, the figures compare what surrounds the model with itself. Run it on a quiet machine.
+
+A kind is measured where `scripts/setup_agents KIND .agentrl/environments/KIND` has put it; Harbor's tasks
+need no package, and are written for the measurement.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvloop
 from harness.machine import machine
-from harness.processes import engine_process
+from rollout import engine_on
 from rollout_play import MODEL, deepened, kept_registered, open_store
 
 from agentrl.config.sections import AgentSection, DataSection, RolloutSection, SamplingSection
 from agentrl.datasets.task_stream import tasks_of_environment
 from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.inference import GenerateRequest, ServerPool
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.dialects.api_server import APIServer
 from agentrl.integrations.agent_worker.engine_session import EngineReply, EngineSession
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import RolloutContext
 from agentrl.rollout.agent import AgentEndpointServer, EnvironmentProcesses
+from agentrl.rollout.worker.sampler_process import collect_less_garbage
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
 from agentrl.schema import EnvironmentTask, InferenceService
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import ToolsConfig, connect_tools
 
 KINDS = {
-    "reasoning_gym": "reasoning_gym:leg_counting?max_animals=4&seed=1",
-    "textarena": "textarena:GuessTheNumber-v0?seed=1",
+    "reasoning_gym": "reasoning_gym:leg_counting?max_animals=4&seed=1&size={size}",
+    "textarena": "textarena:GuessTheNumber-v0?seed=1&size={size}",
+    "harbor": "harbor:{folder}?runtime=process",
 }
 CONCURRENCY = 16
-DEPTH = 10
+DEPTH = 20
+
+
+def middle_rate(ends: Sequence[float]) -> float:
+    """Return the rollouts a second while `CONCURRENCY` were under way, from the times of their ends."""
+    middle = sorted(ends)[CONCURRENCY - 1 : len(ends) - CONCURRENCY]
+    return (len(middle) - 1) / (middle[-1] - middle[0])
 
 
 async def own_loop(
     uri: EnvironmentUri, base: RolloutContext, tasks: Sequence[EnvironmentTask]
 ) -> float:
     """Return the rollouts a second without recording."""
+    ends: list[float] = []
 
     async def reply(messages: list[Any], tools: list[Any]) -> EngineReply:
         ids = base.renderer.render(messages, tools)
@@ -73,10 +93,10 @@ async def own_loop(
             async def play(task: EnvironmentTask) -> None:
                 async with room, server.serve(EngineSession("policy", reply)) as endpoint:
                     await environment.play(task.row, endpoint)
+                    ends.append(time.time())
 
-            began = time.perf_counter()
             await asyncio.gather(*map(play, tasks))
-            return len(tasks) / (time.perf_counter() - began)
+    return middle_rate(ends)
 
 
 async def by_env(
@@ -93,22 +113,60 @@ async def by_env(
             async with kept_registered(store, here):
                 await store.tasks.add(tasks)
                 loop = SamplingLoop(replace(base, store=store), "bench", environments.sampler)
-                began = time.perf_counter()
                 await loop.run(asyncio.Event(), asyncio.Event())
-                seconds = time.perf_counter() - began
         assert loop.state.counts.scored == len(tasks), loop.state.counts
-        return len(tasks) / seconds
+        scores = [record.score async for record in store.records.find(status="scored")]
+        return middle_rate([score.scored_at.timestamp() for score in scores if score is not None])
 
 
-async def measure(num_rollouts: int, num_rounds: int, model: Path) -> dict[str, Any]:
+def write_tasks(folder: Path, size: int) -> None:
+    """Write tasks in Harbor's format."""
+    for number in range(size):
+        task = folder / f"{number:05}"
+        for place in ("environment", "tests"):
+            (task / place).mkdir(parents=True)
+        (task / "task.toml").write_text("[agent]\ntimeout_sec = 60\n")
+        (task / "instruction.md").write_text(f"Write {number} into /app/number.txt.\n")
+        test = f"touch number.txt; grep -cx {number} number.txt > /logs/verifier/reward.txt\n"
+        (task / "tests/test.sh").write_text(test)
+
+
+class EngineTime:
+    """The engine's processor time, by the turns that it has served."""
+
+    def __init__(self, core: int, pool: ServerPool) -> None:
+        self._process = next(
+            child for child in psutil.Process().children() if child.cpu_affinity() == [core]
+        )
+        self._generate = pool.generate
+        self._num_turns = 0
+        pool.generate = self._counted  # type: ignore[method-assign]
+
+    async def _counted(self, *args: Any, **more: Any) -> Any:
+        self._num_turns += 1
+        return await self._generate(*args, **more)
+
+    def read(self) -> tuple[int, float]:
+        """Return the turns so far, and the milliseconds."""
+        times = self._process.cpu_times()
+        return self._num_turns, 1000 * (times.user + times.system)
+
+
+async def measure(
+    engine_core: int, num_rollouts: int, num_rounds: int, model: Path, kinds: Mapping[str, str]
+) -> dict[str, Any]:
     """Compare both sides of every kind."""
     found: dict[str, Any] = {"machine": machine()}
     async with AsyncExitStack() as stack:
         mongo = stack.enter_context(EmbeddedMongo(model.with_name("mongo")))
-        url = stack.enter_context(engine_process(model))
+        url = stack.enter_context(engine_on(engine_core, model))
+        engine = await stack.enter_async_context(SGLangClient(url))
         here = InferenceService(id="engine", base_url=url, backend="embedded", model_path="m")
         pool = await stack.enter_async_context(ServerPool())
         pool.update([here])
+        engine_time = EngineTime(engine_core, pool)
+        tasks_folder = model.with_name("tasks")
+        write_tasks(tasks_folder, num_rollouts)
         base = RolloutContext(
             store=await stack.enter_async_context(open_store(mongo)),
             servers=pool,
@@ -122,22 +180,30 @@ async def measure(num_rollouts: int, num_rounds: int, model: Path) -> dict[str, 
             ),
             sampling=SamplingSection(max_new_tokens=24, temperature=0.0),
         )
-        for kind, text in KINDS.items():
-            uri = EnvironmentUri.parse(f"{text}&size={num_rollouts}")
+        for kind, text in kinds.items():
+            uri = EnvironmentUri.parse(text.format(size=num_rollouts, folder=tasks_folder))
             tasks = list(tasks_of_environment(uri, DataSection(), "train"))
             await own_loop(uri, base, tasks)  # the first one warms caches up, and does not count
             rounds = []
+            turns_before, ms_before = engine_time.read()
             for number in range(num_rounds):
                 sides = {"by_env": 0.0, "own_loop": 0.0}
                 for side in sorted(sides, reverse=bool(number % 2)):
+                    await engine.flush_cache()
                     sides[side] = await (
                         by_env(mongo, here, base, tasks)
                         if side == "by_env"
                         else own_loop(uri, base, tasks)
                     )
                 rounds.append({**sides, "ratio": sides["by_env"] / sides["own_loop"]})
-            ratio = statistics.median(one["ratio"] for one in rounds)
-            found[kind] = {"ratio": ratio, "rollouts": num_rollouts, "rounds": rounds}
+            print(f"{kind}: {rounds}", flush=True)
+            num_turns, ms = engine_time.read()
+            found[kind] = {
+                "ratio": statistics.median(one["ratio"] for one in rounds),
+                "engine_ms_a_turn": (ms - ms_before) / (num_turns - turns_before),
+                "rollouts": num_rollouts,
+                "rounds": rounds,
+            }
     return found
 
 
@@ -145,12 +211,21 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--rollouts", type=int, default=192)
+    parser.add_argument("--rollouts", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
     args = parser.parse_args()
+    if args.rollouts < 3 * CONCURRENCY:
+        parser.error(f"--rollouts has to be {3 * CONCURRENCY} or more, for there to be a middle")
+    *cores, engine_core = sorted(os.sched_getaffinity(0))
+    if not cores:
+        parser.error("two cores are needed: one for the engine, and one for all else")
+    os.sched_setaffinity(0, cores)
+    collect_less_garbage()  # as a sampler process does
     with tempfile.TemporaryDirectory() as folder:
         model = deepened(Path(folder) / "model", DEPTH)
-        measured = uvloop.run(measure(args.rollouts, args.rounds, model))
+        kinds = {kind: KINDS[kind] for kind in args.kinds}
+        measured = uvloop.run(measure(engine_core, args.rollouts, args.rounds, model, kinds))
     text = json.dumps(measured, indent=2) + "\n"
     print(text, end="")
     if args.out is not None:

@@ -48,6 +48,7 @@ from agentrl.config.sections import (
 )
 from agentrl.inference import GenerateRequest, ServerPool
 from agentrl.inference.weight_sync import PolicyPublisher
+from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
@@ -168,7 +169,7 @@ def context_of(store: SimStore, pool: ServerPool, capacity: int) -> RolloutConte
         servers=pool,
         renderer=absent,
         toolbox=absent,
-        scoring=absent,
+        scoring=RegisteredScoring(),
         rollout=RolloutSection(
             max_concurrent_samples_per_process=capacity, target_concurrency=capacity
         ),

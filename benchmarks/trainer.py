@@ -152,7 +152,7 @@ def measure(kind: str, num_tokens: int, *, recomputed: bool) -> dict[str, Any]:
         policy.zero_grad()
 
     least = bound(policy, batch, recomputed=recomputed)
-    seconds = seconds_of(passes, 1)
+    seconds = seconds_of(passes)
     found = {
         "model": kind,
         "parameters": sum(p.numel() for p in policy.parameters()),

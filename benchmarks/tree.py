@@ -18,6 +18,9 @@ leaves the neighbours out; on CUDA it is wall time.
 - `trl`: rows of whole conversations where TRL can mask what was not sampled, else a row a turn;
   see `benchmarks/tree_trl.py`.
 
+`NAME/hybrid`, `NAME/windowed` and `NAME/vision` are the same steps with Gated DeltaNet, with windows and
+with a picture in front of every prompt.
+
 `bound` is the ratio of floating-point operations (parameters, attention, LM head) of separate turns
 to those of the whole tree without repeated prefixes; `share_of_bound` is the speed-up of
 `tree` (forward and backward) over it. `memory` is in MiB: on CPU what the process's resident set
@@ -30,7 +33,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,7 @@ def settings(device: str, token_budget: int, repeats: int, *, with_trl: bool) ->
             for kind in kinds:
                 row = Row(kind, "demo", workload, token_budget, device, repeats)
                 yield Setting("workloads", name, row)
+        yield from kind_settings(token_budget, repeats, kinds)
         for name, workload in LONG.items():
             for kind in kinds:
                 if kind != "linear" or workload.extends_itself:  # otherwise it is `none` again
@@ -74,6 +78,16 @@ def settings(device: str, token_budget: int, repeats: int, *, with_trl: bool) ->
     for num_tokens in (4096, 16384, 65536):
         row = Row("head", "head", single_row(num_tokens), num_tokens, device, repeats)
         yield Setting("head", str(num_tokens), row)
+
+
+def kind_settings(token_budget: int, repeats: int, kinds: Sequence[Kind]) -> Iterator[Setting]:
+    """Return the steps of models with other kinds of layers."""
+    for shape in ("hybrid", "windowed", "vision"):
+        for name in ("star", "chain", "branching"):
+            for kind in kinds:
+                if kind != "trl" or shape != "vision":  # TRL's rows are of text
+                    row = Row(kind, shape, SMALL[name], token_budget, "cpu", repeats)
+                    yield Setting("workloads", f"{name}/{shape}", row)
 
 
 def large_settings(repeats: int) -> Iterator[Setting]:

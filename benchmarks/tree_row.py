@@ -6,35 +6,98 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from PIL import Image
+from transformers import AutoConfig, PreTrainedModel
 from tree_workloads import VOCABULARY, Workload, make_groups, single_row
 
 from agentrl.config.sections import AlgorithmSection, TrainerSection
-from agentrl.data import MicroBatch, StepBatch, build_step
+from agentrl.data import MicroBatch, SelectedGroup, StepBatch, build_step
+from agentrl.data.shown_images import ShownImage, expanded
+from agentrl.data.tokens import TurnTokens
 from agentrl.data.tree import Merge
 from agentrl.distributed import clip_gradients
-from agentrl.models.attention.attention_registry import implementation_of
+from agentrl.models.attention.attention_registry import implementation_of, set_attention
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
+from agentrl.models.vision.image_encoders import model_class
+from agentrl.models.vision.image_reader import ImageReader
 from agentrl.trainer.learner.optimizer import make_optimizer
 from agentrl.trainer.learner.passes import forward_backward
 
 UNBOUNDED = 10**9
 HEAD_CHUNK = 2048
+DEMO: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "tie_word_embeddings": True,
+}
+IMAGE_TOKEN = VOCABULARY
+IMAGE_PROCESSOR: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 8,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 256, "longest_edge": 65536},
+}
 SHAPES: dict[str, dict[str, Any]] = {
-    "demo": {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
+    "demo": DEMO,
+    # The demo's size with other kinds of layers: Gated DeltaNet, windows, and an image a prompt.
+    "hybrid": {
+        **DEMO,
+        "model_type": "qwen3_5_text",
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+    },
+    "windowed": {
+        **DEMO,
+        "model_type": "olmo3",
+        "sliding_window": 128,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+    },
+    "vision": {
+        "model_type": "qwen3_vl",
+        "text_config": {
+            **DEMO,
+            "vocab_size": VOCABULARY + 8,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [8, 4, 4],
+                "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "out_hidden_size": 128,
+            "patch_size": 8,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [0],
+        },
+        "image_token_id": IMAGE_TOKEN,
+        "video_token_id": IMAGE_TOKEN + 1,
+        "vision_start_token_id": IMAGE_TOKEN + 2,
+        "vision_end_token_id": IMAGE_TOKEN + 3,
         "tie_word_embeddings": True,
     },
     # No layers and few channels beside many words: what is left is the LM head and the loss.
@@ -102,6 +165,8 @@ class Row:
         if self.kind in ("none", "linear"):
             merge = self.kind
         groups = make_groups(self.workload)
+        if self.shape == "vision":
+            groups = with_image(groups)
         if token_budget is None:
             token_budget = self.token_budget
             if self.kind == "tree_chunked":
@@ -110,27 +175,51 @@ class Row:
         return build_step(groups, policy_version=0, token_budget=token_budget, merge=merge)
 
 
+def make_model(shape: str) -> PreTrainedModel:
+    """Return a random model of a shape."""
+    values = {"model_type": "qwen3", **SHAPES[shape]}
+    (values.get("text_config") or values)["max_position_embeddings"] = 2**18
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    model: PreTrainedModel = model_class(config).from_config(config)
+    return model
+
+
+def with_image(groups: Sequence[SelectedGroup]) -> list[SelectedGroup]:
+    """Return groups all of whose prompts begin with one picture of 128 by 128 pixels."""
+    reader = ImageReader(make_model("vision").config)
+    picture = BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(picture, format="PNG")
+    image = reader.shown(picture.getvalue(), IMAGE_PROCESSOR)
+    return [
+        replace(group, turns=tuple(_showing(turn, image) for turn in group.turns))
+        for group in groups
+    ]
+
+
+def _showing(turn: TurnTokens, image: ShownImage) -> TurnTokens:
+    placeholder = np.array([IMAGE_TOKEN], dtype=np.int32)
+    ids, placed = expanded(np.concatenate([placeholder, turn.full_ids]), [(0, image)])
+    num_added = len(ids) - len(turn.full_ids)
+    num_prompt_tokens = turn.num_prompt_tokens + num_added
+    return replace(turn, full_ids=ids, num_prompt_tokens=num_prompt_tokens, images=placed)
+
+
 def make_policy(row: Row) -> PolicyModel:
     """Return a model with random float32 weights; CUDA computes in bfloat16 and recomputes."""
     torch.manual_seed(0)
     is_cuda = row.device == "cuda"
-    attention = implementation_of("flex" if is_cuda else "sdpa")
-    config = Qwen3Config(
-        **SHAPES[row.shape],
-        max_position_embeddings=2**18,
-    )
-    config._attn_implementation = (
-        implementation_of("varlen") if row.kind == "tree_varlen" else attention
-    )
+    attention = "varlen" if row.kind == "tree_varlen" else "flex" if is_cuda else "sdpa"
     with torch.device(row.device):
-        model = Qwen3ForCausalLM(config)
+        model = make_model(row.shape)
+    set_attention(model, implementation_of(attention))
     return wrap_policy(model, gradient_checkpointing=is_cuda)
 
 
 def work_of(row: Row) -> dict[str, float]:
     """Return the floating-point operations of separate turns, linear merges and whole trees."""
     with torch.device("meta"):
-        flops = FlopCount.of(PolicyModel(Qwen3ForCausalLM(Qwen3Config(**SHAPES[row.shape]))))
+        flops = FlopCount.of(PolicyModel(make_model(row.shape)))
     return {
         kind: sum(
             flops.row(batch.row)

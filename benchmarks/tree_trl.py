@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import trl
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from tree_row import SHAPES, Memory, Row, quickest, step_seconds
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from tree_row import Memory, Row, make_model, quickest, step_seconds
 from tree_workloads import make_groups
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -93,7 +93,7 @@ def _no_reward(*_: Any, **__: Any) -> list[float | None]:
 def make_trainer(row: Row, output_dir: str) -> GRPOTrainer:
     """Return TRL's trainer around the row's model."""
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPES[row.shape], max_position_embeddings=2**18))
+    model = make_model(row.shape)
     config = GRPOConfig(
         output_dir=output_dir,
         per_device_train_batch_size=BATCH_ROWS,
@@ -128,7 +128,7 @@ def measure(row: Row, output_dir: str) -> dict[str, Any]:
         for first in range(0, len(rows), BATCH_ROWS)
     ]
     model = trainer.model
-    assert isinstance(model, Qwen3ForCausalLM)
+    assert isinstance(model, PreTrainedModel)
     parameters = list(model.parameters())
     optimizer = make_optimizer(parameters, TrainerSection())
 

@@ -1,15 +1,25 @@
-"""What `agentrl ui` with an open page costs the demo that it watches.
+"""What `agentrl ui` with an open page costs the demo that it watches, in processor time.
 
-    python benchmarks/ui_cost.py --pairs 8 --out benchmarks/results/ui.json
+    python benchmarks/ui_cost.py --pairs 10 --out benchmarks/results/ui.json
 
-Runs of the demo alternate: alone, and with an inspector and a browser that shows its page. Each pair
-begins with the other of the two. `step_rate_ratio` is the steps a second with the page over those
-without: the median of the pairs, each from the first steps' end to the last step. The browser runs on
-the same cores. The figures join those that `benchmarks/ui.py` has written.
+Steps a second of two runs differ by a third on a shared machine, so nothing as small as the
+inspector's share is seen in them. Processor time is not disturbed by neighbours. One run of the demo is
+watched in windows that alternate between an empty tab and the run's own page, which asks for most: in
+each, the seconds of processor time are counted of the run's processes, of its mongod, of the inspector
+and of the browser.
+
+`cost_share` is what the inspector takes, and what mongod takes more than in the windows beside, over
+the processor time of the whole run. On a machine whose cores are all busy, a run lacks what others
+take: `step_rate_ratio` is 1 less that share, and no lower where cores are idle. `cost_share_error` is
+the standard error over the pairs of windows. The browser is the reader's, and its share stands by
+itself. `work_ratio` is a check from the other side: model calls that the run makes in a second of its
+own processor time with the page, over those without. The figures join those that `benchmarks/ui.py`
+has written.
 """
 
 import argparse
 import json
+import math
 import re
 import shutil
 import statistics
@@ -17,91 +27,176 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from harness.machine import machine
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
+from pymongo import MongoClient
 
 from agentrl.store.private_mongod import running_uri
 
 RUN = "watched"
 WARM_UP = 3
 """Steps before which processes still start and caches fill."""
-
-
-def demo(folder: Path, num_steps: int) -> "subprocess.Popen[bytes]":
-    """Start the demo in a folder."""
-    command = [sys.executable, "-m", "agentrl", "run", "--run_name", RUN]
-    command += ["--max_steps", str(num_steps), "--mongo_port", "0", "--eval_strategy", "no"]
-    with (folder / "run.log").open("wb") as log:
-        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+SETTLE_SECONDS = 1.5
+"""From the opening of a page to the window; what opening it costs is paid once."""
 
 
 @contextmanager
-def page_of(folder: Path) -> Iterator[None]:
-    """Show the run's page for the length of the block."""
-    data = folder / ".agentrl" / "mongo" / RUN
-    while running_uri(data) is None:  # it is the run that serves its data
-        time.sleep(0.1)
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert chromium is not None, "needs a browser (scripts/install_browser)"
+def demo(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run the demo in a folder until the block ends."""
+    command = [sys.executable, "-m", "agentrl", "run", "--run_name", RUN]
+    command += ["--max_steps", "10000", "--num_train_epochs", "100", "--mongo_port", "0"]
+    command += ["--eval_strategy", "no"]
+    log_path = folder / "run.log"
+    with (
+        log_path.open("wb") as log,
+        subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) as run,
+    ):
+        try:
+            yield run
+        finally:
+            run.terminate()
+
+
+@contextmanager
+def inspector(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
+    """Serve the run's pages; yields the process and the address of the run."""
     command = [sys.executable, "-m", "agentrl", "ui", "--run_name", RUN]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as ui:
         assert ui.stdout is not None
         address = ui.stdout.readline().strip()
         assert re.match("http://", address), address
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_page()
-            page.set_default_timeout(120_000)
-            page.goto(address)
-            page.get_by_text("live", exact=True).wait_for()
-            yield
-            browser.close()
+        yield psutil.Process(ui.pid), address
         ui.terminate()
 
 
-def steps_a_second(num_steps: int, *, watched: bool) -> float:
-    """Run the demo and return its pace after the first steps."""
-    with tempfile.TemporaryDirectory(prefix="agentrl-ui-cost-") as name:
-        folder = Path(name)
-        run = demo(folder, num_steps)
-        if watched:
-            with page_of(folder):
-                status = run.wait()
-        else:
-            status = run.wait()
-        assert status == 0, (folder / "run.log").read_text()[-2000:]
-        lines = (folder / "output" / RUN / "metrics.jsonl").read_text().splitlines()
-        steps: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        times = [float(step["time"]) for step in steps if "loss" in step]
-        return (len(times) - WARM_UP) / (times[-1] - times[WARM_UP - 1])
+def seconds_by_role(run: int, ui: psutil.Process) -> dict[str, float]:
+    """Return the processor time that each role has used so far."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for process in psutil.Process(run).children(recursive=True):
+        found["mongod" if process.name() == "mongod" else "run"] += _seconds(process)
+    found["ui"] = _seconds(ui)
+    for process in psutil.Process().children(recursive=True):
+        if process.name().startswith("chrom"):
+            found["browser"] += _seconds(process)
+    return found
+
+
+def _seconds(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return float(used.user + used.system)
+
+
+def window(
+    page: Page, address: str, seconds: float, run: int, ui: psutil.Process, calls: Any
+) -> dict[str, float]:
+    """Return processor seconds a second by role, and model calls a second, before an address."""
+    page.goto(address)
+    time.sleep(SETTLE_SECONDS)
+    began, before = time.monotonic(), seconds_by_role(run, ui)
+    num_before = calls.estimated_document_count()
+    time.sleep(seconds)
+    passed, after = time.monotonic() - began, seconds_by_role(run, ui)
+    made = calls.estimated_document_count() - num_before
+    rates = {role: (after[role] - before[role]) / passed for role in after}
+    return {**rates, "calls": made / passed}
+
+
+def cost_share(pair: dict[str, dict[str, float]]) -> float:
+    """Return what the inspector takes of a run's processor time, in one pair of windows."""
+    closed, opened = pair["closed"], pair["open"]
+    taken = opened["ui"] - closed["ui"] + opened["mongod"] - closed["mongod"]
+    return taken / (closed["run"] + closed["mongod"])
+
+
+def work_ratio(pair: dict[str, dict[str, float]]) -> float:
+    """Return the model calls of a processor second with the page over those without."""
+    closed, opened = pair["closed"], pair["open"]
+    return opened["calls"] / opened["run"] / (closed["calls"] / closed["run"])
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of the pairs and its standard error."""
+    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
+def measured(folder: Path, num_pairs: int, seconds: float) -> list[dict[str, dict[str, float]]]:
+    """Run the demo and return the rates of each pair of windows."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert chromium is not None, "needs a browser (scripts/install_browser)"
+    pairs = []
+    with demo(folder) as run:
+        metrics = folder / "output" / RUN / "metrics.jsonl"
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < WARM_UP:
+            assert run.poll() is None, (folder / "run.log").read_text()[-2000:]
+            time.sleep(0.2)
+        uri = running_uri(folder / ".agentrl" / "mongo" / RUN)
+        assert uri is not None
+        with (
+            MongoClient[dict[str, Any]](uri) as client,
+            inspector(folder) as (ui, address),
+            sync_playwright() as playwright,
+        ):
+            calls = client[RUN]["turns"]
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1280, "height": 720})
+            page.set_default_timeout(120_000)
+            page.goto(address)
+            page.get_by_text("live", exact=True).wait_for()
+            run_page = page.url
+            for number in range(num_pairs):
+                pair = {}
+                for kind in ("closed", "open") if number % 2 == 0 else ("open", "closed"):
+                    place = run_page if kind == "open" else "about:blank"
+                    pair[kind] = window(page, place, seconds, run.pid, ui, calls)
+                pairs.append(pair)
+                told = {
+                    kind: {k: round(v, 4) for k, v in one.items()} for kind, one in pair.items()
+                }
+                print(json.dumps(told), file=sys.stderr, flush=True)
+            browser.close()
+    return pairs
 
 
 def main() -> None:
     """Measure, print, and add the result to a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=12.0, help="length of a window")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    pairs: list[dict[str, float]] = []
-    for number in range(arguments.pairs):
-        pair = {}
-        for watched in (False, True) if number % 2 == 0 else (True, False):
-            pace = steps_a_second(arguments.steps, watched=watched)
-            pair["watched" if watched else "alone"] = round(pace, 4)
-        pair["ratio"] = round(pair["watched"] / pair["alone"], 4)
-        pairs.append(pair)
-        print(json.dumps(pair), file=sys.stderr, flush=True)
-    ratio = statistics.median(pair["ratio"] for pair in pairs)
+    before = machine()
+    with tempfile.TemporaryDirectory(prefix="agentrl-ui-cost-") as name:
+        pairs = measured(Path(name), arguments.pairs, arguments.seconds)
+    share, share_error = mean_and_error([cost_share(pair) for pair in pairs])
+    work, work_error = mean_and_error([work_ratio(pair) for pair in pairs])
+    browser = [
+        (pair["open"]["browser"] - pair["closed"]["browser"])
+        / (pair["closed"]["run"] + pair["closed"]["mongod"])
+        for pair in pairs
+    ]
+    rates = {
+        kind: {
+            role: round(statistics.mean(pair[kind][role] for pair in pairs), 4)
+            for role in ("run", "mongod", "ui", "browser", "calls")
+        }
+        for kind in ("closed", "open")
+    }
     result = {
-        "step_rate_ratio": round(ratio, 4),
-        "step_rates": pairs,
-        "step_rate_machine": machine(),
+        "step_rate_ratio": round(1 - share, 4),
+        "cost_share": round(share, 4),
+        "cost_share_error": round(share_error, 4),
+        "browser_share": round(statistics.mean(browser), 4),
+        "work_ratio": round(work, 4),
+        "work_ratio_error": round(work_error, 4),
+        "cost_windows": {"pairs": len(pairs), "seconds": arguments.seconds, "a_second": rates},
+        "cost_machine": before,
     }
     print(json.dumps(result, indent=2))
     if arguments.out is not None:

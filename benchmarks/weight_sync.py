@@ -18,7 +18,14 @@ distributed  broadcast by gloo over loopback, tensor by tensor, into the memory 
              block in the cache to another
 
 `distributed` tells how long each phase of a publication took. `adapter` is the same model's LoRA
-adapter, by disk; `demo` a model of the demo's size, where calls and not bytes decide.
+adapter, by disk; `demo` a model of the demo's size, where calls and not bytes decide; `dense` a
+dense model, `dense_ratio` the worse of its two ratios.
+
+`delta` compares `--weight_sync delta` with `disk`, in alternation, for a dense model and one of
+experts in bfloat16. Before every publication each value of float32 master weights moves by up to the
+learning rate, as a step of AdamW moves it, and is rounded; `sent_share` is the share of the values
+that were sent. `--only PART` measures one part (experts, dense, demo, delta_dense, delta_experts) and
+joins it to the file.
 """
 
 import argparse
@@ -36,13 +43,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 import transformers
+from harness.machine import machine
 from harness.processes import engine_process
 from transformers import (
     PretrainedConfig,
@@ -58,6 +66,7 @@ from agentrl.distributed.broadcast import Bucket, RankAssignment, Rendezvous, in
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
+from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.inference.wire import GenerateRequest
 from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.checkpoint_export import save_hf
@@ -80,6 +89,8 @@ _LINK_SECONDS = 120.0
 # Short: on a CPU, computing a long generation again would take longer than the bytes do.
 _PROMPT_TOKENS = 2
 _NEW_TOKENS = 12
+BOUND = 1.2
+LEARNING_RATES = (1e-7, 1e-6, 1e-5)
 
 
 def make_policy(num_layers: int) -> PolicyModel:
@@ -99,6 +110,24 @@ def make_policy(num_layers: int) -> PolicyModel:
             max_position_embeddings=1024,
             tie_word_embeddings=True,
             head_dim=128,  # type: ignore[call-arg]  # not among its declared fields
+        ),
+    )
+
+
+def make_dense_policy() -> PolicyModel:
+    """Return a dense model of 170 million parameters."""
+    return _policy(
+        Qwen3ForCausalLM,
+        Qwen3Config(
+            vocab_size=32768,
+            hidden_size=1024,
+            intermediate_size=4096,
+            num_hidden_layers=9,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=128,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
         ),
     )
 
@@ -417,6 +446,74 @@ async def publish(
     }
 
 
+class MasterWeights:
+    """Float32 weights behind a policy in bfloat16."""
+
+    def __init__(self, policy: PolicyModel) -> None:
+        self._masters = [parameter.detach().float() for parameter in policy.parameters()]
+        self._parameters = list(policy.parameters())
+        for parameter in self._parameters:
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Move every value by up to the learning rate, and round."""
+        for master, parameter in zip(self._masters, self._parameters, strict=True):
+            master.add_(torch.rand_like(master).mul_(2).sub_(1), alpha=learning_rate)
+            parameter.copy_(master)
+
+
+async def measure_delta(bench: Bench, masters: MasterWeights) -> dict[str, Any]:
+    """Publish the changes of a few steps at each learning rate, and everything, in alternation."""
+    section = PublishSection(weight_sync="delta")
+    delivery = DeltaDelivery(section, sender_of(bench.policy))
+    with EmbeddedMongo(bench.folder / "mongo") as mongo:
+        async with TrajectoryStore.connect(mongo.uri("bench")) as store:
+            await register(store, bench.urls)
+            root = bench.folder / "policy"
+            publishers = {
+                way: PolicyPublisher(
+                    store, root, publish=section, inference=InferenceSection(), delivery=how
+                )
+                for way, how in (("delta", delivery), ("disk", None))
+            }
+            servers = Servers(bench.urls)
+            version = 1
+            rows: list[dict[str, Any]] = []
+            disk: list[dict[str, Any]] = []
+            async with servers.sampling():
+                await publish(publishers["delta"], bench.policy, store, servers, version)
+                for learning_rate in LEARNING_RATES:
+                    found: list[dict[str, Any]] = []
+                    for _ in range(bench.rounds):
+                        for way, publisher in publishers.items():
+                            if way == "delta":
+                                masters.step(learning_rate)
+                            version += way == "delta"
+                            done = await publish(publisher, bench.policy, store, servers, version)
+                            await publisher.settle()
+                            (found if way == "delta" else disk).append(done)
+                    assert delivery.size is not None
+                    rows.append({"learning_rate": learning_rate, **asdict(delivery.size)})
+                    rows[-1]["seconds"] = statistics.median(one["seconds"] for one in found)
+                    rows[-1]["paused_seconds_max"] = max(
+                        max(one["paused_seconds"].values()) for one in found
+                    )
+    seconds = statistics.median(one["seconds"] for one in disk)
+    for row in rows:
+        row["bytes_ratio"] = row["num_bytes"] / row["full_bytes"]
+        row["seconds_ratio"] = row["seconds"] / seconds
+        print("delta", json.dumps(row))
+    return {"disk_seconds": seconds, "rates": rows}
+
+
+def delta_of(policy: PolicyModel, num_servers: int, rounds: int) -> dict[str, Any]:
+    """Return what deltas of a model take."""
+    masters = MasterWeights(policy)
+    with serving(policy, num_servers, rounds) as bench:
+        return asyncio.run(measure_delta(bench, masters))
+
+
 def figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what the rounds of one way show together."""
     found = {
@@ -446,6 +543,58 @@ def serving(policy: PolicyModel, num_servers: int, rounds: int) -> Iterator[Benc
         yield Bench(Path(name), policy, urls, rounds)
 
 
+def measure_ways(
+    policy: PolicyModel, ways: Sequence[str], num_servers: int, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of a model by each way of publishing."""
+    with serving(policy, num_servers, rounds) as bench:
+        found = {way: asyncio.run(bench.measure(way)) for way in ways}
+    for way, row in found.items():
+        print(way, json.dumps({name: value for name, value in row.items() if name != "rounds"}))
+    return found
+
+
+def without_link(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of so few bytes that the link says nothing of them."""
+    return {name: value for name, value in row.items() if name not in ("ratio", "rounds")}
+
+
+def experts(num_layers: int, num_servers: int, rounds: int) -> dict[str, Any]:
+    """Measure the model of experts by every way."""
+    # The adapter comes last: it changes the model.
+    ways = ("disk", "distributed", "adapter")
+    found = measure_ways(make_policy(num_layers), ways, num_servers, rounds)
+    return {
+        **found["disk"],
+        "broadcast_ratio": found["distributed"]["ratio"],
+        "distributed": found["distributed"],
+        "adapter": without_link(found["adapter"]),
+    }
+
+
+def dense(_: int, num_servers: int, rounds: int) -> dict[str, Any]:
+    """Measure the dense model; its ratio is the worse of the two."""
+    found = measure_ways(make_dense_policy(), ("disk", "distributed"), num_servers, rounds)
+    return {"dense_ratio": max(row["ratio"] for row in found.values()), "dense": found}
+
+
+def demo(_: int, num_servers: int, rounds: int) -> dict[str, Any]:
+    """Measure a model of the demo's size."""
+    found = measure_ways(make_demo_policy(), ("disk", "distributed"), num_servers, rounds)
+    return {"demo": {way: without_link(row) for way, row in found.items()}}
+
+
+PARTS: dict[str, Callable[[int, int, int], dict[str, Any]]] = {
+    "experts": experts,
+    "dense": dense,
+    "demo": demo,
+    "delta_dense": lambda _, *sizes: {"delta": {"dense": delta_of(make_dense_policy(), *sizes)}},
+    "delta_experts": lambda layers, *sizes: {
+        "delta": {"experts": delta_of(make_policy(layers), *sizes)}
+    },
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write the result; 1 when a ratio is past its bound."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -453,37 +602,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part alone")
     args = parser.parse_args(argv)
-    ways = {}
-    with serving(make_policy(args.layers), args.servers, args.rounds) as bench:
-        # The adapter comes last: it changes the model.
-        for way in ("disk", "distributed", "adapter"):
-            ways[way] = asyncio.run(bench.measure(way))
-    with serving(make_demo_policy(), args.servers, args.rounds) as bench:
-        demo = {way: asyncio.run(bench.measure(way)) for way in ("disk", "distributed")}
-    for row in (ways["adapter"], *demo.values()):
-        # Of so few bytes the link says nothing.
-        del row["ratio"], row["rounds"]
-    result = {
-        **ways["disk"],
-        "bound": 1.5,
-        "servers": args.servers,
-        "distributed": ways["distributed"],
-        "adapter": ways["adapter"],
-        "demo": demo,
-        "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-    }
-    for way, row in ways.items():
-        print(way, json.dumps({name: value for name, value in row.items() if name != "rounds"}))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
-    ratios = (result["ratio"], result["distributed"]["ratio"])
-    return int(max(ratios) > result["bound"])
+    result: dict[str, Any] = {}
+    if args.out and args.out.exists():
+        result = json.loads(args.out.read_text())
+    for part in args.only or PARTS:
+        about = {part: machine()}
+        found = PARTS[part](args.layers, args.servers, args.rounds)
+        if "delta" in found:
+            found = {"delta": result.get("delta", {}) | found["delta"]}
+        result |= found
+        result |= {
+            "bound": BOUND,
+            "servers": args.servers,
+            "machine": result.get("machine", {}) | about,
+            "versions": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+        }
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=2) + "\n")
+    ratios = [result[key] for key in ("ratio", "broadcast_ratio", "dense_ratio") if key in result]
+    return int(max(ratios, default=0) > BOUND)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/performance.md"
@@ -53,11 +54,25 @@ FIGURES = (
     Figure("publishing by disk over its bound", "weight_sync", "ratio", "≤ 1.2"),
     Figure("publishing by broadcast over its bound", "weight_sync", "broadcast_ratio", "≤ 1.2"),
     Figure("publishing of dense models over its bound", "weight_sync", "dense_ratio", "≤ 1.2"),
+    Figure(
+        "bytes of a delta over all bytes, learning rate 1e-6",
+        "weight_sync",
+        "delta.experts.rates.1.bytes_ratio",
+        "",
+        "{:.3f}",
+    ),
+    Figure("wall time to reward 0.8 over TRL's", "time_to_reward", "wall_ratio", "≤ 0.5"),
     Figure("planned against measured memory, error", "plan", "largest_error", "≤ 10 %", "{:.1%}"),
     Figure("trainer over measured GEMM peak, least", "trainer", "least_share", "≥ 0.6"),
     Figure("idle share of the trainer, 256 servers", "scale_sim", "idle_share", "", "{:.1%}"),
     Figure("first answer of a page at 1,000,000 turns, s", "ui", "first_answer_seconds_max", "≤ 1"),
     Figure("search at 1,000,000 turns, s", "ui", "search_seconds_max", "≤ 0.3"),
+    Figure(
+        "steps/s with an inspector's page open over those without",
+        "ui",
+        "step_rate_ratio",
+        "≥ 0.98",
+    ),
 )
 
 
@@ -68,10 +83,16 @@ def rows() -> Iterator[str]:
         path = RESULTS / f"{figure.file}.json"
         value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         for key in figure.key.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
+            value = _inner(value, key)
         if value is not None:
             source = f"`{figure.file}.json`: `{figure.key}`"
             yield f"| {figure.what} | {figure.form.format(value)} | {figure.goal} | {source} |\n"
+
+
+def _inner(value: Any, key: str) -> Any:
+    if isinstance(value, list):
+        return value[int(key)]
+    return value.get(key) if isinstance(value, dict) else None
 
 
 def filled(page: str) -> str:

@@ -1,0 +1,54 @@
+"""When a model has learnt the demo: the goal of `benchmarks/time_to_reward.py`, whoever trains it.
+
+In: the mean rewards of the steps so far, and the model. Out: whether the last steps are good enough,
+and the reward on the held-out questions, which is measured in the same way for every trainer.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from transformers import AutoTokenizer, PreTrainedModel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from examples.shop.episodes import Codec, play
+from examples.shop.questions import make_catalogue, split_questions
+from examples.shop.server import Catalogue, load_catalogue
+
+DEMO = Path(__file__).resolve().parents[2] / "assets/demo"
+WINDOW = 5
+REWARD = 0.8
+HELD_OUT = 0.9
+
+
+def is_rewarded(rewards: Sequence[float]) -> bool:
+    """Return whether the mean reward of the last steps is high enough."""
+    return len(rewards) >= WINDOW and mean(rewards[-WINDOW:]) >= REWARD
+
+
+class HeldOut:
+    """The demo's held-out questions, each played once with the likeliest tokens."""
+
+    def __init__(self) -> None:
+        self._codec = Codec(AutoTokenizer.from_pretrained(DEMO / "model"))
+        self._catalogue: Catalogue = load_catalogue(DEMO / "catalogue.json")
+        assert self._catalogue == make_catalogue(0)
+        num_eval = len((DEMO / "eval.jsonl").read_text(encoding="utf-8").splitlines())
+        _, self._questions = split_questions(0, 2000, num_eval)
+
+    def reward(self, model: PreTrainedModel) -> float:
+        """Return the mean reward of a model."""
+        was_training = model.training
+        model.eval()
+        episodes = play(model, self._codec, self._catalogue, self._questions, temperature=0.0)
+        model.train(was_training)
+        return mean(episode.reward for episode in episodes)
+
+
+def training_questions() -> list[dict[str, str]]:
+    """Return the demo's training questions as they are stored."""
+    lines = (DEMO / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,182 @@
+"""A conversation of 131,072 tokens with a branch, a hybrid and a full-attention model, on this machine.
+
+    python benchmarks/long_path.py                       # 8k, 32k and 128k tokens
+    python benchmarks/long_path.py --tokens 8192
+
+Widths are tiny, depths are those of a layer of each kind; what is measured is length. A record of
+eight turns that extend each other reaches `--tokens`; another try leaves it at three quarters. Each
+figure is that of a process of its own, with one thread:
+
+- `peak_mib`: what the resident set grew by during the step, in chunks of `--token_budget`;
+- `seconds`: CPU time of its forward and backward pass, float32;
+- `error_whole`: relative error of the gradient, in float64, against the same tree computed whole, where
+  the path is no longer than `--whole_up_to`;
+- `error_separate`: against one turn a forward pass through the model as transformers has it, there too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from support.tiny_families import FAMILIES, SHAPE, exact_everywhere
+from transformers import AutoConfig
+from tree_row import Memory
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import MicroBatch, SelectedGroup, build_step
+from agentrl.data.tokens import TurnTokens
+from agentrl.models.attention.attention_registry import (
+    TREE_ATTENTION,
+    set_attention,
+    with_own_attention,
+)
+from agentrl.models.load import wrap_policy
+from agentrl.models.policy import PolicyModel
+from agentrl.models.small_copy import small_model
+from agentrl.trainer.learner.passes import forward_backward
+
+HERE = Path(__file__).parent
+NUM_TURNS = 8
+MODELS = {"hybrid": "qwen3_5_text", "full": "qwen3"}
+TOKENS = (8192, 32768, 131072)
+
+
+def conversation(num_tokens: int) -> SelectedGroup:
+    """Return a record of turns up to `num_tokens`, and one turn of another that leaves it."""
+    rng = np.random.default_rng(0)
+    vocabulary = SHAPE["vocab_size"]
+    path = rng.integers(0, vocabulary, num_tokens + 1).astype(np.int32)
+    ends = np.linspace(0, len(path), NUM_TURNS + 1).astype(int)[1:].tolist()
+    turns = [
+        _turn("long", number, path[:end], num_tokens // 32, 1.0) for number, end in enumerate(ends)
+    ]
+    left = path[: 3 * num_tokens // 4]
+    added = rng.integers(0, vocabulary, num_tokens // 32).astype(np.int32)
+    turns.append(_turn("branch", 0, np.concatenate([left, added]), num_tokens // 64, -1.0))
+    return SelectedGroup("long", ("long", "branch"), (), tuple(turns))
+
+
+def _turn(
+    record_id: str, number: int, ids: np.ndarray, num_sampled: int, advantage: float
+) -> TurnTokens:
+    return TurnTokens(
+        turn_id=f"{record_id}/{number}",
+        record_id=record_id,
+        chain=0,
+        full_ids=ids,
+        num_prompt_tokens=len(ids) - num_sampled,
+        behavior_logprobs=np.full(num_sampled, -3.7, dtype=np.float32),
+        versions=np.zeros(num_sampled, dtype=np.int32),
+        advantage=advantage,
+    )
+
+
+def tiny_policy(family: str, dtype: torch.dtype) -> PolicyModel:
+    """Return a random model of a family with two heads, a layer of each kind."""
+    model_type, own = FAMILIES[family]
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2**18}
+    model = small_model(AutoConfig.for_model(model_type, **{**SHAPE, **own, **heads}))
+    model.to(dtype=dtype)  # type: ignore[call-arg]
+    set_attention(model, TREE_ATTENTION)
+    return wrap_policy(model)
+
+
+def gradient(policy: PolicyModel, batches: tuple[MicroBatch, ...]) -> torch.Tensor:
+    """Return the gradient of a step's micro-batches in one vector."""
+    policy.zero_grad(set_to_none=True)
+    plain = torch.autocast("cpu", enabled=False)
+    smooth = AlgorithmSection(loss_calculator="REINFORCE", importance_weight_cap_ratio=1e12)
+    for batch in batches:
+        forward_backward(policy, batch, smooth, chunk_size=2048, autocast=plain)
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+
+def measure(family: str, num_tokens: int, token_budget: int, *, is_checked: bool) -> dict[str, Any]:
+    """Return the figures of a model and a length."""
+    group = conversation(num_tokens)
+    step = build_step([group], policy_version=0, token_budget=token_budget)
+    policy = tiny_policy(family, torch.float32)
+    gradient(
+        policy, build_step([conversation(256)], policy_version=0, token_budget=64).micro_batches[0]
+    )
+    memory, begun = Memory("cpu"), time.process_time()
+    norm = float(gradient(policy, step.micro_batches[0]).norm())
+    figures: dict[str, Any] = {
+        "tokens": step.stats.tokens_packed,
+        "chunks": sum(batch.num_chunks for batch in step.micro_batches[0]),
+        "loss_terms": step.stats.num_targets,
+        "seconds": round(time.process_time() - begun, 1),
+        "peak_mib": memory.peak(),
+        "gradient_norm": norm,
+    }
+    if is_checked:
+        with exact_everywhere():
+            figures |= errors(tiny_policy(family, torch.float64), group, token_budget)
+    return figures
+
+
+def errors(policy: PolicyModel, group: SelectedGroup, token_budget: int) -> dict[str, float]:
+    """Return the relative errors of chunks against the whole tree and against separate turns."""
+
+    def batches(budget: int, merge: str = "tree") -> tuple[MicroBatch, ...]:
+        step = build_step([group], policy_version=0, token_budget=budget, merge=merge)  # type: ignore[arg-type]
+        return step.micro_batches[0]
+
+    found = gradient(policy, batches(token_budget))
+    whole = gradient(policy, batches(10**9))
+    with with_own_attention(policy.model):
+        separate = gradient(policy, batches(10**9, "none"))
+    return {
+        "error_whole": float((found - whole).norm() / whole.norm()),
+        "error_separate": float((found - separate).norm() / separate.norm()),
+    }
+
+
+def main() -> None:
+    """Measure each model and length in a process of its own."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=tuple(MODELS))
+    parser.add_argument("--token_budget", type=int, default=4096)
+    parser.add_argument("--whole_up_to", type=int, default=8192)
+    parser.add_argument("--out", type=Path, help="add the figures to this JSON file")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.here:
+        torch.set_num_threads(1)
+        (name,), (num_tokens,) = given.models, given.tokens
+        is_checked = num_tokens <= given.whole_up_to
+        print(
+            json.dumps(measure(MODELS[name], num_tokens, given.token_budget, is_checked=is_checked))
+        )
+        return
+    for name in given.models:
+        for num_tokens in given.tokens:
+            figures = _alone(name, num_tokens, given)
+            print(name, num_tokens, json.dumps(figures), flush=True)
+            if given.out:
+                found = json.loads(given.out.read_text()) if given.out.exists() else {}
+                found.setdefault(name, {})[str(num_tokens)] = figures
+                given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _alone(name: str, num_tokens: int, given: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "long_path.py"), "--here"]
+    command += ["--models", name, "--tokens", str(num_tokens)]
+    command += ["--token_budget", str(given.token_budget), "--whole_up_to", str(given.whole_up_to)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    load = {"load_average": round(os.getloadavg()[0], 1)}
+    return {**json.loads(done.stdout.splitlines()[-1]), **load}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Wall time until the demo is learnt: `agentrl run` against TRL's GRPO trainer with tools.
+
+    python benchmarks/time_to_reward.py                       # three seeds of each side, in alternation
+    python benchmarks/time_to_reward.py --only trl --seed 2   # one run more; the file keeps the others
+    python benchmarks/time_to_reward.py --only trl --seed 1 --set learning_rate=0.0008   # a trial
+
+Both sides have the demo's model, questions, tools, prompts and batch (16 questions, 8 attempts each).
+Ours is the demo as a user runs it: database, tool server over MCP, engine, sampler, trainer. TRL has
+the tools as plain functions in its only process. The clock starts with the command and stops at the
+end of the first step at which the mean reward of the last five steps is at least 0.8 and the weights
+answer at least 0.9 of the held-out questions (evaluated outside of the clock, the same way for both).
+
+`wall_ratio` is the mean of our seconds over the mean of TRL's, seeds that both have; `cpu_ratio` the
+same of CPU seconds, which do not depend on other work on the machine. A run with `--set` is a trial: it
+is kept under `trials`, not among the `runs`. Each side's settings are the best of its trials.
+"""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import psutil
+import torch
+from harness.machine import machine
+from harness.shop_goal import HELD_OUT, HeldOut, is_rewarded
+from transformers import Qwen3ForCausalLM
+
+from agentrl.inference.weight_sync.version_files import version_dir
+
+ROOT = Path(__file__).parents[1]
+SIDES = ("ours", "trl")
+SEEDS = (1, 2, 3)
+_POLL_SECONDS = 0.2
+_STOP_SECONDS = 60
+
+
+def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Run the demo until the goal; return what it took."""
+    held_out = HeldOut()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        words = ["--run_name", "goal", "--config", str(ROOT / "assets/demo/grpo.yaml")]
+        words += ["--output_dir", str(folder / "out"), "--logs_dir", str(folder / "logs")]
+        words += ["--mongo_data_dir", str(folder / "mongo"), "--seed", str(seed)]
+        words += ["--max_steps", str(max_steps)]
+        words += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+        started = time.time()
+        with running([sys.executable, "-m", "agentrl", "run", *words]) as process:
+            steps: list[dict[str, Any]] = []
+            cpu, found = 0.0, None
+            for step in metrics_of(process, folder / "out/metrics.jsonl"):
+                steps.append(step)
+                cpu = max(cpu, tree_cpu(process.pid))
+                if not is_rewarded([one["reward_mean"] for one in steps]):
+                    continue
+                weights = version_dir(folder / "out/policy", step["step"])
+                found = held_out.reward(Qwen3ForCausalLM.from_pretrained(weights))
+                if found >= HELD_OUT:
+                    break
+    return {
+        "reached": found is not None and found >= HELD_OUT,
+        "held_out": found,
+        "seconds": steps[-1]["time"] - started,
+        "cpu_seconds": cpu,
+        "rollouts": sum(step["num_records"] for step in steps),
+        "rewards": [step["reward_mean"] for step in steps],
+        "settings": settings,
+    }
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in the block, and interrupt it as Ctrl-C does afterwards."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.wait(_STOP_SECONDS)
+
+
+def metrics_of(process: subprocess.Popen[bytes], path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a run's metrics as they are written, until the run ends."""
+    read = 0
+    while True:
+        is_running = process.poll() is None
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        for line in lines[read:]:
+            if line.endswith("\n"):
+                read += 1
+                yield json.loads(line)
+        if not is_running:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def tree_cpu(pid: int) -> float:
+    """Return the CPU seconds of a process and of all below it so far."""
+    try:
+        top = psutil.Process(pid)
+        processes = [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(sum(sum(process.cpu_times()[:4]) for process in processes))
+
+
+def run_trl(seed: int, max_steps: int, settings: dict[str, Any], python: str) -> dict[str, Any]:
+    """Run TRL until the goal; return what it took."""
+    script = str(Path(__file__).with_name("time_to_reward_trl.py"))
+    command = [python, script, str(seed), str(max_steps), json.dumps(settings)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def ratios(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return how the sides compare over the seeds that both have."""
+    shared = sorted(set(runs["ours"]) & set(runs["trl"]))
+    if not shared:
+        return {}
+
+    def over(field: str) -> float:
+        ours, trl = (mean(runs[side][seed][field] for seed in shared) for side in SIDES)
+        return float(round(ours / trl, 3))
+
+    return {
+        "wall_ratio": over("seconds"),
+        "cpu_ratio": over("cpu_seconds"),
+        "seeds": shared,
+        "all_reached": all(runs[side][seed]["reached"] for side in SIDES for seed in shared),
+        "seconds": {
+            side: {seed: round(runs[side][seed]["seconds"], 1) for seed in shared} for side in SIDES
+        },
+    }
+
+
+def value_of(text: str) -> tuple[str, Any]:
+    """Return the name and the value of a setting `name=value`."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def main() -> None:
+    """Run what was asked for, each result joined to the file at once."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/time_to_reward.json")
+    parser.add_argument("--only", choices=SIDES, help="run one side")
+    parser.add_argument("--seed", type=int, action="append", help="1, 2 and 3 when not given")
+    parser.add_argument("--max_steps", type=int, default=80, help="give up after so many steps")
+    parser.add_argument("--set", type=value_of, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--trl_python", default=sys.executable, help="interpreter that has TRL")
+    arguments = parser.parse_args()
+    settings = dict(arguments.set)
+    for seed in arguments.seed or SEEDS:
+        for side in (arguments.only,) if arguments.only else SIDES:
+            about = machine()
+            if side == "ours":
+                row = run_ours(seed, arguments.max_steps, settings)
+            else:
+                row = run_trl(seed, arguments.max_steps, settings, arguments.trl_python)
+            print(side, seed, json.dumps(row), flush=True)
+            keep(arguments.out, side, seed, row | {"machine": about}, is_trial=bool(settings))
+
+
+def keep(out: Path, side: str, seed: int, row: dict[str, Any], *, is_trial: bool) -> None:
+    """Join a run to the file."""
+    result: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    runs = result.get("runs", {name: {} for name in SIDES})
+    trials = result.get("trials", {name: [] for name in SIDES})
+    if is_trial:
+        trials[side].append({"seed": seed, **row})
+    else:
+        runs[side][str(seed)] = row
+    versions = {name: version(name) for name in ("torch", "transformers", "trl", "agentrl-mongo")}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    result = {**ratios(runs), "runs": runs, "trials": trials, "versions": versions}
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
