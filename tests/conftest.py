@@ -8,16 +8,46 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from fuzz.asked import num_cases_of, report
+from hypothesis import settings
+from support.fuzzing import TryCases
 from support.loop_watchdog import LoopWatchdog
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
+gc.disable()
+
+# The suite tries the same cases each time; `scripts/fuzz`, which wants a report, tries new ones.
+settings.register_profile("suite", derandomize=report() is None)
+settings.load_profile("suite")
+
+_LONGEST = (
+    *("test_short_demo", "test_environment", "test_server_supervisor", "test_sampler_process"),
+    *("test_inspector_pages", "test_recording", "test_mesh", "test_adapters", "test_train_process"),
+    *("test_rehearsal", "test_server_clock", "test_sampling_loop", "test_mcp_toolbox"),
+    *("test_random_trees", "test_bring_your_own", "test_agent_frameworks", "test_inspect_commands"),
+    *("test_hostile_text", "test_trackers", "test_records", "test_worker_pool", "test_resume"),
+)
+"""Files that take longest, in any room."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, so that no process is alone with one of them at the end.
+
+    Tests of random cases get the time that more of them than the suite's take.
+    """
+    places = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    for item in items:
+        if (mark := item.get_closest_marker("fuzz")) is not None:
+            item.add_marker(pytest.mark.timeout(max(120, num_cases_of(*mark.args))))
+
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from what was imported, which lives as long as the session."""
-    gc.collect()
+    """Begin to collect garbage, but not what was imported, which lives as long as the session."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +108,10 @@ def _loop_watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
     with watchdog.watching():
         yield
     assert not watchdog.stalls, "\n".join(watchdog.stalls)
+
+
+@pytest.fixture
+def try_cases(request: pytest.FixtureRequest) -> TryCases:
+    """Tries a test marked `fuzz` with random cases; see `support.fuzzing`."""
+    mark = request.node.get_closest_marker("fuzz")
+    return TryCases(request.node.nodeid, *mark.args)

@@ -259,23 +259,30 @@ class Chaos:
 
     async def rage(self, strikes: Sequence[Strike]) -> None:
         """Strike as planned, while questions are added: a trainer without any is done."""
+        ended = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            feeding = group.create_task(self._feed())
+            group.create_task(self._feed(ended))
             for number, strike in enumerate(strikes, 1):
                 await asyncio.sleep(strike.pause_seconds)
                 log.info("%d of %d: %s %s", number, len(strikes), strike.kind, strike.victim)
                 await self.carry_out(strike)
                 self.tend()
                 await self.patiently(self.store.runs.get)
-            feeding.cancel()
+            ended.set()
 
-    async def _feed(self) -> None:
-        """Keep more groups in the run than samplers are admitted to."""
-        while True:
+    async def _feed(self, ended: asyncio.Event) -> None:
+        """Keep more groups in the run than samplers are admitted to.
+
+        What was begun is added whole, as whoever adds questions to a run does again what failed.
+        """
+        is_adding = False
+        while is_adding or not ended.is_set():
             with suppress(StoreError):  # the database is away, for the trainer as well
                 run = await self.store.runs.get()
                 if run is None or self.num_groups - run.admitted_groups < GROUPS_AT_ONCE:
+                    is_adding = True
                     await self.add_groups()
+                is_adding = False
             await asyncio.sleep(FEED_SECONDS)
 
     async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:

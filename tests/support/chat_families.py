@@ -1,6 +1,9 @@
 """Model directories in the form of well-known families: template, special tokens, tokenizer."""
 
+# ruff: noqa: RUF001 - DeepSeek's marks
+
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -153,6 +156,8 @@ MISTRAL = """{%- if messages[0].role == 'system' %}
 {%- endfor %}
 """
 
+_FOLDER = Path(os.environ.get("AGENTRL_CHAT_TEMPLATES", "/nonexistent"))
+
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>")
 _QWEN_ADDED = ("<tool_call>", "</tool_call>")
 _QWEN3_ADDED = (*_QWEN_ADDED, "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -163,7 +168,8 @@ class Family:
     """What sets the models of a family apart from those of another, as far as tokens go."""
 
     template: str
-    """Its source; `trl:NAME` is the real one, which the package TRL carries."""
+    """Its source; `trl:NAME` is the real one, which the package TRL carries, `llama.cpp:NAME` the one in
+    the folder that `AGENTRL_CHAT_TEMPLATES` names (`scripts/template_table` says how to get it)."""
     special: tuple[str, ...]
     added: tuple[str, ...]
     bos: str | None
@@ -180,22 +186,35 @@ class Family:
     item: str = '"%s"'
     """How a text argument is written inside a call; JSON by default."""
     variables: Mapping[str, Any] = field(default_factory=dict)
+    thought: str = "<think>\n%s\n</think>\n\n"
+    """How the model writes its thinking."""
+    said: str = "%s"
+    """How it writes an answer behind that; beside a call, it then says nothing."""
+    moves_words: bool = False
+    """The template moves or drops what was said beside a call, so that its result begins a branch."""
+
+    def rewrites_call(self, words: str) -> bool:
+        """Return whether the template writes a call otherwise than the model did."""
+        return self.moves_words and bool(words.strip())
 
     @property
-    def is_real(self) -> bool:
-        """Whether the template is the one of released models."""
-        return self.template.startswith("trl:")
+    def is_there(self) -> bool:
+        """Whether the template can be read here."""
+        package, _, name = self.template.partition(":")
+        return package != "llama.cpp" or (_FOLDER / f"{name}.jinja").is_file()
 
     @property
     def source(self) -> str:
         """The template's source."""
-        if not self.is_real:
+        package, _, name = self.template.partition(":")
+        if package == "llama.cpp":
+            return (_FOLDER / f"{name}.jinja").read_text()
+        if package != "trl":
             return self.template
-        package = find_spec("trl")
-        assert package is not None
-        assert package.origin is not None
-        folder = Path(package.origin).parent / "chat_templates"
-        return (folder / f"{self.template.removeprefix('trl:')}.jinja").read_text()
+        trl = find_spec("trl")
+        assert trl is not None
+        assert trl.origin is not None
+        return (Path(trl.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
 _HERMES_CALL = '<tool_call>\n{"name": "price", "arguments": %s}\n</tool_call>'
@@ -236,37 +255,143 @@ _XML_CALL = (
     "<tool_call>\n<function=price>\n<parameter=item>\n%s\n</parameter>\n</function>\n</tool_call>"
 )
 _QWEN35 = (_QWEN_SPECIAL, _QWEN3_ADDED, None, "<|im_end|>", True, _XML_CALL)
+_DEEPSEEK = (
+    (
+        *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+        *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁output▁begin｜>"),
+        *("<｜tool▁output▁end｜>", "｜DSML｜"),
+    ),
+    ("<think>", "</think>"),
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", False),
+)
+_DSML_CALL = (
+    '<｜DSML｜{0}>\n<｜DSML｜invoke name="price">\n'
+    '<｜DSML｜parameter name="item" string="true">%s</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜{0}>"
+)
+_MISTRAL = (
+    (
+        *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+        *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[TOOL_CONTENT]", "[CALL_ID]"),
+        *("[ARGS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[THINK]", "[/THINK]"),
+    ),
+    (),
+    *("<s>", "</s>", False),
+)
+_KIMI = (
+    (
+        *("[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>"),
+        *("<|im_middle|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+    ("<think>", "</think>"),
+    *("[BOS]", "<|im_end|>", False),
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.price:0"
+    "<|tool_call_argument_begin|>%s<|tool_call_end|><|tool_calls_section_end|>",
+)
+_GLM_SPECIAL = (
+    *("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
+    "<|observation|>",
+)
+_GLM_ADDED = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>"),
+    *("<arg_value>", "</arg_value>", "<tool_response>", "</tool_response>"),
+)
+_GLM_STOPS = ("<|user|>", "<|observation|>")
+_LFM_SPECIAL = (
+    *("<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_list_start|>"),
+    *("<|tool_list_end|>", "<|tool_call_start|>", "<|tool_call_end|>"),
+)
+_LFM_CALL = "<|tool_call_start|>[price(item=%s)]<|tool_call_end|>"
 REAL_FAMILIES = {
-    "glm45": Family(
-        "trl:glm4moe",
+    "gpt_oss": Family(
+        "trl:gptoss",
         (
-            *("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
-            "<|observation|>",
+            *("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>"),
+            *("<|start|>", "<|end|>", "<|message|>", "<|call|>"),
         ),
-        (
-            *("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>"),
-            *("<arg_value>", "</arg_value>", "<tool_response>", "</tool_response>"),
-        ),
-        *(None, "<|endoftext|>", False),
-        "<tool_call>price\n<arg_key>item</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
-        extra_stops=("<|user|>", "<|observation|>"),
+        (),
+        *("<|startoftext|>", "<|return|>", False),
+        " to=functions.price<|channel|>commentary json<|message|>%s",
+        extra_stops=("<|call|>",),
         thinks=True,
-        stops=("<|user|>", "<|observation|>"),
+        stops=("<|return|>", "<|call|>"),
+        thought="<|channel|>analysis<|message|>%s<|end|><|start|>assistant",
+        said="<|channel|>final<|message|>%s",
+    ),
+    "glm45": Family(
+        *("trl:glm4moe", _GLM_SPECIAL, _GLM_ADDED, None, "<|endoftext|>", False),
+        "<tool_call>price\n<arg_key>item</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+        extra_stops=_GLM_STOPS,
+        thinks=True,
+        stops=_GLM_STOPS,
+        item="%s",
+    ),
+    "glm47": Family(
+        *("llama.cpp:GLM-4.7-Flash", _GLM_SPECIAL, _GLM_ADDED, None, "<|endoftext|>", False),
+        "<tool_call>price<arg_key>item</arg_key><arg_value>%s</arg_value></tool_call>",
+        extra_stops=_GLM_STOPS,
+        thinks=True,
+        begun=True,
+        stops=_GLM_STOPS,
+        item="%s",
+    ),
+    "mistral_small32": Family(
+        *("llama.cpp:Mistral-Small-3.2-24B-Instruct-2506", *_MISTRAL),
+        "[TOOL_CALLS]price[CALL_ID]abcdefgh1[ARGS]%s",
+        moves_words=True,
+    ),
+    "ministral3": Family(
+        *("llama.cpp:mistralai-Ministral-3-14B-Reasoning-2512", *_MISTRAL),
+        "[TOOL_CALLS]price[ARGS]%s",
+        thinks=True,
+        thought="[THINK]%s[/THINK]",
+    ),
+    "deepseek31": Family(
+        *("llama.cpp:deepseek-ai-DeepSeek-V3.1", *_DEEPSEEK),
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>price<｜tool▁sep｜>%s<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+    ),
+    "deepseek32": Family(
+        *("llama.cpp:deepseek-ai-DeepSeek-V3.2", *_DEEPSEEK),
+        _DSML_CALL.format("function_calls"),
+        thinks=True,
+        begun=True,
+        item="%s",
+        variables={"thinking": True},
+    ),
+    "deepseek4": Family(
+        *("llama.cpp:deepseek-ai-DeepSeek-V4", *_DEEPSEEK),
+        _DSML_CALL.format("tool_calls"),
+        thinks=True,
+        begun=True,
+        item="%s",
+        variables={"thinking": True},
+    ),
+    "kimi_k2": Family("llama.cpp:moonshotai-Kimi-K2", *_KIMI),
+    "kimi_k2_thinking": Family("llama.cpp:Kimi-K2-Thinking-hub", *_KIMI, thinks=True),
+    "minimax_m2": Family(
+        "llama.cpp:MiniMax-M2",
+        ("]~!b[", "]~b]", "[e~["),
+        ("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"),
+        *("]~!b[", "[e~[", False),
+        '<minimax:tool_call>\n<invoke name="price">\n<parameter name="item">%s</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        thinks=True,
+        begun=True,
         item="%s",
     ),
     "qwen35": Family("trl:qwen3_5_think", *_QWEN35, thinks=True, begun=True, item="%s"),
     "qwen36": Family("trl:qwen3_6", *_QWEN35, thinks=True, begun=True, item="%s"),
     "qwen38": Family("trl:qwen3_8", *_QWEN35, thinks=True, begun=True, item="%s"),
     "nemotron3": Family("trl:nemotron_3_nano", *_QWEN35, thinks=True, begun=True, item="%s"),
+    "nemotron3_super": Family("trl:nemotron_3_super", *_QWEN35, thinks=True, begun=True, item="%s"),
+    "lfm2": Family(
+        *("trl:lfm2", _LFM_SPECIAL, (), "<|startoftext|>", "<|im_end|>", False, _LFM_CALL)
+    ),
     "lfm25": Family(
-        "trl:lfm2_2_5_v2",
-        (
-            *("<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_list_start|>"),
-            *("<|tool_list_end|>", "<|tool_call_start|>", "<|tool_call_end|>"),
-        ),
-        (),
-        *("<|startoftext|>", "<|im_end|>", False),
-        "<|tool_call_start|>[price(item=%s)]<|tool_call_end|>",
+        *("trl:lfm2_2_5_v2", _LFM_SPECIAL, (), "<|startoftext|>", "<|im_end|>", False, _LFM_CALL)
     ),
     "gemma4": Family(
         "trl:gemma4_v5",
@@ -281,9 +406,10 @@ REAL_FAMILIES = {
         extra_stops=("<|tool_response>",),
         stops=("<turn|>", "<|tool_response>"),
         item='<|"|>%s<|"|>',
+        moves_words=True,
     ),
 }
-"""Released models: their own templates, as TRL's `chat_templates` have them."""
+"""Released models: their own templates, from the packages that carry them."""
 
 
 def write_family(directory: Path, name: str) -> Path:

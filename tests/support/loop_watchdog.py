@@ -18,8 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-STALL_SECONDS = 0.5
-"""Twice what a loop may take, 250 ms: beside other work, a core takes longer for the same callback."""
+STALL_SECONDS = 0.25
 _LOOK_SECONDS = 0.05
 _TESTS = str(Path(__file__).parents[1])
 _SOURCE = str(Path(__file__).parents[2] / "src" / "agentrl")
@@ -32,6 +31,8 @@ class LoopWatchdog:
 
     def __init__(self) -> None:
         self.stalls: list[str] = []
+        self.longest_seconds = 0.0
+        """The most that one callback took, also where that was no stall."""
         self._began: float | None = None
         self._handle: Any = None
         self._collecting: float | None = None
@@ -48,6 +49,9 @@ class LoopWatchdog:
             try:
                 _run(handle)
             finally:
+                if self._began is not None:
+                    taken = time.thread_time() - self._began
+                    self.longest_seconds = max(self.longest_seconds, taken)
                 self._began = self._handle = None
 
         before = signal.signal(signal.SIGPROF, self._look)
@@ -67,8 +71,10 @@ class LoopWatchdog:
         if self._began is None or frame is None or self._collecting is not None:
             return
         stack = traceback.extract_stack(frame)
-        outermost = max(at for at, one in enumerate(stack) if one.filename == __file__) + 1
-        callback = stack[outermost:]
+        watched = [at for at, one in enumerate(stack) if one.filename == __file__]
+        if not watched:  # the process ends in the middle of a callback
+            return
+        callback = stack[watched[-1] + 1 :]
         places = [one.filename for one in callback]
         own = [place for place in places if place.startswith((_TESTS, _SOURCE))]
         # The signal comes late after a long call of C: with no frame of ours, it was not ours.
@@ -78,6 +84,7 @@ class LoopWatchdog:
             return
         taken = time.thread_time() - self._began
         if taken > STALL_SECONDS:
+            self.longest_seconds = max(self.longest_seconds, taken)
             lines = "".join(traceback.format_list(callback))
             self.stalls.append(
                 f"{self._handle!r:.300} kept the event loop for {taken:.2f} s of processor time:\n{lines}"

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +68,12 @@ class ExactScoring:
             raise ScoringError("the judge is away")
         self.num_scored += 1
         return Score(scorer=task.scorer, value=float(answer == str(task.answer)))
+
+    def sees_group(self, scorer: str) -> bool:
+        return False
+
+    async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
+        raise ScoringError("it compares single answers")
 
 
 async def begin_run(store: TrajectoryStore, engine: Serving, *tasks: MCPTask) -> None:
