@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -11,14 +12,21 @@ from typing import Any
 
 import pytest
 import yaml
+from harness.scripted_engine import serve_script
 from support.agent_venvs import ROOT, python_with
+from support.agents import assert_prompts_as_sent, open_stage
 from support.demo_run import logs
 from support.nasty_agent import KEY, PROMPT, TOKEN
+from support.play import begin_run
 
 from agentrl.data import TokenTree
+from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
+from agentrl.renderers.renderer import Renderer
+from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
+MODEL_DIR = ROOT / "assets/demo/model"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -47,7 +55,7 @@ def checked(aworld_python: Path, tmp_path_factory: pytest.TempPathFactory) -> di
         "AGENTRL_THE_GR_E_AGENT_ENV_MAPS_API_KEY": KEY,
     }
     done = subprocess.run(
-        [aworld_python, ROOT / "tests/support/aworld_check.py", folder],
+        [aworld_python, ROOT / "tests/support/aworld_check.py", folder, MODEL_DIR],
         env=environment(folder) | secrets,
         cwd=folder,
         capture_output=True,
@@ -100,6 +108,45 @@ def test_swarms_and_parallel_agents_inside_of_a_swarm_are_built_as_they_were(
         {"parallel": ["right", ["inside", "left", "expert"]]},
         "last",
     ]
+
+
+async def test_a_nested_swarm_plays_a_task_and_its_calls_are_recorded_token_for_token(
+    checked: dict[str, Any], mongo_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(checked["folder"]).items():
+        monkeypatch.setenv(name, value)
+    spoken = []
+
+    def script(prompt: str) -> str:
+        (name,) = re.findall(r"You are (\w+)\.", prompt)
+        spoken.append(name)
+        return f"{name} says {len(spoken)}"
+
+    workers = AgentWorkerPool.load(checked["folder"] / "swarm/agent_workers.json")
+    task = MCPTask(id="train/0/q", query="How many?", answer="7")
+    async with TrajectoryStore.connect(mongo_uri) as empty:
+        await empty.ensure_schema()
+        with serve_script(Renderer.load(MODEL_DIR), script) as engine:
+            await begin_run(empty, engine, task)
+            async with open_stage(empty, engine) as stage:
+                result, turns = await stage.play(workers.run)
+            replies = [engine.reply_ids(f"{name} says {n}") for n, name in enumerate(spoken, 1)]
+        record = await empty.records.get(turns[0].record_id)
+        await empty.drop_database()
+    workers.close()
+    assert sorted(spoken) == ["last", "lead", "left", "right", "second"]
+    assert (spoken[0], spoken[-1]) == ("lead", "last")
+    assert spoken.index("left") < spoken.index("second")
+    assert result.outcome == "answered"
+    assert result.final_answer == "last says 5"
+    assert record is not None
+    assert record.turns == tuple(turn.id for turn in turns)
+    read = engine.renderer.decode(engine.requests[-1]["input_ids"])
+    assert f"right: right says {spoken.index('right') + 1}" in read
+    assert f"inside: second says {spoken.index('second') + 1}" in read
+    assert_prompts_as_sent(turns, [request["input_ids"] for request in engine.requests])
+    assert sorted(turn.output_ids.tolist() for turn in turns) == sorted(replies)
+    assert all(turn.trainable for turn in turns)
 
 
 def test_agents_run_where_there_is_no_torch(aworld_python: Path) -> None:

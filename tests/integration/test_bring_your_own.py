@@ -46,7 +46,7 @@ async def test_every_block_of_bring_your_own_runs_as_printed(
     mongod: EmbeddedMongo, tmp_path: Path
 ) -> None:
     num_blocks, commands = await asyncio.to_thread(write_blocks, "bring-your-own.md", tmp_path)
-    assert num_blocks == 11
+    assert num_blocks == 13
     model = write_tokenizer(tmp_path / "model")
     environment = {
         **os.environ,

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from harness.processes import listening_process
 from harness.scripted_engine import replies, serve_script
-from support.agent_venvs import python_with
+from support.agent_venvs import index_variables, python_with
 from support.agents import assert_prompts_as_sent, open_stage
-from support.play import begin_run, claim
+from support.harbor import write_task
+from support.play import begin_run, claim, tool_call
 
 from agentrl.config.sections import DataSection
 from agentrl.data import TokenTree
@@ -79,6 +80,7 @@ async def played(
         ("reasoning_gym:leg_counting?max_animals=1", "max_animals must be >= min_animals"),
         ("verifiers:no_such_taskset", "taskset 'no_such_taskset' not found"),
         ("openenv:http://127.0.0.1:9", "no OpenEnv server answers there"),
+        ("openenv:127.0.0.1:8000", "expected an address, as in openenv:http://127.0.0.1:8000"),
         ("textarena:TicTacToe-v0", "TicTacToe-v0 is no game for one player"),
         ("textarena:GuessTheNumber", "there is no 'GuessTheNumber' among its"),
         ("textarena:GuessTheNumber-v0?max_turn=3", "it has no parameter 'max_turn'; max_turns"),
@@ -164,21 +166,12 @@ def _secret(section: DataSection, task: EnvironmentTask) -> int:
 
 @pytest.fixture
 def tasksets(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Put a task set on the path; verifiers' harness installs its program from pip's indexes."""
+    """Put a task set on the path."""
     monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
-    monkeypatch.setenv("UV_INDEX_STRATEGY", "unsafe-best-match")
-    names = ["UV_INDEX_STRATEGY"]
-    python = python_with("verifiers")
-    for ours, theirs in (
-        ("find-links", "UV_FIND_LINKS"),
-        ("extra-index-url", "UV_EXTRA_INDEX_URL"),
-    ):
-        asked = [str(python), "-m", "pip", "config", "get", f"global.{ours}"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            monkeypatch.setenv(theirs, done.stdout.strip())
-            names.append(theirs)
-    return {"env_variables": tuple(names)}
+    variables = index_variables(python_with("verifiers"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return {"env_variables": tuple(variables)}
 
 
 async def test_the_rubric_of_verifiers_is_the_score_and_its_parts_are_metrics(
@@ -211,6 +204,19 @@ async def test_steps_of_an_openenv_server_are_rewards_of_the_turns(store: Trajec
     assert "that is no action of the schema" in turns[1].added_messages[0]["content"]
 
 
+async def test_what_steps_have_paid_stays_when_the_policys_turns_are_used_up(
+    store: TrajectoryStore,
+) -> None:
+    server: list[str | Path] = [python_with("openenv"), OPENENV_SERVER, "{port}", "1"]
+    with listening_process(server) as url:
+        section = data(f"openenv:{url}?size=1&seed=5", shuffle=False)
+        wrong = 3 if Random(5).randint(1, 3) == 1 else 1
+        said = (f'{{"number": {wrong}}}',) * 5
+        result, turns, score = await played(store, section, tasks_of(section)[0], *said)
+    assert (result.outcome, result.reward, score.value) == ("turns_limit", -0.25, -0.25)
+    assert [turn.reward for turn in turns] == [-0.25] * 4 + [None]
+
+
 async def test_a_full_openenv_server_is_waited_for(store: TrajectoryStore) -> None:
     server: list[str | Path] = [python_with("openenv"), OPENENV_SERVER, "{port}", "1"]
     renderer = Renderer.load(MODEL_DIR)
@@ -233,6 +239,32 @@ async def test_a_full_openenv_server_is_waited_for(store: TrajectoryStore) -> No
 def guess_after(prompt: str) -> str:
     """Return the first number that was not wrong yet."""
     return str(1 + prompt.count("wrong"))
+
+
+async def test_a_policy_works_in_the_shell_of_a_harbor_task_and_its_tests_pay(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    write_task(tmp_path / "hello")
+    section = DataSection(env=f"harbor:{tmp_path}?runtime=process")
+    (task,) = tasks_of(section)
+    assert (task.query, task.tags) == ("Write hello into greeting.txt.", ("files", "easy"))
+    said = (tool_call("bash", command="echo $GREETING > greeting.txt"), tool_call("bash"), "Done.")
+    result, turns, score = await played(store, section, task, *said)
+    assert (result.outcome, result.final_answer, result.reward) == ("answered", "Done.", 1.0)
+    assert result.metrics == {"commands": 2.0}
+    assert score.value == 1.0
+    assert "wrong call" in turns[1].tool_results[0].content
+
+
+async def test_a_harbor_task_is_paid_when_the_policys_turns_are_used_up(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    write_task(tmp_path / "hello")
+    section = DataSection(env=f"harbor:{tmp_path}?runtime=process")
+    (task,) = tasks_of(section)
+    said = [tool_call("bash", command="echo hello > greeting.txt")] * 5
+    result, _, score = await played(store, section, task, *said)
+    assert (result.outcome, result.reward, score.value) == ("turns_limit", 1.0, 1.0)
 
 
 def test_a_game_is_the_same_however_many_begin_at_once() -> None:

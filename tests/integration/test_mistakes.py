@@ -4,6 +4,7 @@ Every case starts the command as a user does, in a folder that is empty but for 
 """
 
 import json
+import os
 import resource
 import shlex
 import socket
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
@@ -22,9 +23,18 @@ from agentrl.cli.main import main
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "assets/demo"
 CPU_SECONDS = 5.0
+NO_HUB = "http://127.0.0.1:1"
+UNKNOWN = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "NETRC": "/nowhere"}
 GOOD = {"id": "a", "query": "q", "answer": 1, "scorer": "exact"}
 MIXTURE = {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "num_experts": 8}
 TOKENIZER = json.loads((DEMO / "model/tokenizer_config.json").read_text())
+WATCHED = """
+import sys
+STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
+sys.addaudithook(lambda event, args: event in STARTS and print(event, args, file=sys.stderr))
+from agentrl.cli.main import main
+sys.exit(main())
+"""
 NO_RESULTS = (
     "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
 )
@@ -48,6 +58,7 @@ def wrong_models(folder: Path, demo: dict[str, object]) -> None:
     model(folder, "classifier", demo | {"architectures": ["Qwen3ForSequenceClassification"]})
     model(folder, "later", demo | {"model_type": "qwen9"})
     model(folder, "own_code", demo | {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}})
+    model(folder, "small", demo | {"vocab_size": 100})
     model(folder, "pointer", demo)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"
     (folder / "pointer/model.safetensors").write_text(pointer)
@@ -110,6 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "no_picture.jsonl": json.dumps(GOOD | {"images": ["good.jsonl"]}),
         "bomb.jsonl": json.dumps(GOOD | {"images": ["bomb.png"]}),
         "good.jsonl": json.dumps(GOOD),
+        "list_answer.jsonl": json.dumps(GOOD | {"answer": ["1", "2"]}),
         "questions.xlsx": "PK",
         "broken.yaml": "a: [1",
         "list.yaml": "- a\n- b\n",
@@ -119,10 +131,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "words.json": '{"mcpServers": {"a": {"command": "python tools.py"}}}',
         "text.json": '{"mcpServers": {"a": {"command": "python", "args": "tools.py"}}}',
         "syntax.py": "def f(:\n",
+        "unnamed.py": "from agentrl.rewards import MCPScorerFactory\n"
+        "@MCPScorerFactory.register_scorer\ndef mine(answer, truth): return 1.0\n",
+        "semicolons.csv": "query;answer\nq;1\n",
+        "pretty.jsonl": json.dumps(GOOD, indent=2),
+        "long.jsonl": json.dumps(GOOD | {"query": "x " * 5000}),
+        "number.yaml": "model_name: 5\n",
         "importing.py": "import no_such_package\n",
         "agent.py": "async def play(task, endpoint):\n    return ''\n",
         "bad_template.jinja": "{% for %}",
         "judge.yml": "scorer_agent: {models: []}\n",
+        "deep.yaml": "[" * 3000,
+        "deep.json": '{"mcpServers": ' + "[" * 200_000,
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
@@ -140,13 +160,16 @@ def given(folder: Path) -> list[str]:
 
 
 def run(
-    folder: Path, cwd: Path, *flags: str, command: str = "run"
+    folder: Path, cwd: Path, *flags: str, command: str = "run", watched: bool = False
 ) -> "subprocess.CompletedProcess[str]":
+    """Run a command; one that is `watched` says when it starts a process."""
+    program = ["-c", WATCHED] if watched else ["-m", "agentrl"]
     words = [*given(folder), *flags]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-m", "agentrl", *command.split(), *words],
+        [sys.executable, *program, *command.split(), *words],
         cwd=cwd,
+        env=os.environ | UNKNOWN | {"HF_ENDPOINT": NO_HUB},
         capture_output=True,
         text=True,
         timeout=60,
@@ -203,9 +226,11 @@ MISTAKES = {
     "--run_name ../other": "letters, digits",
     "--temperature -1": "--temperature: Input should be greater than or equal to 0",
     "--top_p 0": "--top_p: Input should be greater than 0",
-    "--report_to mlflow": "--report_to mlflow is not known",
+    "--report_to comet": "--report_to comet is not known",
+    "--report_to wandb": "set WANDB_API_KEY, or set WANDB_MODE=offline",
     "--optim_args beta3=1": "--optim_args: unknown name 'beta3'",
-    "--pp_size 2": "--pp_size 2: token trees are not trained in a pipeline",
+    "--pp_size 2": "do not fill a mesh of --pp_size 2",
+    "--pp_size 0": "--pp_size: Input should be greater than or equal to 1",
     "--inf_tp_size 2": "--inf_tp_size 2 is a setting of SGLang",
     "--inf_mem_ratio 0.5": "--inf_mem_ratio 0.5 is a setting of SGLang",
     f"{SGLANG} --sglang_args=--tp=2": "--sglang_args --tp: give --inf_tp_size",
@@ -224,10 +249,21 @@ MISTAKES = {
     "--learning_rate -1": "--learning_rate: Input should be greater than or equal to 0",
     "--seed -1": "--seed: Input should be greater than or equal to 0",
     "--top_k -7": "--top_k: Input should be greater than or equal to -1",
+    "--context_length 100000": "--context_length 100000: the model has 2048 positions",
+    "--temperature 0": "all tries of a question would be the same",
+    "--learning_rate 2e6": "--learning_rate: Input should be less than or equal to 1",
+    "--lora_alpha 16": "--lora_alpha goes with --lora_rank",
+    "--max_steps = 3": "no space stands around the = of a flag: --max_steps=10",
+    "\u2014max_steps 3": "a flag begins with two hyphens",
+    "--train_file good.jsonl rows.csv": "--train_file takes one value: one with spaces stands in quo",
     "--context_length 0": "--context_length: Input should be greater than or equal to 1",
     "--trainer_threads 0": "--trainer_threads: Input should be greater than or equal to 1",
+    "--seed 5000000000": "--seed: Input should be less than 4294967296",
+    "--max_steps 99999999999999999999": "--max_steps: Input should have 18 digits at most",
+    "--num_samplers 1000000": "--num_samplers: Input should be less than or equal to 1000",
     "--run_name admin": "--run_name: is a database of MongoDB itself",
     "--output_dir good.jsonl": "good.jsonl is a file; name another folder",
+    "--output_dir /proc/out": "--output_dir /proc/out: /proc cannot be written",
     "--logs_dir good.jsonl/logs": "good.jsonl is a file; name another folder",
     "--mongo_data_dir good.jsonl": "good.jsonl is a file; name another folder",
     # ranks
@@ -267,20 +303,30 @@ MISTAKES = {
     "--train_file no_image.jsonl": "chart.png': No such file",
     "--train_file no_picture.jsonl": "neither PNG, JPEG, GIF, WebP nor BMP",
     "--train_file bomb.jsonl": "30000 x 30000 pixels",
+    "--train_file semicolons.csv": "semicolons divide its columns",
+    "--train_file pretty.jsonl": "line 1: an object begins here; write each on one line",
+    "--train_file long.jsonl": "every question has 10000 tokens or more, and a prompt may have 768",
+    "--train_file=~/nowhere.jsonl": f"{Path.home()}/nowhere.jsonl: No such file",
     "--eval_file nowhere.jsonl": "nowhere.jsonl: No such file",
+    "--train_file=~nosuchuser/q.jsonl": "nobody of this name has a home here",
     "--train_file utf16.jsonl": "utf16.jsonl: not UTF-8 text",
     "--train_file rows.csv": "JSON lines go into a .jsonl file",
     "--train_file header.csv": "the first names the columns",
     "--train_file https://example.com/q.jsonl": "download the file first",
+    "--train_file nobody/questions": f"the hub at {NO_HUB} cannot be reached",
     # scorers
     "--scorer_module exits.py": "its import ends the program (3)",
     "--default_scorer exakt": "--default_scorer: unknown scorer 'exakt'; did you mean 'exact'?",
     "--train_file unknown_scorer.jsonl": "unknown scorer 'exakt'",
     "--train_file judged.jsonl": "agent_config_path",
     "--train_file no_answer.jsonl": "line 1",
+    "--train_file list_answer.jsonl": "scorer 'exact' compares text, and an answer is a list",
     "--train_file judged.jsonl --agent_config_path nowhere.yml": "nowhere.yml",
     "--train_file judged.jsonl --agent_config_path judge.yml": "scorer_agent",
+    "--agent_config_path deep.yaml": "agent config deep.yaml: nested too deeply",
     "--scorer_module nowhere.py": "nowhere.py: no such file in /",
+    "--scorer_module unnamed.py": '@MCPScorerFactory.register_scorer("mine")',
+    "--agent_config_path nowhere.yml": "--agent_config_path nowhere.yml: no such file in /",
     "--scorer_module syntax.py": "SyntaxError",
     "--scorer_module importing.py": "No module named 'no_such_package'",
     # models
@@ -291,12 +337,14 @@ MISTAKES = {
     "--model_name_or_path good.jsonl": "it is a file; name the directory of a checkpoint",
     "--model_name_or_path Qwen3-4B": "a model of the hub is named OWNER/NAME",
     "--model_name_or_path https://huggingface.co/Qwen/Qwen3-4B": "is named Qwen/Qwen3-4B",
+    "--model_name_or_path nobody/model": "no such directory, and the download from the hub failed",
     "--model_name_or_path adapter": "it holds an adapter (LoRA): name its base model",
     "--model_name_or_path gguf": "GGUF files cannot be trained",
     "--model_name_or_path parent": "did you mean parent/model?",
     "--model_name_or_path pointer": "is a pointer of Git LFS, not the weights",
     "--model_name_or_path cut": "cut/model.safetensors is cut off",
     "--model_name_or_path shards": "model-2.safetensors is missing, which model.safetensors.index",
+    "--model_name_or_path small": "the tokenizer has more tokens than the model",
     "--model_name_or_path quantized": "is quantized (awq)",
     "--model_name_or_path classifier": "Qwen3ForSequenceClassification is no model that continues",
     "--model_name_or_path later": "model_type 'qwen9' of its config.json is no language model",
@@ -322,11 +370,23 @@ MISTAKES = {
     "--train_file none --env textarena:Hangman-v0 --env_python nowhere": "nowhere: no program",
     "--train_file none --env textarena:Hangman-v0 --agent agent.py:play": "leave out --agent",
     "--env_variables NOT_THERE": "the environment variable NOT_THERE is not set",
+    "--train_file none --env harbor:nowhere": "there is no folder",
+    "--train_file none --env harbor:.": "no task.toml lies in",
+    "--train_file none --env harbor:.?runtim=process": "it has no parameter 'runtim'; runtime",
+    "--env_scorer exact": "--env_scorer goes with --env",
+    "--train_file none --env harbor:. --env_scorer exact": "it judges single answers",
+    "--train_file none --env harbor:. --env_scorer exat": "unknown scorer 'exat'; did you mean",
+    "--train_file none --sampler_module nowhere.py": "--sampler_module nowhere.py: no such file",
+    "--train_file none --sampler_module agent.py": "its train_tasks(seed) yields no task",
+    "--agent agent.py:play --agent_python nowhere": "--agent_python nowhere: no program",
+    "--agent_python nowhere": "--agent_python goes with --agent",
     # agents and tools
     "--agent nowhere.py:play": "nowhere.py",
     "--agent agent.py:plya": "plya",
     "--agent syntax.py:play": "SyntaxError",
     "--agent=": "--agent: String should have at least 1 character",
+    "--agent agent.py::play": "write agent.py:play, the file and its function",
+    "--agent agent.py:play()": "write agent.py:play, the file and its function",
     "--agent agent.py": "--agent agent.py names no function; write agent.py:function",
     "--agent exits.py:play": "its import ends the program (3)",
     "--agent kinds.py:Agent": "it is a class; an agent is a function",
@@ -342,6 +402,7 @@ MISTAKES = {
     '--tool_server_command "python nowhere.py {port}"': "nowhere.py: no such file in /",
     '--tool_server_command "python agent.py"': "has no {port}",
     f"{NO_TOOLS} --mcp_servers words.json": 'write "command": "python", "args": ["tools.py"]',
+    f"{NO_TOOLS} --mcp_servers deep.json": "deep.json: nested too deeply",
     f"{NO_TOOLS} --mcp_servers text.json": "args: expected a list, as in",
     "--mcp_manager_url http://127.0.0.1:1/mcp": "exclude each other",
     f"{NO_TOOLS} --mcp_manager_url http://127.0.0.1:1/mcp": "http://127.0.0.1:1/mcp",
@@ -357,7 +418,9 @@ MISTAKES = {
     "--db_connection_string nonsense": "expected mongodb://HOST:PORT",
     # configurations
     "--config nowhere.yaml": "--config nowhere.yaml: No such file",
-    "--config broken.yaml": "is not valid YAML",
+    "--config broken.yaml": "is not valid YAML: while parsing a flow sequence at line 1, column 4",
+    "--config=~nosuchuser/run.yaml": "--config ~nosuchuser/run.yaml: No such file",
+    "--config deep.yaml": "--config deep.yaml: nested too deeply",
     "--config list.yaml": "expected `flag: value` lines",
     "--config=": "--config is empty",
     "--config utf16.yaml": "not UTF-8 text",
@@ -367,6 +430,7 @@ MISTAKES = {
     "--config bool.yaml": "--max_steps: Input should be no boolean, got true",
     "--config tabs.yaml": "is not valid YAML",
     "--config lists.yaml": "--max_steps: Input should be a valid integer, got [3]",
+    "--config number.yaml": "--model_name: in quotes it is a text: model_name: '5'",
     "--config typo.yaml": "unknown flag --learning_rat",
 }
 
@@ -385,6 +449,9 @@ def test_a_mistake_is_one_line(
 ) -> None:
     """In this process, since starting Python and importing the checks takes seconds a case."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", NO_HUB)
+    for name, value in UNKNOWN.items():
+        monkeypatch.setenv(name, value)
     words = ["run", *given(tmp_path), *shlex.split(flags)]
     began = time.process_time()
     code = main(words)
@@ -396,21 +463,43 @@ def test_a_mistake_is_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", MISTAKES)
-def test_the_command_says_the_same(flags: str, folder: Path, tmp_path: Path) -> None:
-    done = run(tmp_path, folder, *shlex.split(flags))
+def test_the_command_says_the_same(
+    flags: str, folder: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """As a process; a report (`--junit-xml`) has the seconds of each by the clock."""
+    began = time.monotonic()
+    done = run(tmp_path, folder, *shlex.split(flags), watched="wandb" not in flags)
+    record_property("seconds", round(time.monotonic() - began, 2))
     assert_one_line(done, tmp_path, MISTAKES[flags])
 
 
 def test_an_unreachable_database_is_named_without_its_password(
-    folder: Path, tmp_path: Path
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(folder)
     port = closed_port()
-    uri = f"mongodb://user:s3cret@127.0.0.1:{port}/?serverSelectionTimeoutMS=500"
-    done = run(tmp_path, folder, "--db_connection_string", uri)
-    assert done.returncode == 75  # it may answer later
-    assert done.stderr.count("\n") == 1
-    assert f"127.0.0.1:{port}" in done.stderr
-    assert "s3cret" not in done.stderr + done.stdout
+    uri = f"mongodb://user:s3cret@127.0.0.1:{port}"
+    assert main(["run", *given(tmp_path), "--db_connection_string", uri]) == 75  # it may come back
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert f"127.0.0.1:{port}" in printed.err
+    assert "s3cret" not in printed.err + printed.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "sample", "serve"])
+def test_an_unreachable_database_is_told_within_five_seconds(
+    folder: Path, tmp_path: Path, command: str
+) -> None:
+    began = time.monotonic()
+    uri = f"mongodb://127.0.0.1:{closed_port()}"
+    done = run(tmp_path, folder, "--db_connection_string", uri, command=command)
+    assert time.monotonic() - began < 5
+    assert done.returncode == 75
+    assert "does not answer; check that it runs" in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture
@@ -482,7 +571,7 @@ def test_fine_tuning_takes_the_name_of_its_loss(
 @pytest.mark.parametrize("name", ["grpo", "minirl", "eval"])
 def test_an_example_script_without_a_run_name_says_how_it_is_used(name: str) -> None:
     done = subprocess.run(
-        [ROOT / f"{name}_example.sh"], capture_output=True, text=True, timeout=10, check=False
+        [ROOT / f"{name}_example.sh"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
     assert done.stderr == f"usage: {ROOT}/{name}_example.sh RUN_NAME [--flag value ...]\n"

@@ -1,4 +1,4 @@
-"""The demo's steps made again after its trainer was killed: from the run, and from a bundle."""
+"""Steps of demos made again after their trainer was killed: from the run, and from a bundle."""
 
 import json
 import os
@@ -57,11 +57,21 @@ def agentrl(folder: Path, *words: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_demos_steps_are_equal_bit_for_bit_after_its_trainer_was_killed(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--config", "assets/demo/grpo.yaml"),
+        ("--config", "assets/demo/hybrid.yaml"),
+        ("--config", "assets/demo/vision.yaml"),
+        ("--config", "assets/demo/grpo.yaml", "--lora_rank", "8"),
+    ],
+    ids=["demo", "hybrid", "vision", "adapter"],
+)
+def test_steps_are_equal_bit_for_bit_after_their_trainer_was_killed(
+    tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     # As a user types it, with the flags of the demo itself.
-    words = ["run", "--config", str(ROOT / "assets/demo/grpo.yaml"), "--run_name", RUN_NAME]
+    words = ["run", flags[0], str(ROOT / flags[1]), *flags[2:], "--run_name", RUN_NAME]
     words += ["--max_steps", str(NUM_STEPS), "--save_steps", str(SAVED_EVERY)]
     words += ["--mongo_port", "0", "--eval_strategy", "no", "--logs_dir", str(tmp_path / "logs")]
     with (tmp_path / "run.log").open("wb") as log:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def test_every_block_of_the_second_hour_runs_as_printed(tmp_path: Path) -> None:
     printed = [run_shell(text, tmp_path, environment, seconds=400) for text in commands]
     assert "tools              ok" in printed[1]
     assert "PROBLEM" not in printed[1]
-    assert "train/0/line12/0  trained" in printed[3]
+    assert re.search(r"train/0/line\d+/\d  trained", printed[3]), printed[3]
     for name in ("stall", "agent", "others"):
         summary = json.loads((tmp_path / f"output/{name}/summary.json").read_text())
         assert (summary["status"], summary["steps"]) == ("completed", 3), name

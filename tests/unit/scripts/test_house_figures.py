@@ -88,6 +88,7 @@ def test_counts_lines_modules_and_rooms(tmp_path: Path) -> None:
     assert found["lines"] == sum(len(text.splitlines()) for text in SOURCES.values())
     assert found["modules"] == len(SOURCES)
     assert found["names"]["rooms"] == ["cli", "data", "models", "trainer"]
+    assert f"{'lines':34} {found['lines']:>8}" in run(tmp_path)
 
 
 def test_names_what_is_used_twice_and_small_modules_with_one_importer(tmp_path: Path) -> None:
@@ -139,4 +140,3 @@ def test_this_checkout_has_a_chain_to_the_gradient() -> None:
     chain = found["names"]["files_from_train_to_gradient"]
     assert chain[0].startswith("agentrl.cli.main ")
     assert found["files_from_train_to_gradient"] == len(chain) >= 5
-    assert f"{'lines':34} {found['lines']:>8}" in run(root)
