@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,13 @@ def three(data_source: str, solution_str: str, ground_truth: str) -> float:
     return 0.0
 
 
+class Judge:
+    def compare(self, answer: str, truth: Any) -> float:
+        return 1.0
+
+    __call__ = compare
+
+
 def test_a_reward_function_may_be_a_function_or_a_file(tmp_path: Path) -> None:
     found = check_reward_function(good)
     assert (found.form, found.name) == ("aworld", "good")
@@ -156,7 +164,13 @@ def test_a_reward_function_may_be_a_function_or_a_file(tmp_path: Path) -> None:
     [
         (three, r"reward_func: three\(.*expected \(data_source, solution_str"),
         (5, "reward_func: a int cannot be called"),
-        (lambda answer, truth: 1.0, "reward_func: .*inside a function; move it"),
+        (
+            lambda answer, truth: 1.0,
+            r"reward_func: a lambda has no name .*function \(def\) at the top",
+        ),
+        (partial(scorer, "a"), r"reward_func: an object \(partial\) has no name by which other"),
+        (Judge().compare, r"reward_func: the method of an object \(Judge\.compare\) has no name"),
+        (Judge(), r"reward_func: an object \(Judge\) has no name by which other processes"),
         ("none.py:judge", "reward_func: none.py: no such file"),
         ("none.py", "reward_func: none.py: no such file"),
         ("{two}", r"reward_func: .* has 2 functions \(a, b\); write .*:function"),

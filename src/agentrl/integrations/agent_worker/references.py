@@ -77,7 +77,12 @@ def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
         path = folder.absolute() / f"{argument}{_PICKLED}"
         write_private(path, _pickle(value, argument))
         return f"{path}:{name}"
-    if "<" in name:
+    if not _has_name_of_its_own(value):
+        raise ConfigError(
+            f"{argument}: {_kind(value)} has no name by which other processes find it; write a "
+            "function (def) at the top of a file"
+        )
+    if "<locals>" in name:
         raise ConfigError(
             f"{argument}: {name} is defined inside a function; move it to the top of a file"
         )
@@ -96,6 +101,22 @@ def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
             f'import: put what {path.name} does under if __name__ == "__main__":'
         )
     return f"{path}:{name}"
+
+
+def _has_name_of_its_own(value: Any) -> bool:
+    """Return whether a callable is what its name leads to: a function or a class, not an object's method."""
+    if inspect.ismethod(value) and not isinstance(value.__self__, type):
+        return False
+    is_defined = inspect.isroutine(value) or isinstance(value, type)
+    return is_defined and value.__name__ != "<lambda>"
+
+
+def _kind(value: Any) -> str:
+    if getattr(value, "__name__", "") == "<lambda>":
+        return "a lambda"
+    if inspect.ismethod(value):
+        return f"the method of an object ({value.__qualname__})"
+    return f"an object ({type(value).__name__})"
 
 
 def is_python_reference(text: str) -> bool:
