@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from agentrl.config.loading import load_config
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.store import TrajectoryStore
+
+_MAX_NAMES = 5
 
 
 def joined(config: RootConfig) -> RootConfig:
@@ -39,6 +41,13 @@ def store_uri(config: RootConfig) -> str:
     return uri
 
 
+def names_here() -> str:
+    """Return the names of the latest runs of this folder, in brackets; empty where there are none."""
+    folders = [path for path in PRIVATE_MONGO_ROOT.glob("*/") if path.is_dir()]
+    latest = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:_MAX_NAMES]
+    return f" ({', '.join(path.name for path in latest)})" if latest else ""
+
+
 @contextmanager
 def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
     """Yield a URI under which the run's data answer, whether or not the run goes on.
@@ -63,8 +72,8 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
     data_dir = config.private_mongo_dir
     if not data_dir.is_dir() and not create:
         raise ConfigError(
-            f"no run {config.run.run_name!r} here: {data_dir} does not exist; give --run_name, "
-            "--config output/RUN_NAME/config.yaml, or --db_connection_string"
+            f"no run {config.run.run_name!r} here: {data_dir} does not exist; give --run_name"
+            f"{names_here()}, --config output/RUN_NAME/config.yaml, or --db_connection_string"
         )
     running = running_uri(data_dir)
     if running is not None:
@@ -89,7 +98,10 @@ def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:
         output = config.run.output_dir or Path("output") / name_or_dir
     written = output / "config.yaml"
     if not written.is_file():
-        raise ConfigError(f"no run {name_or_dir!r} here: {written} does not exist")
+        raise ConfigError(
+            f"no run {name_or_dir!r} here: {written} does not exist; give a run's name{names_here()} "
+            "or its output directory"
+        )
     given = {"config": str(written), "output_dir": str(output.absolute())}
     if config.store.db_connection_string is not None:
         given["db_connection_string"] = config.store.db_connection_string.get_secret_value()

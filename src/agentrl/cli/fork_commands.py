@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrl.cli.databases import opened_store, served_uri
+from agentrl.cli.databases import names_here, opened_store, served_uri
 from agentrl.config.command_line import Count, FlagCommand, given_flags
 from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig
@@ -93,8 +93,8 @@ def _written(config: RootConfig, given: dict[str, str]) -> str:
         return str(written)
     if "config" not in given:
         raise ConfigError(
-            f"no run {config.run.run_name!r} here: {written} does not exist; give --run_name or "
-            "--config output/RUN_NAME/config.yaml"
+            f"no run {config.run.run_name!r} here: {written} does not exist; give --run_name"
+            f"{names_here()} or --config output/RUN_NAME/config.yaml"
         )
     return given["config"]
 

@@ -12,11 +12,10 @@ import uvicorn
 
 from agentrl.config.checks import is_loopback
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
-from agentrl.errors import ConfigError
 from agentrl.inspector.inspector_app import InspectorApp
 from agentrl.inspector.reader_access import TOKEN_VARIABLE, kept_token
 from agentrl.inspector.run_sources import RunSources
-from agentrl.runtime.ports import free_port
+from agentrl.runtime.ports import free_port, listening
 from agentrl.runtime.request_deadlines import PromptProtocol
 from agentrl.runtime.signalled_server import serve_until_signalled
 
@@ -46,13 +45,7 @@ async def serve_inspector(
     Raises:
         ConfigError: the address is taken or not this machine's.
     """
-    try:
-        listener = socket.create_server(
-            (host, free_port(host, FIRST_PORT) if port is None else port)
-        )
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    with listener:
+    with listening(host, free_port(host, FIRST_PORT) if port is None else port) as listener:
         bound = listener.getsockname()[1]
         token = os.environ.get(TOKEN_VARIABLE) or kept_token(PRIVATE_MONGO_ROOT.parent)
         app = InspectorApp(

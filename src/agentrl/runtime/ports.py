@@ -29,6 +29,25 @@ def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
     raise ConfigError(f"cannot listen on {host}: it is no address of this machine")
 
 
+def listening(host: str, port: int, *, backlog: int | None = None) -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Raises:
+        ConfigError: another process has the port, or `host` is not an address of this machine.
+    """
+    try:
+        return socket.create_server((host, port), backlog=backlog)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another process has this port; give another one with --port"
+    # What `create_server` adds in brackets is the address once more.
+    return (error.strerror or str(error)).partition(" (while attempting")[0]
+
+
 class ReservedPort:
     """A port that is kept for a child of this process (context manager).
 

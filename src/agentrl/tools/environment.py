@@ -12,7 +12,6 @@ import hmac
 import logging
 import re
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -47,9 +46,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentrl.errors import ConfigError, ToolCallFailed, ToolError
+from agentrl.errors import ToolCallFailed, ToolError
 from agentrl.runtime.confinement import Confinement
 from agentrl.runtime.http_guard import HttpGuard
+from agentrl.runtime.ports import listening
 from agentrl.runtime.request_deadlines import PromptProtocol
 from agentrl.runtime.signalled_server import serve_until_signalled
 from agentrl.tools.admission import FAILURE_KEY
@@ -409,11 +409,7 @@ async def serve(
     Raises:
         ConfigError: the address is taken or not this machine's.
     """
-    try:
-        listener = socket.create_server((host, port))
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    with listener:
+    with listening(host, port) as listener:
         config = uvicorn.Config(
             environment.app(host=host),
             log_config=None,

@@ -260,5 +260,12 @@ def test_a_finished_run_is_served_for_as_long_as_it_is_looked_at(
     assert run["opened_by"] in capsys.readouterr().out
     assert main(["tasks", "list", "--run_name", "demo"]) == 0
     assert capsys.readouterr().out == "train/0/q0  completed  score 0.500  2 scored\n"
-    assert main(["inspect", "progress", "--run_name", "other"]) == 2
-    assert ".agentrl/mongo/other does not exist" in capsys.readouterr().err
+    for words in (
+        "inspect progress --run_name other",
+        "fork train/0/q0/0 --turn 0 --run_name other",
+        "replay other --step 1",
+    ):
+        assert main(words.split()) == 2
+        error = capsys.readouterr().err
+        assert "no run 'other' here" in error
+        assert "(demo)" in error, "a run that is here"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.runtime.ports import ReservedPort, free_port, listens
+from agentrl.runtime.ports import ReservedPort, free_port, listening, listens
 
 HOST = "127.0.0.1"
 LISTENER = """
@@ -62,3 +62,15 @@ def test_port_of_a_stranger_is_left_alone() -> None:
 def test_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
         ReservedPort("192.0.2.1", 30000)
+
+
+def test_a_port_that_is_taken_is_refused_in_words_that_help() -> None:
+    with socket.create_server((HOST, 0)) as stranger:
+        taken = stranger.getsockname()[1]
+        with pytest.raises(ConfigError) as refused:
+            listening(HOST, taken)
+    assert str(refused.value) == (
+        f"cannot listen on {HOST}:{taken}: another process has this port; give another one with --port"
+    )
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:1: Cannot assign requested address$"):
+        listening("192.0.2.1", 1)

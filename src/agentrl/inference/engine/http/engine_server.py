@@ -15,6 +15,7 @@ from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.generation.model_runner import load_model
 from agentrl.inference.engine.http.frontend import FrontEnd
 from agentrl.inference.engine.http.http_routes import make_app
+from agentrl.runtime.ports import listening
 from agentrl.runtime.request_deadlines import PromptProtocol
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def serve(config: EngineConfig) -> int:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    listener = _bind(config.host, config.port)
+    listener = listening(config.host, config.port, backlog=_BACKLOG)
     try:
         model = load_model(config.model_path, getattr(torch, config.dtype))
         if config.num_threads is None and model.num_parameters() < _TINY_MODEL_PARAMETERS:
@@ -117,10 +118,3 @@ class _UvicornServer(uvicorn.Server):
 
 def _do_nothing(_number: int, _frame: object) -> None:
     pass
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
