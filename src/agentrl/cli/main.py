@@ -4,8 +4,11 @@ Commands are imported when they are used, so that `agentrl --help` is quick and 
 imports torch.
 """
 
+import codecs
 import errno
 import importlib
+import io
+import json
 import os
 import select
 import sys
@@ -82,6 +85,7 @@ agentrl = _Commands("agentrl", context_settings={"help_option_names": ["--help",
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (2: the user's mistake, 1: a failure, 75: no database)."""
     _open_closed_outputs()
+    _escape_what_no_output_has()
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if arguments[0] in ("version", "--version"):
         from agentrl import __version__
@@ -123,6 +127,24 @@ def _open_closed_outputs() -> None:
     """Write nowhere where the shell closed an output (`>&-`), which Python leaves without a stream."""
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _escape_what_no_output_has() -> None:
+    r"""Print `\u00fc` where the output's encoding has no ü, instead of ending with an error."""
+
+    def escaped(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        # As JSON has it: what is printed with `--json` stays readable.
+        return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+    codecs.register_error("agentrl-escaped", escaped)
+    # Standard error escapes by itself.
+    if (
+        isinstance(sys.stdout, io.TextIOWrapper)
+        and codecs.lookup(sys.stdout.encoding).name != "utf-8"
+    ):
+        sys.stdout.reconfigure(errors="agentrl-escaped")
 
 
 def _outer_problem(error: OSError) -> str | None:

@@ -1,3 +1,4 @@
+import os
 import re
 import shlex
 import subprocess
@@ -64,6 +65,17 @@ def test_what_the_shell_leaves_to_write_to_and_to_work_in(
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert done.stderr.count("\n") == bool(said)
+
+
+def test_an_output_that_lacks_a_character_gets_its_escape(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl", "init", str(tmp_path / "tür")],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "t\\u00fcr has README.md" in done.stdout
 
 
 def test_help_takes_less_than_a_second_and_names_every_command() -> None:
