@@ -5,7 +5,6 @@ Every case starts the command as a user does, in a folder that is empty but for 
 
 import json
 import os
-import resource
 import shlex
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from support.processor_time import children_seconds
 
 from agentrl.cli.main import main
 
@@ -165,7 +165,7 @@ def run(
     """Run a command; one that is `watched` says when it starts a process."""
     program = ["-c", WATCHED] if watched else ["-m", "agentrl"]
     words = [*given(folder), *flags]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = children_seconds()
     done = subprocess.run(
         [sys.executable, *program, *command.split(), *words],
         cwd=cwd,
@@ -175,9 +175,7 @@ def run(
         timeout=60,
         check=False,
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Of the processor, not of the clock: the machine may have other work.
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    spent = children_seconds() - before
     assert spent < CPU_SECONDS, f"{spent:.1f} s of CPU time"
     return done
 

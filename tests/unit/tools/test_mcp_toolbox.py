@@ -412,7 +412,7 @@ async def test_a_tool_that_reports_progress_is_given_time(
     assert (patient.content, patient.is_error) == ("done", False)
     assert (silent.content, silent.is_error) == ("Error: no result within 1 s", True)
     assert endless.is_error
-    assert 2 < endless.seconds < 4
+    assert 2 < endless.seconds < 20
 
 
 async def test_a_cancelled_call_is_cancelled_at_the_server(

