@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.tiny_families import FAMILIES, SHAPE, exact_everywhere
+from support.tiny_families import FAMILIES, SHAPE
 from transformers import AutoConfig
 from tree_row import Memory
 
@@ -117,8 +117,7 @@ def measure(family: str, num_tokens: int, token_budget: int, *, is_checked: bool
         "gradient_norm": norm,
     }
     if is_checked:
-        with exact_everywhere():
-            figures |= errors(tiny_policy(family, torch.float64), group, token_budget)
+        figures |= errors(tiny_policy(family, torch.float64), group, token_budget)
     return figures
 
 

@@ -7,13 +7,11 @@ The steps have token trees, shares of unequal size, a share with nothing in it, 
 
 import json
 import sys
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from support.tiny_families import exact_everywhere
 from support.tiny_vision import VISION_FAMILIES, shown_pictures
 from support.trees import random_group, routed_group
 
@@ -135,13 +133,6 @@ def three_steps(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
     }
 
 
-def computed(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
-    """`three_steps`; modeling files that name float32 stay in float64, so that none of it rounds."""
-    is_rounding = case.architecture not in ("dense", "moe") and case.dtype == "float64"
-    with exact_everywhere() if is_rounding else nullcontext():
-        return three_steps(models, ranks, case)
-
-
 def main() -> None:
     torch.set_num_threads(1)
     models, output = map(Path, sys.argv[1:3])
@@ -150,7 +141,7 @@ def main() -> None:
             case = MeshCase(**described)
             shape = case.shape(world.world_size)
             ranks = Ranks(world.rank, world.world_size, world.local_rank, shape)
-            found = computed(models, ranks, case)
+            found = three_steps(models, ranks, case)
             if ranks.is_main:
                 torch.save(found, output / f"{number}.pt")
 

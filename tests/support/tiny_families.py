@@ -1,7 +1,5 @@
 """Tiny random models of the families that people train, one configuration each."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -219,21 +217,3 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedMod
     model = small_model(tiny_config(family))
     model.to(dtype=dtype)  # type: ignore[call-arg]
     return model
-
-
-@contextmanager
-def exact_everywhere() -> Iterator[None]:
-    """Within the block float32 means float64, in modeling files that name it as well.
-
-    Rounding in them would hide errors, or make some.
-    """
-    single, floats, default = torch.float32, torch.Tensor.float, torch.get_default_dtype()
-    torch.float32 = torch.float = torch.float64
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.float32 = torch.float = single
-        torch.Tensor.float = floats  # type: ignore[method-assign]
-        torch.set_default_dtype(default)

@@ -30,7 +30,7 @@ from agentrl.models.attention.attention_registry import (
 )
 from agentrl.models.policy import PolicyModel
 from agentrl.models.recurrent.recurrent_layers import follow_paths
-from agentrl.models.router_replay import make_routers_exact
+from agentrl.models.unrounded import unrounded_again
 from agentrl.models.vision.image_encoders import model_class
 from agentrl.models.weights import materialize, read_weights
 
@@ -50,8 +50,8 @@ def load_policy(
 
     Args:
         path: directory of a checkpoint.
-        dtype: precision of parameters and computation. With float64, norms and routers compute in
-            float64 as well; tests rely on it.
+        dtype: precision of parameters and computation. With float64, nothing of the model
+            computes in less.
         device: where the model computes.
         attention: a back end's `implementation` (see `models.attention`); None: the model's own.
         trust_remote_code: run Python code from the checkpoint.
@@ -134,8 +134,6 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
     that recompute their activations are in training mode.
     """
     if model.dtype == torch.float64:
-        _make_norms_exact(model)
-        make_routers_exact(model)
         # transformers computes experts with torch's grouped matrix products, which lack float64.
         model.set_experts_implementation("eager")
     follow_paths(model)
@@ -146,7 +144,8 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
             getattr(model, "activation_checkpointing_enable", None)
             or model.gradient_checkpointing_enable
         )
-        enable({"use_reentrant": False})
+        again = {"context_fn": unrounded_again} if model.dtype == torch.float64 else {}
+        enable({"use_reentrant": False} | again)
     policy = PolicyModel(model).eval()
     for module in model.modules():
         module.training = isinstance(module, GradientCheckpointingLayer)
@@ -166,27 +165,6 @@ def _in_autocast_precision(
     if torch.is_autocast_enabled(device):
         return embeddings.to(torch.get_autocast_dtype(device))
     return embeddings
-
-
-class _ExactNorm(nn.Module):
-    """RMS norm in the precision of its input; transformers' norms compute in float32."""
-
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
-        super().__init__()
-        self.weight = weight
-        self.eps = eps
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        scale = torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True) + self.eps)
-        return self.weight * (hidden * scale)
-
-
-def _make_norms_exact(model: nn.Module) -> None:
-    for module in list(model.modules()):
-        children: list[tuple[str, Any]] = list(module.named_children())
-        for name, child in children:
-            if type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
-                setattr(module, name, _ExactNorm(child.weight, child.variance_epsilon))
 
 
 def _first_line(error: Exception) -> str:

@@ -31,6 +31,7 @@ from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.router_replay import ROUTED_EXPERTS
 from agentrl.models.row_split import RowShare, RowSplit
 from agentrl.models.stage_layers import WHOLE
+from agentrl.models.unrounded import unrounded
 from agentrl.models.vision.image_encoders import (
     grid_keywords,
     kind_keywords,
@@ -97,7 +98,8 @@ class PolicyModel(nn.Module):
             TrainingError: replayed experts do not fit this model.
         """
         share = self.split.share(row)
-        own_ND = self._hidden_states(row, share, states, given)
+        with unrounded(self.model.dtype):
+            own_ND = self._hidden_states(row, share, states, given)
         if not self.stage.is_last:
             return own_ND[None]
         hidden_ND = share.whole_stretch(own_ND)
@@ -265,7 +267,8 @@ def _logits(model: PreTrainedModel, hidden_CD: torch.Tensor) -> torch.Tensor:
     hidden = hidden_CD[None]
     base.forward = lambda *_, **__: _Skipped(hidden)
     try:
-        output = model(inputs_embeds=hidden, use_cache=False, output_router_logits=False)
+        with unrounded(model.dtype):
+            output = model(inputs_embeds=hidden, use_cache=False, output_router_logits=False)
     finally:
         del base.forward
     logits: torch.Tensor = output.logits[0]

@@ -10,7 +10,7 @@ Shape legend: N tokens, L layers, K experts per token, E experts.
 """
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,13 +53,6 @@ def make_routers_replay(model: PreTrainedModel) -> None:
                 )
             layer.register_forward_pre_hook(partial(_hand_over, number), with_kwargs=True)
             _take_over(block.gate)
-
-
-def make_routers_exact(model: PreTrainedModel) -> None:
-    """Make known routers of a float64 model stay in float64, in place; they round to float32."""
-    for block in model.modules():
-        if is_mixture(block) and type(block.gate).__name__ in _KNOWN_ROUTERS:
-            _take_over(cast(nn.Module, block.gate))
 
 
 def _take_over(gate: Any) -> None:

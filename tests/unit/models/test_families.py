@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.tiny_families import FAMILIES, exact_everywhere, tiny_model
+from support.tiny_families import FAMILIES, tiny_model
 from support.trees import gradient, num_chunked, random_group, relative_error
 
 from agentrl.data.batch import build_step
@@ -24,18 +24,17 @@ EVERY_KIND = ("gpt_oss", "deepseek_v3", "granite", "qwen3_5_text", "nemotron_h",
     ],
 )
 def test_gradients_of_trees_are_those_of_turns_through_the_model_as_it_came(family: str) -> None:
-    with exact_everywhere():
-        model = tiny_model(family)
-        model.set_attn_implementation(TREE_ATTENTION)
-        policy = wrap_policy(model)
-        with with_own_attention(model):
-            alone = build_step(GROUPS, policy_version=3, token_budget=1, merge="none")
-            loss, expected = gradient(policy, alone, kind="REINFORCE")
-        assert len(alone.micro_batches[0]) == sum(len(group.turns) for group in GROUPS)
-        recomputing = wrap_policy(model, gradient_checkpointing=True)
-        for trained, token_budget in ((policy, 10**6), (policy, 40), (recomputing, 12)):
-            step = build_step(GROUPS, policy_version=3, token_budget=token_budget)
-            merged_loss, merged = gradient(trained, step, kind="REINFORCE")
-            assert merged_loss == pytest.approx(loss, rel=1e-11)
-            assert relative_error(merged, expected) <= 1e-12
-            assert (num_chunked(step) > 0) == (token_budget == 12)
+    model = tiny_model(family)
+    model.set_attn_implementation(TREE_ATTENTION)
+    policy = wrap_policy(model)
+    with with_own_attention(model):
+        alone = build_step(GROUPS, policy_version=3, token_budget=1, merge="none")
+        loss, expected = gradient(policy, alone, kind="REINFORCE")
+    assert len(alone.micro_batches[0]) == sum(len(group.turns) for group in GROUPS)
+    recomputing = wrap_policy(model, gradient_checkpointing=True)
+    for trained, token_budget in ((policy, 10**6), (policy, 40), (recomputing, 12)):
+        step = build_step(GROUPS, policy_version=3, token_budget=token_budget)
+        merged_loss, merged = gradient(trained, step, kind="REINFORCE")
+        assert merged_loss == pytest.approx(loss, rel=1e-11)
+        assert relative_error(merged, expected) <= 1e-12
+        assert (num_chunked(step) > 0) == (token_budget == 12)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as PillowImage
-from support.tiny_families import exact_everywhere
 from support.tiny_vision import (
     TEXT_VOCABULARY,
     VISION_FAMILIES,
@@ -32,6 +31,7 @@ from agentrl.models.attention.attention_registry import TREE_ATTENTION, set_atte
 from agentrl.models.chunks import ChunkedPass, cut_row
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel, target_logprobs
+from agentrl.models.unrounded import unrounded
 
 torch.set_num_threads(1)
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -142,7 +142,7 @@ ROW, BINS, CHUNKS = 10**6, 40, 12
 def test_trees_with_images_train_as_turns_by_plain_transformers_do(
     family: str, tmp_path: Path
 ) -> None:
-    with exact_everywhere():
+    with unrounded(torch.float64):
         group = image_group(family)
         expected = plain_gradient(family, group, str(tmp_path))
         assert largest_error(family, group, expected, (ROW, BINS, CHUNKS)) <= 1e-12
@@ -245,7 +245,7 @@ def test_a_chunk_that_ends_within_an_image_is_an_error(monkeypatch: pytest.Monke
 def test_an_image_longer_than_the_window_is_computed_by_blocks(tmp_path: Path) -> None:
     family = "gemma3"
     text = {**VISION_FAMILIES[family][0]["text_config"], "sliding_window": 3}
-    with exact_everywhere():
+    with unrounded(torch.float64):
         group = image_group(family)
         expected = plain_gradient(family, group, str(tmp_path), text_config=text)
         model = vision_model(family, text_config=text)

@@ -41,9 +41,8 @@ from agentrl.trainer.learner.settings import LearnerSettings
 
 logger = logging.getLogger(__name__)
 
-_TOLERANCE = 1e-4
-"""Modeling files round to float32 within a float64 model, which moves gradients by 1e-6; the mildest
-known error of merging moves them by 0.04."""
+_TOLERANCE = 1e-10
+"""The trial computes in float64; the mildest known error of merging moves gradients by 0.04."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 """Types whose frequencies depend on the longest position of a row: one long branch would change the
 hidden states of all other branches. Rows of a small copy are too short to show it."""

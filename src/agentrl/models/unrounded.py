@@ -1,0 +1,52 @@
+"""Models of float64 stay in float64, also where a modeling file names float32.
+
+Norms, routers, rotary angles and scans of most families compute in float32, whatever the model's
+precision. That is right for bfloat16, and hides errors of training below 1e-8 when a float64 model is
+to show them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+def unrounded(dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Return a context in which a model of this precision computes; float64 is never rounded there."""
+    return _Unrounded() if dtype == torch.float64 else nullcontext()
+
+
+def unrounded_again() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Return contexts of a layer's forward pass and of its recomputation, for `checkpoint`."""
+    return nullcontext(), _Unrounded()
+
+
+class _Unrounded(TorchFunctionMode):
+    """Reads float32 as float64 in the arguments of torch's functions."""
+
+    def __enter__(self) -> "_Unrounded":
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_default_dtype(self._default)
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        return function(*map(_wider, args), **{k: _wider(v) for k, v in (kwargs or {}).items()})
+
+
+def _wider(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
