@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from support.gloo_ranks import run_ranks
-from support.mesh_run import MeshCase, computed
+from support.mesh_run import MeshCase, three_steps
 from support.tiny_families import tiny_model
 from support.tiny_vision import vision_model
 from support.training import write_model, write_moe_model
@@ -200,7 +200,7 @@ def run_group(name: str, models: Path, output: Path) -> Iterator[Outcome]:
     alone: dict[MeshCase, dict[str, Any]] = {}
     for number, case in enumerate(cases):
         if case.alone not in alone:
-            alone[case.alone] = computed(models, Ranks(), case.alone)
+            alone[case.alone] = three_steps(models, Ranks(), case.alone)
         found = torch.load(output / f"{number}.pt")
         yield Outcome(case, num_ranks, found, alone[case.alone])
 

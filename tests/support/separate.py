@@ -14,6 +14,7 @@ from support.trees import flat_gradient
 from agentrl.data.select import SelectedGroup
 from agentrl.data.tokens import TurnTokens
 from agentrl.models.policy import PolicyModel
+from agentrl.models.unrounded import unrounded
 
 LOWER, UPPER = 0.8, 1.3
 """GRPO's clip range as the flags have it by default."""
@@ -75,7 +76,9 @@ def _logits(policy: PolicyModel, turns: Sequence[TurnTokens]) -> torch.Tensor:
         ids[number, : len(turn.full_ids)] = turn.full_ids
     implementation = policy.model.config._attn_implementation
     policy.model.set_attn_implementation("sdpa")
-    logits: torch.Tensor = policy.model(input_ids=torch.from_numpy(ids), use_cache=False).logits
+    with unrounded(policy.model.dtype):
+        output = policy.model(input_ids=torch.from_numpy(ids), use_cache=False)
+    logits: torch.Tensor = output.logits
     policy.model.set_attn_implementation(implementation)
     return logits
 

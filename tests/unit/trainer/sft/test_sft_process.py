@@ -18,6 +18,7 @@ from agentrl.config.sections import RootConfig
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
+from agentrl.models.unrounded import unrounded
 from agentrl.renderers import Renderer
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.learner.passes import forward_backward
@@ -91,7 +92,8 @@ def test_loss_and_gradient_are_those_of_plain_rows_in_float64(
         for turn in example.turns:
             places = slice(turn.num_prompt_tokens, len(turn.full_ids))
             labels[0, places] = ids[0, places]
-        logits = plain(ids).logits[0, :-1]
+        with unrounded(torch.float64):
+            logits = plain(ids).logits[0, :-1]
         total += torch.nn.functional.cross_entropy(
             logits, labels[0, 1:], ignore_index=-100, reduction="sum"
         )
