@@ -130,7 +130,7 @@ for step in range(1, 10_000):
 
 
 @pytest.mark.timeout(110)
-@pytest.mark.parametrize("way", ["foreground", "background"])
+@pytest.mark.parametrize("way", [pytest.param("foreground", marks=pytest.mark.slow), "background"])
 def test_a_writer_killed_in_the_middle_leaves_the_checkpoint_before(
     tmp_path: Path, way: str
 ) -> None:

@@ -76,6 +76,7 @@ async def test_runs_that_start_together_get_servers_of_their_own(
             assert [known.id for known in await store.services.all()] == [service.id]
 
 
+@pytest.mark.slow
 async def test_stranger_on_the_port_is_not_taken_for_the_own_server(
     store: TrajectoryStore, model: Path, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ async def serving(
         await store.drop_database()
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_server_paused_without_a_publication_is_resumed_and_it_is_said(
     serving: TrajectoryStore, caplog: pytest.LogCaptureFixture

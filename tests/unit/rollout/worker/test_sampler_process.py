@@ -157,6 +157,7 @@ async def play(task, endpoint):
 """
 
 
+@pytest.mark.slow
 async def test_the_agents_of_a_killed_sampler_play_again_elsewhere(
     store: TrajectoryStore,
     engine: ScriptedEngine,
@@ -187,6 +188,7 @@ async def test_the_agents_of_a_killed_sampler_play_again_elsewhere(
         assert (lost.output_text, final.output_text) == ("wait", ANSWER)
 
 
+@pytest.mark.slow
 async def test_a_killed_samplers_rollouts_are_resumed_where_their_tools_keep_no_state(
     store: TrajectoryStore,
     engine: ScriptedEngine,
