@@ -145,6 +145,7 @@ async def test_every_mistake_in_a_question_is_one_line(client: httpx.AsyncClient
         ("tokens", {"turn": "no"}, 404),
         ("text", {"turn": f"{HOSTILE_RECORD}/1/0", "part": "result.9"}, 404),
         ("group", {"task": "none"}, 400),
+        ("groups", {"outcom": "answered"}, 400),
         ("groups", {"min_score": "much"}, 400),
         ("groups", {"after": "x"}, 400),
         ("groups", {"min_score": "nan"}, 400),

@@ -44,7 +44,7 @@ class Place(NamedTuple):
 class GroupFilter(Value):
     """What a group has to be. The fields from `outcome` to `min_tokens` ask for one try with all."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False, extra="forbid")
 
     split: Split = "train"
     tag: str | None = None
