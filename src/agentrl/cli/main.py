@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import click
 
 from agentrl.errors import AgentRLError
+from agentrl.runtime.proxies import direct_to_this_machine
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("commands:init", "a project of your own: tools, questions, scorer, configuration"),
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (2: the user's mistake, 1: a failure, 75: no database)."""
     _open_closed_outputs()
     _escape_what_no_output_has()
+    os.environ.update(direct_to_this_machine(os.environ))
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if arguments[0] in ("version", "--version"):
         from agentrl import __version__

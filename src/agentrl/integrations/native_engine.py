@@ -40,6 +40,7 @@ from agentrl.integrations.question_rows import (
 )
 from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
 from agentrl.integrations.trainer_processor import TrainerProcessor
+from agentrl.runtime.proxies import direct_to_this_machine
 
 PYTHON_VARIABLE = "AGENTRL_PYTHON"
 _OWN_KEYS = ("agent_processes", "training_python")
@@ -226,6 +227,7 @@ class NativeEngine(TrainerProcessor):
         environment = {
             "AWORLD_LOG_PATH": str(config.run.logs_dir / "aworld"),
             **os.environ,
+            **direct_to_this_machine(os.environ),
             **secret_environment(config),
         }
         status = subprocess.run(argv, env=environment, check=False).returncode

@@ -31,6 +31,7 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.agent import configured_agent
 from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
 from agentrl.runtime.disk_space import full_disk
+from agentrl.runtime.http_clients import check_proxy
 from agentrl.runtime.tracker_checks import check_trackers
 from agentrl.runtime.tracker_login import check_login
 from agentrl.store import TrajectoryStore
@@ -104,7 +105,7 @@ async def findings(
         await _check_tools(config, path, *shown)
 
     checks: dict[str, Check] = {
-        "packages": partial(check_extras, config, trains=trains),
+        "packages": partial(_check_packages, config, trains=trains),
         "folders": partial(_check_folders, config),
         "ports": partial(_check_ports, config, trains=trains),
         "model": model,
@@ -154,6 +155,12 @@ async def check_ranks(config: RootConfig) -> None:
     async for finding in findings_on_ranks(config):
         if finding.problem is not None:
             raise finding.problem
+
+
+def _check_packages(config: RootConfig, *, trains: bool) -> None:
+    check_extras(config, trains=trains)
+    if config.agents.has_agent or config.rollout.agent_config_path is not None:
+        check_proxy()
 
 
 def _check_folders(config: RootConfig) -> None:

@@ -14,6 +14,7 @@ import httpx
 from agentrl.errors import InferenceError, UnreadableReply
 from agentrl.rewards.agent_config import ChatModels, ModelEndpoint
 from agentrl.runtime.bounded_replies import NOT_COMPRESSED, json_of, read_reply
+from agentrl.runtime.http_clients import open_client
 
 _T = TypeVar("_T")
 _MAX_REPLY_BYTES = 8 << 20
@@ -27,9 +28,13 @@ class _GiveUp(Exception):
     """Another request to this model is pointless. Never leaves `ask_models`."""
 
 
-def open_client(timeout: float) -> httpx.AsyncClient:
-    """Return a client for several requests; its caller closes it."""
-    return httpx.AsyncClient(timeout=timeout, verify=_ssl_context(), headers=NOT_COMPRESSED)
+def open_chat_client(timeout: float) -> httpx.AsyncClient:
+    """Return a client for several requests; its caller closes it.
+
+    Raises:
+        ConfigError: the environment names a proxy that cannot be used.
+    """
+    return open_client(timeout=timeout, verify=_ssl_context(), headers=NOT_COMPRESSED)
 
 
 async def ask_models(
@@ -43,7 +48,7 @@ async def ask_models(
     """Ask the models in order until one gives a usable reply.
 
     Args:
-        client: a client from `open_client`.
+        client: a client from `open_chat_client`.
         settings: the models, and how often each is asked.
         prompt: the user message.
         read: returns the meaning of a reply; raises `Retryable` when it has none.

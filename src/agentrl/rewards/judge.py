@@ -13,7 +13,7 @@ import secrets
 from agentrl.errors import InferenceError, ScoringError
 from agentrl.renderers.thinking import THINK_CLOSE, split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
-from agentrl.rewards.chat import Retryable, ask_models, open_client
+from agentrl.rewards.chat import Retryable, ask_models, open_chat_client
 from agentrl.rewards.factory import MCPScorerFactory, Verdict
 from agentrl.schema import GroundTruth
 
@@ -86,7 +86,7 @@ async def judge(answer: str, truth: GroundTruth, config: AgentConfig | None) -> 
     # One pass: a placeholder inside an answer must not be replaced.
     prompt = _PLACEHOLDER.sub(lambda match: values[match[1]], template)
     try:
-        async with open_client(settings.timeout) as client:
+        async with open_chat_client(settings.timeout) as client:
             model, (is_correct, reply) = await ask_models(
                 client, settings, prompt, _clear_verdict, backoff_factor=settings.backoff_factor
             )

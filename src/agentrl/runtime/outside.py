@@ -33,4 +33,6 @@ def _asked(url: str) -> str | None:
         httpx.head(url, timeout=ANSWER_SECONDS, verify=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return str(error) or type(error).__name__
+    except ImportError:
+        return "a SOCKS proxy of the environment needs pip install 'httpx[socks]'"
     return None

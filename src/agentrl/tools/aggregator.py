@@ -22,6 +22,7 @@ from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, T
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError, UnreadableReply
 from agentrl.runtime.bounded_replies import density, num_marks, read_reply
+from agentrl.runtime.http_clients import open_client
 from agentrl.tools.admission import MAX_MESSAGE_BYTES, excess, listing_problem
 from agentrl.tools.json_repair import repaired
 from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
@@ -60,7 +61,7 @@ class Aggregator:
             seconds=config.down_seconds,
             patience=config.down_patience_seconds,
         )
-        self._http = httpx.AsyncClient(
+        self._http = open_client(
             headers=http_headers(server, config),
             timeout=httpx.Timeout(config.connect_timeout_seconds),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=3.0),

@@ -25,6 +25,7 @@ from agentrl.rollout.agent.recording import RecordingSession
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.runtime.bounded_replies import NOT_COMPRESSED
+from agentrl.runtime.http_clients import open_client
 from agentrl.schema import AgentResult, MCPTask, Outcome, Record, Score
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -61,7 +62,7 @@ class AgentEndpointServer:
             ConfigError: the address cannot be listened on.
         """
         async with (
-            httpx.AsyncClient(timeout=_FORWARDING_TIMEOUT, headers=NOT_COMPRESSED) as client,
+            open_client(timeout=_FORWARDING_TIMEOUT, headers=NOT_COMPRESSED) as client,
             APIServer.open(section.agent_gateway_host) as server,
         ):
             log.info("agents reach the policy at %s", server.address)

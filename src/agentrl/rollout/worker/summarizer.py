@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.renderers.thinking import without_thinking
 from agentrl.rewards.agent_config import SummarizerSettings
-from agentrl.rewards.chat import Retryable, ask_models, open_client
+from agentrl.rewards.chat import Retryable, ask_models, open_chat_client
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ModelSummarizer:
     Args:
         settings: the section.
         tokenizer: measures texts.
-        client: a client from `open_client`.
+        client: a client from `open_chat_client`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ModelSummarizer:
         path = Path(settings.tokenizer_path or policy_tokenizer_dir) / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(f"browse_agent: {path} is missing (tokenizer_path)")
-        async with open_client(settings.timeout) as client:
+        async with open_chat_client(settings.timeout) as client:
             yield cls(settings, Tokenizer.from_file(str(path)), client)
 
     async def summarize_result(

@@ -1,0 +1,51 @@
+"""HTTP clients for services outside of the run, by the proxy that the environment names.
+
+In go httpx's own settings, out comes its client.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from agentrl.errors import ConfigError
+from agentrl.runtime.proxies import proxy_variables
+
+
+def open_client(**settings: Any) -> httpx.AsyncClient:
+    """Return a client for several requests; its caller closes it.
+
+    Raises:
+        ConfigError: the environment names a proxy that cannot be used.
+    """
+    with _proxy_named():
+        return httpx.AsyncClient(**settings)
+
+
+def check_proxy() -> None:
+    """Refuse an environment that names a proxy which agents and judges cannot use.
+
+    Raises:
+        ConfigError: see above.
+    """
+    with _proxy_named():
+        httpx.Client().close()
+
+
+@contextmanager
+def _proxy_named() -> Iterator[None]:
+    """Name the variables of a proxy that httpx refuses, without their values: one may hold a password."""
+    named = " or ".join(proxy_variables(os.environ))
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{named} names a SOCKS proxy, for which httpx needs another package: "
+            "pip install 'httpx[socks]', or unset it"
+        ) from error
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(
+            f"{named} names no address of a proxy; write http://HOST:PORT, or unset it"
+        ) from error
