@@ -27,6 +27,7 @@ from agentrl.config.command_line import Count, FlagCommand, FlagGroup, given_fla
 from agentrl.config.config_files import read_yaml
 from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig, RunSection
+from agentrl.config.shipped_files import existing_or_shipped, shipped_file
 from agentrl.errors import ConfigError
 from agentrl.runtime.kept_imports import kept_imports
 from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
@@ -48,8 +49,6 @@ def init(config: RootConfig, folder: str) -> int:
     It trains as it is; its README.md says what to change. FOLDER is new or empty, but for names that
     begin with a dot.
     """
-    from agentrl.config.shipped_files import shipped_file
-
     if not folder:
         raise ConfigError("FOLDER is empty; a dot is the folder that you are in: agentrl init .")
     target = Path(os.path.expanduser(folder))
@@ -391,7 +390,9 @@ def _or_demo(
     written = output / "config.yaml"
     if written.exists():
         began = read_yaml(written).get("model_name_or_path")
-        if began is not None and began != demo.model.model_name_or_path:
+        # One that ships with the package was perhaps named in another folder.
+        now = demo.model.model_name_or_path
+        if began is not None and str(existing_or_shipped(Path(began))) != now:
             raise ConfigError(
                 f"run {config.run.run_name!r} trains {began}: give the flags that it began with "
                 f"(--model_name_or_path, --{questions}, ...), or another --run_name for the demo"

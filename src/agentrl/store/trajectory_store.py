@@ -129,10 +129,15 @@ class TrajectoryStore:
 
         Raises:
             ConfigError: the URI is malformed, or no database is named.
-            StoreError: no server answers, or it refuses the login.
+            StoreError: no server answers, it refuses the login, or a later release wrote the database.
         """
         async with connected(uri, database, server_selection_timeout) as run_database:
-            yield cls(run_database)
+            store = cls(run_database)
+            # What it means is not known here, be it read or written. Those of before can be read.
+            version = await store._schema_version()
+            if version > SCHEMA_VERSION:
+                raise store._other_release(version)
+            yield store
 
     @classmethod
     def from_client(cls, client: Any, database: str | None = None) -> Self:
@@ -165,7 +170,9 @@ class TrajectoryStore:
         Raises:
             StoreError: the database has the schema version of another release.
         """
-        await self._check_schema_version()
+        version = await self._schema_version()
+        if version != SCHEMA_VERSION:
+            raise self._other_release(version)
         await ensure_validators(self._db)
         for collection, indexes in INDEXES.items():
             await self._db[collection].create_indexes(indexes)
@@ -173,13 +180,18 @@ class TrajectoryStore:
         await ensure_views(self._db)
         await self.tallies.prepare()
 
-    async def _check_schema_version(self) -> None:
+    @operation("read the schema version")
+    async def _schema_version(self) -> int:
+        """Return the version of the database; an empty one gets this release's."""
         run = await self._db["runs"].find_one({}, {"schema_version": 1})
-        if run is not None and run["schema_version"] != SCHEMA_VERSION:
-            raise StoreError(
-                f"database {self.database_name!r} has schema version {run['schema_version']}, "
-                f"this AgentRL needs {SCHEMA_VERSION}"
-            )
+        return SCHEMA_VERSION if run is None else int(run["schema_version"])
+
+    def _other_release(self, version: int) -> StoreError:
+        release = "a later" if version > SCHEMA_VERSION else "an earlier"
+        return StoreError(
+            f"database {self.database_name!r} has schema version {version}, and this AgentRL "
+            f"{SCHEMA_VERSION}: {release} release wrote it; use that one, or another --run_name"
+        )
 
     @functools.cached_property
     def forked(self) -> "TrajectoryStore":

@@ -184,6 +184,18 @@ def test_a_run_with_a_model_of_its_own_is_not_resumed_as_the_demo(
     assert "run 'big' trains /models/mine" in capsys.readouterr().err
 
 
+def test_a_demo_that_was_moved_to_another_folder_is_still_the_demo(
+    trained: list[RootConfig],
+) -> None:
+    written = Path("output/demo/config.yaml")
+    written.parent.mkdir(parents=True)
+    written.write_text("model_name_or_path: assets/demo/model\n")
+
+    assert main(["run", "--run_name", "demo"]) == 0
+
+    assert len(trained) == 1
+
+
 def test_a_project_begins_in_a_new_or_an_empty_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

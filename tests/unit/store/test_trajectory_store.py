@@ -98,10 +98,23 @@ async def test_preparing_twice_and_together_is_harmless(mongo_uri: str) -> None:
         await store.drop_database()
 
 
-async def test_another_schema_version_is_refused(store: TrajectoryStore) -> None:
-    await store.runs.create(Run(name="run", schema_version=99))
-    with pytest.raises(StoreError, match="has schema version 99, this AgentRL needs 2"):
+async def test_the_database_of_another_release_is_not_worked_on(store: TrajectoryStore) -> None:
+    await store.runs.create(Run(name="run", schema_version=1))
+    with pytest.raises(
+        StoreError, match="schema version 1, and this AgentRL 2: an earlier release"
+    ):
         await store.ensure_schema()
+
+
+async def test_the_database_of_a_later_release_is_not_even_opened(
+    store: TrajectoryStore, mongo_uri: str
+) -> None:
+    await store.runs.create(Run(name="run", schema_version=99))
+    with pytest.raises(
+        StoreError, match="a later release wrote it; use that one, or another --run"
+    ):
+        async with TrajectoryStore.connect(mongo_uri, store.database_name):
+            pass
 
 
 async def test_documents_that_do_not_fit_are_named(store: TrajectoryStore) -> None:
