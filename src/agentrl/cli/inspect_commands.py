@@ -36,8 +36,10 @@ async def runs(config: RootConfig, as_json: bool) -> int:
     """List all runs of this machine, or of the server that --db_connection_string names."""
     from agentrl.cli import tables
 
-    found = await _all_runs(config)
-    return _show(tables.runs_page(found), found, as_json)
+    found, num_unread = await _all_runs(config)
+    if found or as_json or not num_unread:
+        _show(tables.runs_page(found), found, as_json)
+    return 1 if num_unread else 0
 
 
 @inspect.command("progress")
@@ -237,17 +239,19 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
                 live.stop()
 
 
-async def _all_runs(config: RootConfig) -> list[dict[str, Any]]:
+async def _all_runs(config: RootConfig) -> tuple[list[dict[str, Any]], int]:
     """Return all runs of the named server, or of every private mongod's data below this folder.
 
     `uri` is where a run's database is, `opened_by` the command that opens it where nobody serves it.
+    Behind them, the number of folders that cannot be read; each is named on standard error.
     """
     from agentrl.store.mongod_folder import serving
 
     given = config.store.db_connection_string
     if given is not None:
-        return await _runs_at(given.get_secret_value())
+        return await _runs_at(given.get_secret_value()), 0
     found: list[dict[str, Any]] = []
+    num_unread = 0
     for data_dir in sorted(PRIVATE_MONGO_ROOT.glob("*/")):
         section = config.store.model_copy(update={"mongo_data_dir": data_dir})
         opened = typed_command("store", "up", "--run_name", data_dir.name)
@@ -257,7 +261,8 @@ async def _all_runs(config: RootConfig) -> list[dict[str, Any]]:
                 found += await _runs_at(uri, None if is_served else opened)
         except StoreError as error:  # one broken folder must not hide the others
             print(printable(f"agentrl inspect: {data_dir}: {error}"), file=sys.stderr)
-    return found
+            num_unread += 1
+    return found, num_unread
 
 
 async def _runs_at(uri: str, opened_by: str | None = None) -> list[dict[str, Any]]:

@@ -24,7 +24,9 @@ from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 from agentrl.config.private_files import make_private, write_private
 from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.child_processes import end_with_parent
+from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.ports import free_port
+from agentrl.runtime.printable import one_line
 from agentrl.store.mongod_folder import (
     claimed,
     key_file,
@@ -40,6 +42,7 @@ WHEEL_VERSION = "0.4.0"
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
+_MAX_WORDS = 300
 _REPLICA_SET = "rs0"
 _URI_OPTIONS = f"replicaSet={_REPLICA_SET}&w=majority&journal=true&authSource=admin"
 _USER = "agentrl"
@@ -315,6 +318,9 @@ class EmbeddedMongo:
 
     def _last_words(self) -> str:
         """Return what the mongod said last that explains its end, or where to read it."""
+        full = full_disk(self.data_dir)
+        if full is not None:  # of which it says nothing, or prints its stack
+            return f"{full}; free some space: what was stored is kept"
         output = (self.data_dir / "mongod.out").read_text(errors="replace").strip()
         log = self.data_dir / "mongod.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
@@ -326,7 +332,7 @@ class EmbeddedMongo:
             if entry.get("s") in ("F", "E"):
                 error = entry.get("attr", {}).get("error", "")
                 return f"{entry['msg']} {error}".strip() + f" (see {log})"
-        return output.splitlines()[-1] if output else f"see {log}"
+        return one_line(output.splitlines()[-1], _MAX_WORDS) if output else f"see {log}"
 
 
 def running_uri(data_dir: Path) -> str | None:

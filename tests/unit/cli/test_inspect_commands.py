@@ -269,3 +269,8 @@ def test_a_finished_run_is_served_for_as_long_as_it_is_looked_at(
         error = capsys.readouterr().err
         assert "no run 'other' here" in error
         assert "(demo)" in error, "a run that is here"
+    monkeypatch.setenv("MONGOD_BINARY", "/bin/false")
+    assert main(["inspect", "runs"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "", "not that there are none"
+    assert ".agentrl/mongo/demo: the private mongod ended at once (exit 1)" in printed.err

@@ -121,6 +121,28 @@ def test_without_any_binary_the_error_says_what_to_install(monkeypatch: pytest.M
         find_mongod()
 
 
+@pytest.mark.parametrize(
+    ("full", "said"),
+    [
+        (None, r"ended at once \(exit 3\): BACKTRACE: a{289}… \(5011 characters\)$"),
+        (
+            "the disk of d is full",
+            r": the disk of d is full; free some space: what was stored is k",
+        ),
+    ],
+)
+def test_a_mongod_that_prints_its_stack_is_one_line_that_helps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, full: str | None, said: str
+) -> None:
+    binary = tmp_path / "mongod"
+    binary.write_text(f"#!/bin/sh\necho BACKTRACE: {'a' * 5000}\nexit 3\n")
+    binary.chmod(0o755)
+    monkeypatch.setenv("MONGOD_BINARY", str(binary))
+    monkeypatch.setattr(private_mongod, "full_disk", lambda path: full)
+    with pytest.raises(StoreError, match=said):
+        EmbeddedMongo(tmp_path / "data").start()
+
+
 @pytest.mark.parametrize("name", ["absent", "."])
 def test_a_named_binary_must_be_a_program(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
