@@ -131,6 +131,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "words.json": '{"mcpServers": {"a": {"command": "python tools.py"}}}',
         "text.json": '{"mcpServers": {"a": {"command": "python", "args": "tools.py"}}}',
         "syntax.py": "def f(:\n",
+        "texts.jsonl": json.dumps(GOOD | {"scorer": "texts"}),
+        "texts.py": "from agentrl.rewards import MCPScorerFactory\n"
+        "@MCPScorerFactory.register_scorer('texts')\ndef texts(answer, truth): return answer\n",
         "unnamed.py": "from agentrl.rewards import MCPScorerFactory\n"
         "@MCPScorerFactory.register_scorer\ndef mine(answer, truth): return 1.0\n",
         "semicolons.csv": "query;answer\nq;1\n",
@@ -326,6 +329,7 @@ MISTAKES = {
     "--scorer_module unnamed.py": '@MCPScorerFactory.register_scorer("mine")',
     "--agent_config_path nowhere.yml": "--agent_config_path nowhere.yml: no such file in /",
     "--scorer_module syntax.py": "SyntaxError",
+    "--scorer_module texts.py --train_file texts.jsonl": "'texts' returned str, not a number; it was",
     "--scorer_module importing.py": "No module named 'no_such_package'",
     # models
     "--model_name_or_path ./no/model": "./no/model: no such directory",

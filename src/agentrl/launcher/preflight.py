@@ -50,7 +50,7 @@ class Finding:
     """What a person should know before it starts."""
 
 
-Check = Callable[[], Awaitable[None] | list[str] | None]
+Check = Callable[[], Awaitable[list[str] | None] | list[str] | None]
 """Raises an `AgentRLError`, or returns notes."""
 
 
@@ -125,12 +125,10 @@ async def findings(
 async def _finding(subject: str, check: Check) -> Finding:
     try:
         said = check()
-        if not inspect.isawaitable(said):
-            return Finding(subject, notes=tuple(said or ()))
-        await said
+        notes = await said if inspect.isawaitable(said) else said
     except AgentRLError as error:
         return Finding(subject, error)
-    return Finding(subject)
+    return Finding(subject, notes=tuple(notes or ()))
 
 
 async def findings_on_ranks(

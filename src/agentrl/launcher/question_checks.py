@@ -15,6 +15,7 @@ from agentrl.datasets.question_files import QuestionFile
 from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.errors import ConfigError
 from agentrl.launcher.policy_checks import find_model
+from agentrl.launcher.scorer_trial import try_scorers
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 from agentrl.rewards.factory import ScoringFunction, load_scorer_module
@@ -25,10 +26,10 @@ _MAX_KEYS = 8
 """Keys that a note lists."""
 
 
-def check_questions(
+async def check_questions(
     config: RootConfig, renderer: Renderer | None = None, *, trains: bool
 ) -> list[str]:
-    """Check the questions, and that each has a scorer that can judge it.
+    """Check the questions, and that each has a scorer that judges it.
 
     Args:
         config: the checked configuration.
@@ -59,6 +60,7 @@ def check_questions(
             if renderer is not None:
                 notes += _long_questions(config, path, questions, renderer)
             notes += _oddities(config, path, questions)
+            notes += await try_scorers(path, questions)
     notes += _environment_notes(config, trains=trains)
     if trains:
         _check_generated_tasks(config)

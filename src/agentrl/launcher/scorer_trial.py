@@ -1,0 +1,68 @@
+"""The user's scorers before a run: each judges the right answer of a question, once.
+
+In go the open questions of a file and the scorers, out come notes, or the first scorer that gives no
+number. The shipped ones are not tried, nor those that ask a model or judge a whole group.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from agentrl.datasets.question import Question
+from agentrl.datasets.question_files import QuestionFile
+from agentrl.errors import ConfigError, ScorerDefect, ScoringError
+from agentrl.rewards import MCPScorerFactory
+from agentrl.rewards.factory import Scorer
+from agentrl.schema import GroundTruth
+
+TRIAL_SECONDS = 20.0
+_MAX_LOOKED_AT = 1000
+_MAX_ANSWER_CHARS = 60
+
+
+async def try_scorers(path: Path, questions: QuestionFile) -> list[str]:
+    """Have each scorer of the user's judge the first question that names it and has an answer.
+
+    Args:
+        path: of the questions, for messages.
+        questions: they themselves; all their scorers are known.
+
+    Returns:
+        What could not be tried, as a service that it needs is away.
+
+    Raises:
+        ConfigError: a scorer raises, or returns no number.
+    """
+    notes = []
+    for scorer, question in _trials(questions):
+        truth = GroundTruth(
+            query=question.query, answer=question.answer, aug_answers=tuple(question.aug_answers)
+        )
+        try:
+            async with asyncio.timeout(TRIAL_SECONDS):
+                await scorer.score(str(truth), truth)
+        except ScorerDefect as defect:
+            answer = repr(str(truth)[:_MAX_ANSWER_CHARS])
+            raise ConfigError(
+                f"{defect}; it was given the right answer {answer} of question {question.id!r} in "
+                f"{path}, and whatever a model writes must get a number"
+            ) from defect
+        except (ScoringError, TimeoutError) as error:
+            reason = str(error) or f"no score within {TRIAL_SECONDS:g} s"
+            notes.append(f"scorer {scorer.name!r} could not be tried: {reason}")
+    return notes
+
+
+def _trials(questions: QuestionFile) -> Iterator[tuple[Scorer, Question]]:
+    scorers = map(MCPScorerFactory.get_scorer, sorted(questions.scorers))
+    wanted = {scorer.name: scorer for scorer in scorers if _can_be_tried(scorer)}
+    # Of millions of questions, only the first say it soon.
+    for question in islice(questions, _MAX_LOOKED_AT) if wanted else ():
+        if question.scorer in wanted and question.answer is not None:
+            yield wanted.pop(question.scorer), question
+
+
+def _can_be_tried(scorer: Scorer) -> bool:
+    asks = scorer.takes_config or scorer.needs_judge or scorer.sees_group
+    return not asks and not scorer.function.__module__.startswith("agentrl.")
