@@ -45,6 +45,14 @@ def test_the_demo_is_trained_and_its_database_is_read(
         assert words in said
 
 
+def test_a_folder_without_the_run_is_named_and_gets_no_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match=r"no run here: .*/mongo/demo"):
+        executed("look_into_a_run", tmp_path, monkeypatch)
+    assert not (tmp_path / ".agentrl").exists()
+
+
 def test_a_function_of_a_cell_is_trained_and_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
