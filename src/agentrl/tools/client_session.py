@@ -54,10 +54,11 @@ class McpSession:
         name: str,
         server: McpServer,
         config: ToolsConfig,
+        questions: ServerQuestions,
         on_tools_changed: Callable[[], None],
     ) -> None:
         self._server = server
-        self._questions = ServerQuestions(name, server)
+        self._questions = questions
         self._on_tools_changed = on_tools_changed
         self._config = config
         log_dir = config.log_dir
@@ -172,7 +173,9 @@ async def _open_client(
     async with AsyncExitStack() as stack:
         transport: Transport
         if server.transport == "stdio":
-            transport = repairing(await _started(server, config, started, stack), server.address)
+            transport = repairing(
+                await _started(server, config, started, stack), server.address, questions.note
+            )
         elif server.transport == "sse":
             transport = repairing(
                 sse_client(
@@ -183,6 +186,7 @@ async def _open_client(
                     httpx_client_factory=_bounded_client,
                 ),
                 server.address,
+                questions.note,
             )
         else:
             http = _bounded_client(
@@ -197,6 +201,7 @@ async def _open_client(
                     server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES
                 ),
                 server.address,
+                questions.note,
             )
         # Newer protocol versions have no sessions over HTTP; a server that keeps state in the
         # session needs the older protocol.

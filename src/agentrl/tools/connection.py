@@ -16,7 +16,7 @@ from agentrl.tools.client_session import McpSession
 from agentrl.tools.result_content import with_linked_resources
 from agentrl.tools.server_config import McpServer, ToolsConfig
 from agentrl.tools.server_failures import CircuitBreaker, describe, pause_before_retry
-from agentrl.tools.server_requests import still_working
+from agentrl.tools.server_requests import ServerQuestions, still_working
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,25 @@ _PING_SECONDS = 5.0
 class ServerConnection:
     """Calls one server's tools; connects, reconnects, and retries where that does no harm."""
 
-    def __init__(self, name: str, server: McpServer, config: ToolsConfig) -> None:
+    def __init__(
+        self,
+        name: str,
+        server: McpServer,
+        config: ToolsConfig,
+        questions: ServerQuestions | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            name: of the server.
+            server: the server.
+            config: the bounds on its calls.
+            questions: what it asks is answered here; several connections may share them.
+        """
         self.name = name
         self.server = server
         self._config = config
+        self._questions = questions or ServerQuestions(name, server)
         self._timeout = server.call_timeout_seconds or config.call_timeout_seconds
         self._longest = max(self._timeout, config.max_call_seconds)
         self._breaker = CircuitBreaker(
@@ -47,6 +62,12 @@ class ServerConnection:
         """What the server says about its use, once its tools are listed."""
         self.protocol_version = ""
         """Of MCP, as negotiated, once its tools are listed."""
+
+    def for_rollout(self) -> "ServerConnection":
+        """Return another connection to the server."""
+        other = ServerConnection(self.name, self.server, self._config, self._questions)
+        other.instructions = self.instructions
+        return other
 
     @property
     def pid(self) -> int | None:
@@ -237,7 +258,9 @@ class ServerConnection:
                     "it the state that earlier calls left there"
                 )
             for attempt in range(self._config.max_retries + 1):
-                session = McpSession(self.name, self.server, self._config, self._changed)
+                session = McpSession(
+                    self.name, self.server, self._config, self._questions, self._changed
+                )
                 try:
                     client = await session.opened()
                 except Exception as error:

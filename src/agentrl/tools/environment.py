@@ -55,6 +55,7 @@ from agentrl.runtime.signalled_server import serve_until_signalled
 from agentrl.tools.admission import FAILURE_KEY
 from agentrl.tools.connection import ServerConnection
 from agentrl.tools.server_config import McpServer, ToolsConfig
+from agentrl.tools.server_requests import ServerQuestions
 from agentrl.tools.tool_specs import is_repeatable, unique_names
 
 logger = logging.getLogger(__name__)
@@ -129,6 +130,9 @@ class Environment:
         self._sessions: dict[str, _ClientSession] = {}
         self._listing: asyncio.Lock = asyncio.Lock()
         self._tools: dict[str, list[Tool]] = {}
+        self._questions = {
+            name: ServerQuestions(name, server) for name, server in config.selected.items()
+        }
 
     @property
     def num_sessions(self) -> int:
@@ -256,7 +260,9 @@ class Environment:
             # Children that are reached over HTTP also get a session for each client.
             server = self._config.selected[name].model_copy(update={"per_rollout": True})
             config = self._confined(session.scratch)
-            session.connections[name] = ServerConnection(name, server, config)
+            session.connections[name] = ServerConnection(
+                name, server, config, self._questions[name]
+            )
         return session.connections[name]
 
     def _session(self, session_id: str) -> _ClientSession:
@@ -314,7 +320,8 @@ class Environment:
     async def _tools_of(self, name: str, server: McpServer) -> list[Tool]:
         """List a server's tools over a temporary connection: children start lazily."""
         scratch = Path(tempfile.mkdtemp(dir=self._root))
-        connection = ServerConnection(name, server, self._confined(scratch))
+        config = self._confined(scratch)
+        connection = ServerConnection(name, server, config, self._questions[name])
         try:
             return await connection.list_tools()
         except ToolError as error:

@@ -9,14 +9,21 @@ these are skipped, and reported once.
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from mcp.client import Transport
 from mcp.shared.message import SessionMessage
-from mcp.types import INTERNAL_ERROR, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCResponse
+from mcp.types import (
+    INTERNAL_ERROR,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCResponse,
+)
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
@@ -83,13 +90,21 @@ async def repaired_lines(chunks: AsyncIterator[bytes], longest: int) -> AsyncIte
 
 
 @asynccontextmanager
-async def repairing(transport: Transport, what: str) -> AsyncIterator[tuple[Any, Any]]:
-    """Yield a transport's streams, with incoming messages repaired; `what` names the server."""
+async def repairing(
+    transport: Transport, what: str, on_message: Callable[[JSONRPCMessage], None]
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield a transport's streams, with incoming messages repaired.
+
+    Args:
+        transport: of the SDK's client.
+        what: names the server.
+        on_message: is shown every message that is passed on.
+    """
     # The SDK logs a traceback for every line that is no message; `_RepairedStream` warns once.
     # Adding the same filter again has no effect.
     logging.getLogger("mcp.client.stdio").addFilter(_is_not_a_parse_failure)
     async with transport as (read_stream, write_stream):
-        yield _RepairedStream(read_stream, what), write_stream
+        yield _RepairedStream(read_stream, what, on_message), write_stream
 
 
 class _RepairedStream:
@@ -99,9 +114,10 @@ class _RepairedStream:
     reads through the methods below. Its own protocol for this is private.
     """
 
-    def __init__(self, inner: Any, what: str) -> None:
+    def __init__(self, inner: Any, what: str, on_message: Callable[[JSONRPCMessage], None]) -> None:
         self._inner = inner
         self._what = what
+        self._on_message = on_message
         self._has_warned = False
 
     @property
@@ -110,7 +126,7 @@ class _RepairedStream:
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        return self._repair(await self._inner.receive())
+        return self._shown(self._repair(await self._inner.receive()))
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -119,7 +135,7 @@ class _RepairedStream:
         return self
 
     async def __anext__(self) -> SessionMessage | Exception:
-        return self._repair(await self._inner.__anext__())
+        return self._shown(self._repair(await self._inner.__anext__()))
 
     async def __aenter__(self) -> Self:
         await self._inner.__aenter__()
@@ -132,6 +148,11 @@ class _RepairedStream:
         exc_tb: TracebackType | None,
     ) -> None:
         await self._inner.__aexit__(exc_type, exc_val, exc_tb)
+
+    def _shown(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
+        if isinstance(item, SessionMessage):
+            self._on_message(item.message)
+        return item
 
     def _repair(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
         if isinstance(item, SessionMessage):

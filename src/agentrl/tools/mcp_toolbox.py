@@ -126,12 +126,10 @@ class McpToolBox:
         opened at its first call and closed at the end; the others stay shared.
         """
         own = {
-            name: ServerConnection(name, connection.server, self._config)
+            name: connection.for_rollout()
             for name, connection in self._connections.items()
-            if connection.server.per_rollout
+            if isinstance(connection, ServerConnection) and connection.server.per_rollout
         }
-        for name, connection in own.items():
-            connection.instructions = getattr(self._connections[name], "instructions", "")
         try:
             box = McpToolBox(self._config, self._specs, {**self._connections, **own})
             box._num_changes = {

@@ -57,6 +57,8 @@ class McpServer(BaseModel):
         given, missing = ("command", "url") if self.transport == "stdio" else ("url", "command")
         if getattr(self, given) is None or getattr(self, missing) is not None:
             raise ValueError(f"a {self.transport} server needs `{given}` and no `{missing}`")
+        if self.per_rollout and self.transport == "aggregator":
+            raise ValueError("per_rollout: the servers behind an aggregator are shared by rollouts")
         if self.per_rollout and self.resumable:
             raise ValueError("per_rollout means state in the session, resumable that there is none")
         texts = (*self.args, *(one.get_secret_value() for one in self.env.values()), self.cwd or "")

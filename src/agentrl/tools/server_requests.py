@@ -2,26 +2,34 @@
 
 In: a server's policy. Out: what the SDK's client needs to answer. A rollout has no user: a question to
 one (elicitation) is declined, and said once, unless the server's policy accepts the form's own
-defaults. Requests for a language model (sampling) and for roots are not offered at all. A call that
-becomes a task (the extension of protocol 2026-07-28) is polled to its end within the call's time.
+defaults. A language model (sampling) and roots are not offered; a server that asks for them all the same
+gets an error, and the log says so once. A call that becomes a task (the extension of protocol 2026-07-28)
+is polled to its end within the call's time.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar, Literal
 
 from mcp import MCPError
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp.client.session import ClientRequestContext
 from mcp.types import (
     INTERNAL_ERROR,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
     CallToolResult,
     ElicitRequestFormParams,
     ElicitRequestParams,
     ElicitResult,
     ErrorData,
+    InputRequests,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCRequest,
+    JSONRPCResponse,
     Request,
     RequestParams,
     Result,
@@ -39,18 +47,20 @@ _MIN_POLL_SECONDS = 0.02
 _MAX_POLL_SECONDS = 5.0
 _CANCEL_SECONDS = 2.0
 _MAX_SAID_CHARS = 200
+_NOT_OFFERED = {"sampling": "a language model", "roots": "roots"}
+"""Capabilities that samplers do not have, in words."""
 
 still_working: ContextVar[Callable[[], None] | None] = ContextVar("still_working", default=None)
 """Called whenever the task behind the current call says that it goes on."""
 
 
 class ServerQuestions:
-    """Answers the questions that one server has for a user."""
+    """Answers what one server asks, on all connections with it."""
 
     def __init__(self, name: str, server: McpServer) -> None:
         self._name = name
         self._accepts = server.elicitation == "accept"
-        self._has_said = False
+        self._said: set[str] = set()
 
     async def answer(
         self, context: object, params: ElicitRequestParams
@@ -59,8 +69,7 @@ class ServerQuestions:
         content = _defaults(params) if self._accepts else None
         if content is not None:
             return ElicitResult(action="accept", content=content)
-        if not self._has_said:
-            self._has_said = True
+        if self._says_first("elicitation"):
             logger.warning(
                 "MCP server %r asks the user %r: declined, as all of its questions are (said once); "
                 '"elicitation": "accept" in mcpServers answers with a form\'s own defaults',
@@ -68,6 +77,42 @@ class ServerQuestions:
                 one_line(params.message, _MAX_SAID_CHARS),
             )
         return ElicitResult(action="decline")
+
+    def note(self, message: JSONRPCMessage) -> None:
+        """Say once that a message needs what is not offered; the SDK answers with an error."""
+        for capability in _needed_capabilities(message):
+            if capability in _NOT_OFFERED and self._says_first(capability):
+                logger.warning(
+                    "MCP server %r asks for %s (%s): answered with an error, because rollouts offer "
+                    "servers none (said once)",
+                    self._name,
+                    _NOT_OFFERED[capability],
+                    capability,
+                )
+
+    def _says_first(self, what: str) -> bool:
+        is_first = what not in self._said
+        self._said.add(what)
+        return is_first
+
+
+def _needed_capabilities(message: JSONRPCMessage) -> Iterator[str]:
+    """Yield what a client must be capable of for a message, in the forms of all protocols."""
+    if isinstance(message, JSONRPCRequest):
+        yield message.method.partition("/")[0]
+    elif isinstance(message, JSONRPCResponse):
+        asked = message.result.get("inputRequests")
+        for request in asked.values() if isinstance(asked, Mapping) else ():
+            yield (
+                str(request.get("method")).partition("/")[0] if isinstance(request, Mapping) else ""
+            )
+    elif (
+        isinstance(message, JSONRPCError)
+        and message.error.code == MISSING_REQUIRED_CLIENT_CAPABILITY
+        and isinstance(message.error.data, Mapping)
+    ):
+        required = message.error.data.get("requiredCapabilities")
+        yield from required if isinstance(required, Mapping) else ()
 
 
 def _defaults(params: ElicitRequestParams) -> dict[str, Any] | None:
@@ -105,7 +150,7 @@ class TaskState(Result):
     poll_interval_ms: int | None = None
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
-    input_requests: dict[str, Any] | None = None
+    input_requests: InputRequests | None = None
 
 
 class TaskParams(RequestParams):
@@ -158,7 +203,7 @@ async def _finished(handle: TaskHandle, context: ClaimContext) -> CallToolResult
     """Poll a task to its end; a call that nobody waits for any longer is cancelled.
 
     Raises:
-        MCPError: the task failed, or the server does not know it.
+        MCPError: the task failed, asks for what is not offered, or is not known to the server.
     """
     params = TaskParams(task_id=handle.task_id)
     pause = _FIRST_POLL_SECONDS
@@ -171,24 +216,39 @@ async def _finished(handle: TaskHandle, context: ClaimContext) -> CallToolResult
             state = await context.session.send_request(GetTask(params=params), TaskState)
             asked_for = state.poll_interval_ms
             if state.status == "input_required":
-                await _decline_all(handle.task_id, state, context)
+                await _answer_all(handle.task_id, state, context)
             elif state.status != "working":
                 return _outcome(state)
             heard = still_working.get()
             if heard is not None:
                 heard()
     except asyncio.CancelledError:
-        with contextlib.suppress(MCPError, TimeoutError, ValidationError):
-            async with asyncio.timeout(_CANCEL_SECONDS):
-                await context.session.send_request(CancelTask(params=params), Result)
+        await _cancel(params, context)
         raise
 
 
-async def _decline_all(task_id: str, state: TaskState, context: ClaimContext) -> None:
-    """Decline what a task asks of a user; it goes on without."""
-    answers = {key: {"action": "decline"} for key in state.input_requests or {}}
+async def _answer_all(task_id: str, state: TaskState, context: ClaimContext) -> None:
+    """Answer what a task asks as calls are answered; end one that needs what is not offered.
+
+    Raises:
+        MCPError: it does.
+    """
+    answers = {}
+    for key, request in (state.input_requests or {}).items():
+        asked = ClientRequestContext(session=context.session, request_id=key)
+        answer = await context.session.dispatch_input_request(asked, request)
+        if isinstance(answer, ErrorData):
+            await _cancel(TaskParams(task_id=task_id), context)
+            raise MCPError.from_error_data(answer)
+        answers[key] = answer.model_dump(by_alias=True, mode="json", exclude_none=True)
     update = TaskUpdateParams(task_id=task_id, input_responses=answers)
     await context.session.send_request(UpdateTask(params=update), Result)
+
+
+async def _cancel(params: TaskParams, context: ClaimContext) -> None:
+    with contextlib.suppress(MCPError, TimeoutError, ValidationError):
+        async with asyncio.timeout(_CANCEL_SECONDS):
+            await context.session.send_request(CancelTask(params=params), Result)
 
 
 def _outcome(state: TaskState) -> CallToolResult:

@@ -1,9 +1,10 @@
 """An MCP server that needs more of its client than calls: `python asking_server.py [PORT]`.
 
-`order` asks the user; `order_nothing` asks for what has no default; `grow` adds a tool; `report` says
+`order` asks the user; `order_nothing` asks for what has no default; `think` needs a language model,
+and `find` asks for roots without asking whether there are any; `grow` adds a tool; `report` says
 more in its structured content than in its text; `look_up` answers with a link; `work` becomes a task
-where the client takes tasks; `work_badly` is a task that fails, `work_asking` one that asks, and
-`work_as` one whose handle and state its arguments give.
+where the client takes tasks; `work_badly` is a task that fails, `work_asking` and `work_thinking` are
+some that ask a user and a language model, and `work_as` one whose handle and state its arguments give.
 Without a port it speaks over stdio. It gives instructions.
 """
 
@@ -20,12 +21,17 @@ from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
 from mcp.server.extension import Extension, MethodBinding
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.resolve import Elicit, Resolve
+from mcp.server.mcpserver.resolve import Elicit, Resolve, Sample
 from mcp.types import (
     CallToolRequestParams,
     CallToolResult,
+    CreateMessageResult,
+    InputRequiredResult,
+    ListRootsRequest,
+    ListRootsResult,
     RequestParams,
     ResourceLink,
+    SamplingMessage,
     TextContent,
 )
 from pydantic import BaseModel
@@ -110,6 +116,14 @@ class Tasks(Extension):
                 **self._state(params.task_id, "input_required"),
                 "inputRequests": {"q": request},
             }
+        if kind == "work_thinking":
+            messages = [{"role": "user", "content": {"type": "text", "text": "Why?"}}]
+            sampling = {"messages": messages, "maxTokens": 9}
+            request = {"method": "sampling/createMessage", "params": sampling}
+            return {
+                **self._state(params.task_id, "input_required"),
+                "inputRequests": {"q": request},
+            }
         text = f"fired {self._answers.get(params.task_id, '')}".strip()
         result = {"content": [{"type": "text", "text": text}]}
         return {**self._state(params.task_id, "completed"), "result": result}
@@ -137,6 +151,11 @@ def ask_name() -> Elicit[Name]:
     return Elicit("What is your name?", Name)
 
 
+def ask_model() -> Sample:
+    said = TextContent(type="text", text="Why?")
+    return Sample([SamplingMessage(role="user", content=said)], max_tokens=9)
+
+
 def told(answer: ElicitationResult[Any]) -> str:
     return str(answer.data) if isinstance(answer, AcceptedElicitation) else answer.action
 
@@ -149,6 +168,19 @@ def order(answer: Annotated[ElicitationResult[Color], Resolve(ask_color)]) -> st
 @server.tool()
 def order_nothing(answer: Annotated[ElicitationResult[Name], Resolve(ask_name)]) -> str:
     return told(answer)
+
+
+@server.tool()
+def think(thought: Annotated[CreateMessageResult, Resolve(ask_model)]) -> str:
+    return str(thought)
+
+
+@server.tool(structured_output=False)
+async def find(context: Context) -> CallToolResult | InputRequiredResult:
+    if context.request_context.protocol_version >= "2026":
+        return InputRequiredResult(input_requests={"roots": ListRootsRequest()})
+    await context.session.send_request(ListRootsRequest(), ListRootsResult)
+    return CallToolResult(content=[])
 
 
 @server.tool()
@@ -212,6 +244,11 @@ def work_badly() -> str:
 
 @server.tool(structured_output=False)
 def work_asking() -> str:
+    return "at once"
+
+
+@server.tool(structured_output=False)
+def work_thinking() -> str:
     return "at once"
 
 

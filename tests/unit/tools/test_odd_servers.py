@@ -53,8 +53,12 @@ async def test_over_pipes_odd_answers_cost_one_call_at_most(
             assert (result.is_error, result.seconds < 3) == (True, True)
             assert result.content == f"Error: no tools/call: code {code}"
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert "prints what is no MCP message and is skipped: 'odd server, version 1'" in said[0]
+    skipped, *refused = said
+    assert "prints what is no MCP message and is skipped: 'odd server, version 1'" in skipped
+    assert [line.partition(":")[0] for line in refused] == [
+        f"MCP server 'odd' asks for {what}"
+        for what in ("a language model (sampling)", "roots (roots)")
+    ]
 
 
 async def test_over_http_odd_answers_cost_one_call_at_most(

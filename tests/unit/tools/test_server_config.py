@@ -99,6 +99,10 @@ def test_files_of_other_clients_are_read_as_they_are(tmp_path: Path) -> None:
             {"a": {"url": "http://x/${rollout_dir}"}},
             "stands in args, env and cwd of a command only",
         ),
+        (
+            {"a": {"url": "http://x/mcpapi", "per_rollout": True}},
+            "per_rollout: the servers behind an aggregator are shared",
+        ),
         ({"a": {"url": "example.org"}}, r"mcpServers\.a: url 'example.org' is not an http"),
         ({"a": {"url": "http://x", "command": "y"}}, "a stdio server needs `command` and no `url`"),
         (

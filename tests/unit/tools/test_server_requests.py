@@ -65,6 +65,22 @@ async def test_the_policy_may_accept_a_forms_defaults(
         assert await text(mine, "order_nothing") == "decline"
 
 
+@GENERATIONS
+async def test_a_model_and_roots_are_refused_and_said_once_a_server(
+    config_for: ConfigFor, servers: Servers, per_rollout: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect_tools(config_for(servers(per_rollout=per_rollout))) as box:
+        for _ in range(2):
+            async with box.for_rollout() as mine:
+                for name in ("think", "find"):
+                    assert (await mine.call(name, {})).is_error
+    said = [line for line in caplog.messages if "(said once)" in line]
+    assert [line.partition(": ")[0] for line in said] == [
+        "MCP server 'shop' asks for a language model (sampling)",
+        "MCP server 'shop' asks for roots (roots)",
+    ]
+
+
 async def test_a_call_that_becomes_a_task_is_polled_to_its_end(
     config_for: ConfigFor, servers: Servers
 ) -> None:
@@ -72,10 +88,21 @@ async def test_a_call_that_becomes_a_task_is_polled_to_its_end(
     async with connect_tools(config) as box:
         # More than a second, although a call may take 0.7: the task says that it goes on.
         assert await text(box, "work") == "fired"
-        assert await text(box, "work_asking") == "fired decline"
         failed = await box.call("work_badly", {})
     assert failed.is_error
     assert failed.content == "Error: the kiln broke"
+
+
+async def test_what_a_task_asks_is_answered_as_a_call_is(
+    config_for: ConfigFor, servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect_tools(config_for(servers())) as box:
+        assert await text(box, "work_asking") == "fired decline"
+        thinking = await box.call("work_thinking", {})
+        assert "task-" in await text(box, "cancelled")
+    assert (thinking.is_error, thinking.content) == (True, "Error: Sampling not supported")
+    assert "asks the user 'How many?': declined" in caplog.text
+    assert "asks for a language model (sampling)" in caplog.text
 
 
 async def test_a_task_that_never_ends_is_cancelled(config_for: ConfigFor, servers: Servers) -> None:
