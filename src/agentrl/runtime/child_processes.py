@@ -25,6 +25,7 @@ from agentrl.runtime.restarts import Restarts
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_KEEPER = Path(__file__).with_name("process_keeper.py")
 
 
 def program(word: str) -> str:
@@ -60,6 +61,17 @@ def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
             os._exit(1)
 
     return tie
+
+
+def kept(command: Sequence[str]) -> list[str]:
+    """Return the command line with which all that a command starts ends with it, and with this process.
+
+    Send SIGHUP to the process to end all of it at once (`process_keeper`). Linux only; elsewhere it is
+    the command itself, and what leaves its process group outlives it.
+    """
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), *command]
 
 
 @dataclass

@@ -5,7 +5,7 @@
 A reply of id 0 has an `error`, the reason why the child is about to end. It ends when its stdin does.
 
 The child runs code of others. Its replies are bounded before they are parsed, what it prints is kept up
-to a size, and what it forked ends with it. Threads speak with it: no event loop waits for its pipes.
+to a size, and what it started ends with it. Threads speak with it: no event loop waits for its pipes.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from typing import Any
 from agentrl.config.secret_text import redact
 from agentrl.errors import AgentWorkerError, UnreadableReply
 from agentrl.runtime.bounded_replies import density, num_marks
+from agentrl.runtime.child_processes import kept
 from agentrl.runtime.printable import one_line
 
 MAX_REPLY_BYTES = 1 << 24
@@ -33,7 +34,7 @@ _MAX_REASON_CHARS = 500
 _LINE_BYTES = 1 << 16
 _END_SECONDS = 5.0
 _LAST_REPLY_SECONDS = 1.0
-"""How long replies of a process that ended are read: what left its group may hold its pipe open."""
+"""How long replies of a process that ended are read."""
 
 
 class RequestProcess:
@@ -58,7 +59,7 @@ class RequestProcess:
     ) -> None:
         self._name = name
         self._process = subprocess.Popen(
-            argv,
+            kept(argv),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else subprocess.PIPE,
@@ -80,7 +81,7 @@ class RequestProcess:
 
     @property
     def process_id(self) -> int:
-        """The id of the process."""
+        """The id of the process, at whose end the child ends."""
         return self._process.pid
 
     @property
@@ -122,13 +123,13 @@ class RequestProcess:
             self._waiting.pop(number, None)
 
     def close(self) -> None:
-        """End the process and what it forked; requests that wait are lost."""
+        """End the process and what it started; requests that wait are lost."""
         self._to_send.put(None)
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._kill()
         self._watching.join(_END_SECONDS)
+        for end in (self._kill, self._kill_group):
+            if self._watching.is_alive():
+                end()
+                self._watching.join(_END_SECONDS)
 
     def _sent(self, request: Mapping[str, Any]) -> tuple[int, Future[dict[str, Any]]]:
         number = next(self._numbers)
@@ -148,7 +149,10 @@ class RequestProcess:
         self._to_send.put(self._encode(request).encode() + b"\n")
 
     def _kill(self) -> None:
-        """End it and its group at once."""
+        """End it at once, and all that it started."""
+        self._process.send_signal(signal.SIGHUP)
+
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -212,9 +216,9 @@ class RequestProcess:
                 os.write(2, text.encode())
 
     def _watch(self) -> None:
-        """Give up what waits once the process has ended, and end what it forked."""
+        """Give up what waits once the process has ended."""
         status = self._process.wait()
-        self._kill()
+        self._kill_group()  # which its keeper left if it was killed itself
         for thread in self._threads[1:]:  # the one that sends ends by the None below
             thread.join(_LAST_REPLY_SECONDS)
         self._to_send.put(None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -89,25 +90,60 @@ async def test_a_child_that_reads_nothing_keeps_nobody_waiting(
         assert time.monotonic() - began < 30
 
 
-async def test_what_a_child_forked_ends_with_it_and_holds_up_no_reply() -> None:
-    program = (
-        "import os, sys, time\n"
-        "input()\n"
-        "child = os.fork()\n"
-        "if child:\n"
-        '    sys.stdout.write(\'{"id": 1, "child": %d}\\n\' % child); sys.stdout.flush()\n'
-        "    input()\n"
-        "    os._exit(3)\n"
-        "time.sleep(60)\n"
-    )
-    with child(program) as process:
-        forked = (await process.ask({}))["child"]
+FORKING = """
+import json, os, sys, time
+input()
+reading, writing = os.pipe()
+if os.fork() == 0:
+    if os.fork() == 0:  # a daemon: its parent is gone, and its session is its own
+        os.setsid()
+        os.write(writing, b"%d" % os.getpid())
+        time.sleep(60)
+    os._exit(0)
+print(json.dumps({"id": 1, "daemon": int(os.read(reading, 20))}), flush=True)
+"""
+
+
+async def ended(pid: int) -> None:
+    async with asyncio.timeout(20):
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+            await asyncio.sleep(0.01)
+
+
+async def test_what_a_child_started_ends_with_it_and_holds_up_no_reply() -> None:
+    with child(FORKING + "input()\nos._exit(3)") as process:
+        daemon = (await process.ask({}))["daemon"]
         async with asyncio.timeout(20):
             with pytest.raises(AgentWorkerError, match="status 3"):
                 await process.ask({})
-    async with asyncio.timeout(20):
-        while psutil.pid_exists(forked) and psutil.Process(forked).status() != "zombie":
-            await asyncio.sleep(0.01)
+        await ended(daemon)
+
+
+async def test_what_a_child_started_ends_with_one_that_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_process, "_END_SECONDS", 0.2)
+    with child(FORKING + "time.sleep(60)") as process:
+        daemon = (await process.ask({}))["daemon"]
+    await ended(daemon)
+    assert not process.is_alive
+
+
+async def test_a_child_that_a_signal_ends_is_told_by_it() -> None:
+    program = "import os, signal\ninput()\nos.kill(os.getpid(), signal.SIGSEGV)"
+    with child(program) as process, pytest.raises(AgentWorkerError, match="with status -11"):
+        await process.ask({})
+
+
+def test_what_was_started_ends_with_the_process_that_started_it() -> None:
+    program = (
+        "import os, sys\nfrom agentrl.runtime.request_process import RequestProcess\n"
+        f"process = RequestProcess('it', [sys.executable, '-S', '-c', {FORKING + 'time.sleep(60)'!r}], {{}})\n"
+        "print(process.ask_and_wait({}, 20)['daemon'], flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
+    asyncio.run(ended(int(done.stdout)))
 
 
 async def test_a_child_that_prints_without_end_fills_no_log(

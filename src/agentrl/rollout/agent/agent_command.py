@@ -19,7 +19,7 @@ from pathlib import Path
 from agentrl.config.sections import AgentSection
 from agentrl.errors import AgentError, ConfigError, UserCodeError
 from agentrl.rollout.agent.agent_loading import AgentFunction, load_agent
-from agentrl.runtime.child_processes import end_with_parent
+from agentrl.runtime.child_processes import kept
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -145,14 +145,13 @@ async def _run(arguments: list[str], environment: Mapping[str, str], folder: str
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *arguments,
+            *kept(arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=folder,
             env=environment,
             start_new_session=True,
-            preexec_fn=end_with_parent(signal.SIGKILL),
         )
     except (OSError, ValueError) as error:
         raise AgentError(f"{arguments[0]} cannot be started: {error}") from error
@@ -163,7 +162,7 @@ async def _run(arguments: list[str], environment: Mapping[str, str], folder: str
         status = await process.wait()
     finally:
         await _end(process)
-    # A process of another session may hold the pipes open after the program's end.
+    # Where it is not kept, a process of another session may hold the pipes open after its end.
     with contextlib.suppress(TimeoutError):
         out, err = await asyncio.wait_for(reading, _END_SECONDS)
         if status == 0:
@@ -174,11 +173,12 @@ async def _run(arguments: list[str], environment: Mapping[str, str], folder: str
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a program and whatever it started in its session."""
-    if process.returncode is None:
-        _signal_group(process.pid, signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _END_SECONDS)
+    """End a program and whatever it started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if process.returncode is None:
+            _signal_group(process.pid, number)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _END_SECONDS)
     _signal_group(process.pid, signal.SIGKILL)
     await process.wait()
 

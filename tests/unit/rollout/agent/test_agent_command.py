@@ -114,7 +114,7 @@ async def test_a_program_out_of_time_ends_with_all_that_it_started(
     pids = tmp_path / "pids"
     lines = (
         "import subprocess, time",
-        "child = subprocess.Popen(['sleep', '600'])",
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)",
         f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')",
         "time.sleep(600)",
     )

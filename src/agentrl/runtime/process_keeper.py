@@ -1,0 +1,111 @@
+"""Ends a program together with all that it started: `python -I -S process_keeper.py PARENT COMMAND...`.
+
+Runs COMMAND and returns its status. What the program started ends with it, also what left its process
+group or was left behind by its own parent: the kernel makes such orphans children of this process. All of
+it ends at once when the process PARENT dies, and on SIGHUP. SIGTERM is for the program; it is sent to the
+group of both. Nothing of AgentRL is imported here, so that it starts at once.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SIGNALS = frozenset((signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT))
+_POLL_SECONDS = 0.5
+_END_SECONDS = 5.0
+_END_POLL_SECONDS = 0.005
+_CANNOT_START = 127
+
+
+def main(parent: int, command: list[str]) -> int:
+    """Run a command to its end; return its status as `subprocess` has it."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    program = os.fork()
+    if program == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os._exit(_executed(command))
+    # The pipes are the program's: who reads them learns of its end.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    status = _watched(program, parent)
+    _end_descendants()
+    return status
+
+
+def _executed(command: list[str]) -> int:
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+    return _CANNOT_START
+
+
+def _watched(program: int, parent: int) -> int:
+    """Bury children until the program ends or is to end."""
+    while os.getppid() == parent:
+        heard = signal.sigtimedwait(_SIGNALS, _POLL_SECONDS)
+        if heard is not None and heard.si_signo == signal.SIGHUP:
+            break
+        while (ended := _buried()) is not None and ended[0]:
+            if ended[0] == program:
+                return os.waitstatus_to_exitcode(ended[1])
+    return -signal.SIGKILL
+
+
+def _buried() -> tuple[int, int] | None:
+    """Return a child that ended, with its status; 0 where none did, and None where there is none."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+
+
+def _end_descendants() -> None:
+    """Kill children until there are none; the children of one that died become ours."""
+    until = time.monotonic() + _END_SECONDS
+    while (ended := _buried()) is not None and time.monotonic() < until:
+        if ended[0]:
+            continue
+        for child in _children():
+            try:
+                os.kill(child, signal.SIGKILL)
+            except OSError:  # it is gone, or another user's
+                continue
+        time.sleep(_END_POLL_SECONDS)
+
+
+def _children() -> list[int]:
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[1]) == os.getpid():
+            found.append(int(name))
+    return found
+
+
+def _end_like(status: int) -> None:
+    """End with the status of the program, or by the signal that ended it."""
+    if status >= 0:
+        os._exit(status)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if status != -signal.SIGKILL:  # whose handler cannot be set
+        signal.signal(-status, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
+    os.kill(os.getpid(), -status)
+
+
+if __name__ == "__main__":
+    _end_like(main(int(sys.argv[1]), sys.argv[2:]))
