@@ -154,6 +154,7 @@ async def run(kind: Kind, folder: Path) -> None:
         "max_turns": 4,
         "max_new_tokens": 16,
         "temperature": 2.0,  # tries that say the same cancel out
+        "drop_zero_advantage": 0,  # a call that cannot be parsed, as one drawn at random, has none
         "verify_merge": 1,
     }
     done = await asyncio.to_thread(
