@@ -53,6 +53,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 _MAX_PROBLEM_CHARS = 10_000
+_OF_SOMEBODY_ELSE = "work as the user whose it is, or in a folder of your own"
+_REFUSALS = {
+    errno.EACCES: _OF_SOMEBODY_ELSE,
+    errno.EPERM: _OF_SOMEBODY_ELSE,
+    errno.EROFS: "work in another folder",
+}
 
 
 class _Commands(click.Group):
@@ -160,6 +166,8 @@ def _outer_problem(error: OSError) -> str | None:
         if error.filename is None:  # what is left in the buffer could not be written either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return f"{error.filename or 'what was to be written'}: {error.strerror}; free some space"
+    if error.errno in _REFUSALS and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; {_REFUSALS[error.errno]}"
     try:
         os.getcwd()
     except FileNotFoundError:

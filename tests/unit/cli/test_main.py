@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import shlex
@@ -65,6 +66,36 @@ def test_what_the_shell_leaves_to_write_to_and_to_work_in(
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert done.stderr.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (
+            errno.EACCES,
+            "lock: Permission denied; work as the user whose it is, or in a folder of y",
+        ),
+        (errno.EROFS, "lock: Read-only file system; work in another folder\n"),
+    ],
+)
+def test_somebody_elses_files_are_named_in_one_line(
+    number: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def serving(data_dir: Path) -> None:
+        raise OSError(number, os.strerror(number), f"{data_dir}/lock")
+
+    for place in ("private_mongod", "mongod_folder"):
+        monkeypatch.setattr(f"agentrl.store.{place}.serving", serving)
+    (tmp_path / ".agentrl/mongo/demo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "progress", "--run_name", "demo"]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
 
 
 def test_an_output_that_lacks_a_character_gets_its_escape(tmp_path: Path) -> None:
