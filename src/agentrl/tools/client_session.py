@@ -112,14 +112,25 @@ class McpSession:
             if self._opened.done():
                 logger.warning("lost MCP server at %s: %s", self._server.address, describe(error))
             else:
-                said = self._started.last_line
-                hint = _variable_hint(self._server, said)
+                words = self._last_words()
                 self._opened.set_exception(
-                    ToolError(f"{describe(error)}; it said: {said}{hint}") if said else error
+                    ToolError(f"{describe(error)}; {words}") if words else error
                 )
         finally:
             if not self._opened.done():
                 self._opened.cancel()
+
+    def _last_words(self) -> str:
+        """Return what a command that was started for this connection said last, or how it ended."""
+        said, status = self._started.last_line, self._started.exit_status
+        if said:
+            return f"it said: {said}{_variable_hint(self._server, said)}"
+        if status is None or status < 0:
+            return ""
+        return (
+            f"the command ended without a word (exit {status}); a server of Python ends with "
+            'server.run("stdio")'
+        )
 
     async def _heard(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):

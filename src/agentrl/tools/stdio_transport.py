@@ -47,6 +47,8 @@ class StdioServer:
     def __init__(self, log_path: Path | None) -> None:
         """Prepare; standard error is appended to a log of bounded size, if one is named."""
         self.pid: int | None = None
+        self.exit_status: int | None = None
+        """Of a command that has ended; negative where it was killed."""
         self._log_path = log_path
         self._num_logged = 0
         self._last: deque[str] = deque(maxlen=1)
@@ -123,7 +125,7 @@ async def stdio_transport(
             writing.cancel()
             reading.cancel()
             await asyncio.shield(_end(process))
-            started.pid = None
+            started.pid, started.exit_status = None, process.returncode
             # Something that left the group may hold standard error open.
             await asyncio.wait({hearing}, timeout=_END_SECONDS)
             hearing.cancel()
