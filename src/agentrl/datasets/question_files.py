@@ -98,11 +98,15 @@ class QuestionFile(Sequence[Question]):
         self._spool.close()
 
     def _fill(self, defaults: DataSection, check_scorer: ScorerCheck | None) -> None:
-        problems: list[str] = []  # the first few by name, empty texts for the others
+        places: dict[str, str] = {}  # of the first few problems, each where it comes first
+        num_problems = 0
         digests = array("Q")
 
         def note(where: str, problem: object) -> None:
-            problems.append(f"{where}: {problem}" if len(problems) < _MAX_NAMED_PROBLEMS else "")
+            nonlocal num_problems
+            num_problems += 1
+            if len(places) < _MAX_NAMED_PROBLEMS:
+                places.setdefault(str(problem), where)
 
         for where, entry in read_entries(self._path):
             try:
@@ -127,10 +131,10 @@ class QuestionFile(Sequence[Question]):
             self.has_images = self.has_images or bool(question.images)
         for place, repeated in self._repeated_ids(digests):
             note(place, repeated)
-        if problems:
-            num_more = len(problems) - _MAX_NAMED_PROBLEMS
+        if num_problems:
+            num_more = num_problems - len(places)
             more = f" (and {num_more} more)" if num_more > 0 else ""
-            named = "; ".join(problems[:_MAX_NAMED_PROBLEMS])
+            named = "; ".join(f"{where}: {problem}" for problem, where in places.items())
             raise DatasetError(f"{self._path}: {named}{more}")
         if not self._offsets:
             raise DatasetError(f"{self._path}: holds no questions")
