@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from harness.machine import machine
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
-from agentrl.distributed import MeshShape, Ranks, joined_ranks
+from agentrl.distributed import Ranks, joined_ranks
+from agentrl.trainer.bootstrap import mesh_shape
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 from agentrl.trainer.rehearsal.rehearsal import filled_row, rehearse
@@ -66,6 +68,7 @@ CASES = {
     "adapter": Case(1024, model={"lora_rank": 16}),
     "experts": Case(1024, is_mixture=True),
     "two_ranks": Case(1024, num_ranks=2),
+    "two_stages": Case(1024, num_ranks=2, trainer={"pp_size": 2}),
 }
 
 
@@ -108,9 +111,9 @@ def measure(case: Case, path: Path, ranks: Ranks) -> int:
     empty = resident("VmRSS")
     learner = Learner(settings(case, path), ranks)
     batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
-    learner.train([batch])
+    learner.train([batch] * ranks.shape.pp)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # a new highest VmHWM
-    learner.train([batch, batch])
+    learner.train([batch] * 2 * ranks.shape.pp)
     return resident("VmHWM") - empty
 
 
@@ -134,7 +137,7 @@ def row(name: str, case: Case) -> dict[str, Any]:
         path = Path(folder)
         write_model(case, path)
         batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
-        shape = MeshShape.of(case.num_ranks)
+        shape = mesh_shape(settings(case, path).trainer, case.num_ranks)
         planned = rehearse(settings(case, path), shape, batch, device="cpu").peak
         found = measured(name, case, path)
     error = abs(planned - found) / found
@@ -154,8 +157,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     arguments = parser.parse_args()
     if arguments.measure:
-        with joined_ranks() as ranks:
-            found = measure(CASES[arguments.measure], arguments.model, ranks)
+        case = CASES[arguments.measure]
+        trainer = TrainerSection.model_validate(case.trainer)
+        with joined_ranks(partial(mesh_shape, trainer)) as ranks:
+            found = measure(case, arguments.model, ranks)
             if ranks.is_main:
                 arguments.out.write_text(str(found), encoding="utf-8")
         return

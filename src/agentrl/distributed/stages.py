@@ -89,13 +89,15 @@ class Stages:
                 earlier ones.
             loss: called on the last stage.
         """
-
-        def loss_of(made: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-            return loss(int(number), made)
-
         for rows in self._rounds(len(lengths)):
             stage = self._stage(rows, lengths, compute)
-            schedule = Schedule1F1B(stage, len(rows), loss_fn=loss_of, scale_grads=False)
+            numbers = iter(rows)
+            schedule = Schedule1F1B(
+                stage,
+                len(rows),
+                loss_fn=lambda made, _target, numbers=numbers: loss(next(numbers), made),
+                scale_grads=False,
+            )
             self._run(schedule, rows, has_target=self.is_last)
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -186,7 +188,7 @@ class Stages:
         hidden.requires_grad_(torch.is_grad_enabled())
         number = torch.zeros(1, dtype=torch.int64)
         return PipelineStage(
-            _Stage(lengths, longest, compute, is_last=self.is_last),
+            _Stage(rows, lengths, longest, compute, is_last=self.is_last),
             self.number,
             self.count,
             self._device,
@@ -197,11 +199,11 @@ class Stages:
         )
 
     def _run(self, schedule: Any, rows: range, *, has_target: bool = False) -> None:
-        numbers = torch.arange(rows.start, rows.stop)
-        given = (numbers,) if self.number == 0 else ()
-        target = numbers if has_target else None
+        places = torch.zeros(len(rows), dtype=torch.int64)  # torch cuts what it is given into rows
+        given = (places,) if self.number == 0 else ()
+        target = places if has_target else None
         try:
-            schedule.step(*given, row=numbers, target=target, return_outputs=False)
+            schedule.step(*given, target=target, return_outputs=False)
         except RuntimeError as error:  # torch wraps what a stage raised
             if isinstance(error.__cause__, AgentRLError):
                 raise error.__cause__ from None
@@ -220,18 +222,28 @@ def whole_tensors(
 
 
 class _Stage(nn.Module):
-    """The module that torch's stage calls: without parameters, which it would take care of."""
+    """The module that torch's stage calls, row by row in their order.
+
+    It has no parameters, which torch would take care of.
+    """
 
     def __init__(
-        self, lengths: Sequence[int], longest: int, compute: Compute, *, is_last: bool
+        self,
+        rows: range,
+        lengths: Sequence[int],
+        longest: int,
+        compute: Compute,
+        *,
+        is_last: bool,
     ) -> None:
         super().__init__()
+        self._numbers = iter(rows)
         self._lengths, self._longest = lengths, longest
         self._compute = compute
         self._is_last = is_last
 
-    def forward(self, given: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        number = int(row)
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        number = next(self._numbers)
         is_first = not given.is_floating_point()
         made = self._compute(number, None if is_first else given[:, : self._lengths[number]])
         if self._is_last:

@@ -101,7 +101,7 @@ class PolicyModel(nn.Module):
         with unrounded(self.model.dtype):
             own_ND = self._hidden_states(row, share, states, given)
         if not self.stage.is_last:
-            return own_ND[None]
+            return own_ND[None].clone()  # FSDP2 warns of views
         hidden_ND = share.whole_stretch(own_ND)
         found = self._own_targets(hidden_ND, share.own_targets(row), chunk_size, with_entropy)
         return TargetLogprobs(

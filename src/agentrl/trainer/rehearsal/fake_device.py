@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.integrations import moe
 
@@ -60,16 +61,17 @@ def fake_tensors(device: FakeDevice) -> Iterator[None]:
 
 
 @contextmanager
-def fake_group(world_size: int) -> Iterator[None]:
-    """Be rank 0 of a process group whose other ranks do not exist: collectives return at once."""
+def fake_group(rank: int, world_size: int) -> Iterator[None]:
+    """Be a rank of a process group whose others do not exist: collectives return at once."""
     if world_size == 1:
         yield
         return
-    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # what it remembers belongs to a mesh of this group
 
 
 def _equal_counts(

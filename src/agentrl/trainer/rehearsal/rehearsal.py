@@ -7,7 +7,7 @@ context, workspaces of kernels, buffers of NCCL, and gaps between tensors.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,8 @@ from agentrl.trainer.rehearsal.fake_device import HOST, FakeDevice, fake_group, 
 from agentrl.trainer.rehearsal.observers import Allocations, HostReads
 
 T = TypeVar("T")
+_ROWS_OF_A_STAGE = 2
+"""Enough that a first stage holds the activations of as many rows as there are stages."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class StepMemory:
     made: int
     """Bytes of all tensors that the passes make one after the other."""
     num_parameters: int
-    """Of the whole model."""
+    """Of the whole model, or of a stage of it."""
     num_trained: int
     flops: FlopCount
     host_reads: dict[str, int]
@@ -69,31 +71,40 @@ class StepMemory:
 
 
 def rehearse(
-    settings: LearnerSettings, shape: MeshShape, batch: MicroBatch, *, device: FakeDevice
+    settings: LearnerSettings,
+    shape: MeshShape,
+    batch: MicroBatch,
+    *,
+    device: FakeDevice,
+    stage: int = 0,
 ) -> StepMemory:
     """Make a step with gradients of an earlier micro-batch and the optimizer's state in place.
 
+    A pipeline passes as many equal micro-batches as keep all of its stages at work.
+
     Args:
         settings: of the learner; of the model, only config.json is read.
-        shape: the mesh; this is its rank 0.
+        shape: the mesh.
         batch: the micro-batch.
         device: what computes it.
+        stage: of a pipeline, from 0; its first rank makes the step.
     """
     place = "meta" if device == "meta" else "cpu"
-    ranks = _LoneRank(world_size=shape.world_size, shape=shape, computes_on=place)
+    rank = stage * shape.world_size // shape.pp
+    ranks = _LoneRank(rank, shape.world_size, shape=shape, computes_on=place)
     reads, memory = HostReads(torch.device(place)), Allocations()
-    with fake_group(shape.world_size), fake_tensors(device), reads, memory:
+    with fake_group(rank, shape.world_size), fake_tensors(device), reads, memory:
         learner = _Rehearsed(settings, ranks)
         held = learner.begin(memory, place)
         reads.places.clear()
-        learner.train([batch])
+        learner.train([batch] * (1 if shape.pp == 1 else _ROWS_OF_A_STAGE * shape.pp))
         return StepMemory(
             weights=held["weights"],
             gradients=held["gradients"],
             optimizer=held["optimizer"],
             passes=learner.peaks[place],
             update=memory.peak[place],
-            offloaded=learner.peaks[HOST] if place != HOST else 0,
+            offloaded=learner.peaks[HOST] if settings.trainer.activation_offloading else 0,
             made=learner.made,
             host_reads=dict(reads.places),
             **learner.sizes(),
@@ -109,7 +120,7 @@ def rehearse_run(
     longest: int,
     device: FakeDevice,
 ) -> StepMemory:
-    """Rehearse the largest micro-batch that the flags of a run allow.
+    """Rehearse the largest micro-batch that the flags of a run allow, on the fullest stage.
 
     Args:
         model: of the configuration.
@@ -120,14 +131,8 @@ def rehearse_run(
         device: what computes the step.
 
     Raises:
-        ConfigError: the flags ask for another number of ranks or for a pipeline, or the model cannot
-            be followed.
+        ConfigError: the flags ask for another number of ranks, or the model cannot be followed.
     """
-    if trainer.pp_size > 1:
-        raise ConfigError(
-            f"--pp_size {trainer.pp_size}: a plan knows no pipelines; plan with 1, whose weights, "
-            "gradients and optimizer state the stages divide"
-        )
     if trainer.merge == "none":
         batch = filled_row(longest, longest)
     else:
@@ -144,7 +149,10 @@ def rehearse_run(
     )
     shape = mesh_shape(trainer, trainer.num_processes)
     try:
-        return rehearse(settings, shape, batch, device=device)
+        stages = [
+            rehearse(settings, shape, batch, device=device, stage=stage)
+            for stage in range(shape.pp)
+        ]
     except (
         NotImplementedError,
         UnsupportedFakeTensorException,
@@ -154,6 +162,11 @@ def rehearse_run(
         raise ConfigError(
             f"the model at {model_path} needs values to be followed: {reason}"
         ) from error
+    return replace(
+        max(stages, key=lambda stage: stage.peak),
+        num_parameters=sum(stage.num_parameters for stage in stages),
+        num_trained=sum(stage.num_trained for stage in stages),
+    )
 
 
 def filled_row(num_tokens: int, longest: int, *, num_chunks: int = 1) -> MicroBatch:
@@ -216,7 +229,12 @@ class _Rehearsed(Learner):
 
     def sizes(self) -> dict[str, Any]:
         """Return the counts of parameters and operations."""
-        parameters = list(self._policy.parameters())
+        stage = self._policy.stage
+        parameters = [
+            parameter
+            for name, parameter in self._policy.named_parameters()
+            if stage.number == 0 or not stage.is_tied(name)
+        ]
         return {
             "num_parameters": sum(p.numel() for p in parameters),
             "num_trained": sum(p.numel() for p in parameters if p.requires_grad),
@@ -226,7 +244,7 @@ class _Rehearsed(Learner):
 
 @dataclass(frozen=True)
 class _LoneRank(Ranks):
-    """Rank 0 without the others: what is exchanged as Python objects is its own."""
+    """A rank without the others: what is exchanged as Python objects is its own."""
 
     computes_on: str = "cpu"
 

@@ -12,7 +12,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.distributed import MeshShape
-from agentrl.errors import ConfigError
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 from agentrl.trainer.rehearsal.fake_device import FakeDevice
 from agentrl.trainer.rehearsal.rehearsal import (
@@ -181,13 +180,19 @@ def test_experts_are_dealt_out(mixture: Path) -> None:
     assert found.weights < alone.weights / 2
 
 
-def test_pipelines_are_not_planned(dense: Path) -> None:
-    with pytest.raises(ConfigError, match="--pp_size 2: a plan knows no pipelines"):
-        rehearse_run(
-            ModelSection(),
-            TrainerSection(pp_size=2, num_processes=2),
+def test_the_fullest_stage_of_a_pipeline_is_planned(dense: Path) -> None:
+    def planned(num_stages: int) -> StepMemory:
+        return rehearse_run(
+            ModelSection(torch_dtype="float32"),
+            TrainerSection(pp_size=num_stages, num_processes=2, max_tokens=64),
             AlgorithmSection(),
             model_path=dense,
-            longest=8,
-            device="cpu",
+            longest=64,
+            device="gpu",
         )
+
+    whole, staged = planned(1), planned(2)
+    assert (staged.num_parameters, staged.num_trained) == (whole.num_parameters, whole.num_trained)
+    # Of two ranks, each holds half of the weights, or a stage of its own and the tied embedding.
+    assert whole.weights < staged.weights < 2 * whole.weights
+    assert staged.offloaded == 0
