@@ -45,7 +45,12 @@ class _Unrounded(TorchFunctionMode):
     ) -> Any:
         if function is torch.Tensor.float:
             function = torch.Tensor.double
-        return function(*map(_wider, args), **{k: _wider(v) for k, v in (kwargs or {}).items()})
+        # Called for every operation: nothing is made anew where nothing changes.
+        if any(argument is torch.float32 for argument in args):
+            args = tuple(map(_wider, args))
+        if kwargs and any(argument is torch.float32 for argument in kwargs.values()):
+            kwargs = {name: _wider(argument) for name, argument in kwargs.items()}
+        return function(*args, **(kwargs or {}))
 
 
 def _wider(argument: Any) -> Any:
