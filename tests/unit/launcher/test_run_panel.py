@@ -117,7 +117,7 @@ def test_trouble_is_on_the_panel_for_as_long_as_it_lasts() -> None:
     assert all(one in line for one in said)
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 24)])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 24), (40, 24)])
 def test_the_panel_fits_the_terminal(width: int, height: int) -> None:
     shown = view(
         run_name="a-run-with-a-very-long-name-" * 4,
