@@ -3,6 +3,7 @@
 In: uvicorn's configuration and a listening socket. Out: nothing; it says when it accepts requests.
 """
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable
@@ -14,6 +15,8 @@ async def serve_until_signalled(
     config: uvicorn.Config, listener: socket.socket, when_ready: Callable[[], None]
 ) -> None:
     """Serve on `listener` until SIGINT or SIGTERM; calls `when_ready` once requests are accepted."""
+    # An interrupt of before ends the task here, and not in the middle of the start.
+    await asyncio.sleep(0)
     # uvicorn stops on these signals and then raises them again; the exit status must be 0.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
