@@ -97,6 +97,17 @@ def _run(command: Sequence[str]) -> None:
     subprocess.run(command, check=True, timeout=INSTALL_SECONDS)
 
 
+async def row_of(server: PublicServer) -> str:
+    """Return a server's row of the table."""
+    tried = [
+        await try_server(server, transport, is_legacy=is_legacy)
+        for transport in _TRANSPORTS
+        for is_legacy in (False, True)
+    ]
+    name = server.name if " " in server.name else f"`{server.name}`"
+    return f"| {' | '.join([name, server.registry, *tried])} |"
+
+
 async def try_server(server: PublicServer, transport: Transport, *, is_legacy: bool) -> str:
     """Ask a server for its tools, call it well and wrongly, and say what came out."""
     given = server.args if transport == "stdio" else server.http_args
@@ -219,13 +230,7 @@ async def main(names: Sequence[str]) -> None:
     head = "| server | from | stdio | stdio, as in 2025 | HTTP | HTTP, as in 2025 |\n|---|---|---|---|---|---|\n"
     rows = []
     for server in chosen:
-        tried = [
-            await try_server(server, transport, is_legacy=is_legacy)
-            for transport in _TRANSPORTS
-            for is_legacy in (False, True)
-        ]
-        name = server.name if " " in server.name else f"`{server.name}`"
-        rows.append(f"| {' | '.join([name, server.registry, *tried])} |\n")
+        rows.append(await row_of(server) + "\n")
         print(rows[-1], end="", flush=True)
     if not names:
         before, _, rest = PAGE.read_text().partition(_BEGIN)

@@ -42,14 +42,6 @@ async def test_a_server_answers_as_the_page_says(server: Any) -> None:
         SCRIPT.install([server])
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"cannot be installed: {error}")
-    page = SCRIPT.PAGE.read_text().splitlines()
-    shown = f"| {server.name} |".replace("`", "")
-    (row,) = [line for line in page if line.replace("`", "").startswith(shown)]
-    said = [cell.strip() for cell in row.strip("|").split("|")[2:]]
-    tried = [
-        await SCRIPT.try_server(server, transport, is_legacy=is_legacy)
-        for transport in SCRIPT.transports(server)
-        for is_legacy in (False, True)
-    ]
-    assert [*map(str, tried)] == said[: len(tried)]
-    assert all(one.is_called for one in tried)
+    row = await SCRIPT.row_of(server)
+    assert row in SCRIPT.PAGE.read_text().splitlines()
+    assert ", called, " in row
