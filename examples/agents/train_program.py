@@ -12,7 +12,9 @@ SHELL = (
     'mini -t "$0" -m openai/{model} -y --exit-immediately -o run.json >&2; '
     "python3 -c \"import json; print(json.load(open('run.json'))['info']['submission'])\""
 )
-COMMAND = f"env MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors sh -c {shlex.quote(SHELL)}"
+# AgentRL repeats what failed; the program would also repeat calls beyond a rollout's limits.
+SETTINGS = "MSWEA_COST_TRACKING=ignore_errors MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1"
+COMMAND = f"env MSWEA_CONFIGURED=true {SETTINGS} sh -c {shlex.quote(SHELL)}"
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)

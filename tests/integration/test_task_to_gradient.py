@@ -118,7 +118,8 @@ def program(kind: str, folder: Path) -> dict[str, object]:
     """Return mini-swe-agent as a user calls it; a model that knows nothing runs into its limits."""
     (folder / "short.yaml").write_text("agent: {instance_template: '{{task}}'}\n")
     settings = (
-        "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors LITELLM_LOCAL_MODEL_COST_MAP=True"
+        "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors LITELLM_LOCAL_MODEL_COST_MAP=True "
+        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1"
     )
     mini = (
         f'{python_with("mini").parent}/mini -t "$0" -m {PROGRAMS[kind]}/{{model}} '

@@ -197,8 +197,11 @@ class RecordingSession(ModelSession):
         return completion
 
     def _limit_error(self, outcome: Outcome) -> APIError:
+        # A shorter prompt may be answered; beyond the other limits nothing is. Programs that send
+        # again what was wrong do not do so with what is forbidden.
         return APIError(
             _LIMIT_TEXTS[outcome].format(max_tokens=self._sampler.context.max_prompt_len),
+            status=400 if outcome == "length_limit" else 403,
             code=_LIMIT_CODES.get(outcome, outcome),
         )
 

@@ -92,7 +92,7 @@ async def waits_for_ever(task: MCPTask, endpoint: AgentEndpoint) -> str:
             )
             for agent in (ends_the_program, ends_the_program_in_its_thread)
         ),
-        (never_stops, {"max_turns": 2}, RolloutResult("turns_limit"), "BadRequestError"),
+        (never_stops, {"max_turns": 2}, RolloutResult("turns_limit"), "PermissionDeniedError"),
         (
             waits_for_ever,
             {"rollout_timeout_seconds": 3.0},

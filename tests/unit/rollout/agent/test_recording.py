@@ -784,7 +784,7 @@ async def test_a_call_that_failed_and_was_made_again_is_one_of_max_turns(
                 await client.chat.completions.create(**ask)
             engine.down = False
             await client.chat.completions.create(**ask)
-            with pytest.raises(openai.BadRequestError, match="max_turns"):
+            with pytest.raises(openai.PermissionDeniedError, match="max_turns"):
                 await client.chat.completions.create(**ask)
         return "7"
 
