@@ -19,7 +19,7 @@ class Rounding(TorchDispatchMode):
     """Notes operations that make float32 values of float64 ones."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[str] = []
 
     def __torch_dispatch__(
