@@ -65,4 +65,5 @@ def _trials(questions: QuestionFile) -> Iterator[tuple[Scorer, Question]]:
 
 def _can_be_tried(scorer: Scorer) -> bool:
     asks = scorer.takes_config or scorer.needs_judge or scorer.sees_group
-    return not asks and not scorer.function.__module__.startswith("agentrl.")
+    # Functions of C may belong to no module.
+    return not asks and not str(getattr(scorer.function, "__module__", "")).startswith("agentrl.")

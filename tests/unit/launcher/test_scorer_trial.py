@@ -63,6 +63,11 @@ async def test_a_scorer_that_gives_no_number_is_refused(
         await tried(tmp_path, function)
 
 
+async def test_a_scorer_that_belongs_to_no_module_is_tried(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'mine' returned GroundTruth, not"):
+        await tried(tmp_path, {}.setdefault)
+
+
 async def test_a_scorer_is_called_once_with_the_right_answer(tmp_path: Path) -> None:
     calls = list[tuple[str, Any]]()
 
