@@ -3,16 +3,21 @@
 In: the run's database. Out: lines for the console, each said once.
 """
 
+import textwrap
 import time
 
 from agentrl.errors import StoreError
 from agentrl.runtime.invocation import typed_command
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.learning_signal import MissingScores
+from agentrl.store.repositories.reports import Failure
 
 LOOK_SECONDS = 2.0
 MIN_GROUPS = 4
 """Groups without signal after which the run says so."""
+MIN_ATTEMPTS = 4
+"""Failed attempts, without a single score, after which the run says so: each record has several."""
+_MAX_ERROR_CHARS = 400
 
 
 class RunWarnings:
@@ -49,9 +54,13 @@ class RunWarnings:
             found["unscorable"] = f"a scorer fails, its records have no score: {missing.unscorable}"
         if missing.num_waiting:
             found["waiting"] = f"a score is missing and tried again: {missing.waiting}"
-        if missing.num_failed:
-            see = typed_command("inspect", "failures", "--run_name", self._store.database_name)
-            found["failed"] = f"{missing.num_failed} records failed: see {see}"
+        if missing.num_failed and "failed" not in self._said:
+            (last,) = await reports.failures(1)
+            found["failed"] = f"{missing.num_failed} records failed, {self._described(last)}"
+        if progress.policy_version == 0 and not progress.records.get("scored"):
+            failures = await reports.failures(MIN_ATTEMPTS)
+            if sum(failure.num_failed_attempts for failure in failures) >= MIN_ATTEMPTS:
+                found["failing"] = f"every attempt failed so far, {self._described(failures[0])}"
         may_lack = progress.policy_version == 0 and progress.num_groups_consumed >= MIN_GROUPS
         if may_lack and not self.lacks_signal:
             signal = await reports.signal()
@@ -59,3 +68,8 @@ class RunWarnings:
                 found["signal"] = f"nothing to learn from so far: {signal}"
         self.lacks_signal = may_lack and (self.lacks_signal or "signal" in found)
         return found
+
+    def _described(self, failure: Failure) -> str:
+        reason = textwrap.shorten(failure.last_error or failure.error or "", _MAX_ERROR_CHARS)
+        see = typed_command("inspect", "failures", "--run_name", self._store.database_name)
+        return f"last {failure.record_id}: {reason}; see {see}"

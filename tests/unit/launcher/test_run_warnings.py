@@ -32,8 +32,9 @@ async def test_every_trouble_is_said_once(store: TrajectoryStore) -> None:
     assert [text.partition(":")[0] for text in said] == [
         "a scorer fails, its records have no score",
         "a score is missing and tried again",
-        "1 records failed",
+        "1 records failed, last train/0/q2/0",
     ]
+    assert said[2].partition(": ")[2].startswith("tools are away; see ")
     assert "train/0/q0/0: answered '4', no score (scorer 'close' failed" in said[0]
     assert "(s.py:3)" in said[0]
     assert "no judge" in said[1]
@@ -45,6 +46,23 @@ async def test_every_trouble_is_said_once(store: TrajectoryStore) -> None:
     (said_of_signal,) = await warnings.new()
     assert "4 of 4 groups had equal scores (mean 0.000)" in said_of_signal
     assert said_of_signal.count("score 0\n") == 3
+    assert await warnings.new() == []
+
+
+async def test_attempts_that_all_fail_are_told_before_their_record_is_given_up(
+    store: TrajectoryStore,
+) -> None:
+    await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
+    await store.tasks.add(make_task(number, num_generations=1) for number in range(6))
+    warnings = RunWarnings(store)
+    for number in range(4):
+        assert await warnings.new() == []
+        record = await claim(store)
+        await store.records.fail_attempt(record.id, record.fence, f"no choices {number}", 5)
+    (said,) = await warnings.new()
+    assert said.startswith("every attempt failed so far, last train/0/q")
+    assert ": no choices 3; see " in said
+    assert said.endswith(f"inspect failures --run_name {store.database_name}")
     assert await warnings.new() == []
 
 
