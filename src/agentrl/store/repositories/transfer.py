@@ -18,6 +18,7 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.schema import SCHEMA_VERSION
 from agentrl.schema.base import Value
+from agentrl.schema.image import stored_key
 from agentrl.store.collections.validators import ensure_validators
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, task_from_document
@@ -241,8 +242,12 @@ class _Wanted:
 
 
 def _blob_keys(value: Any) -> Iterator[str]:
-    """Yield the keys of all blobs that a stored value refers to, at any depth."""
-    if isinstance(value, dict):
+    """Yield the keys of all blobs that a stored value refers to, at any depth; images are blobs."""
+    if isinstance(value, str):
+        key = stored_key(value)
+        if key is not None:
+            yield key
+    elif isinstance(value, dict):
         key = value.get("blob")
         if isinstance(key, str):
             yield key

@@ -11,7 +11,8 @@ import pytest
 from support.stored import claim, fill, make_task, make_turn, play, wrong_counts
 
 from agentrl.errors import ConfigError, StoreError
-from agentrl.schema import Record, Run, ToolCall
+from agentrl.schema import Record, Run, ToolCall, ToolResult
+from agentrl.schema.image import Image
 from agentrl.store import TrajectoryStore
 from agentrl.store.documents.export_files import Format, read_documents
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -253,3 +254,24 @@ async def test_an_import_takes_data_of_a_run_from_its_folder_and_nothing_else(
         await empty.transfer.import_run(folder)
     assert "\n" not in str(caught.value)
     assert await empty.database.tasks.count_documents({}) == 0
+
+
+async def test_some_groups_come_with_the_images_that_they_show(
+    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    images = [Image(mime_type="image/png", data=bytes([number])) for number in range(3)]
+    shown, answered, other = await store.images.put(images)
+    await store.tasks.add([make_task(0, num_generations=1), make_task(1, num_generations=1)])
+    for number in range(2):
+        record = await claim(store)
+        images_of = (answered if number == 0 else other,)
+        result = ToolResult(call_id="c", name="f", content="", images=images_of)
+        turn = make_turn(record, 0, tool_calls=[ToolCall(id="c", name="f", arguments={})])
+        turn = turn.model_copy(update={"added_images": (shown,), "tool_results": (result,)})
+        await store.turns.append(turn, record.fence)
+    await store.transfer.export_run(tmp_path / "out", groups=["train/0/q0"])
+    await empty.transfer.import_run(tmp_path / "out")
+    assert await empty.images.get([shown, answered]) == images[:2]
+    with pytest.raises(StoreError, match="is missing from the database"):
+        await empty.images.get([other])
