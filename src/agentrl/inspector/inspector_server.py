@@ -15,7 +15,7 @@ from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.inspector.inspector_app import InspectorApp
 from agentrl.inspector.reader_access import TOKEN_VARIABLE, kept_token
 from agentrl.inspector.run_sources import RunSources
-from agentrl.runtime.ports import free_port, listening
+from agentrl.runtime.ports import listening, listening_near
 from agentrl.runtime.request_deadlines import PromptProtocol
 from agentrl.runtime.signalled_server import serve_until_signalled
 
@@ -45,7 +45,7 @@ async def serve_inspector(
     Raises:
         ConfigError: the address is taken or not this machine's.
     """
-    with listening(host, free_port(host, FIRST_PORT) if port is None else port) as listener:
+    with listening_near(host, FIRST_PORT) if port is None else listening(host, port) as listener:
         bound = listener.getsockname()[1]
         token = os.environ.get(TOKEN_VARIABLE) or kept_token(PRIVATE_MONGO_ROOT.parent)
         app = InspectorApp(

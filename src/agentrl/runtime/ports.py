@@ -41,6 +41,21 @@ def listening(host: str, port: int, *, backlog: int | None = None) -> socket.soc
         raise ConfigError(f"cannot listen on {host}:{port}: {_reason(error)}") from error
 
 
+def listening_near(host: str, preferred: int) -> socket.socket:
+    """Return a socket that listens on `preferred`, on one of the next ports, or on any.
+
+    Raises:
+        ConfigError: `host` is not an address of this machine.
+    """
+    for port in _from(preferred):
+        try:
+            return socket.create_server((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                break
+    return listening(host, 0)
+
+
 def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "another process has this port; give another one with --port"

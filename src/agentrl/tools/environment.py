@@ -12,6 +12,7 @@ import hmac
 import logging
 import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -49,7 +50,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrl.errors import ToolCallFailed, ToolError
 from agentrl.runtime.confinement import Confinement
 from agentrl.runtime.http_guard import HttpGuard
-from agentrl.runtime.ports import listening
 from agentrl.runtime.request_deadlines import PromptProtocol
 from agentrl.runtime.signalled_server import serve_until_signalled
 from agentrl.tools.admission import FAILURE_KEY
@@ -409,20 +409,19 @@ def _unavailable(error: ToolError) -> MCPError:
 
 
 async def serve(
-    environment: Environment, *, host: str, port: int, when_ready: Callable[[], None]
+    environment: Environment,
+    listener: socket.socket,
+    *,
+    host: str,
+    when_ready: Callable[[], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; calls in flight then are abandoned after a second.
-
-    Raises:
-        ConfigError: the address is taken or not this machine's.
-    """
-    with listening(host, port) as listener:
-        config = uvicorn.Config(
-            environment.app(host=host),
-            log_config=None,
-            log_level="warning",
-            lifespan="on",
-            http=PromptProtocol,
-            timeout_graceful_shutdown=_CLOSE_SECONDS,
-        )
-        await serve_until_signalled(config, listener, when_ready)
+    """Serve until SIGINT or SIGTERM; calls in flight then are abandoned after a second."""
+    config = uvicorn.Config(
+        environment.app(host=host),
+        log_config=None,
+        log_level="warning",
+        lifespan="on",
+        http=PromptProtocol,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+    )
+    await serve_until_signalled(config, listener, when_ready)

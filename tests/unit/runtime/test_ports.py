@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.runtime.ports import ReservedPort, free_port, listening, listens
+from agentrl.runtime.ports import ReservedPort, free_port, listening, listening_near, listens
 
 HOST = "127.0.0.1"
 LISTENER = """
@@ -74,3 +74,13 @@ def test_a_port_that_is_taken_is_refused_in_words_that_help() -> None:
     )
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:1: Cannot assign requested address$"):
         listening("192.0.2.1", 1)
+
+
+def test_the_next_port_is_taken_where_another_process_was_first() -> None:
+    with socket.create_server((HOST, 0)) as other:
+        first = other.getsockname()[1]
+        with listening_near(HOST, first) as near, listening_near(HOST, first) as further:
+            ports = {first, near.getsockname()[1], further.getsockname()[1]}
+    assert len(ports) == 3
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0: Cannot assign requested address$"):
+        listening_near("192.0.2.1", 8000)
