@@ -137,8 +137,9 @@ def row(name: str, case: Case) -> dict[str, Any]:
         path = Path(folder)
         write_model(case, path)
         batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
-        shape = mesh_shape(settings(case, path).trainer, case.num_ranks)
-        planned = rehearse(settings(case, path), shape, batch, device="cpu").peak
+        given = settings(case, path)
+        shape = mesh_shape(given.trainer, case.num_ranks)
+        planned = rehearse(given, shape, batch, device="cpu").peak
         found = measured(name, case, path)
     error = abs(planned - found) / found
     print(

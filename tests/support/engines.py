@@ -73,6 +73,15 @@ async def until_waiting(client: SGLangClient, count: int) -> None:
         await asyncio.sleep(0.02)
 
 
+async def check_serves(url: str, checkpoint: Path, version: int) -> None:
+    """Hold what a server samples, and under which version, against the model of a checkpoint."""
+    async with SGLangClient(url) as client:
+        got = await client.generate(request(5))
+    assert [span.version for span in got.version_spans] == [version]
+    expected = Oracle().logprobs(checkpoint, prompt(5), got.output_ids)
+    np.testing.assert_allclose(got.output_logprobs, expected, atol=1e-4)
+
+
 def make_model(directory: Path, *, seed: int, heads: int = 4) -> Path:
     """Write a Qwen3 of two layers with random weights, and a tokenizer.
 

@@ -1,8 +1,5 @@
 """W&B's own library says whether figures can be sent; the server is one of this machine, or none."""
 
-import threading
-from collections.abc import Iterator
-from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -23,16 +20,6 @@ def _nobody_is_logged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("WANDB_BASE_URL", NOBODY)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def web_server() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
-        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
-        serving.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        serving.join()
 
 
 def test_other_trackers_need_no_login() -> None:

@@ -33,8 +33,8 @@ from agentrl.trainer.rehearsal.fake_device import HOST, FakeDevice, fake_group, 
 from agentrl.trainer.rehearsal.observers import Allocations, HostReads
 
 T = TypeVar("T")
-_ROWS_OF_A_STAGE = 2
-"""Enough that a first stage holds the activations of as many rows as there are stages."""
+_BATCHES_OF_A_STAGE = 2
+"""Enough that a first stage holds the activations of as many micro-batches as there are stages."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def rehearse(
         learner = _Rehearsed(settings, ranks)
         held = learner.begin(memory, place)
         reads.places.clear()
-        learner.train([batch] * (1 if shape.pp == 1 else _ROWS_OF_A_STAGE * shape.pp))
+        learner.train([batch] * (1 if shape.pp == 1 else _BATCHES_OF_A_STAGE * shape.pp))
         return StepMemory(
             weights=held["weights"],
             gradients=held["gradients"],

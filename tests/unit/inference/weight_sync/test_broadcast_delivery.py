@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, nullcontext
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from harness.processes import engine_process
 from safetensors.torch import load_file
-from support.engines import Oracle, make_model, prompt, request
+from support.engines import check_serves
 
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.errors import ServerRefused
-from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import (
     BroadcastDelivery,
@@ -33,12 +31,6 @@ from agentrl.store import TrajectoryStore
 
 BUCKET_BYTES = 50_000
 BOUND_SECONDS = 14.0
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return make_model(folder / "first", seed=1), make_model(folder / "second", seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +86,6 @@ async def publisher_of(
         inference=InferenceSection(),
         delivery=BroadcastDelivery(section, send, "gloo"),
     )
-
-
-async def check_serves(url: str, checkpoint: Path, version: int) -> None:
-    async with SGLangClient(url) as client:
-        got = await client.generate(request(5))
-    assert [span.version for span in got.version_spans] == [version]
-    expected = Oracle().logprobs(checkpoint, prompt(5), got.output_ids)
-    np.testing.assert_allclose(got.output_logprobs, expected, atol=1e-4)
 
 
 async def test_all_servers_serve_what_was_broadcast_and_files_follow(

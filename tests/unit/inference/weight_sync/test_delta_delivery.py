@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from harness.processes import engine_process
 from safetensors.torch import load_file, save_file
-from support.engines import Oracle, make_model, prompt, request
+from support.engines import check_serves
 
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Bucket, in_buckets
@@ -20,12 +19,6 @@ from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 
 BUCKET_BYTES = 50_000
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return make_model(folder / "first", seed=1), make_model(folder / "second", seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +52,6 @@ class Trainer:
         for file in self._files.iterdir():
             (directory / file.name).write_bytes(file.read_bytes())
         save_file(self.tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-async def check_serves(url: str, files: Path, version: int) -> None:
-    async with SGLangClient(url) as client:
-        got = await client.generate(request(5))
-    assert [span.version for span in got.version_spans] == [version]
-    expected = Oracle().logprobs(files, prompt(5), got.output_ids)
-    np.testing.assert_allclose(got.output_logprobs, expected, atol=1e-4)
 
 
 async def test_a_server_gets_what_changed_and_with_another_version_everything(
