@@ -130,8 +130,10 @@ def _defaults(params: ElicitRequestParams) -> dict[str, Any] | None:
     }
     if not all(isinstance(value, str | int | float) for value in given.values()):
         return None
-    required = schema.get("required") or ()
-    return given if all(name in given for name in required) else None
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        return None
+    return given if given.keys() >= set(required) else None
 
 
 class TaskHandle(Result):
@@ -210,8 +212,7 @@ async def _finished(handle: TaskHandle, context: ClaimContext) -> CallToolResult
     asked_for = handle.poll_interval_ms
     try:
         while True:
-            wanted = pause if asked_for is None else max(_MIN_POLL_SECONDS, asked_for / 1000)
-            await asyncio.sleep(min(wanted, _MAX_POLL_SECONDS))
+            await asyncio.sleep(_poll_seconds(pause, asked_for))
             pause *= 2
             state = await context.session.send_request(GetTask(params=params), TaskState)
             asked_for = state.poll_interval_ms
@@ -225,6 +226,14 @@ async def _finished(handle: TaskHandle, context: ClaimContext) -> CallToolResult
     except asyncio.CancelledError:
         await _cancel(params, context)
         raise
+
+
+def _poll_seconds(pause: float, asked_for_ms: int | None) -> float:
+    """Return the pause before the next look at a task: what its server asks for, within bounds."""
+    if asked_for_ms is None:
+        return min(pause, _MAX_POLL_SECONDS)
+    # Bounded as an integer: JSON has integers beyond the range of a float.
+    return max(_MIN_POLL_SECONDS, min(asked_for_ms, round(_MAX_POLL_SECONDS * 1000)) / 1000)
 
 
 async def _answer_all(task_id: str, state: TaskState, context: ClaimContext) -> None:

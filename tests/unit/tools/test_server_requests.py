@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness.processes import listening_process
-from mcp.types import ElicitRequestFormParams
+from mcp.types import ElicitRequestFormParams, ElicitResult
 
 from agentrl.tools import McpToolBox, ToolsConfig, connect_tools
 from agentrl.tools.admission import MAX_TOOLS
@@ -65,6 +65,16 @@ async def test_the_policy_may_accept_a_forms_defaults(
         assert await text(mine, "order_nothing") == "decline"
 
 
+@pytest.mark.parametrize("required", [5, "n", [["n"]], [{}], {"n": 1}, None], ids=repr)
+async def test_a_form_that_makes_no_sense_is_declined(required: object) -> None:
+    server = McpServer(transport="stdio", command="shop", elicitation="accept")
+    form = {"type": "object", "properties": {"n": {"default": 1}}, "required": required}
+    asked = ElicitRequestFormParams(message="?", requested_schema=form)
+    assert await ServerQuestions("shop", server).answer(None, asked) == ElicitResult(
+        action="decline"
+    )
+
+
 @GENERATIONS
 async def test_a_model_and_roots_are_refused_and_said_once_a_server(
     config_for: ConfigFor, servers: Servers, per_rollout: bool, caplog: pytest.LogCaptureFixture
@@ -103,6 +113,16 @@ async def test_what_a_task_asks_is_answered_as_a_call_is(
     assert (thinking.is_error, thinking.content) == (True, "Error: Sampling not supported")
     assert "asks the user 'How many?': declined" in caplog.text
     assert "asks for a language model (sampling)" in caplog.text
+
+
+async def test_a_task_that_asks_for_an_endless_pause_is_polled_all_the_same(
+    config_for: ConfigFor, servers: Servers
+) -> None:
+    handle = {"resultType": "task", "taskId": "t", "status": "working", "pollIntervalMs": 10**400}
+    state = {"taskId": "t", "status": "completed", "result": {"content": []}}
+    async with connect_tools(config_for(servers())) as box:
+        done = await box.call("work_as", {"handle": handle, "state": state})
+    assert not done.is_error
 
 
 async def test_a_task_that_never_ends_is_cancelled(config_for: ConfigFor, servers: Servers) -> None:
