@@ -11,6 +11,7 @@ import io
 import json
 import os
 import select
+import stat
 import sys
 from collections.abc import Sequence
 
@@ -93,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (2: the user's mistake, 1: a failure, 75: no database)."""
     _open_closed_outputs()
     _escape_what_no_output_has()
+    _let_nobody_else_write()
     os.environ.update(direct_to_this_machine(os.environ))
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if arguments[0] in ("version", "--version"):
@@ -153,6 +155,11 @@ def _escape_what_no_output_has() -> None:
         and codecs.lookup(sys.stdout.encoding).name != "utf-8"
     ):
         sys.stdout.reconfigure(errors="agentrl-escaped")
+
+
+def _let_nobody_else_write() -> None:
+    """Take from other users of the machine, groups aside, the write access that a umask of 000 gives."""
+    os.umask(os.umask(0o077) | stat.S_IWOTH)
 
 
 def _outer_problem(error: OSError) -> str | None:

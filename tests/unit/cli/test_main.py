@@ -2,6 +2,7 @@ import errno
 import os
 import re
 import shlex
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,14 @@ def test_a_users_file_does_not_stand_for_a_module_of_pythons(tmp_path: Path) -> 
         text=True,
     )
     assert done.stderr.startswith("agentrl run: --max_steps: ")
+
+
+def test_nobody_else_may_write_into_what_a_command_makes(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "agentrl", "init", "mine/project"], cwd=tmp_path, umask=0, check=True
+    )
+    made = [tmp_path / "mine", *(tmp_path / "mine").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o775, 0o664}
 
 
 @pytest.mark.parametrize(
