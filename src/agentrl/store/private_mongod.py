@@ -50,6 +50,10 @@ _ROLES = ("readWriteAnyDatabase", "dbAdminAnyDatabase", "clusterMonitor")
 _READER = "agentrl_reader"
 _READER_ROLES = ("readAnyDatabase",)
 _PASSWORD_BYTES = 32
+_PORT_TRIES = 5
+_CANNOT_LISTEN = 48
+"""Exit status of a mongod whose port is taken."""
+_AUTHENTICATION_FAILED = 18
 _NOT_YET_INITIALIZED = 94
 _USER_EXISTS = 51003
 
@@ -81,6 +85,10 @@ def find_mongod() -> Path:
     if not os.access(binary, os.X_OK):
         binary.chmod(0o755)
     return binary
+
+
+class PortTaken(StoreError):
+    """Another process listens where a mongod was to."""
 
 
 class EmbeddedMongo:
@@ -136,11 +144,20 @@ class EmbeddedMongo:
         """
         self.prepare()
         try:
-            self.spawn()
-            self.until_writable()
+            self._start_on_a_port_of_its_own()
         except BaseException:
             self._release()
             raise
+
+    def _start_on_a_port_of_its_own(self) -> None:
+        for _ in range(_PORT_TRIES):
+            try:
+                self.spawn()
+                self.until_writable()
+                return
+            except PortTaken:  # by another process that found it free in the same moment
+                self.port = self._wanted_port = free_port()
+        raise StoreError(f"the private mongod found no free port in {_PORT_TRIES} tries")
 
     def prepare(self) -> None:
         """Choose a port and make what `spawn` needs; may be called from any thread.
@@ -189,6 +206,7 @@ class EmbeddedMongo:
         """Wait until the spawned mongod takes writes.
 
         Raises:
+            PortTaken: another process listens on its port.
             StoreError: it ended at once, or did not get ready, and was stopped; the text says why.
         """
         try:
@@ -252,6 +270,10 @@ class EmbeddedMongo:
                         return
                 except ConnectionFailure:
                     pass  # not listening yet, or stepping up
+                except OperationFailure as error:
+                    # The mongod of somebody else, who has the port: ours is about to end.
+                    if error.code != _AUTHENTICATION_FAILED:
+                        raise
                 time.sleep(_POLL_SECONDS)
         raise StoreError(
             f"the private mongod took no writes within {START_SECONDS:.0f} s: {self._last_words()}"
@@ -311,6 +333,8 @@ class EmbeddedMongo:
         if self._process is None:
             raise StoreError("the private mongod was stopped while it started")
         code = self._process.poll()
+        if code == _CANNOT_LISTEN:
+            raise PortTaken(f"port {self.port} of the private mongod is taken by another process")
         if code is not None:
             raise StoreError(
                 f"the private mongod ended at once (exit {code}): {self._last_words()}"

@@ -15,6 +15,7 @@ import pytest
 from pymongo import MongoClient
 
 from agentrl.errors import ConfigError, DataInUse, StoreError
+from agentrl.runtime.ports import free_port
 from agentrl.store import mongod_folder, private_mongod
 from agentrl.store.mongod_folder import last_port, serving
 from agentrl.store.private_mongod import EmbeddedMongo, find_mongod, running_uri
@@ -43,6 +44,19 @@ def test_data_survive_a_kill_and_a_change_of_port(tmp_path: Path) -> None:
             put(mongo, 2)
             assert values(mongo) == [1, 2]
         assert values(other) == []
+
+
+def test_two_that_find_the_same_port_free_both_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedMongo(tmp_path / "first") as first:
+        ports = iter([first.port, free_port()])
+        monkeypatch.setattr(private_mongod, "free_port", lambda **_: next(ports))
+        with EmbeddedMongo(tmp_path / "second") as second:
+            put(first, 1)
+            put(second, 2)
+            assert (values(first), values(second)) == ([1], [2])
+        assert last_port(tmp_path / "second") == second.port != first.port
 
 
 def test_a_directory_in_use_is_refused_and_its_holder_named(
