@@ -42,6 +42,13 @@ class Evaluations:
         self._first_step = session.history.last_step
         self._running: dict[int, asyncio.Task[EvalMetrics | None]] = {}
 
+    async def recall(self) -> None:
+        """Take over what was noted after the checkpoint that the run goes on from."""
+        for figures in await self._store.figures.evaluations(self._trainer.consumer):
+            found = EvalMetrics.model_validate(figures)
+            if self._history.eval_at(found.version) is None:
+                self._history.add_eval(found)
+
     async def run_if_due(self, step: int) -> None:
         """Record finished evaluations, and evaluate the version of a step if it is due."""
         await self._collect(wait=False)
@@ -60,10 +67,11 @@ class Evaluations:
         with self._history.timed("eval"):
             await self._collect(wait=True)
 
-    async def run_last(self, step: int) -> None:
-        """Evaluate the last version, unless nothing is to be evaluated."""
+    async def run_last(self, step: int) -> bool:
+        """Evaluate the last version if it is to be; return False where a signal came first."""
         if self._trainer.eval_strategy != "no":
             await self._evaluate_now(step)
+        return self._trainer.eval_strategy == "no" or not self._is_new(step)
 
     async def cancel(self) -> None:
         """Cancel the evaluations that run during training."""

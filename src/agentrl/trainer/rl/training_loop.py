@@ -139,6 +139,7 @@ class TrainLoop:
             [one.model_dump(mode="json", exclude_none=True) for one in self._history.steps],
             [one.model_dump(mode="json", exclude_none=True) for one in self._history.evals],
         )
+        await self._evaluations.recall()
         with self._history.timed("publish"):
             await self._group.export(self._publisher.directory(step))
             await self._announce(step)
@@ -298,10 +299,10 @@ class TrainLoop:
                 await self._saver.save(self._publisher.directory(step), history)
                 await self._saver.settle()
         await self._evaluations.finish()
+        if status != "stopped" and not await self._evaluations.run_last(step):
+            status = "stopped"  # so that the same command evaluates
         if status == "stopped":
             await self._store.ledger.recover(self._consumer, step)
-        else:
-            await self._evaluations.run_last(step)
         history.add_seconds("total", time.monotonic() - self._started)
         summary = summarize(history, run_name=run_name, status=status)
         missing = await self._store.reports.missing_scores()

@@ -326,6 +326,39 @@ async def test_evaluations_before_and_after_are_played_under_their_version(
     assert await store.tasks.count(tag="eval@1", status="completed") == 3
 
 
+async def test_a_stop_during_the_last_evaluation_leaves_it_to_the_same_command(
+    make_config: MakeConfig, store: TrajectoryStore, model_path: Path, tmp_path: Path
+) -> None:
+    questions = tmp_path / "eval.jsonl"
+    questions.write_text('{"id":"e0","query":"q","answer":1}\n')
+    await fill(store, model_path, [MIXED, MIXED])
+    config = make_config(
+        max_steps=1,
+        eval_strategy="steps",
+        eval_steps=9,
+        eval_file=questions,
+        enable_sampling="true",
+    )
+    player, stop = Player(model_path), asyncio.Event()
+    training = asyncio.create_task(train(config, stop))
+    async with asyncio.timeout(60), samplers(store, player, lambda _: 1.0):
+        while not await store.tasks.count(tag="eval@0", status="completed"):
+            await asyncio.sleep(0.02)
+    async with asyncio.timeout(60):  # nobody plays the last one
+        while not await store.tasks.count(tag="eval@1"):
+            await asyncio.sleep(0.02)
+    stop.set()
+    result = await training
+    assert (result.status, result.step) == ("stopped", 1)
+    assert (await run_of(store)).status == "training"
+    async with samplers(store, player, lambda _: 1.0):
+        result = await train(config)
+    assert (result.status, result.step) == ("completed", 1)
+    assert (await run_of(store)).status == "completed"
+    evals = json.loads(result.summary_path.read_text())["evals"]
+    assert [one["version"] for one in evals] == [0, 1]
+
+
 async def test_every_eval_steps_an_evaluation_runs_to_its_end_and_means_over_questions(
     make_config: MakeConfig, store: TrajectoryStore, model_path: Path, tmp_path: Path
 ) -> None:
