@@ -12,7 +12,6 @@ import inspect
 import platform
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +37,7 @@ from agentrl.launcher.preflight import findings
 from agentrl.launcher.server_checks import check_servers
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.gpus import machine_gpus
+from agentrl.runtime.ports import is_taken
 from agentrl.store import TrajectoryStore
 from agentrl.store.mongod_folder import wanted_port
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -159,20 +159,14 @@ def _ports(config: RootConfig) -> Iterator[Told]:
         wanted = {}
     if not config.inference.inference_urls:
         wanted["inference_port"] = config.inference.inference_port
-    taken = [f"--{name} {port}" for name, port in wanted.items() if _listens(port)]
+    taken = [f"--{name} {port}" for name, port in wanted.items() if is_taken(port)]
     if taken:
         yield "note", f"{', '.join(taken)} taken: the next free one is used"
     elif wanted:
         yield "ok", f"{', '.join(map(str, wanted.values()))} free"
     port = config.run.metrics_port
-    if port and _listens(port):
+    if port and is_taken(port):
         yield "FAIL", f"--metrics_port {port} is taken: give another one"
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as caller:
-        caller.settimeout(1.0)
-        return port != 0 and caller.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _disk(config: RootConfig) -> Iterator[Told]:

@@ -7,7 +7,6 @@ the first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started
 
 import inspect
 import shutil
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from agentrl.rollout.agent import configured_agent
 from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
 from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.http_clients import check_proxy
+from agentrl.runtime.ports import is_taken
 from agentrl.runtime.tracker_checks import check_trackers
 from agentrl.runtime.tracker_login import check_login
 from agentrl.store import TrajectoryStore
@@ -239,22 +239,17 @@ def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
 def _check_ports(config: RootConfig, *, trains: bool) -> None:
     """Refuse ports that are taken; those that are not given find another one by themselves."""
     trainer, first = config.trainer, config.run.metrics_port
-    if trains and trainer.num_machines > 1 and _is_taken(trainer.main_process_port):
+    if trains and trainer.num_machines > 1 and is_taken(trainer.main_process_port):
         raise ConfigError(
             f"--main_process_port {trainer.main_process_port} is taken here; give all machines "
             "another one"
         )
     for port in range(first, first + config.rollout.num_samplers + 1) if first else ():
-        if _is_taken(port):
+        if is_taken(port):
             raise ConfigError(
                 f"--metrics_port {first}: port {port} is taken (the trainer uses {first}, each sampler "
                 "one behind it); give another one"
             )
-
-
-def _is_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _check_group_size(data: DataSection) -> None:

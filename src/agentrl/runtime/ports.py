@@ -110,6 +110,13 @@ def listens(pid: int, port: int) -> bool:
     return False
 
 
+def is_taken(port: int) -> bool:
+    """Return whether a process takes connections at a port of the loopback interface."""
+    with socket.socket() as caller:
+        caller.settimeout(1.0)
+        return port != 0 and caller.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _from(preferred: int) -> range:
     return range(preferred, min(preferred + _CANDIDATES, 65536)) if preferred else range(0)
 

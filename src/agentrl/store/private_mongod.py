@@ -25,7 +25,7 @@ from agentrl.config.private_files import make_private, write_private
 from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.child_processes import end_with_parent
 from agentrl.runtime.disk_space import full_disk
-from agentrl.runtime.ports import free_port
+from agentrl.runtime.ports import free_port, is_taken
 from agentrl.runtime.printable import one_line
 from agentrl.store.mongod_folder import (
     claimed,
@@ -51,8 +51,6 @@ _READER = "agentrl_reader"
 _READER_ROLES = ("readAnyDatabase",)
 _PASSWORD_BYTES = 32
 _PORT_TRIES = 5
-_CANNOT_LISTEN = 48
-"""Exit status of a mongod whose port is taken."""
 _AUTHENTICATION_FAILED = 18
 _NOT_YET_INITIALIZED = 94
 _USER_EXISTS = 51003
@@ -333,7 +331,8 @@ class EmbeddedMongo:
         if self._process is None:
             raise StoreError("the private mongod was stopped while it started")
         code = self._process.poll()
-        if code == _CANNOT_LISTEN:
+        if code is not None and is_taken(self.port):
+            # It ends in several ways then, by whether the other one listened or was about to.
             raise PortTaken(f"port {self.port} of the private mongod is taken by another process")
         if code is not None:
             raise StoreError(

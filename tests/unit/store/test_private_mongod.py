@@ -46,11 +46,20 @@ def test_data_survive_a_kill_and_a_change_of_port(tmp_path: Path) -> None:
         assert values(other) == []
 
 
+@pytest.mark.parametrize("aborts", [False, True], ids=["refused", "aborted"])
 def test_two_that_find_the_same_port_free_both_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aborts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EmbeddedMongo(tmp_path / "first") as first:
         ports = iter([first.port, free_port()])
+        if aborts:  # as one does that has bound the port when the other begins to listen
+            program = tmp_path / "mongod"
+            program.write_text(
+                f'#!/bin/sh\ncase "$*" in *"--port {first.port} "*) kill -ABRT $$;; esac\n'
+                f'exec {find_mongod()} "$@"\n'
+            )
+            program.chmod(0o700)
+            monkeypatch.setenv("MONGOD_BINARY", str(program))
         monkeypatch.setattr(private_mongod, "free_port", lambda **_: next(ports))
         with EmbeddedMongo(tmp_path / "second") as second:
             put(first, 1)
