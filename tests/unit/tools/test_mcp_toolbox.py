@@ -42,6 +42,8 @@ async def test_many_rollouts_share_one_connection(server_url: str, config_for: C
         ("fail", {"reason": "no such item: sofa"}, "no such item: sofa"),
         ("crash", {}, "Error executing tool crash"),
         ("add", {"a": "x"}, "Input should be a valid integer"),
+        ("add", {"a": "\ud83d"}, "the arguments are not JSON: str is not valid UTF-8"),
+        ("add", {"a": 2**70}, "the arguments are not JSON: Integer exceeds 64-bit range"),
         ("addd", {"a": 1, "b": 2}, "there is no tool named 'addd'. Did you mean add? Tools: add,"),
     ],
 )
