@@ -40,6 +40,7 @@ from agentrl.errors import ConfigError, StoreError, StoreUnreachable
 from agentrl.runtime.http_guard import host_name
 from agentrl.store.documents.codec import Document
 from agentrl.store.server_clock import FreshLeases, ServerClock
+from agentrl.store.writes import lost_primary
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +167,9 @@ class RunDatabase:
         try:
             yield
         except (PyMongoError, BSONError) as error:
-            is_away = isinstance(error, ConnectionFailure | ConfigurationError)
+            is_away = lost_primary(error) or isinstance(
+                error, ConnectionFailure | ConfigurationError
+            )
             kind = StoreUnreachable if is_away else StoreError
             raise kind(f"{what}: {_one_line(error, self.uri)}") from error
 
@@ -214,7 +217,9 @@ def operation(
                 for delay in RETRY_DELAYS_SECONDS if repeatable else ():
                     try:
                         return await method(self, *args, **kwargs)
-                    except AutoReconnect:
+                    except PyMongoError as error:
+                        if not lost_primary(error):
+                            raise
                         await asyncio.sleep(delay)
                 return await method(self, *args, **kwargs)
 
@@ -223,12 +228,12 @@ def operation(
     return decorate
 
 
-def _one_line(error: BaseException, uri: str) -> str:
+def _one_line(error: Exception, uri: str) -> str:
     """Describe an error and its remedy in one line, without credentials."""
     hosts = _hosts_of(uri)
     if isinstance(error, AutoReconnect) and _TLS_FAILED in str(error):
         return f"MongoDB at {hosts} speaks TLS, but its certificate is not trusted; check tlsCAFile"
-    if isinstance(error, AutoReconnect):
+    if lost_primary(error):
         return (
             f"MongoDB at {hosts} does not answer; check that it runs and that the address is right"
         )

@@ -13,7 +13,13 @@ from typing import Generic, TypeVar
 from bson.errors import BSONError
 from pymongo import ReplaceOne, UpdateOne
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError, PyMongoError
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    DuplicateKeyError,
+    PyMongoError,
+    WriteConcernError,
+)
 
 from agentrl.errors import StoreError
 from agentrl.store.documents.codec import Document
@@ -23,11 +29,27 @@ R = TypeVar("R")
 
 DUPLICATE_KEY = 11000
 """Error code of the server."""
+_PRIMARY_LEFT = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
+"""Error codes of a server that is no primary, or stops being one."""
 MAX_BATCH = 128
 """Items in one batch; more only where so many came before the one that it is for."""
 
 Update = tuple[Document, Document | list[Document]]
 """A filter, and the update of the document that it matches."""
+
+
+def lost_primary(error: Exception) -> bool:
+    """Return whether an operation failed because the connection or the primary went away.
+
+    A primary that leaves while a majority confirms a write answers with an error of the write
+    concern, which the driver does not count among those of the connection.
+    """
+    if isinstance(error, BulkWriteError):
+        unconfirmed = (error.details or {}).get("writeConcernErrors", ())
+        return any(one["code"] in _PRIMARY_LEFT for one in unconfirmed)
+    return isinstance(error, AutoReconnect) or (
+        isinstance(error, WriteConcernError) and error.code in _PRIMARY_LEFT
+    )
 
 
 async def insert_new(collection: AsyncCollection[Document], documents: Sequence[Document]) -> int:
@@ -151,9 +173,9 @@ class Coalescer(Generic[T, R]):
         batch = waiting[: max(MAX_BATCH, waiting.index(own) + 1)]
         try:
             results = await self._run([entry.item for entry in batch])
-        except AutoReconnect:
-            raise
-        except (PyMongoError, BSONError):
+        except (PyMongoError, BSONError) as error:
+            if lost_primary(error):
+                raise
             # Another item may be at fault; its caller will get the error.
             batch = [own]
             results = await self._run([own.item])
