@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-import orjson
 from mcp import MCPError
 from mcp.types import Tool
 
@@ -184,8 +183,9 @@ class McpToolBox:
     async def _call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> _Outcome:
         limit = self._config.max_result_chars
         try:
-            orjson.dumps(dict(arguments))  # what cannot be sent would end the connection
-        except orjson.JSONEncodeError as error:
+            # What cannot be sent would end the connection.
+            json.dumps(dict(arguments), ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
             return _Outcome(f"Error: the arguments are not JSON: {error}", is_error=True)
         try:
             result = await self._connections[spec.server].call_tool(

@@ -73,6 +73,8 @@ logger = logging.getLogger(__name__)
 Listed = Mapping[str, Sequence[Tool]]
 """The tools that each server lists, by the server's name."""
 
+_FIRST_KEYS = ("type", "properties", "required")
+
 # The characters outside of what every tool-call format can write in a name.
 _UNWRITABLE = re.compile(r"[^\w.-]")
 
@@ -157,11 +159,21 @@ def _spec(name: str, server: str, tool: Tool) -> ToolSpec:
         name=name,
         description=tool.description or "",
         # Chat templates read `properties`, also where a tool takes no arguments.
-        parameters={**schema, "properties": schema.get("properties") or {}},
+        parameters=_in_order({**schema, "properties": schema.get("properties") or {}}),
         server=server,
         remote_name=tool.name,
         repeatable=is_repeatable(tool),
     )
+
+
+def _in_order(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with its keys in the one order in which models are shown them.
+
+    The SDK's older and newer protocols list them in different ones, and a connection may change over
+    at any time: a rollout that is resumed has to find the prompt that it began with.
+    """
+    first = {key: schema[key] for key in _FIRST_KEYS if key in schema}
+    return first | {key: schema[key] for key in sorted(schema.keys() - first.keys())}
 
 
 def _names_of(spec: ToolSpec) -> set[str]:
