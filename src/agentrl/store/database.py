@@ -40,7 +40,7 @@ from agentrl.errors import ConfigError, StoreError, StoreUnreachable
 from agentrl.runtime.http_guard import host_name
 from agentrl.store.documents.codec import Document
 from agentrl.store.server_clock import FreshLeases, ServerClock
-from agentrl.store.writes import lost_primary
+from agentrl.store.writes import is_passing
 
 logger = logging.getLogger(__name__)
 
@@ -167,9 +167,7 @@ class RunDatabase:
         try:
             yield
         except (PyMongoError, BSONError) as error:
-            is_away = lost_primary(error) or isinstance(
-                error, ConnectionFailure | ConfigurationError
-            )
+            is_away = is_passing(error) or isinstance(error, ConnectionFailure | ConfigurationError)
             kind = StoreUnreachable if is_away else StoreError
             raise kind(f"{what}: {_one_line(error, self.uri)}") from error
 
@@ -218,7 +216,7 @@ def operation(
                     try:
                         return await method(self, *args, **kwargs)
                     except PyMongoError as error:
-                        if not lost_primary(error):
+                        if not is_passing(error):
                             raise
                         await asyncio.sleep(delay)
                 return await method(self, *args, **kwargs)
@@ -233,7 +231,7 @@ def _one_line(error: Exception, uri: str) -> str:
     hosts = _hosts_of(uri)
     if isinstance(error, AutoReconnect) and _TLS_FAILED in str(error):
         return f"MongoDB at {hosts} speaks TLS, but its certificate is not trusted; check tlsCAFile"
-    if lost_primary(error):
+    if is_passing(error):
         return (
             f"MongoDB at {hosts} does not answer; check that it runs and that the address is right"
         )

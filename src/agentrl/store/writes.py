@@ -17,6 +17,7 @@ from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
     DuplicateKeyError,
+    OperationFailure,
     PyMongoError,
     WriteConcernError,
 )
@@ -31,6 +32,8 @@ DUPLICATE_KEY = 11000
 """Error code of the server."""
 _PRIMARY_LEFT = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
 """Error codes of a server that is no primary, or stops being one."""
+_KEYS_NOT_LOADED = 211
+"""Error code of a server that has begun, or whose clock has jumped, and cannot check signed times yet."""
 MAX_BATCH = 128
 """Items in one batch; more only where so many came before the one that it is for."""
 
@@ -38,8 +41,8 @@ Update = tuple[Document, Document | list[Document]]
 """A filter, and the update of the document that it matches."""
 
 
-def lost_primary(error: Exception) -> bool:
-    """Return whether an operation failed because the connection or the primary went away.
+def is_passing(error: Exception) -> bool:
+    """Return whether an operation failed for a reason that passes: no connection or no primary.
 
     A primary that leaves while a majority confirms a write answers with an error of the write
     concern, which the driver does not count among those of the connection.
@@ -47,8 +50,10 @@ def lost_primary(error: Exception) -> bool:
     if isinstance(error, BulkWriteError):
         unconfirmed = (error.details or {}).get("writeConcernErrors", ())
         return any(one["code"] in _PRIMARY_LEFT for one in unconfirmed)
+    if isinstance(error, WriteConcernError):
+        return error.code in _PRIMARY_LEFT
     return isinstance(error, AutoReconnect) or (
-        isinstance(error, WriteConcernError) and error.code in _PRIMARY_LEFT
+        isinstance(error, OperationFailure) and error.code == _KEYS_NOT_LOADED
     )
 
 
@@ -174,7 +179,7 @@ class Coalescer(Generic[T, R]):
         try:
             results = await self._run([entry.item for entry in batch])
         except (PyMongoError, BSONError) as error:
-            if lost_primary(error):
+            if is_passing(error):
                 raise
             # Another item may be at fault; its caller will get the error.
             batch = [own]

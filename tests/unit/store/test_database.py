@@ -115,6 +115,17 @@ def failing_mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
             yield mongo
 
 
+async def test_a_server_that_cannot_check_signed_times_yet_is_waited_for(
+    failing_mongod: EmbeddedMongo,
+) -> None:
+    async with TrajectoryStore.connect(failing_mongod.uri("keys")) as store:
+        await store.ensure_schema()
+        data = {"failCommands": ["insert"], "errorCode": 211}
+        with failing_mongod._as_itself() as client:
+            client.admin.command("configureFailPoint", "failCommand", mode={"times": 2}, data=data)
+        assert await store.tasks.add([make_task(0)]) == 1
+
+
 def fail(mongo: EmbeddedMongo, command: str, code: int, times: int) -> None:
     """Let the server carry out a command, and say that its primary left before it was confirmed."""
     data = {"failCommands": [command], "writeConcernError": {"code": code, "errmsg": "interrupted"}}
