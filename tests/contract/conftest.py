@@ -8,7 +8,6 @@ The given server has to serve that directory (a small Qwen3 in float32), to be a
 that the tests write, and to run with SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false.
 """
 
-import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +18,7 @@ import pytest
 import torch
 from harness.processes import engine_process
 from safetensors.torch import load_file, save_file
-from support.engines import FIRST, Oracle, Served, make_model
+from support.engines import FIRST, Oracle, Served, make_model, until_idle
 from support.sglang import sglang_process
 
 from agentrl.inference.client.sglang_client import SGLangClient
@@ -78,12 +77,6 @@ async def http(served: Served, client: SGLangClient) -> AsyncIterator[httpx.Asyn
 def oracle() -> Oracle:
     """What the server's logprobs are compared with."""
     return Oracle()
-
-
-async def until_idle(client: SGLangClient) -> None:
-    """Wait (bounded by the test's own timeout) until nothing runs or waits."""
-    while (load := await client.loads()).num_running + load.num_waiting:
-        await asyncio.sleep(0.02)
 
 
 def perturbed(source: Path, target: Path) -> Path:

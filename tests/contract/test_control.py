@@ -8,7 +8,16 @@ import httpx
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from support.engines import SECOND, Oracle, Served, make_model, prompt, request, until_waiting
+from support.engines import (
+    SECOND,
+    Oracle,
+    Served,
+    make_model,
+    prompt,
+    request,
+    until_idle,
+    until_waiting,
+)
 from support.in_flight import LONG, in_flight, split_at_update
 
 from agentrl.errors import ServerRefused
@@ -150,6 +159,7 @@ async def test_prefix_of_old_weights_is_not_reused(
     client: SGLangClient, served: Served, oracle: Oracle
 ) -> None:
     await client.generate(request(52, 100))
+    await until_idle(client)  # SGLang answers a moment before its scheduler is done
     await client.update_weights_from_disk(str(served.second), weight_version=SECOND)
     got = await client.generate(request(52, 100))
     assert got.cached_tokens == 0

@@ -73,6 +73,12 @@ async def until_waiting(client: SGLangClient, count: int) -> None:
         await asyncio.sleep(0.02)
 
 
+async def until_idle(client: SGLangClient) -> None:
+    """Wait (bounded by the test's own timeout) until nothing runs or waits."""
+    while (load := await client.loads()).num_running + load.num_waiting:
+        await asyncio.sleep(0.02)
+
+
 async def check_serves(url: str, checkpoint: Path, version: int) -> None:
     """Hold what a server samples, and under which version, against the model of a checkpoint."""
     async with SGLangClient(url) as client:
