@@ -24,12 +24,14 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import (
     AutoReconnect,
+    BulkWriteError,
     CollectionInvalid,
     ConfigurationError,
     ConnectionFailure,
     InvalidName,
     OperationFailure,
     PyMongoError,
+    WriteConcernError,
 )
 from pymongo.write_concern import WriteConcern
 
@@ -40,7 +42,6 @@ from agentrl.errors import ConfigError, StoreError, StoreUnreachable
 from agentrl.runtime.http_guard import host_name
 from agentrl.store.documents.codec import Document
 from agentrl.store.server_clock import FreshLeases, ServerClock
-from agentrl.store.writes import is_passing
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,10 @@ UNAUTHORIZED = 13
 NAMESPACE_EXISTS = 48
 """Error codes of the server."""
 
+_PRIMARY_LEFT = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
+"""Error codes of a server that is no primary, or stops being one."""
+_KEYS_NOT_LOADED = 211
+"""Error code of a server that has begun, or whose clock has jumped, and cannot check signed times yet."""
 _LOGIN_REFUSED = frozenset({18, 8000})
 _TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
@@ -224,6 +229,22 @@ def operation(
         return wrapper
 
     return decorate
+
+
+def is_passing(error: Exception) -> bool:
+    """Return whether an operation failed for a reason that passes: no connection or no primary.
+
+    A primary that leaves while a majority confirms a write answers with an error of the write
+    concern, which the driver does not count among those of the connection.
+    """
+    if isinstance(error, BulkWriteError):
+        unconfirmed = (error.details or {}).get("writeConcernErrors", ())
+        return any(one["code"] in _PRIMARY_LEFT for one in unconfirmed)
+    if isinstance(error, WriteConcernError):
+        return error.code in _PRIMARY_LEFT
+    return isinstance(error, AutoReconnect) or (
+        isinstance(error, OperationFailure) and error.code == _KEYS_NOT_LOADED
+    )
 
 
 def _one_line(error: Exception, uri: str) -> str:

@@ -13,16 +13,10 @@ from typing import Generic, TypeVar
 from bson.errors import BSONError
 from pymongo import ReplaceOne, UpdateOne
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.errors import (
-    AutoReconnect,
-    BulkWriteError,
-    DuplicateKeyError,
-    OperationFailure,
-    PyMongoError,
-    WriteConcernError,
-)
+from pymongo.errors import BulkWriteError, DuplicateKeyError, PyMongoError
 
 from agentrl.errors import StoreError
+from agentrl.store.database import is_passing
 from agentrl.store.documents.codec import Document
 
 T = TypeVar("T")
@@ -30,31 +24,11 @@ R = TypeVar("R")
 
 DUPLICATE_KEY = 11000
 """Error code of the server."""
-_PRIMARY_LEFT = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
-"""Error codes of a server that is no primary, or stops being one."""
-_KEYS_NOT_LOADED = 211
-"""Error code of a server that has begun, or whose clock has jumped, and cannot check signed times yet."""
 MAX_BATCH = 128
 """Items in one batch; more only where so many came before the one that it is for."""
 
 Update = tuple[Document, Document | list[Document]]
 """A filter, and the update of the document that it matches."""
-
-
-def is_passing(error: Exception) -> bool:
-    """Return whether an operation failed for a reason that passes: no connection or no primary.
-
-    A primary that leaves while a majority confirms a write answers with an error of the write
-    concern, which the driver does not count among those of the connection.
-    """
-    if isinstance(error, BulkWriteError):
-        unconfirmed = (error.details or {}).get("writeConcernErrors", ())
-        return any(one["code"] in _PRIMARY_LEFT for one in unconfirmed)
-    if isinstance(error, WriteConcernError):
-        return error.code in _PRIMARY_LEFT
-    return isinstance(error, AutoReconnect) or (
-        isinstance(error, OperationFailure) and error.code == _KEYS_NOT_LOADED
-    )
 
 
 async def insert_new(collection: AsyncCollection[Document], documents: Sequence[Document]) -> int:
