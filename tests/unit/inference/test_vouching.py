@@ -43,4 +43,5 @@ def test_each_key_has_a_proof_of_its_own_and_without_keys_none_is_wanted() -> No
     service = registered("http://h:1", proof("http://h:1", KEY))
     assert with_data_key([service], KEY) == [service]
     assert with_control_key([service], KEY) == []
-    assert with_data_key([registered("http://h:1")], None) == [registered("http://h:1")]
+    without = registered("http://h:1")
+    assert with_data_key([without], None) == [without]
