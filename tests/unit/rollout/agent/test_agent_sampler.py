@@ -156,10 +156,10 @@ async def test_an_environment_that_hangs_is_no_failure_of_the_policy(
     store: TrajectoryStore, renderer: Renderer
 ) -> None:
     task = TASK.model_copy(update={"num_generations": 2})
-    limits = RolloutSection(rollout_timeout_seconds=0.7)
+    limits = RolloutSection(rollout_timeout_seconds=2.0)
 
     def reply(prompt: str) -> str:
-        time.sleep(1.0 if "think long" in prompt else 0.0)
+        time.sleep(2.5 if "think long" in prompt else 0.0)
         return "<answer>7</answer>"
 
     with serve_script(renderer, reply) as engine:
