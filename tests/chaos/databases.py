@@ -15,12 +15,12 @@ from typing import Any
 
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
+from support.mongod_programs import FAKETIME, mongod_with_clock
 
 from agentrl.runtime.child_processes import end_with_parent
 from agentrl.runtime.ports import ReservedPort
 from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
 
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 DISK_MEGABYTES = 1024
 _START_SECONDS = 60.0
 _NAME = "chaos"
@@ -34,7 +34,7 @@ class SingleMongod:
         """Says how far the clock is off; None where libfaketime is not installed."""
         self.disk = folder / "disk"
         self._mongo = EmbeddedMongo(self.disk / "mongo", port)
-        self._program = folder / "mongod"
+        self._folder = folder
         self._ballast = self.disk / "ballast"
 
     @property
@@ -52,14 +52,7 @@ class SingleMongod:
         if self.clock is None:
             return
         self.clock.write_text("+0")
-        # `exec`, so that the process is mongod itself, which ends with its parent.
-        self._program.write_text(
-            f"#!/bin/sh\nexport LD_PRELOAD={FAKETIME} FAKETIME_TIMESTAMP_FILE={self.clock} "
-            "FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_CACHE_DURATION=1\n"
-            f'exec {find_mongod()} "$@"\n'
-        )
-        self._program.chmod(0o755)
-        os.environ["MONGOD_BINARY"] = str(self._program)
+        os.environ["MONGOD_BINARY"] = str(mongod_with_clock(self._folder, self.clock))
 
     def start(self) -> None:
         """Start it, again on the same port and data."""

@@ -331,13 +331,12 @@ class EmbeddedMongo:
         if self._process is None:
             raise StoreError("the private mongod was stopped while it started")
         code = self._process.poll()
-        if code is not None and is_taken(self.port):
+        if code is None:
+            return
+        if is_taken(self.port):
             # It ends in several ways then, by whether the other one listened or was about to.
             raise PortTaken(f"port {self.port} of the private mongod is taken by another process")
-        if code is not None:
-            raise StoreError(
-                f"the private mongod ended at once (exit {code}): {self._last_words()}"
-            )
+        raise StoreError(f"the private mongod ended at once (exit {code}): {self._last_words()}")
 
     def _last_words(self) -> str:
         """Return what the mongod said last that explains its end, or where to read it."""

@@ -1,4 +1,4 @@
-"""Clients that a caller hands in: PyMongo's own, and Motor's."""
+"""Clients that a caller hands in, PyMongo's own and Motor's, and servers that fail for a moment."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC
@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError
+from support.mongod_programs import mongod_program
 from support.stored import fill, make_task
 
 from agentrl.errors import ConfigError, StoreUnreachable
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.database import RunDatabase, connected, hosts_in_the_clear
-from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
+from agentrl.store.private_mongod import EmbeddedMongo
 
 QUICK = "heartbeatFrequencyMS=500"
 """A primary that only says that it left is known to be one with the next heartbeat."""
@@ -104,15 +105,24 @@ async def test_a_host_that_cannot_be_looked_up_may_be_there_later() -> None:
 def failing_mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedMongo]:
     """A mongod that can be told to fail."""
     folder = tmp_path_factory.mktemp("failing")
-    program = folder / "mongod"
-    program.write_text(
-        f'#!/bin/sh\nexec {find_mongod()} "$@" --setParameter enableTestCommands=1\n'
-    )
-    program.chmod(0o700)
+    program = mongod_program(folder, flags="--setParameter enableTestCommands=1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONGOD_BINARY", str(program))
         with EmbeddedMongo(folder / "data") as mongo:
             yield mongo
+
+
+def fail(mongo: EmbeddedMongo, command: str, times: int, **how: object) -> None:
+    """Let the server fail a command so many times."""
+    data = {"failCommands": [command], **how}
+    with mongo._as_itself() as client:
+        client.admin.command("configureFailPoint", "failCommand", mode={"times": times}, data=data)
+
+
+def leave(mongo: EmbeddedMongo, command: str, code: int, times: int) -> None:
+    """Let it carry out the command, and say that its primary left before it was confirmed."""
+    error = {"code": code, "errmsg": "interrupted"}
+    fail(mongo, command, times, writeConcernError=error)
 
 
 async def test_a_server_that_cannot_check_signed_times_yet_is_waited_for(
@@ -120,17 +130,8 @@ async def test_a_server_that_cannot_check_signed_times_yet_is_waited_for(
 ) -> None:
     async with TrajectoryStore.connect(failing_mongod.uri("keys")) as store:
         await store.ensure_schema()
-        data = {"failCommands": ["insert"], "errorCode": 211}
-        with failing_mongod._as_itself() as client:
-            client.admin.command("configureFailPoint", "failCommand", mode={"times": 2}, data=data)
+        fail(failing_mongod, "insert", times=2, errorCode=211)
         assert await store.tasks.add([make_task(0)]) == 1
-
-
-def fail(mongo: EmbeddedMongo, command: str, code: int, times: int) -> None:
-    """Let the server carry out a command, and say that its primary left before it was confirmed."""
-    data = {"failCommands": [command], "writeConcernError": {"code": code, "errmsg": "interrupted"}}
-    with mongo._as_itself() as client:
-        client.admin.command("configureFailPoint", "failCommand", mode={"times": times}, data=data)
 
 
 @pytest.mark.parametrize("code", [11602, 189, 91])
@@ -141,11 +142,11 @@ async def test_a_primary_that_leaves_while_a_write_is_confirmed_is_waited_for(
         await store.ensure_schema()
         await store.runs.create(Run(name="run"))
         ids = await fill(store, 2, num_turns=1)
-        fail(failing_mongod, "insert", code, times=2)
+        leave(failing_mongod, "insert", code, times=2)
         assert await store.tasks.add([make_task(7), make_task(8)]) in (0, 2)
         assert await store.tasks.get("train/0/q8") is not None
         await store.trainer_leases.acquire("trainer", "me", 30)
-        fail(failing_mongod, "update", code, times=2)
+        leave(failing_mongod, "update", code, times=2)
         await store.ledger.reserve("trainer", ids[:2], 1)
         assert await store.ledger.commit("trainer", 1) == 2
 
@@ -156,7 +157,7 @@ async def test_a_primary_that_does_not_come_back_is_told_as_one_that_may(
     monkeypatch.setattr("agentrl.store.database.RETRY_DELAYS_SECONDS", (0.01,))
     async with TrajectoryStore.connect(f"{failing_mongod.uri('gone')}&{QUICK}") as store:
         await store.ensure_schema()
-        fail(failing_mongod, "insert", 11602, times=20)
+        leave(failing_mongod, "insert", 11602, times=20)
         with pytest.raises(StoreUnreachable, match=r"add tasks: MongoDB at .* does not answer"):
             await store.tasks.add([make_task(0), make_task(1)])
-        fail(failing_mongod, "insert", 11602, times=0)
+        leave(failing_mongod, "insert", 11602, times=0)

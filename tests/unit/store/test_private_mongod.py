@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from support.mongod_programs import mongod_program
 
 from agentrl.errors import ConfigError, DataInUse, StoreError
 from agentrl.runtime.ports import free_port
@@ -53,12 +54,8 @@ def test_two_that_find_the_same_port_free_both_start(
     with EmbeddedMongo(tmp_path / "first") as first:
         ports = iter([first.port, free_port()])
         if aborts:  # as one does that has bound the port when the other begins to listen
-            program = tmp_path / "mongod"
-            program.write_text(
-                f'#!/bin/sh\ncase "$*" in *"--port {first.port} "*) kill -ABRT $$;; esac\n'
-                f'exec {find_mongod()} "$@"\n'
-            )
-            program.chmod(0o700)
+            taken = f'case "$*" in *"--port {first.port} "*) kill -ABRT $$;; esac'
+            program = mongod_program(tmp_path, first=taken)
             monkeypatch.setenv("MONGOD_BINARY", str(program))
         monkeypatch.setattr(private_mongod, "free_port", lambda **_: next(ports))
         with EmbeddedMongo(tmp_path / "second") as second:

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.mongod_programs import FAKETIME, mongod_with_clock
 from support.stored import claim, make_task
 
 from agentrl.schema import InferenceService
 from agentrl.store import TrajectoryStore
-from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
+from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = pytest.mark.timeout(120)  # two processes that fake the time start slowly
 
@@ -32,16 +33,9 @@ async def stepping(
     tmp_path: Path, clock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[TrajectoryStore]:
     """A store on a mongod whose wall clock can be set while its monotonic clock goes on."""
-    library = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-    if not library.exists():
+    if not FAKETIME.exists():
         pytest.skip("libfaketime is not installed (apt-get install faketime)")
-    program = tmp_path / "mongod"
-    program.write_text(
-        f"#!/bin/sh\nexport LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE={clock} "
-        f'FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_CACHE_DURATION=1\nexec {find_mongod()} "$@"\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("MONGOD_BINARY", str(program))
+    monkeypatch.setenv("MONGOD_BINARY", str(mongod_with_clock(tmp_path, clock)))
     with EmbeddedMongo(tmp_path / "data") as mongo:
         async with TrajectoryStore.connect(mongo.uri("run")) as store:
             await store.ensure_schema()

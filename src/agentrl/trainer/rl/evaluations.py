@@ -71,7 +71,7 @@ class Evaluations:
         """Evaluate the last version if it is to be; return False where a signal came first."""
         if self._trainer.eval_strategy != "no":
             await self._evaluate_now(step)
-        return self._trainer.eval_strategy == "no" or not self._is_new(step)
+        return not self._is_new(step)
 
     async def cancel(self) -> None:
         """Cancel the evaluations that run during training."""
