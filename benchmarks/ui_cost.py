@@ -129,7 +129,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 def measured(folder: Path, num_pairs: int, seconds: float) -> list[dict[str, dict[str, float]]]:
     """Run the demo and return the rates of each pair of windows."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert chromium is not None, "needs a browser (scripts/install_browser)"
+    assert chromium is not None, "needs a browser (scripts/install_desktop)"
     pairs = []
     with demo(folder) as run:
         metrics = folder / "output" / RUN / "metrics.jsonl"

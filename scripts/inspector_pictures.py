@@ -133,7 +133,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert chromium is not None, "needs a browser (scripts/install_browser)"
+    assert chromium is not None, "needs a browser (scripts/install_desktop)"
     with inspector(arguments.folder, arguments.run_name) as address, sync_playwright() as play:
         found = re.match(r"http://[^/]+", address)
         assert found is not None, address

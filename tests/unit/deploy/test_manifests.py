@@ -387,7 +387,7 @@ def test_compose_is_prepared_with_secrets_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / ".env").read_text() == first
 
 
-@pytest.mark.parametrize("path", sorted(DEPLOY.glob("images/*")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(DEPLOY.glob("images/*.Dockerfile")), ids=lambda path: path.name)
 def test_image_recipes_pass_the_linter_and_copy_what_exists(path: Path) -> None:
     linter = Path(sys.executable).with_name("hadolint")
     done = subprocess.run([str(linter), str(path)], capture_output=True, text=True, timeout=60)
@@ -405,9 +405,10 @@ def pip_commands(recipe: Path) -> list[str]:
 
 
 def test_images_install_nothing_without_a_hash() -> None:
-    for path in DEPLOY.glob("images/*"):
+    for path in DEPLOY.glob("images/*.Dockerfile"):
         commands = pip_commands(path)
-        assert len(commands) == 4, path
+        # The desktop installs Debian's packages on an image of these.
+        assert len(commands) == (0 if path.stem == "desktop" else 4), path
         for command in commands:
             words = set(command.split())
             assert "--require-hashes" in words or "--no-deps" in words, command

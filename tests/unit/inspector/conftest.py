@@ -28,7 +28,7 @@ T = TypeVar("T")
 RUN = "inspected"
 TOKEN = "token-of-the-tests"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-NO_CHROMIUM = "needs a browser: apt-get install chromium (scripts/install_browser)"
+NO_CHROMIUM = "needs a browser: apt-get install chromium (scripts/install_desktop)"
 
 
 def run_elsewhere(work: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,256 @@
+"""An X display of its own: started, looked at, used by mouse and keyboard, and watched by people.
+
+Programs of the machine do the work: Xvfb, openbox, Chromium, maim and xdotool; for people who watch,
+x11vnc and websockify with noVNC. All users of the machine reach the display's socket, so the X server
+asks for a secret (an MIT magic cookie), which lies in the display's folder. Knows nothing of MCP.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from agentrl.errors import ConfigError, ToolError
+from agentrl.runtime.child_processes import end_with_parent
+from agentrl.runtime.confinement import Confinement, confinement_gap
+from agentrl.runtime.ports import listening_near
+from agentrl.runtime.printable import one_line
+
+NEEDED = ("Xvfb", "openbox", "chromium", "maim", "xdotool")
+NEEDED_TO_WATCH = ("x11vnc", "websockify")
+NOVNC = Path("/usr/share/novnc")
+MIN_PASSWORD_CHARS = 8
+"""VNC compares the first eight characters, and no more."""
+_START_SECONDS, _ACTION_SECONDS, _END_SECONDS = 30.0, 30.0, 3.0
+_POLL_SECONDS, _NOTICE_SECONDS = 0.05, 0.5
+_MAX_SAID_CHARS = 200
+_BROWSER_FLAGS = (
+    *("--no-first-run", "--no-default-browser-check", "--start-maximized", "--disable-gpu"),
+    *("--disable-dev-shm-usage", "--password-store=basic", "--hide-crash-restore-bubble"),
+    # Left alone, a browser looks up updates and accounts at its maker's.
+    *("--disable-sync", "--disable-background-networking", "--disable-component-update"),
+)
+
+
+class Display:
+    """One display, and the programs that run on it; an asynchronous context."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        width: int,
+        height: int,
+        view_host: str = "127.0.0.1",
+        view_port: int = 0,
+        view_password: str = "",
+    ) -> None:
+        """Prepare a display, which starts when the context is entered.
+
+        Args:
+            folder: an empty folder, for secrets and the browser's profile.
+            width: pixels.
+            height: pixels.
+            view_host: address of this machine at which people may watch.
+            view_port: the port there, or the next one that is free; 0 for nobody.
+            view_password: what they are asked for.
+
+        Raises:
+            ConfigError: a program is not installed, or the password is too short.
+        """
+        needed = [*NEEDED, *(NEEDED_TO_WATCH if view_port else ())]
+        missing = [name for name in needed if shutil.which(name) is None]
+        if missing:
+            raise ConfigError(
+                f"a desktop needs {', '.join(missing)}: run scripts/install_desktop, or use the "
+                "image of deploy/images/desktop.Dockerfile"
+            )
+        if view_port and len(view_password) < MIN_PASSWORD_CHARS:
+            raise ConfigError(
+                "--view_port needs a password in the variable DESKTOP_VIEW_PASSWORD, of at least "
+                f"{MIN_PASSWORD_CHARS} characters"
+            )
+        self.width, self.height = width, height
+        self.view_address = ""
+        """Where people watch, once the display has started; empty for nowhere."""
+        self._folder = folder
+        self._view_host, self._view_port = view_host, view_port
+        self._view_password = view_password
+        # What the browser keeps in its home is this display's alone.
+        self._environment = {**os.environ, "HOME": str(folder)}
+        self._programs: list[asyncio.subprocess.Process] = []
+
+    async def __aenter__(self) -> "Display":
+        try:
+            await self._start()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    async def gone(self) -> None:
+        """Return when the display has ended, whoever ended it."""
+        await self._programs[0].wait()
+
+    async def has_ended(self) -> bool:
+        """Return whether the display is gone, after a moment in which that shows."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.gone(), _NOTICE_SECONDS)
+        return self._programs[0].returncode is not None
+
+    async def screenshot(self) -> bytes:
+        """Return a picture of the whole display with its pointer, as PNG.
+
+        Raises:
+            ToolError: the display is gone.
+        """
+        picture, _ = await self._run("maim", "--format", "png")
+        return picture
+
+    async def use(self, *words: str, typed: str = "") -> None:
+        """Do what `xdotool` does for these words; `typed` is its standard input.
+
+        Raises:
+            ToolError: it refused, or took too long.
+        """
+        _, complaint = await self._run("xdotool", *words, given=typed.encode())
+        if complaint:  # such as an unknown key, which it leaves out
+            raise ToolError(complaint)
+
+    async def browse(self, url: str) -> None:
+        """Open a page in the browser, which the first one starts; return when its window is there.
+
+        Raises:
+            ToolError: it opens no window in time.
+        """
+        # Its sandbox consists of namespaces, and it has none for root. The second flag leaves out the
+        # bar with which it complains about the first.
+        may = os.geteuid() != 0 and confinement_gap() is None
+        sandbox = () if may else ("--no-sandbox", "--test-type")
+        profile = f"--user-data-dir={self._folder / 'browser'}"
+        # If it runs already, that process opens the page and this one ends.
+        await self._keep("chromium", *_BROWSER_FLAGS, *sandbox, profile, "--", url)
+        # Answers when the first one matches.
+        await self.use("search", "--sync", "--onlyvisible", "--class", "chromium")
+
+    async def _start(self) -> None:
+        own = self._folder / "display"
+        own.mkdir(0o700)
+        cookies = own / "cookies"
+        _write_private(cookies, _cookie_file(secrets.token_bytes(16)))
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb") as answer:
+            with os.fdopen(writing, "wb"):
+                await self._keep(*self._server_command(own, writing), pass_fds=(writing,))
+            number = await asyncio.to_thread(answer.readline)  # nothing, if it ends
+        if not number.strip():
+            raise ToolError("Xvfb cannot be started")
+        self._environment |= {"DISPLAY": f":{int(number)}", "XAUTHORITY": str(cookies)}
+        await self._keep("openbox")
+        if self._view_port:
+            await self._let_watch()
+
+    def _server_command(self, own: Path, answer: int) -> list[str]:
+        """Return the command line of the X server.
+
+        It writes to /tmp, whatever TMPDIR says, and cannot do without. Within the walls of `agentrl env
+        up` that is read-only, so its own folder takes the place.
+        """
+        screen = f"{self.width}x{self.height}x24"
+        words = ["Xvfb", "-displayfd", str(answer), "-screen", "0", screen, "-nolisten", "tcp"]
+        words += ["-noreset", "-extension", "MIT-SHM"]  # no memory is shared through the walls
+        if confinement_gap() is not None:
+            return [*words, "-auth", str(own / "cookies")]
+        root = self._folder / "root"
+        root.mkdir(0o700)
+        walls = Confinement(scratch=root, places={"/tmp": own}, directory="/tmp")
+        return walls.command([*words, "-auth", "/tmp/cookies"])
+
+    async def _let_watch(self) -> None:
+        password, socket = self._folder / "password", self._folder / "vnc"
+        _write_private(password, self._view_password.encode())
+        await self._keep(
+            *("x11vnc", "-unixsock", str(socket), "-rfbport", "0", "-passwdfile", str(password)),
+            *("-viewonly", "-shared", "-forever", "-noremote", "-noshm", "-no6", "-quiet"),
+        )
+        for _ in range(int(_START_SECONDS / _POLL_SECONDS)):  # it says nothing when it is ready
+            if socket.is_socket():
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        else:
+            raise ToolError(f"x11vnc cannot be started within {_START_SECONDS:g} s")
+        with listening_near(self._view_host, self._view_port) as listener:
+            viewer = ("websockify", "--inetd", "--unix-target", str(socket), "--web", str(NOVNC))
+            await self._keep(*viewer, stdin=listener.fileno())
+            port = listener.getsockname()[1]
+        self.view_address = f"http://{self._view_host}:{port}/vnc.html?autoconnect=true"
+
+    async def _keep(
+        self, *words: str, stdin: int = asyncio.subprocess.DEVNULL, pass_fds: Sequence[int] = ()
+    ) -> None:
+        """Start a program that stays until the display ends."""
+        program = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=stdin,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=self._environment,
+            pass_fds=pass_fds,
+            preexec_fn=end_with_parent(signal.SIGTERM),
+        )
+        self._programs = [
+            *(kept for kept in self._programs if kept.returncode is None),
+            program,
+        ]
+
+    async def _run(self, *words: str, given: bytes = b"") -> tuple[bytes, str]:
+        """Run a program to its end; return what it printed, and what it complained about."""
+        program = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment,
+        )
+        try:
+            output, said = await asyncio.wait_for(program.communicate(given), _ACTION_SECONDS)
+        except TimeoutError:
+            raise ToolError(f"{words[0]} takes more than {_ACTION_SECONDS:g} s") from None
+        finally:
+            if program.returncode is None:
+                program.kill()
+        complaint = one_line(said.decode(errors="replace")).strip()[:_MAX_SAID_CHARS]
+        if program.returncode != 0:
+            raise ToolError(f"{words[0]}: {complaint or f'exit {program.returncode}'}")
+        return output, complaint
+
+    async def _end(self) -> None:
+        """End the programs, those that started last first; kill what does not end."""
+        running = [program for program in reversed(self._programs) if program.returncode is None]
+        for program in running:
+            program.terminate()
+        for program in running:
+            try:
+                await asyncio.wait_for(program.wait(), _END_SECONDS)
+            except TimeoutError:
+                program.kill()
+                await program.wait()
+
+
+def _cookie_file(secret: bytes) -> bytes:
+    """Return an Xauthority file with one secret for every display (Xau(3), "FILE FORMAT")."""
+    every_family, no_address, no_number = b"\xff\xff", b"", b""
+    fields = (no_address, no_number, b"MIT-MAGIC-COOKIE-1", secret)
+    return every_family + b"".join(len(field).to_bytes(2) + field for field in fields)
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    path.touch(0o600)
+    path.write_bytes(content)
