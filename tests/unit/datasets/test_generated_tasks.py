@@ -9,7 +9,8 @@ import pytest
 from support.stored import make_task
 
 from agentrl.config.sections import DataSection
-from agentrl.datasets.generated_tasks import TaskFeed, generated_tasks
+from agentrl.datasets.generated_tasks import generated_tasks
+from agentrl.datasets.task_feed import TaskFeed
 from agentrl.errors import ConfigError
 from agentrl.schema import TASK_TYPES, Task
 from agentrl.store import TrajectoryStore
@@ -92,6 +93,14 @@ async def test_a_source_that_ends_is_not_asked_again(store: TrajectoryStore) -> 
     await feed.fill(20)
     assert await store.tasks.count() == 3
     assert next(asked) == 3
+
+
+async def test_tasks_whose_slots_a_crash_left_out_get_them(store: TrajectoryStore) -> None:
+    await TaskFeed(store, map(make_task, range(9))).fill(4)
+    await store.database["records"].delete_many({"order": {"$gte": 2}})
+    await TaskFeed(store, map(make_task, range(9))).fill(4)
+    slots = [record.order async for record in store.records.find()]
+    assert sorted(slots) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -387,7 +387,9 @@ def test_compose_is_prepared_with_secrets_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / ".env").read_text() == first
 
 
-@pytest.mark.parametrize("path", sorted(DEPLOY.glob("images/*.Dockerfile")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(DEPLOY.glob("images/*.Dockerfile")), ids=lambda path: path.name
+)
 def test_image_recipes_pass_the_linter_and_copy_what_exists(path: Path) -> None:
     linter = Path(sys.executable).with_name("hadolint")
     done = subprocess.run([str(linter), str(path)], capture_output=True, text=True, timeout=60)

@@ -159,6 +159,12 @@ class TaskRepository(Repository):
         last = await self._db.tasks.find_one({"split": "train"}, {"order": 1}, sort=[("order", -1)])
         return 0 if last is None else int(last["order"]) + 1
 
+    @operation("read the last tasks")
+    async def last(self, limit: int) -> list[Task]:
+        """Return the training Tasks of the highest orders, the last one first."""
+        cursor = self._db.tasks.find({"split": "train"}).sort([("order", -1), ("_id", -1)])
+        return [task_from_document(document) async for document in cursor.limit(limit)]
+
     @operation("read the first open order")
     async def first_open_order(self) -> int | None:
         """Return the order of the first incomplete training Task, or None if all are complete."""

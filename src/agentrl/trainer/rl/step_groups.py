@@ -15,7 +15,7 @@ from typing import Literal
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import SelectedGroup, select_group
-from agentrl.datasets.generated_tasks import TaskFeed
+from agentrl.datasets.task_feed import TaskFeed
 from agentrl.runtime.signals import stopped_within
 from agentrl.schema import ENDED_RUNS, DBRecordData, LedgerEntry, score_of
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore

@@ -22,7 +22,8 @@ from agentrl.config.sections import (
     StoreSection,
     TrainerSection,
 )
-from agentrl.datasets.generated_tasks import TaskFeed, generated_tasks
+from agentrl.datasets.generated_tasks import generated_tasks
+from agentrl.datasets.task_feed import TaskFeed
 from agentrl.datasets.task_stream import eval_tasks, train_tasks
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError

@@ -1,0 +1,54 @@
+"""Training tasks that join a run ahead of its samplers, so that their source may be endless.
+
+In: tasks in their order, made on demand. Out: those in the store that the run comes to need. Knows
+neither files nor steps.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+
+from agentrl.datasets.task_stream import append_tasks
+from agentrl.schema import Task
+from agentrl.store import TrajectoryStore
+
+_BATCH_SIZE = 1000
+
+
+class TaskFeed:
+    """Adds the tasks of a source to a run, no more of them than are asked for."""
+
+    def __init__(self, store: TrajectoryStore, tasks: Iterator[Task]) -> None:
+        """Begin without reading.
+
+        Args:
+            store: of the run.
+            tasks: in their order, the same ones at every start; those that the run has stay.
+        """
+        self._store = store
+        self._tasks = tasks
+        self._has_begun = self._has_ended = False
+
+    async def fill(self, num_groups: int) -> None:
+        """Add tasks until the run has this many groups or more, or none is left.
+
+        Raises:
+            ConfigError: a task cannot be made; see the source.
+            StoreError: the store failed.
+        """
+        if not self._has_begun:
+            # A crash may have come between the last batch's tasks and their slots.
+            await self._store.tasks.add(await self._store.tasks.last(_BATCH_SIZE))
+            self._has_begun = True
+        size = 1
+        while not self._has_ended:
+            missing = num_groups - await self._store.tasks.next_train_order()
+            if missing <= 0:
+                return
+            size = min(max(missing, size), _BATCH_SIZE)
+            # In a thread: making a task may take time.
+            batch = await asyncio.to_thread(list, islice(self._tasks, size))
+            self._has_ended = len(batch) < size
+            num_new, _ = await append_tasks(self._store, batch)
+            # A source begins anew with each process: larger batches pass what the run has sooner.
+            size = 1 if num_new else 2 * size
