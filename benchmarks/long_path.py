@@ -20,12 +20,14 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from support.tiny_families import FAMILIES, SHAPE
+from harness.machine import machine
+from harness.tiny_families import FAMILIES, SHAPE
 from transformers import AutoConfig
 from tree_row import Memory
 
@@ -158,6 +160,7 @@ def main() -> None:
             json.dumps(measure(MODELS[name], num_tokens, given.token_budget, is_checked=is_checked))
         )
         return
+    about = {**machine(), "torch": torch.__version__, "transformers": version("transformers")}
     for name in given.models:
         for num_tokens in given.tokens:
             figures = _alone(name, num_tokens, given)
@@ -165,6 +168,7 @@ def main() -> None:
             if given.out:
                 found = json.loads(given.out.read_text()) if given.out.exists() else {}
                 found.setdefault(name, {})[str(num_tokens)] = figures
+                found["machine"] = about
                 given.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness.tiny_families import FAMILIES, VOCABULARY, tiny_model
+from harness.tiny_vision import VISION_FAMILIES, shown_pictures, vision_model
+from harness.trees import make_record, make_turn
 from safetensors.torch import load_file
-from support.tiny_families import FAMILIES, VOCABULARY, tiny_model
-from support.tiny_vision import VISION_FAMILIES, shown_pictures, vision_model
-from support.trees import make_record, make_turn
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 

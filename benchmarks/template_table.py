@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if asked.templates is not None:
         os.environ["AGENTRL_CHAT_TEMPLATES"] = str(asked.templates)
-    from support.chat_families import REAL_FAMILIES  # noqa: PLC0415 - reads the variable
+    from harness.chat_families import REAL_FAMILIES  # noqa: PLC0415 - reads the variable
 
     there = [name for name, family in REAL_FAMILIES.items() if family.is_there]
     names = asked.families.split(",") if asked.families else there
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measured(name: str, num_conversations: int) -> dict[str, Any]:
     """Return the figures of a family's template."""
-    from support.chat_play import Case, answered_by_tools, cases, failure_of, model, play  # noqa: PLC0415
+    from harness.chat_play import Case, answered_by_tools, cases, failure_of, model, play  # noqa: PLC0415
 
     held = Held()
 

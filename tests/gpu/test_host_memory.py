@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.trees import tiny_policy
+from harness.trees import tiny_policy
 from torch.optim import AdamW
 
 from agentrl.trainer.learner.optimizer import move_state

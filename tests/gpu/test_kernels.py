@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.trees import flat_gradient, random_group, relative_error, tiny_policy
+from harness.trees import flat_gradient, random_group, relative_error, tiny_policy
 
 from agentrl.data.rows import PackedRow
 from agentrl.data.tree import TokenTree

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from harness.trees import gradient, random_group, relative_error, tiny_policy
 from support.separate import sampled_by, separate_gradient
-from support.trees import gradient, random_group, relative_error, tiny_policy
 
 from agentrl.data import build_step
 from agentrl.data.tree import Merge

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from harness.scripted_engine import serve_script
+from harness.tiny_tokenizer import write_tokenizer
 from support.doc_blocks import run_shell, write_blocks
 from support.play import service
-from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.loading import build_config
 from agentrl.renderers.renderer import Renderer

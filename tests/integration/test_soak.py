@@ -10,9 +10,9 @@ from typing import get_args
 import pytest
 from harness.processes import listening_process
 from harness.scripted_engine import ScriptedEngine, serve_script
+from harness.tiny_tokenizer import write_tokenizer
 from support import chaos_server
 from support.play import ExactScoring, begin_run, service, tool_call
-from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from harness.tiny_vision import picture, vision_checkpoint
 from safetensors.torch import load_file
 from support.demo_run import RUN_NAME, logs, run_command
-from support.tiny_vision import picture, vision_checkpoint
 
 from agentrl.data.batch import build_step
 from agentrl.data.select import SelectedGroup

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.tiny_tokenizer import write_tokenizer
+from harness.tiny_tokenizer import write_tokenizer
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.inference.client.sglang_client import SGLangClient

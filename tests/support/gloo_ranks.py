@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+_PATHS = os.pathsep.join(str(REPOSITORY / name) for name in ("src", "tests", "benchmarks"))
 
 
 def run_ranks(script: str, num_ranks: int, *arguments: object, **environment: str) -> None:
@@ -16,7 +17,7 @@ def run_ranks(script: str, num_ranks: int, *arguments: object, **environment: st
             *map(str, arguments),
         ],
         cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": f"{REPOSITORY}/src:{REPOSITORY}/tests"} | environment,
+        env=os.environ | {"PYTHONPATH": _PATHS} | environment,
         capture_output=True,
         text=True,
         timeout=280,

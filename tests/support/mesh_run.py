@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.tiny_vision import VISION_FAMILIES, shown_pictures
-from support.trees import random_group, routed_group
+from harness.tiny_vision import VISION_FAMILIES, shown_pictures
+from harness.trees import random_group, routed_group
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data.batch import StepBatch, build_step

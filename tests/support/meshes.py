@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness.tiny_families import tiny_model
+from harness.tiny_vision import vision_model
 from support.gloo_ranks import run_ranks
 from support.mesh_run import MeshCase, three_steps
-from support.tiny_families import tiny_model
-from support.tiny_vision import vision_model
 from support.training import write_model, write_moe_model
 
 from agentrl.distributed import Ranks

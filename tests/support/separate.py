@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from support.trees import flat_gradient
+from harness.trees import flat_gradient
 
 from agentrl.data.select import SelectedGroup
 from agentrl.data.tokens import TurnTokens

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness.tiny_tokenizer import write_tokenizer
 from support.stored import read_back
-from support.tiny_tokenizer import write_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.trees import NO_AUTOCAST, make_record, make_turn
+from harness.trees import NO_AUTOCAST, make_record, make_turn
 from torch import Tensor, nn
 
 from agentrl.config.command_line import parse_flags

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.trees import make_record, make_turn, random_group
+from harness.trees import make_record, make_turn, random_group
 
 from agentrl.algorithms.reductions import Reduction
 from agentrl.config.sections import AlgorithmSection

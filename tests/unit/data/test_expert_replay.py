@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.trees import make_record, make_turn
+from harness.trees import make_record, make_turn
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.expert_replay import with_routed_experts

@@ -2,8 +2,8 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+from harness.trees import make_turn, random_group
 from support.dense_attention import visibility
-from support.trees import make_turn, random_group
 
 from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.tokens import turn_tokens

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.trees import make_record, make_turn
+from harness.trees import make_record, make_turn
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group

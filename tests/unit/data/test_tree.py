@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from support.trees import VOCABULARY, make_turn, random_group
+from harness.trees import VOCABULARY, make_turn, random_group
 
 from agentrl.data import TokenTree
 from agentrl.data.random_groups import MOVES, random_turns

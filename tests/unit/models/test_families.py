@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.tiny_families import FAMILIES, tiny_model
-from support.trees import gradient, num_chunked, random_group, relative_error
+from harness.tiny_families import FAMILIES, tiny_model
+from harness.trees import gradient, num_chunked, random_group, relative_error
 
 from agentrl.data.batch import build_step
 from agentrl.models.attention.attention_registry import TREE_ATTENTION, with_own_attention

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.trees import SHAPE, tiny_policy
+from harness.trees import SHAPE, tiny_policy
 
 from agentrl.data.rows import PackedRow, empty_row
 from agentrl.models.flops import FlopCount, peak_tflops

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness.tiny_families import tiny_model
+from harness.trees import random_group, tiny_policy
 from safetensors.torch import load_file, save_file
 from support.full_disk import full_disk
-from support.tiny_families import tiny_model
-from support.trees import random_group, tiny_policy
 from transformers import (
     AutoModelForCausalLM,
 )

@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
-from support.separate import sampled_by, separate_gradient
-from support.training import write_model, write_moe_model
-from support.trees import (
+from harness.trees import (
     NO_AUTOCAST,
     flat_gradient,
     gradient,
@@ -18,6 +15,9 @@ from support.trees import (
     relative_error,
     tiny_policy,
 )
+from peft import PeftModel
+from support.separate import sampled_by, separate_gradient
+from support.training import write_model, write_moe_model
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections import AlgorithmSection, ModelSection

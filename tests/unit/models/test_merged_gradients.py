@@ -7,9 +7,9 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from harness.trees import gradient, num_chunked, random_group, relative_error, tiny_policy
 from support.dense_attention import DENSE_ATTENTION
 from support.separate import sampled_by, separate_gradient
-from support.trees import gradient, num_chunked, random_group, relative_error, tiny_policy
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.algorithms.reductions import Reduction

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.trees import gradient, random_group, relative_error, tiny_policy
+from harness.trees import gradient, random_group, relative_error, tiny_policy
 
 from agentrl.data.batch import build_step
 from agentrl.data.tree import Merge

@@ -2,9 +2,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tiny_families import tiny_config, tiny_model
-from support.tiny_vision import vision_config
-from support.trees import random_group
+from harness.tiny_families import tiny_config, tiny_model
+from harness.tiny_vision import vision_config
+from harness.trees import random_group
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from agentrl.data.tree import TokenTree

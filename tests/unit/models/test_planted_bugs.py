@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.tiny_families import tiny_model
-from support.trees import gradient, random_group, relative_error
+from harness.tiny_families import tiny_model
+from harness.trees import gradient, random_group, relative_error
 from torch.nn.functional import pad
 
 from agentrl.data.batch import build_step

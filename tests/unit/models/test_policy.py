@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from harness.trees import flat_gradient, random_group, tiny_policy
 from support.dense_attention import DENSE_ATTENTION
-from support.trees import flat_gradient, random_group, tiny_policy
 
 from agentrl.data.rows import empty_row
 from agentrl.data.tree import TokenTree

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, example, given, settings
-from hypothesis import strategies as st
-from support.separate import sampled_by, separate_gradient
-from support.trees import (
+from harness.trees import (
     VOCABULARY,
     gradient,
     num_chunked,
@@ -14,6 +11,9 @@ from support.trees import (
     relative_error,
     tiny_policy,
 )
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+from support.separate import sampled_by, separate_gradient
 
 from agentrl.data.batch import StepBatch, build_step
 from agentrl.data.random_groups import MAX_BACK, MOVES, group_of_moves

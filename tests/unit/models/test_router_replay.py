@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.trees import (
+from harness.trees import (
     gradient,
     random_group,
     random_routes,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from accelerate import init_empty_weights
-from support.tiny_families import tiny_config
+from harness.tiny_families import tiny_config
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.errors import ConfigError

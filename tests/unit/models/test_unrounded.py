@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_families import tiny_model
-from support.trees import gradient, random_group
+from harness.tiny_families import tiny_model
+from harness.trees import gradient, random_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.data.batch import build_step

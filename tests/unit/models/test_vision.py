@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image as PillowImage
-from support.tiny_vision import (
+from harness.tiny_vision import (
     TEXT_VOCABULARY,
     VISION_FAMILIES,
     shown_pictures,
     vision_model,
 )
-from support.trees import flat_gradient, relative_error
+from harness.trees import flat_gradient, relative_error
+from PIL import Image as PillowImage
 from transformers import AutoImageProcessor, PreTrainedModel
 
 from agentrl.data import tree

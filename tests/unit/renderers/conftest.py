@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from support.tiny_tokenizer import write_tokenizer
+from harness.tiny_tokenizer import write_tokenizer
 
 # Thinking of all but the last assistant message is taken out, and user texts that look like tool
 # responses are no questions.

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.chat_families import FAMILIES, write_family
+from harness.tiny_tokenizer import write_tokenizer
 from hypothesis import strategies as st
-from support.chat_families import FAMILIES, write_family
 from support.fuzzing import TryCases
-from support.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, RenderError

@@ -2,8 +2,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.tiny_tokenizer import write_tokenizer
 from support.play import run_tool_server
-from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.renderers.renderer import Renderer
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
+from harness.tiny_tokenizer import IMAGE_TOKEN, write_seeing_tokenizer
 from support.play import begin_run, open_play, play, tool_call
-from support.tiny_tokenizer import IMAGE_TOKEN, write_seeing_tokenizer
 from support.tool_server import picture
 
 from agentrl.config.command_line import parse_flags

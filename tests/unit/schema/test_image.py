@@ -3,8 +3,8 @@
 from io import BytesIO
 
 import pytest
+from harness.tiny_vision import picture
 from PIL import Image as PillowImage
-from support.tiny_vision import picture
 
 from agentrl.schema.image import image_from_bytes
 

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,14 @@ def test_this_checkout_has_a_chain_to_the_gradient() -> None:
     chain = found["names"]["files_from_train_to_gradient"]
     assert chain[0].startswith("agentrl.cli.main ")
     assert found["files_from_train_to_gradient"] == len(chain) >= 5
+
+
+def test_benchmarks_import_nothing_of_the_tests() -> None:
+    """What both need lies in `benchmarks/harness`."""
+    root = SCRIPT.parents[1]
+    tests = {path.stem for path in (root / "tests").iterdir()}
+    paths = [*(root / "benchmarks").rglob("*.py"), *(root / "scripts").glob("*.py")]
+    imports = re.compile(r"^\s*(?:from|import) (\w+)", re.MULTILINE)
+    assert len(paths) > 40
+    for path in paths:
+        assert not tests & set(imports.findall(path.read_text())), path

@@ -19,6 +19,7 @@ import aiohttp
 import psutil
 import pytest
 from harness.scripted_engine import serve_script
+from harness.tiny_tokenizer import write_seeing_tokenizer
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import ImageContent, TextContent
@@ -27,7 +28,6 @@ from playwright.async_api import async_playwright
 from support.doc_blocks import DOCS
 from support.environment_up import environments
 from support.play import begin_run, open_play, play, tool_call
-from support.tiny_tokenizer import write_seeing_tokenizer
 
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chat_families import FAMILIES, Family, write_family
+from harness.chat_families import FAMILIES, Family, write_family
 
 from agentrl.data.tokens import turn_tokens
 from agentrl.datasets.demonstrations.demonstration import (

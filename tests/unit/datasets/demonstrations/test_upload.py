@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.tiny_tokenizer import write_tokenizer
 from rich.console import Console
-from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.trees import make_turn
+from harness.trees import make_turn
 
 from agentrl.errors import TrainingError
 from agentrl.integrations.trl.trl_rollouts import longest_sequence

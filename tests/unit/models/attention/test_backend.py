@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from harness.trees import random_group, tiny_policy
 from support.dense_attention import DENSE_ATTENTION
-from support.trees import random_group, tiny_policy
 
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError

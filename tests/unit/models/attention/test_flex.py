@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness.trees import random_group, tiny_policy
 from support.dense_attention import DENSE_ATTENTION, visibility
-from support.trees import random_group, tiny_policy
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from agentrl.data.blocks import BLOCK, key_ends, plan_blocks

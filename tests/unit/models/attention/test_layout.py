@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from harness.trees import random_group
 from support.dense_attention import visibility
-from support.trees import random_group
 
 from agentrl.data.rows import empty_row
 from agentrl.data.tree import Merge, TokenTree

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 import torch
+from harness.trees import flat_gradient, make_turn, random_group, relative_error, tiny_policy
 from support.dense_attention import DENSE_ATTENTION
-from support.trees import flat_gradient, make_turn, random_group, relative_error, tiny_policy
 
 from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import turn_tokens

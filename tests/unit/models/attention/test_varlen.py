@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness.trees import flat_gradient, random_group, relative_error, tiny_policy
 from support.dense_attention import DENSE_ATTENTION
-from support.trees import flat_gradient, random_group, relative_error, tiny_policy
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from support.tiny_tokenizer import write_tokenizer
+from harness.tiny_tokenizer import write_tokenizer
 
 from agentrl.renderers.renderer import Renderer
 

@@ -6,9 +6,9 @@ from typing import Any
 import openai
 import pytest
 from harness.scripted_engine import serve_script
+from harness.tiny_tokenizer import write_seeing_tokenizer
 from support.agents import LOOK, MODEL, assert_prompts_as_sent, client_of, open_stage
 from support.play import begin_run, tool_call
-from support.tiny_tokenizer import write_seeing_tokenizer
 from support.tool_server import picture
 
 from agentrl.errors import AgentError

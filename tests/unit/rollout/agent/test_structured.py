@@ -7,12 +7,12 @@ from typing import Any, Literal
 import openai
 import pytest
 from harness.scripted_engine import serve_script
+from harness.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 from support.agents import LOOK, MODEL, client_of, open_stage
 from support.play import begin_run, tool_call
 from support.stub_server import generation, stub_server
-from support.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
 
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import AgentError, RenderError

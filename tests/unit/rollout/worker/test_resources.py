@@ -2,7 +2,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.chat_families import QWEN25, write_family
+from harness.chat_families import QWEN25, write_family
 
 from agentrl.config.sections import InferenceSection, SamplingSection
 from agentrl.errors import ConfigError

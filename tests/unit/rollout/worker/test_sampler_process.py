@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
+from harness.tiny_tokenizer import write_tokenizer
 from support.otlp_collector import otlp_collector, values
 from support.play import begin_run, run_tool_server, tool_call
 from support.scrape import scrape_until
-from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.renderers.renderer import Renderer
 from agentrl.runtime.ports import free_port

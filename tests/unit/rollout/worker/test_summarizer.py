@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import uvicorn
+from harness.tiny_tokenizer import write_tokenizer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.rewards import AgentConfig

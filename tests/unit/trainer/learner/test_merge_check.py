@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.trees import NO_AUTOCAST, random_group, tiny_policy
+from harness.trees import NO_AUTOCAST, random_group, tiny_policy
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_families import FAMILIES
-from support.trees import tiny_policy
+from harness.tiny_families import FAMILIES
+from harness.trees import tiny_policy
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
 from agentrl.config.sections import ModelSection, TrainerSection

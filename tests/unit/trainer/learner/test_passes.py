@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.trees import NO_AUTOCAST, flat_gradient, random_group, relative_error, tiny_policy
+from harness.trees import NO_AUTOCAST, flat_gradient, random_group, relative_error, tiny_policy
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step, normalized_over_step

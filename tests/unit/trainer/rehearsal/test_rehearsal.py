@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_families import FAMILIES, tiny_config
+from harness.tiny_families import FAMILIES, tiny_config
 from support.training import write_model, write_moe_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 

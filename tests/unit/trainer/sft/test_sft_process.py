@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from harness.tiny_vision import picture, vision_checkpoint
+from harness.trees import NO_AUTOCAST, flat_gradient, relative_error
 from safetensors.torch import load_file
-from support.tiny_vision import picture, vision_checkpoint
 from support.training import MakeConfig, Player, train_tasks
-from support.trees import NO_AUTOCAST, flat_gradient, relative_error
 from transformers import AutoModelForCausalLM
 
 from agentrl.cli.main import main

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.tiny_tokenizer import write_tokenizer
+from harness.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
 from agentrl.inference.engine.generation.grammar_trial import GrammarTrial

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from support.tiny_tokenizer import write_tokenizer
+from harness.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
 from agentrl.inference.engine.generation.grammars import GrammarCompiler

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.tiny_vision import picture, vision_checkpoint
+from harness.tiny_vision import picture, vision_checkpoint
 from transformers import AutoConfig
 
 from agentrl.data.batch import build_step

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.tiny_families import VOCABULARY, tiny_model
+from harness.tiny_families import VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 
 from agentrl.inference.engine.generation.batch_scheduler import BatchScheduler, SchedulerLimits

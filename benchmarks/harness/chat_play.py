@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from jinja2 import TemplateError
-from support.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from agentrl.errors import RenderError
@@ -22,6 +21,7 @@ from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.tool_calls.call_format import told_of_tools
 from agentrl.renderers.tool_calls.call_format_registry import get_tool_call_format
 from agentrl.schema import DispatchedSamplingTask, SamplingParams, rebuild_prompts
+from harness.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
 
 TOOLS = (
     {
@@ -73,6 +73,8 @@ class Played:
 
 @dataclass(frozen=True)
 class Model:
+    """A family's tokenizer as AgentRL reads it, and as transformers does."""
+
     name: str
     family: Family
     renderer: Renderer
@@ -96,11 +98,13 @@ class Model:
         )
 
     def control_literals(self) -> list[str]:
+        """Return the words that are control tokens of this family."""
         return [*self.family.special, *self.family.added]
 
 
 @cache
 def model(name: str) -> Model:
+    """Return a family's model, written once a process."""
     directory = write_family(Path(mkdtemp(prefix="family")), name)
     reference = AutoTokenizer.from_pretrained(directory)
     family = ALL[name]
@@ -117,6 +121,7 @@ WORDS = st.text(st.sampled_from("abc the in\n{}<|>[]/é台"), max_size=16).map(s
 
 
 def cases(name: str) -> st.SearchStrategy[Case]:
+    """Return the random conversations of a family."""
     family = ALL[name]
     literals = [*family.special, *family.added]
     parts = [part for text in literals for part in (text, text[:-1], text[1:], text[:2])]
@@ -171,6 +176,7 @@ def output_of(model: Model, step: Step) -> np.ndarray:
 
 
 def call_arguments(family: Family, item: str) -> str:
+    """Return the arguments of a call as the family writes them."""
     if family.item == '"%s"':
         text = json.dumps({"item": item}, ensure_ascii=False)
         return text if "price(" not in family.call else json.dumps(item, ensure_ascii=False)
@@ -228,6 +234,7 @@ def play(model: Model, case: Case, *, harmless: bool = False) -> Played:
 
 
 def turn_of(index: int, prompt: Any, output: np.ndarray, reply: Reply) -> DispatchedSamplingTask:
+    """Return the stored turn of a reply to a prompt."""
     return DispatchedSamplingTask(
         id=f"r/1/{index}",
         record_id="r",

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image as PillowImage
-from support.tiny_families import SHAPE
-from support.tiny_tokenizer import SEEING, write_seeing_tokenizer
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from agentrl.data.shown_images import ShownImage
 from agentrl.models.small_copy import randomized
 from agentrl.models.vision.image_reader import ImageReader
+from harness.tiny_families import SHAPE
+from harness.tiny_tokenizer import SEEING, write_seeing_tokenizer
 
 TEXT_VOCABULARY = 40
 """Ids of text; those of images follow."""
