@@ -51,6 +51,26 @@ FIGURES = (
         "≥ 3",
     ),
     Figure("merged steps of the demo over separate turns", "replay", "speedup.tree", "", "{:.1f}"),
+    *(
+        Figure(
+            f"token trees of {kind} layers over their bound, branching",
+            "tree",
+            f"workloads.branching/{name}.share_of_bound",
+            "≥ 0.85",
+        )
+        for name, kind in (
+            ("hybrid", "Gated DeltaNet"),
+            ("windowed", "windowed"),
+            ("vision", "vision"),
+        )
+    ),
+    Figure(
+        "memory of a step on a path of 131,072 tokens, tiny hybrid, MiB",
+        "long_path",
+        "hybrid.131072.peak_mib",
+        "",
+        "{:.0f}",
+    ),
     Figure("publishing by disk over its bound", "weight_sync", "ratio", "≤ 1.2"),
     Figure("publishing by broadcast over its bound", "weight_sync", "broadcast_ratio", "≤ 1.2"),
     Figure("publishing of dense models over its bound", "weight_sync", "dense_ratio", "≤ 1.2"),
