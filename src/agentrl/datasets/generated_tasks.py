@@ -22,18 +22,20 @@ def load_sampler_module(config: DataSection) -> ModuleType | None:
 
 
 def generated_tasks(config: DataSection, seed: int) -> Iterator[Task]:
-    """Yield the training tasks of `--sampler_module`; none where it brings none.
+    """Import `--sampler_module` at once, and yield its training tasks; none where it brings none.
 
     Raises:
-        ConfigError: the file cannot be used, or what it yields is no task.
+        ConfigError: the file cannot be used; from the iterator, what it yields is no task.
     """
-    module = load_sampler_module(config)
+    return _tasks_of(load_sampler_module(config), config, seed)
+
+
+def _tasks_of(module: ModuleType | None, config: DataSection, seed: int) -> Iterator[Task]:
     make = getattr(module, _FUNCTION, None)
     if make is None:
         return
     what = f"--sampler_module {config.sampler_module}: {_FUNCTION}"
-    tasks = _made(make, seed, what)
-    for task in tasks:
+    for task in _made(make, seed, what):
         if not isinstance(task, Task):
             raise ConfigError(f"{what} yielded a {type(task).__name__}, not a task")
         fields: dict[str, object] = {"split": "train"}
