@@ -93,7 +93,9 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             _check_flags(config.run, trainer)
             check_training_sampling(config.sampling)
             store = await stack.enter_async_context(_connect(config.store, config.run.run_name))
-            feed = TaskFeed(store, generated_tasks(config.data, config.run.seed))
+            feed = None
+            if config.data.sampler_module is not None:
+                feed = TaskFeed(store, generated_tasks(config.data, config.run.seed))
             checkpoint = await _open_run(store, config, ranks, feed)
             await stack.enter_async_context(
                 trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
@@ -172,7 +174,7 @@ def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManage
 
 
 async def _open_run(
-    store: TrajectoryStore, config: RootConfig, ranks: Ranks, feed: TaskFeed
+    store: TrajectoryStore, config: RootConfig, ranks: Ranks, feed: TaskFeed | None
 ) -> Checkpoint | None:
     """Prepare the database and return the checkpoint to resume, if there is one.
 
@@ -205,7 +207,8 @@ async def _open_run(
     )
     await store.runs.apply_flags(control)
     await store.tasks.add(train_tasks(config.data, config.run.seed))
-    await feed.fill(1)
+    if feed is not None:
+        await feed.fill(1)
     if await store.tasks.count(split="train") == 0:
         raise ConfigError(
             f"database {store.database_name!r} holds no training tasks; give --train_file, --env, or "
