@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
@@ -30,7 +29,8 @@ MAX_TYPED_CHARS, MAX_KEYS, MAX_NOTCHES, MAX_CLICKS, MAX_WAIT_SECONDS = 2_000, 16
 _MIN_PIXELS, _MAX_PIXELS = 200, 4_096
 _BUTTONS = {"left": "1", "middle": "2", "right": "3"}
 _WHEEL = {"up": "4", "down": "5", "left": "6", "right": "7"}
-_KEYS = re.compile(r"\w+(\+\w+)*", re.ASCII)
+_KEYS = re.compile(r"\w{1,32}(\+\w{1,32}){0,4}", re.ASCII)
+_WEB_ADDRESS = re.compile(r"https?://[^\s/?#\x00][^\s\x00]{0,2000}", re.IGNORECASE)
 _KEY_DELAY_MILLISECONDS = "4"
 _SETTLE_SECONDS = 0.1
 """A window draws what a key or a click does a moment later."""
@@ -52,9 +52,10 @@ class Desktop:
 
     async def open_page(self, url: str) -> str:
         """Open a web page in the browser."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Refusal("the address of a page begins with http:// or https://")
+        if not _WEB_ADDRESS.fullmatch(url):
+            raise Refusal(
+                "the address of a page begins with http:// or https://, up to 2,000 characters"
+            )
         await self._done(self._display.browse(url))
         return "opened"
 
