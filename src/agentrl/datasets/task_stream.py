@@ -1,7 +1,7 @@
 """Questions to tasks, and tasks into a run's stream.
 
-Training tasks form one stream, numbered by `order` without gaps: samplers are admitted by that
-number (`runs.admitted_groups`). Evaluation tasks have negative orders, so they overtake training.
+Training tasks form one stream, which the store numbers by `order` without gaps: samplers are admitted by
+that number (`runs.admitted_groups`). Evaluation tasks have negative orders, so they overtake training.
 """
 
 import asyncio
@@ -189,10 +189,7 @@ def eval_tasks(
 
 
 async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[int, int]:
-    """Append training tasks to a run's stream, in their order.
-
-    Known tasks keep their order. New ones get orders behind all others: a task that took the order
-    of a group consumed long ago would be stale before it is trained on.
+    """Append training tasks to a run's stream, in their order, behind those that it has.
 
     Returns:
         The number of tasks that were new, and of those that the run had before.
@@ -203,9 +200,8 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
     """
     num_given = 0
 
-    async def ordered() -> AsyncIterator[Task]:
+    async def checked() -> AsyncIterator[Task]:
         nonlocal num_given
-        order = await store.tasks.next_train_order()
         remaining = iter(tasks)
         last: dict[str, Task] = {}  # what the store may be writing now
         # In a thread: making tasks of questions takes time, in which others are written.
@@ -213,19 +209,13 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
             num_given += len(batch)
             stored = await store.tasks.get_many([task.id for task in batch])
             known = last | {task.id: task for task in stored}
-            last = {}
+            last = {task.id: task for task in batch}
             for task in batch:
-                if task.id in known:
-                    _check_same_question(known[task.id], task)
-                    yield known[task.id]
-                else:
-                    if task.order != order:  # a copy costs as much as all else
-                        task = task.model_copy(update={"order": order})
-                    known[task.id] = last[task.id] = task
-                    yield task
-                    order += 1
+                if (first := known.setdefault(task.id, task)) is not task:
+                    _check_same_question(first, task)
+                yield task
 
-    num_new = await store.tasks.add(ordered())
+    num_new = await store.tasks.add(checked())
     return num_new, num_given - num_new
 
 
@@ -236,7 +226,8 @@ def _check_same_question(known: Task, task: Task) -> None:
     if known.query != task.query.encode("utf-8", "backslashreplace").decode():
         raise DatasetError(
             f"id {task.dataset_id!r} belongs to another question of the run, "
-            f"{known.query[:_MAX_QUOTED_CHARS]!r}; give the questions ids of their own"
+            f"{known.query[:_MAX_QUOTED_CHARS]!r}; give the questions ids of their own, or start a run "
+            "of another name"
         )
 
 
@@ -262,7 +253,6 @@ def _retry_id(task_id: str) -> str:
 
 
 async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator[Task]:
-    order = await store.tasks.next_train_order()
     failed = [record.task_id async for record in store.records.find(status="failed", split=split)]
     for task_id in dict.fromkeys(failed):
         task = await store.tasks.get(task_id)
@@ -271,14 +261,5 @@ async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator
         new_id = _retry_id(task_id)
         if await store.tasks.get(new_id) is not None:
             continue
-        is_training = task.split == "train"
-        yield task.model_copy(
-            update={
-                "id": new_id,
-                "order": order if is_training else task.order,
-                "status": "created",
-                "completed_at": None,
-                "group_scores": {},
-            }
-        )
-        order += is_training
+        again = {"id": new_id, "status": "created", "completed_at": None, "group_scores": {}}
+        yield task.model_copy(update=again)

@@ -27,8 +27,8 @@ class Task(Value):
     split: Split = "train"
     epoch: int = 0
     order: int = 0
-    """Position of the group in the run's stream; lower orders are claimed first. Evaluation tasks
-    have negative orders, so that they precede training tasks."""
+    """Position of the group in the run's stream; lower orders are claimed first. The store numbers
+    training tasks as they are added. Evaluation tasks have negative orders, so that they precede them."""
     num_generations: int = 1
     description: str = ""
     status: TaskStatus = "created"

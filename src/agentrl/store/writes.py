@@ -50,6 +50,22 @@ async def insert_new(collection: AsyncCollection[Document], documents: Sequence[
     return len(documents)
 
 
+async def insert_until_taken(
+    collection: AsyncCollection[Document], documents: Sequence[Document]
+) -> tuple[int, str | None]:
+    """Insert documents in their order, up to the first that has the value of a unique field.
+
+    Returns:
+        The number of documents inserted, and the name of that field; None where all were inserted.
+    """
+    try:
+        await collection.insert_many(documents, ordered=True)
+    except BulkWriteError as error:
+        [clash] = _raise_but_duplicates(error)["writeErrors"]
+        return int(clash["index"]), next(iter(clash["keyPattern"]))
+    return len(documents), None
+
+
 async def insert_and_update(
     collection: AsyncCollection[Document],
     documents: Sequence[Document],

@@ -160,7 +160,6 @@ class Uploader(ABC):
         self, store: TrajectoryStore, chunk: Sequence[tuple[str, Any]], report: UploadReport
     ) -> None:
         tasks: dict[str, tuple[MCPTask, str, Any, float]] = {}
-        order = await store.tasks.next_train_order()
         for name, item in chunk:
             if not self.validate_task(item):
                 report.rows.append(UploadedRow(name, reason="not wanted"))
@@ -177,17 +176,18 @@ class Uploader(ABC):
                     UploadedRow(name, reason=f"its score is {value}, no finite number")
                 )
                 continue
-            task = self._task(name, exchanges, order + len(tasks))
+            task = self._task(name, exchanges)
             if await store.tasks.get(task.id) is not None:
                 report.rows.append(UploadedRow(name, reason="uploaded before"))
                 continue
             tasks[task.id] = (task, name, item, value)
         await store.tasks.add([task for task, *_ in tasks.values()])
+        admitted_groups = await store.tasks.next_train_order()
         for _ in tasks:
             claimed = await store.records.claim(
                 _OWNER,
                 lease_seconds=_LEASE_SECONDS,
-                admitted_groups=order + len(tasks),
+                admitted_groups=admitted_groups,
                 max_attempts=1,
                 splits=_SPLITS,
             )
@@ -244,12 +244,11 @@ class Uploader(ABC):
                 )
         return turns
 
-    def _task(self, name: str, exchanges: Sequence[Exchange], order: int) -> MCPTask:
+    def _task(self, name: str, exchanges: Sequence[Exchange]) -> MCPTask:
         messages = exchanges[0][0]["messages"]
         questions = [m.get("content") for m in messages if m.get("role") == "user"]
         return MCPTask(
             id=f"train/0/{name}",
-            order=order,
             num_generations=1,
             description=self.config.task_description,
             query=questions[-1] if questions and isinstance(questions[-1], str) else "",

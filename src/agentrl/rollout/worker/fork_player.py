@@ -93,7 +93,8 @@ async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: 
     await store.forked.ensure_schema()
     await store.forks.add(fork)
     await store.forked.tasks.add([own])
-    return own
+    [stored] = await store.forked.tasks.get_many([own.id])
+    return stored
 
 
 async def play(

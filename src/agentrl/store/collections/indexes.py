@@ -19,6 +19,13 @@ INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
         # tasks.next_train_order, tasks.find, browse.groups
         IndexModel([("split", UP), ("order", UP), ("_id", UP)], name="in_order"),
+        # tasks.add: processes that add tasks at the same time give no order twice
+        IndexModel(
+            [("order", UP)],
+            name="one_order",
+            unique=True,
+            partialFilterExpression={"split": "train"},
+        ),
         # tasks.first_open_order, tasks.count, tallies
         IndexModel([("split", UP), ("status", UP), ("order", UP)], name="by_standing"),
         # tasks.count(tag=...): only tasks that carry a tag

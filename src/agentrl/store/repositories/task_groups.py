@@ -52,7 +52,7 @@ from agentrl.store.documents.expressions import (
 from agentrl.store.repositories.blobs import ImageRepository
 from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.server_clock import STEP_SECONDS, UnrenewedLeases
-from agentrl.store.writes import insert_new
+from agentrl.store.writes import insert_new, insert_until_taken
 
 TERMINAL: Document = {"$in": sorted(TERMINAL_STATUSES)}
 UNFINISHED = sorted(set(RECORD_TRANSITIONS) - TERMINAL_STATUSES)
@@ -84,8 +84,10 @@ class TaskRepository(Repository):
     ) -> int:
         """Store tasks together with `num_generations` pending Records each.
 
-        A plain iterable is read in a thread, so that reading does not block the event loop. Idempotent:
-        existing tasks stay unchanged, and missing Records (after a crash) are added.
+        A new training task gets the next `order` of the run, whoever else adds tasks at the same time:
+        no two have the same, and none is left out. Other tasks keep their orders. A plain iterable is
+        read in a thread, so that reading does not block the event loop. Idempotent: existing tasks stay
+        unchanged, and missing Records (after a crash) are added.
 
         Args:
             tasks: what to store, in the order in which it is written.
@@ -120,18 +122,33 @@ class TaskRepository(Repository):
         ]
         new = await asyncio.to_thread(lambda: list(map(to_document, added)))
         incomplete = await self._without_all_slots(existing)
-        orders = {task["order"] for task in (*new, *incomplete)}
-        if not orders:
-            return 0
-        async with self._tallies.changing(orders, writer):
-            # Tasks before slots, so that a claimed slot always has its Task.
-            num_new = await insert_new(self._db.tasks, new)
-            if num_new < len(new):  # another process adds them as well, or an id is given twice
-                wanted = {"_id": {"$in": [task["_id"] for task in new]}}
-                new = await self._db.tasks.find(wanted, _SLOT_FACTS).to_list()
-            slots = [slot for task in (*new, *incomplete) for slot in _slots(task)]
-            await insert_new(self._db.records, slots)
-        await self._tallies.count_added(orders)
+        if incomplete:
+            orders = {task["order"] for task in incomplete}
+            async with self._tallies.changing(orders, writer):
+                await insert_new(
+                    self._db.records, [slot for it in incomplete for slot in _slots(it)]
+                )
+            await self._tallies.count_added(orders)
+        return await self._insert(new, writer)
+
+    async def _insert(self, new: list[Document], writer: str) -> int:
+        """Insert tasks that nobody had a moment ago, with their slots; return how many were new."""
+        num_new = 0
+        while new:
+            training = [task for task in new if task["split"] == "train"]
+            if training:
+                for order, task in enumerate(training, await self._next_train_order()):
+                    task["order"] = order
+            orders = {task["order"] for task in new}
+            async with self._tallies.changing(orders, writer):
+                # Tasks before slots, so that a claimed slot always has its Task.
+                num_inserted, taken = await insert_until_taken(self._db.tasks, new)
+                slots = [slot for task in new[:num_inserted] for slot in _slots(task)]
+                await insert_new(self._db.records, slots)
+            await self._tallies.count_added(orders)
+            num_new += num_inserted
+            # What is left is behind a task that another process added as well, or whose order it took.
+            new = new[num_inserted + (taken == "_id") :]
         return num_new
 
     async def _without_all_slots(self, existing: Mapping[str, Document]) -> list[Document]:
@@ -155,7 +172,10 @@ class TaskRepository(Repository):
 
     @operation("read the next order")
     async def next_train_order(self) -> int:
-        """Return the order for the next training Task: one above the highest, or 0."""
+        """Return the order of the next training Task: one above the highest, or 0."""
+        return await self._next_train_order()
+
+    async def _next_train_order(self) -> int:
         last = await self._db.tasks.find_one({"split": "train"}, {"order": 1}, sort=[("order", -1)])
         return 0 if last is None else int(last["order"]) + 1
 

@@ -24,7 +24,7 @@ from agentrl.config.sections import (
 )
 from agentrl.datasets.generated_tasks import generated_tasks
 from agentrl.datasets.task_feed import TaskFeed
-from agentrl.datasets.task_stream import eval_tasks, train_tasks
+from agentrl.datasets.task_stream import append_tasks, eval_tasks, train_tasks
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
@@ -206,7 +206,7 @@ async def _open_run(
         )
     )
     await store.runs.apply_flags(control)
-    await store.tasks.add(train_tasks(config.data, config.run.seed))
+    await append_tasks(store, train_tasks(config.data, config.run.seed))
     if feed is not None:
         await feed.fill(1)
     if await store.tasks.count(split="train") == 0:

@@ -97,7 +97,7 @@ async def test_slots_are_claimed_in_order_and_evaluation_overtakes(store: Trajec
     await store.tasks.add([make_task(1), make_task(0), make_task(3, split="eval")])
     claimed = [(await claim(store)).id for _ in range(6)]
     assert claimed == [
-        f"{task}/{n}" for task in ("eval/0/q3", "train/0/q0", "train/0/q1") for n in (0, 1)
+        f"{task}/{n}" for task in ("eval/0/q3", "train/0/q1", "train/0/q0") for n in (0, 1)
     ]
 
 
@@ -129,7 +129,7 @@ async def test_a_claim_carries_lease_attempt_and_task(store: TrajectoryStore) ->
     )
     assert claimed is not None
     record, task = claimed
-    assert task == make_task(7).model_copy(update={"created_at": task.created_at})
+    assert task == make_task(7).model_copy(update={"created_at": task.created_at, "order": 0})
     assert (record.status, record.attempt, record.fence) == ("running", 1, 1)
     assert record.lease is not None
     assert (record.lease.owner, record.lease.fence) == ("host:1:abc", 1)

@@ -9,7 +9,7 @@ from support.stored import claim, fill, make_task, num_consumed, play, wrong_cou
 
 from agentrl.schema import Run, Score
 from agentrl.store import TrajectoryStore
-from agentrl.store.repositories.tallies import SPAN
+from agentrl.store.repositories import tallies
 
 
 async def kept(store: TrajectoryStore) -> dict[int, set[str]]:
@@ -41,19 +41,26 @@ async def play_all(store: TrajectoryStore, *, failing: int = 0) -> None:
         number += 1
 
 
+@pytest.fixture
+def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of few orders, so that few tasks make several."""
+    monkeypatch.setattr(tallies, "SPAN", 4)
+
+
+@pytest.mark.usefixtures("short_spans")
 async def test_a_span_is_counted_once_its_groups_have_ended(store: TrajectoryStore) -> None:
-    await store.runs.create(Run(name=store.database_name, admitted_groups=10))
-    orders = [0, 1, SPAN - 1, SPAN, 5 * SPAN]
-    await store.tasks.add(make_task(order) for order in orders)
+    await store.runs.create(Run(name=store.database_name, admitted_groups=3))
+    await store.tasks.add(make_task(number) for number in range(9))
     await store.tasks.add(make_task(number, split="eval", tag="eval@0") for number in range(2))
-    assert await kept(store) == {span: {"added"} for span in (-2, 0, 1, 5)}
+    spans = (-250, 0, 1, 2)
+    assert await kept(store) == {span: {"added"} for span in spans}
     assert await wrong_counts(store) == []
     await play_all(store, failing=4)
     assert await wrong_counts(store) == []
     assert await store.tallies.seal() == 2  # the others are not admitted yet
     await store.runs.set_admission(10**6)
     assert await store.tallies.seal() == 2
-    assert await kept(store) == {span: {"added", "ended"} for span in (-2, 0, 1, 5)}
+    assert await kept(store) == {span: {"added", "ended"} for span in spans}
     assert await wrong_counts(store) == []
     assert await store.tallies.seal() == 0
 
@@ -135,18 +142,19 @@ async def test_a_count_that_a_write_overtook_is_not_stored(
     assert await wrong_counts(store) == []
 
 
+@pytest.mark.usefixtures("short_spans")
 async def test_an_earlier_release_s_run_is_counted_and_gets_its_tallies(
     store: TrajectoryStore,
 ) -> None:
     await store.runs.create(Run(name=store.database_name, admitted_groups=10))
-    await fill(store, 3)
-    await store.tasks.add([make_task(2 * SPAN)])
+    await fill(store, 4)
+    await store.tasks.add([make_task(4)])
     await store.database["tallies"].drop()
     assert await wrong_counts(store) == []
     await store.ensure_schema()
-    assert await kept(store) == {0: set(), 2: set()}
+    assert await kept(store) == {0: set(), 1: set()}
     await store.tallies.seal()
-    assert await kept(store) == {0: {"added", "ended"}, 2: {"added"}}
+    assert await kept(store) == {0: {"added", "ended"}, 1: {"added"}}
     assert await wrong_counts(store) == []
 
 

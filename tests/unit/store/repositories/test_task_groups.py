@@ -1,12 +1,22 @@
 """Scores, group completion, and repair of what a crash left half done."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from support.stored import claim, group_scores, make_task, make_turn, play, read_back, tag_scores
+from support.stored import (
+    claim,
+    group_scores,
+    make_task,
+    make_turn,
+    play,
+    read_back,
+    tag_scores,
+    wrong_counts,
+)
 
 from agentrl.errors import LeaseLost
-from agentrl.schema import Score, Task
+from agentrl.schema import Run, Score, Task
 from agentrl.store import TrajectoryStore
 
 
@@ -174,6 +184,36 @@ async def test_pushing_tasks_again_repairs_and_duplicates_nothing(store: Traject
     ]
     assert await store.tasks.next_train_order() == 5
     assert [task.id async for task in store.tasks.find()] == [task.id for task in tasks]
+
+
+async def test_tasks_that_are_added_at_the_same_time_share_no_order_and_leave_none_out(
+    store: TrajectoryStore,
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    lots = [
+        [make_task(n) for n in numbers] for numbers in (range(30), range(20, 60), range(60, 75))
+    ]
+    added = await asyncio.gather(*(store.tasks.add(lot, max_documents=9) for lot in lots))
+    assert sum(added) == 75
+    tasks = [task async for task in store.tasks.find()]
+    assert [task.order for task in tasks] == list(range(75))
+    assert sorted(task.id for task in tasks) == sorted(make_task(n).id for n in range(75))
+    orders = {task.id: task.order for task in tasks}
+    for own in (range(20), range(30, 60), range(60, 75)):
+        given = [orders[make_task(n).id] for n in own]
+        assert given == sorted(given), "tasks of one source keep their order"
+    slots = [(slot.order, slot.traj_id) async for slot in store.records.find()]
+    assert sorted(slots) == [(order, number) for order in range(75) for number in range(2)]
+    assert await wrong_counts(store) == []
+
+
+async def test_training_tasks_are_numbered_as_they_come_and_others_are_not(
+    store: TrajectoryStore,
+) -> None:
+    await store.tasks.add([make_task(3), make_task(7, split="eval"), make_task(9)])
+    await store.tasks.add([make_task(5)])
+    found = {task.id: task.order async for task in store.tasks.find()}
+    assert found == {"eval/0/q7": -993, "train/0/q3": 0, "train/0/q9": 1, "train/0/q5": 2}
 
 
 async def test_tasks_may_come_from_an_asynchronous_source(store: TrajectoryStore) -> None:

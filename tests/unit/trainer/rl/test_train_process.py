@@ -15,7 +15,14 @@ from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.data.batch import StepBatch, build_training_step
 from agentrl.data.tree import Merge
 from agentrl.distributed import Ranks, read_state
-from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
+from agentrl.errors import (
+    ConfigError,
+    DatasetError,
+    LeaseLost,
+    StoreError,
+    TrainerBusy,
+    TrainingError,
+)
 from agentrl.runtime.process_identity import new_lease_owner
 from agentrl.schema import Record, Run, Score, Split, rebuild_prompts
 from agentrl.store import TrajectoryStore
@@ -637,6 +644,25 @@ async def test_a_run_without_questions_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="no training tasks"):
         await train(make_config())
+
+
+async def test_questions_that_a_resumed_run_brings_come_behind_those_that_it_has(
+    make_config: MakeConfig, store: TrajectoryStore, tmp_path: Path
+) -> None:
+    def config_with(*queries: str) -> RootConfig:
+        path = tmp_path / "questions.jsonl"
+        path.write_text("".join(json.dumps({"query": q, "answer": "1"}) + "\n" for q in queries))
+        return make_config(train_file=path)
+
+    stop = asyncio.Event()
+    stop.set()
+    await train(config_with("a", "b"), stop)
+    await train(config_with("a", "b", "c", "d"), stop)
+    asked = [task.id async for task in store.tasks.find()]
+    assert {*asked[:2]} == {"train/0/line1", "train/0/line2"}
+    assert {*asked[2:]} == {"train/0/line3", "train/0/line4"}
+    with pytest.raises(DatasetError, match="'line1' belongs to another question of the run, 'a'"):
+        await train(config_with("A", "b"), stop)
 
 
 async def test_verified_steps_report_their_error(
