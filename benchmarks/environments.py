@@ -18,7 +18,8 @@ tokens in a game of TextArena: `engine_ms_a_turn`, the engine's processor time, 
 Where it does not, the figures compare what surrounds the model with itself. Run it on a quiet machine.
 
 A kind is measured where `scripts/setup_agents KIND .agentrl/environments/KIND` has put it; Harbor's tasks
-need no package, and are written for the measurement.
+need no package, and are written for the measurement. OpenEnv's actions are JSON, which the tiny model
+writes none of, so that its episodes never end. The file keeps the kinds that a run leaves out.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,9 @@ KINDS = {
     "reasoning_gym": "reasoning_gym:leg_counting?max_animals=4&seed=1&size={size}",
     "textarena": "textarena:GuessTheNumber-v0?seed=1&size={size}",
     "harbor": "harbor:{folder}?runtime=process",
+    "verifiers": "verifiers:sums_taskset?size={size}",
 }
+PACKAGES = Path(__file__).parent / "harness/environments"
 CONCURRENCY = 16
 DEPTH = 20
 
@@ -70,6 +73,13 @@ def middle_rate(ends: Sequence[float]) -> float:
     """Return the rollouts a second while `CONCURRENCY` were under way, from the times of their ends."""
     middle = sorted(ends)[CONCURRENCY - 1 : len(ends) - CONCURRENCY]
     return (len(middle) - 1) / (middle[-1] - middle[0])
+
+
+def section() -> DataSection:
+    """Return the settings of all kinds: uv, by which verifiers installs its program, is the user's."""
+    return DataSection(
+        env_variables=("PYTHONPATH", *(n for n in os.environ if n.startswith("UV_")))
+    )
 
 
 async def own_loop(
@@ -86,7 +96,7 @@ async def own_loop(
         return EngineReply(text, (), len(ids), len(result.output_ids))
 
     room = asyncio.Semaphore(CONCURRENCY)
-    with EnvironmentProcess(uri, DataSection(), quiet=True) as environment:
+    with EnvironmentProcess(uri, section(), quiet=True) as environment:
         environment.size()
         async with APIServer.open("127.0.0.1") as server:
 
@@ -107,7 +117,7 @@ async def by_env(
 ) -> float:
     """Return the rollouts a second of a sampler."""
     async with open_store(mongo) as store, AgentEndpointServer.open(AgentSection(), "m") as server:
-        with EnvironmentProcesses.open(DataSection(), server) as environments:
+        with EnvironmentProcesses.open(section(), server) as environments:
             first = environments.process_of(tasks[0])
             await asyncio.to_thread(first.size)
             async with kept_registered(store, here):
@@ -154,9 +164,8 @@ class EngineTime:
 
 async def measure(
     engine_core: int, num_rollouts: int, num_rounds: int, model: Path, kinds: Mapping[str, str]
-) -> dict[str, Any]:
-    """Compare both sides of every kind."""
-    found: dict[str, Any] = {"machine": machine()}
+) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Compare both sides of every kind, one after another."""
     async with AsyncExitStack() as stack:
         mongo = stack.enter_context(EmbeddedMongo(model.with_name("mongo")))
         url = stack.enter_context(engine_on(engine_core, model))
@@ -182,7 +191,8 @@ async def measure(
         )
         for kind, text in kinds.items():
             uri = EnvironmentUri.parse(text.format(size=num_rollouts, folder=tasks_folder))
-            tasks = list(tasks_of_environment(uri, DataSection(), "train"))
+            tasks = list(tasks_of_environment(uri, section(), "train"))
+            about = machine()
             await own_loop(uri, base, tasks)  # the first one warms caches up, and does not count
             rounds = []
             turns_before, ms_before = engine_time.read()
@@ -196,21 +206,37 @@ async def measure(
                         else own_loop(uri, base, tasks)
                     )
                 rounds.append({**sides, "ratio": sides["by_env"] / sides["own_loop"]})
-            print(f"{kind}: {rounds}", flush=True)
             num_turns, ms = engine_time.read()
-            found[kind] = {
-                "ratio": statistics.median(one["ratio"] for one in rounds),
-                "engine_ms_a_turn": (ms - ms_before) / (num_turns - turns_before),
-                "rollouts": num_rollouts,
-                "rounds": rounds,
-            }
-    return found
+            yield (
+                kind,
+                {
+                    "ratio": statistics.median(one["ratio"] for one in rounds),
+                    "engine_ms_a_turn": (ms - ms_before) / (num_turns - turns_before),
+                    "rollouts": num_rollouts,
+                    "rounds": rounds,
+                    "machine": about,
+                },
+            )
+
+
+async def measure_and_keep(out: Path, measured: AsyncIterator[tuple[str, dict[str, Any]]]) -> None:
+    """Print each kind's result, and join it to the file at once."""
+    async for kind, row in measured:
+        print(kind, json.dumps(row), flush=True)
+        keep(out, kind, row)
+
+
+def keep(out: Path, kind: str, row: dict[str, Any]) -> None:
+    """Join a kind's result to the file."""
+    kept = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({**kept, kind: row}, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/environments.json"))
     parser.add_argument("--rollouts", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
@@ -221,15 +247,13 @@ def main() -> None:
     if not cores:
         parser.error("two cores are needed: one for the engine, and one for all else")
     os.sched_setaffinity(0, cores)
+    os.environ["PYTHONPATH"] = str(PACKAGES)  # the task set of verifiers
     collect_less_garbage()  # as a sampler process does
     with tempfile.TemporaryDirectory() as folder:
         model = deepened(Path(folder) / "model", DEPTH)
         kinds = {kind: KINDS[kind] for kind in args.kinds}
-        measured = uvloop.run(measure(engine_core, args.rollouts, args.rounds, model, kinds))
-    text = json.dumps(measured, indent=2) + "\n"
-    print(text, end="")
-    if args.out is not None:
-        args.out.write_text(text, encoding="utf-8")
+        measured = measure(engine_core, args.rollouts, args.rounds, model, kinds)
+        uvloop.run(measure_and_keep(args.out, measured))
 
 
 if __name__ == "__main__":

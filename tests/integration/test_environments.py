@@ -30,8 +30,8 @@ from agentrl.store import TrajectoryStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PACKAGES = Path(__file__).parents[1] / "support/environments"
-OPENENV_SERVER = PACKAGES / "openenv_server.py"
+PACKAGES = Path(__file__).parents[2] / "benchmarks/harness/environments"
+OPENENV_SERVER = Path(__file__).parents[1] / "support/environments/openenv_server.py"
 MODEL_DIR = Path(__file__).parents[2] / "assets/demo/model"
 
 

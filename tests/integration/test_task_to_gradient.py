@@ -27,7 +27,8 @@ from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-PACKAGES = Path(__file__).parents[1] / "support/environments"
+PACKAGES = ROOT / "benchmarks/harness/environments"
+OPENENV_SERVER = ROOT / "tests/support/environments/openenv_server.py"
 GROUPS, TRIES = 2, 2
 ENDLESS = "samplers_and_endless_tasks"
 ENVIRONMENTS = {
@@ -103,7 +104,7 @@ def environment(kind: str, folder: Path) -> Iterator[Kind]:
     python = python_with(kind)
     flags["env_python"] = python
     if kind == "openenv":
-        server: list[str | Path] = [python, PACKAGES / "openenv_server.py", "{port}", "4"]
+        server: list[str | Path] = [python, OPENENV_SERVER, "{port}", "4"]
         with listening_process(server) as url:
             yield Kind({**flags, "env": ENVIRONMENTS[kind].format(url=url)})
     elif kind == "verifiers":

@@ -33,10 +33,12 @@ class Guessing(Environment):
         self.number = 0
 
     def reset(self, seed=None, episode_id=None, **_):
+        """Think of a number."""
         self.number = random.Random(seed).randint(1, 3)
         return Hint(hint="1 to 3")
 
     def step(self, action, timeout_s=None, **_):
+        """Judge a guess."""
         if action.number == 13:
             raise OSError("the disk is full")
         right = action.number == self.number
@@ -44,6 +46,7 @@ class Guessing(Environment):
 
     @property
     def state(self):
+        """Nothing that a player may know."""
         return State()
 
 

@@ -31,11 +31,11 @@ class SumTask(vf.Task[SumData]):  # type: ignore[misc]
 
 
 class SumTaskset(vf.Taskset[SumTask, vf.TasksetConfig]):  # type: ignore[misc]
-    """Five sums."""
+    """Sums."""
 
     def load(self) -> Iterator[SumTask]:
         """Yield them."""
-        for n in range(5):
+        for n in range(1000):
             yield SumTask(SumData(prompt=f"{n} + 1 = ?", answer=str(n + 1)), self.config.task)
 
 
