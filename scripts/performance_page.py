@@ -37,6 +37,15 @@ FIGURES = (
     Figure("sampler CPU around a model call, ms", "turn_cost", "sampler_ms", "≤ 3"),
     Figure("mongod CPU around a model call, ms", "turn_cost", "mongod_ms", "≤ 2"),
     Figure("tokens/s of a sampler over the bare engine's", "rollout", "throughput_ratio", "≥ 0.95"),
+    *(
+        Figure(
+            f"rollouts/s by `--env {kind}:` over its own loop's",
+            "environments",
+            f"{kind}.ratio",
+            "≥ 0.95",
+        )
+        for kind in ("reasoning_gym", "textarena", "verifiers", "harbor")
+    ),
     Figure("claims/s over a bare PyMongo loop's", "store", "claims_ratio", "≥ 0.9"),
     Figure("writes of turns/s over a bare loop's", "store", "turn_writes_ratio", "≥ 0.9"),
     Figure("bytes a token, 200 turns", "store", "bytes_per_token_200_turns", "≤ 16", "{:.1f}"),
