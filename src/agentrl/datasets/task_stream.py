@@ -219,6 +219,18 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
     return num_new, num_given - num_new
 
 
+async def check_known_questions(store: TrajectoryStore, tasks: Iterable[Task]) -> None:
+    """Refuse tasks under whose ids the run has other questions.
+
+    Raises:
+        DatasetError: see `append_tasks`.
+        StoreError: the store failed.
+    """
+    given = {task.id: task for task in tasks}
+    for known in await store.tasks.get_many([*given]):
+        _check_same_question(known, given[known.id])
+
+
 def _check_same_question(known: Task, task: Task) -> None:
     if not (isinstance(known, MCPTask) and isinstance(task, MCPTask)):
         return
@@ -261,5 +273,10 @@ async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator
         new_id = _retry_id(task_id)
         if await store.tasks.get(new_id) is not None:
             continue
-        again = {"id": new_id, "status": "created", "completed_at": None, "group_scores": {}}
+        again: dict[str, Any] = {
+            "id": new_id,
+            "status": "created",
+            "completed_at": None,
+            "group_scores": {},
+        }
         yield task.model_copy(update=again)

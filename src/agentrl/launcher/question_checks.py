@@ -12,6 +12,7 @@ from agentrl.config.sections import DataSection, RolloutSection, RootConfig
 from agentrl.datasets.generated_tasks import generated_tasks
 from agentrl.datasets.question import DEFAULT_SCORER
 from agentrl.datasets.question_files import QuestionFile
+from agentrl.datasets.task_stream import check_known_questions, tasks_from_questions
 from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.errors import ConfigError
 from agentrl.launcher.policy_checks import find_model
@@ -21,9 +22,12 @@ from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 from agentrl.rewards.factory import ScoringFunction, load_scorer_module
 from agentrl.rollout import sampler_class_for
 from agentrl.rollout.worker.resources import served_context_length
+from agentrl.store import TrajectoryStore
 
 _MAX_KEYS = 8
 """Keys that a note lists."""
+_MAX_COMPARED = 2000
+"""Questions of a file that are compared with those of a run that is resumed."""
 
 
 async def check_questions(
@@ -70,6 +74,22 @@ async def check_questions(
             "not trained on"
         )
     return notes
+
+
+async def check_unchanged(data: DataSection, store: TrajectoryStore) -> None:
+    """Refuse a file of questions that has changed since the run took its questions from it.
+
+    The first ones are compared, for an answer before anything starts; the trainer compares all.
+
+    Raises:
+        DatasetError: an id belongs to another question of the run.
+        StoreError: the store failed.
+    """
+    if data.train_file is None or await store.tasks.next_train_order() == 0:
+        return
+    with QuestionFile(data.train_file, data) as questions:
+        first = list(tasks_from_questions(questions[:_MAX_COMPARED], "train"))
+    await check_known_questions(store, first)
 
 
 def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) -> Iterator[str]:

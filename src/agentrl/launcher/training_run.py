@@ -23,6 +23,7 @@ from agentrl.launcher.preflight import (
     check_name_is_free,
     full_disk_named,
 )
+from agentrl.launcher.question_checks import check_unchanged
 from agentrl.launcher.run_report import (
     add_restarts,
     finished,
@@ -78,6 +79,7 @@ async def run_training(config: RootConfig) -> int:
         ):
             say(console, f"note: {note}")
         await check_has_questions(config.data, store)
+        await check_unchanged(config.data, store)
         done = await already_done(config.trainer, store)
         if done is not None:
             say(console, done)
