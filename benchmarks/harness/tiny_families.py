@@ -36,14 +36,14 @@ _LATENT = {
     "qk_nope_head_dim": 16,
     "num_key_value_heads": 4,
 }
-_DELTA = {
+DELTA = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    **_HEADS,
 }
+"""Gated DeltaNet layers."""
 _WINDOWED = {
     "sliding_window": WINDOW,
     "layer_types": ["sliding_attention", "full_attention"],
@@ -128,11 +128,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", _WINDOWED),
     "cohere2": ("cohere2", _WINDOWED),
     # recurrent
-    "qwen3_next": ("qwen3_next", {**_DELTA, **_SHARED_EXPERT, **_RECURRENT}),
-    "qwen3_5_text": ("qwen3_5_text", {**_DELTA, **_RECURRENT}),
+    "qwen3_next": ("qwen3_next", {**DELTA, **_HEADS, **_SHARED_EXPERT, **_RECURRENT}),
+    "qwen3_5_text": ("qwen3_5_text", {**DELTA, **_HEADS, **_RECURRENT}),
     "qwen3_5_moe_text": (
         "qwen3_5_moe_text",
-        {**_DELTA, **_SHARED_EXPERT, "layer_types": ["linear_attention", "full_attention"]},
+        {
+            **DELTA,
+            **_HEADS,
+            **_SHARED_EXPERT,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
     ),
     "olmo_hybrid": ("olmo_hybrid", {"layer_types": ["linear_attention", "full_attention"]}),
     "kimi_linear": (

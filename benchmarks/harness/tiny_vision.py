@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConf
 from agentrl.data.shown_images import ShownImage
 from agentrl.models.small_copy import randomized
 from agentrl.models.vision.image_reader import ImageReader
-from harness.tiny_families import SHAPE
+from harness.tiny_families import DELTA, SHAPE
 from harness.tiny_tokenizer import SEEING, write_seeing_tokenizer
 
 TEXT_VOCABULARY = 40
@@ -46,14 +46,7 @@ _QWEN_PROCESSOR = {
     "temporal_patch_size": 2,
     "size": {"shortest_edge": 64, "longest_edge": 1024},
 }
-_DELTA = {
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "layer_types": ["linear_attention", "full_attention"],
-}
+_DELTA = {**DELTA, "layer_types": ["linear_attention", "full_attention"]}
 _WINDOWED = {
     "head_dim": 16,
     "sliding_window": 7,

@@ -5,12 +5,14 @@ In goes the configuration, out come notes, or the first problem. Every line is r
 
 import filecmp
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from agentrl.config.checks import groups_per_step
 from agentrl.config.sections import DataSection, RolloutSection, RootConfig
+from agentrl.datasets.entries import read_entries
 from agentrl.datasets.generated_tasks import generated_tasks
-from agentrl.datasets.question import DEFAULT_SCORER
+from agentrl.datasets.question import DEFAULT_SCORER, question_of
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.datasets.task_stream import check_known_questions, tasks_from_questions
 from agentrl.environments import EnvironmentProcess, EnvironmentUri
@@ -87,9 +89,10 @@ async def check_unchanged(data: DataSection, store: TrajectoryStore) -> None:
     """
     if data.train_file is None or await store.tasks.next_train_order() == 0:
         return
-    with QuestionFile(data.train_file, data) as questions:
-        first = list(tasks_from_questions(questions[:_MAX_COMPARED], "train"))
-    await check_known_questions(store, first)
+    folder = data.train_file.parent
+    entries = islice(read_entries(data.train_file), _MAX_COMPARED)
+    first = [question_of(entry, data, where, folder) for where, entry in entries]
+    await check_known_questions(store, tasks_from_questions(first, "train"))
 
 
 def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) -> Iterator[str]:

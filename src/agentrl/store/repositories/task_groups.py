@@ -15,6 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -123,12 +124,9 @@ class TaskRepository(Repository):
         new = await asyncio.to_thread(lambda: list(map(to_document, added)))
         incomplete = await self._without_all_slots(existing)
         if incomplete:
-            orders = {task["order"] for task in incomplete}
-            async with self._tallies.changing(orders, writer):
-                await insert_new(
-                    self._db.records, [slot for it in incomplete for slot in _slots(it)]
-                )
-            await self._tallies.count_added(orders)
+            async with self._recounting(incomplete, writer):
+                slots = [slot for task in incomplete for slot in _slots(task)]
+                await insert_new(self._db.records, slots)
         return await self._insert(new, writer)
 
     async def _insert(self, new: list[Document], writer: str) -> int:
@@ -139,17 +137,23 @@ class TaskRepository(Repository):
             if training:
                 for order, task in enumerate(training, await self._next_train_order()):
                     task["order"] = order
-            orders = {task["order"] for task in new}
-            async with self._tallies.changing(orders, writer):
+            async with self._recounting(new, writer):
                 # Tasks before slots, so that a claimed slot always has its Task.
                 num_inserted, taken = await insert_until_taken(self._db.tasks, new)
                 slots = [slot for task in new[:num_inserted] for slot in _slots(task)]
                 await insert_new(self._db.records, slots)
-            await self._tallies.count_added(orders)
             num_new += num_inserted
             # What is left is behind a task that another process added as well, or whose order it took.
             new = new[num_inserted + (taken == "_id") :]
         return num_new
+
+    @asynccontextmanager
+    async def _recounting(self, tasks: Iterable[Document], writer: str) -> AsyncIterator[None]:
+        """Take the counts of these tasks' orders away inside the block, and count again behind it."""
+        orders = {task["order"] for task in tasks}
+        async with self._tallies.changing(orders, writer):
+            yield
+        await self._tallies.count_added(orders)
 
     async def _without_all_slots(self, existing: Mapping[str, Document]) -> list[Document]:
         """Return those of the tasks some of whose slots are missing: a crash interrupted adding."""

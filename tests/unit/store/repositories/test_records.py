@@ -95,9 +95,11 @@ async def test_eight_processes_finishing_one_group_together_complete_it_once(
 
 async def test_slots_are_claimed_in_order_and_evaluation_overtakes(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(1), make_task(0), make_task(3, split="eval")])
+    # What was stored first comes behind the other: the order decides.
+    await store.database["records"].update_many({"task_id": "train/0/q1"}, {"$set": {"order": 2}})
     claimed = [(await claim(store)).id for _ in range(6)]
     assert claimed == [
-        f"{task}/{n}" for task in ("eval/0/q3", "train/0/q1", "train/0/q0") for n in (0, 1)
+        f"{task}/{n}" for task in ("eval/0/q3", "train/0/q0", "train/0/q1") for n in (0, 1)
     ]
 
 
