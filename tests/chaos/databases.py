@@ -64,9 +64,13 @@ class SingleMongod:
 
     def kill(self) -> None:
         """Kill it and start it again."""
-        os.kill(self._mongo.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self._mongo.stop()
         self._mongo.start()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self._mongo.pid, number)
 
     def revive(self) -> bool:
         """Start it again if it ended by itself; return whether it had."""

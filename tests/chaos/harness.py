@@ -236,6 +236,10 @@ class Chaos:
                 self.restarts[strike.kind] += 1
         elif strike.kind == "clock":
             self.mongo.set_clock(round(strike.seconds))
+        elif strike.kind == "freeze":
+            self.mongo.signal(signal.SIGSTOP)
+            await asyncio.sleep(LEASE_SECONDS + 1)
+            self.mongo.signal(signal.SIGCONT)
         elif strike.kind == "disk":
             self.mongo.fill_disk()
             await asyncio.sleep(DISK_FULL_SECONDS)

@@ -14,6 +14,7 @@ Kind = Literal[
     "launcher",
     "stall",
     "mongod",
+    "freeze",
     "disk",
     "clock",
     "network",
@@ -28,7 +29,7 @@ PROCESSES: Mapping[Kind, int] = {
     "mongod": 20,
     "stall": 10,
 }
-"""Kinds of faults with their weights: kills of processes, and samplers that stand still."""
+"""Kinds of faults with their weights: kills of processes, and samplers that stand still (`stall`)."""
 EVERYTHING: Mapping[Kind, int] = {
     "sampler": 20,
     "scorer": 8,
@@ -38,11 +39,12 @@ EVERYTHING: Mapping[Kind, int] = {
     "launcher": 3,
     "stall": 8,
     "mongod": 8,
+    "freeze": 4,
     "disk": 4,
     "clock": 7,
     "network": 18,
 }
-"""What one mongod and its network go through."""
+"""What one mongod and its network go through; `freeze` lets the mongod stand still."""
 ELECTIONS: Mapping[Kind, int] = {
     "sampler": 15,
     "scorer": 5,

@@ -1,17 +1,19 @@
 """The database server's clock as one process knows it: what time it is there, and its steps.
 
 Leases expire by the server's clock. A step of it says nothing about their holders, who renew every
-third of a lease, and neither does the time that a server was away: after a step, a restart or an
-election, leases are judged only once every live holder has renewed.
+third of a lease, and neither does time in which the server was away or took no writes: after a
+step, a restart, an election or a gap in this process's own heartbeats, leases are judged only once
+every live holder has renewed.
 """
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from datetime import datetime, timedelta
 
 from agentrl.schema import utc_now
 
 _REMEMBERED = 8192
+_BEATS_REMEMBERED = 512
 STEP_SECONDS = 2.0
 """Smaller differences between two readings are the network's; leases outlast them."""
 
@@ -23,6 +25,7 @@ class ServerClock:
         self._read: tuple[datetime, float] | None = None
         self._server: object = None
         self._stepped_at = float("-inf")
+        self._beats: deque[float] = deque(maxlen=_BEATS_REMEMBERED)
 
     def note(self, server_time: datetime, server: object = None) -> None:
         """Take in a reading of the clock, made just now, of the process `server`."""
@@ -43,10 +46,30 @@ class ServerClock:
         """Treat the clock as one that has just stepped: nobody here knows whether it has."""
         self._stepped_at = time.monotonic()
 
+    def beat(self) -> None:
+        """Note that the server has just acknowledged a heartbeat of this process.
+
+        A process that beats does so several times in a lease. One that never does judges leases by
+        the clock alone.
+        """
+        self._beats.append(time.monotonic())
+
     def is_settled(self, lease_seconds: float) -> bool:
-        """Return whether all live holders of such leases have renewed them since the last step."""
+        """Return whether all live holders of such leases could renew them since the last step."""
         # One renewal may have met the step, and the next comes a third of a lease later.
-        return time.monotonic() - self._stepped_at > lease_seconds * 3 / 4
+        now, renewal = time.monotonic(), lease_seconds * 3 / 4
+        if now - self._stepped_at <= renewal:
+            return False
+        # A live holder's lease runs for two thirds of its time at least when the server stops taking
+        # writes, so that it expires only in a gap that no heartbeat of this process met either.
+        after = now
+        for beat in reversed(self._beats):
+            if after - beat > lease_seconds / 2:
+                return False
+            if now - beat > renewal:
+                break
+            after = beat
+        return True
 
 
 class FreshLeases:

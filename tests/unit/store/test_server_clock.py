@@ -10,7 +10,7 @@ import pytest
 from support.mongod_programs import FAKETIME, mongod_with_clock
 from support.stored import claim, make_task
 
-from agentrl.schema import InferenceService
+from agentrl.schema import InferenceService, SamplerInfo
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -104,6 +104,37 @@ async def test_a_turn_is_dated_by_the_servers_clock(stepping: TrajectoryStore, c
     await step(stepping, clock, 2 * HOUR)
     now = await stepping.database.server_time()
     assert abs((stepping.clock.now() - now).total_seconds()) < 1
+
+
+async def test_a_server_that_stood_still_takes_no_live_lease(tmp_path: Path) -> None:
+    with EmbeddedMongo(tmp_path / "data") as mongo:
+        async with (
+            TrajectoryStore.connect(mongo.uri("run")) as store,
+            TrajectoryStore.connect(mongo.uri("run")) as observer,
+        ):
+            await store.ensure_schema()
+            await store.tasks.add([make_task(0)])
+            live = await claim(store, "elsewhere:1:0-a", lease_seconds=LEASE_SECONDS)
+            dead = await claim(store, "elsewhere:2:0-b", lease_seconds=LEASE_SECONDS)
+            await observer.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=3))
+            os.kill(mongo.pid, signal.SIGSTOP)
+            await asyncio.sleep(1.5 * LEASE_SECONDS)
+            os.kill(mongo.pid, signal.SIGCONT)
+            num_expired = 0
+            for _ in range(12):
+                # Whose turn it is when the server goes on is chance: here the reaper's.
+                reaped = await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)
+                num_expired += reaped.num_expired
+                await observer.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=3))
+                renewed = await store.records.renew([(live.id, live.fence)], LEASE_SECONDS)
+                assert renewed == set()
+                await asyncio.sleep(LEASE_SECONDS / 6)
+            kept, gone = await store.records.get(live.id), await store.records.get(dead.id)
+    assert num_expired == 1
+    assert kept is not None
+    assert [one.ended_by for one in kept.attempts] == [None]
+    assert gone is not None
+    assert [one.ended_by for one in gone.attempts] == ["expired"]
 
 
 async def test_a_server_that_was_away_takes_no_live_lease(tmp_path: Path) -> None:

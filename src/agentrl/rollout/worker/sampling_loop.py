@@ -121,11 +121,13 @@ class SamplingLoop:
         Raises:
             StoreError: the store was away for longer than `store_patience`.
         """
+        lease = self._context.rollout.lease_seconds
         chores = [
             asyncio.create_task(self._renewal.run()),
             asyncio.create_task(self._say_progress()),
-            asyncio.create_task(self._every(self._times.report, self._report)),
-            asyncio.create_task(self._every(self._context.rollout.lease_seconds / 3, self._reap)),
+            # Reports tell the reaping whether the server takes writes: several in a lease.
+            asyncio.create_task(self._every(min(self._times.report, lease / 6), self._report)),
+            asyncio.create_task(self._every(lease / 3, self._reap)),
         ]
         # This process cannot know whether the server's clock stepped a moment before it began.
         self._context.store.clock.distrust()

@@ -191,6 +191,7 @@ class SamplerRepository(Repository):
             },
             upsert=True,
         )
+        self._db.clock.beat()
 
     @operation("read samplers")
     async def all(self, *, alive_within: float | None = None) -> list[SamplerInfo]:
