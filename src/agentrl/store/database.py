@@ -63,6 +63,8 @@ _PRIMARY_LEFT = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
 """Error codes of a server that is no primary, or stops being one."""
 _KEYS_NOT_LOADED = 211
 """Error code of a server that has begun, or whose clock has jumped, and cannot check signed times yet."""
+_NO_SPACE = "No space left on device"
+"""End of what a server says that cannot write, under the code that it has for anything unknown."""
 _LOGIN_REFUSED = frozenset({18, 8000})
 _TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
@@ -232,11 +234,13 @@ def operation(
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether an operation failed for a reason that passes: no connection or no primary.
+    """Return whether an operation failed for a reason that passes: no connection, primary or space.
 
     A primary that leaves while a majority confirms a write answers with an error of the write
     concern, which the driver does not count among those of the connection.
     """
+    if _is_disk_full(error):
+        return True
     if isinstance(error, BulkWriteError):
         unconfirmed = (error.details or {}).get("writeConcernErrors", ())
         return any(one["code"] in _PRIMARY_LEFT for one in unconfirmed)
@@ -247,9 +251,18 @@ def is_passing(error: Exception) -> bool:
     )
 
 
+def _is_disk_full(error: Exception) -> bool:
+    if not isinstance(error, OperationFailure):
+        return False
+    refused = [error.details or {}, *(error.details or {}).get("writeErrors", ())]
+    return any(str(one.get("errmsg", "")).endswith(_NO_SPACE) for one in refused)
+
+
 def _one_line(error: Exception, uri: str) -> str:
     """Describe an error and its remedy in one line, without credentials."""
     hosts = _hosts_of(uri)
+    if _is_disk_full(error):
+        return f"the disk of MongoDB at {hosts} is full; free some space on it"
     if isinstance(error, AutoReconnect) and _TLS_FAILED in str(error):
         return f"MongoDB at {hosts} speaks TLS, but its certificate is not trusted; check tlsCAFile"
     if is_passing(error):

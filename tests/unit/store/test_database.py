@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient
-from pymongo.errors import ConfigurationError
+from pymongo.errors import BulkWriteError, ConfigurationError, WriteError
 from support.mongod_programs import mongod_program
 from support.stored import fill, make_task
 
@@ -97,6 +97,25 @@ async def test_a_host_that_cannot_be_looked_up_may_be_there_later() -> None:
     assert str(caught.value) == (
         "connect: MongoDB at db.example: The DNS query name does not exist: _mongodb._tcp.db.example; "
         "check the address"
+    )
+    await client.close()
+
+
+@pytest.mark.parametrize("is_bulk", [False, True])
+async def test_a_full_disk_passes_once_there_is_space(is_bulk: bool) -> None:
+    refused: dict[str, Any] = {"index": 0, "code": 8, "errmsg": "28: No space left on device"}
+    error = (
+        BulkWriteError({"writeErrors": [refused]})
+        if is_bulk
+        else WriteError(refused["errmsg"], 8, refused)
+    )
+    client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(connect=False)
+    database = RunDatabase(client, client["x"], "mongodb://ada:s3cret@db.example/x")
+    with pytest.raises(StoreUnreachable) as caught:
+        async with database.boundary("store a turn"):
+            raise error
+    assert str(caught.value) == (
+        "store a turn: the disk of MongoDB at db.example is full; free some space on it"
     )
     await client.close()
 
