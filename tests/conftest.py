@@ -5,10 +5,12 @@ import inspect
 import logging
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from fuzz.asked import num_cases_of, report
@@ -96,19 +98,61 @@ def _has_room_in_memory() -> bool:
     return _IN_MEMORY.is_dir() and shutil.disk_usage(_IN_MEMORY).free >= _LEAST_ROOM_BYTES
 
 
+@dataclass
+class Databases:
+    """Those of earlier tests: to empty one costs a tenth of making one."""
+
+    used: list[str] = field(default_factory=list)
+    shape: dict[str, Any] | None = None
+    """Of a prepared one that no test has changed."""
+
+
+@pytest.fixture(scope="session")
+def databases() -> Databases:
+    """The databases that tests of this session have left."""
+    return Databases()
+
+
 @pytest.fixture
-def mongo_uri(mongod: EmbeddedMongo) -> str:
-    """Connection string of a database that no other test uses (not dropped by itself)."""
+def mongo_uri(request: pytest.FixtureRequest, mongod: EmbeddedMongo, databases: Databases) -> str:
+    """Connection string of a database that no other test uses meanwhile (not dropped by itself)."""
+    if "store" in request.fixturenames and databases.used:
+        return mongod.uri(databases.used.pop(0))
     return mongod.uri(f"test_{uuid.uuid4().hex[:12]}")
 
 
 @pytest.fixture
-async def store(mongo_uri: str) -> AsyncIterator[TrajectoryStore]:
-    """An empty, prepared store in a database of its own, dropped afterwards."""
+async def store(mongo_uri: str, databases: Databases) -> AsyncIterator[TrajectoryStore]:
+    """An empty, prepared store in a database of its own."""
     async with TrajectoryStore.connect(mongo_uri) as connected:
-        await connected.ensure_schema()
+        if databases.shape is None or not await _emptied(connected, databases.shape):
+            await connected.drop_database()
+            await connected.ensure_schema()
+            databases.shape = databases.shape or await _shape(connected)
         yield connected
-        await connected.drop_database()
+        databases.used.append(connected.database_name)
+
+
+async def _emptied(store: TrajectoryStore, shape: Mapping[str, Any]) -> bool:
+    """Take everything away that a test left; False where what remains is not as it was prepared."""
+    handle = store.database.handle
+    for name in await store.database.collections(type="collection"):
+        if name.startswith("system."):
+            continue
+        if name in shape:
+            await handle[name].delete_many({})
+        else:
+            await handle.drop_collection(name)
+    if await _shape(store) != shape:
+        return False
+    await store.tallies.prepare()
+    return True
+
+
+async def _shape(store: TrajectoryStore) -> dict[str, Any]:
+    """Return a database's collections and views with their options, and the number of indexes."""
+    stats = await store.database.handle.command("dbStats")
+    return {"indexes": stats["indexes"], **await store.database.collections()}
 
 
 _WATCHED = {"inference", "rewards", "rollout", "runtime", "tools"}
