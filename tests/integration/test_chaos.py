@@ -50,7 +50,7 @@ async def test_faults_of_every_kind_lose_nothing_and_do_nothing_twice(
 def test_the_seed_replays_the_faults() -> None:
     assert plan(50, 7, (0.1, 2.0), EVERYTHING) == plan(50, 7, (0.1, 2.0), EVERYTHING)
     assert plan(50, 7, (0.1, 2.0), EVERYTHING) != plan(50, 8, (0.1, 2.0), EVERYTHING)
-    assert {one.kind for one in plan(11, 7, (0.1, 2.0), EVERYTHING)} == set(EVERYTHING)
+    assert {one.kind for one in plan(len(EVERYTHING), 7, (0.1, 2.0), EVERYTHING)} == set(EVERYTHING)
 
 
 Spoil = Callable[[TrajectoryStore, Journal, Journal], Awaitable[Any]]

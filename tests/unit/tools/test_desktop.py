@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -107,7 +107,12 @@ async def until_seen(client: Client, colour: tuple[int, int, int]) -> None:
 
 
 def displays() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.name() == "Xvfb"]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it may end in this moment
+            if process.name() == "Xvfb":
+                found.append(process)
+    return found
 
 
 async def test_every_client_of_an_environment_sees_and_uses_a_display_of_its_own(
