@@ -1,4 +1,4 @@
-"""Training tasks that join a run ahead of its samplers, so that their source may be endless.
+"""Training tasks that join a run ahead of its samplers, so that they may be many or without end.
 
 In: tasks in their order, made on demand. Out: those in the store that the run comes to need. Knows
 neither files nor steps.

@@ -144,9 +144,10 @@ class GroupReader:
         # write comes last writes the newest one.
         async with self._admitting:
             bound = self._admitted.bound(self._max_steps)
-            if self.feed is not None:
-                await self.feed.fill(bound)
             await self._store.runs.set_admission(bound)
+            if self.feed is not None:
+                # One step more: samplers have the next ones when they are admitted to them.
+                await self.feed.fill(bound + control.groups_per_step)
 
     async def apply_control(self, control: StepControl) -> None:
         """Recompute the admission if the control changed."""

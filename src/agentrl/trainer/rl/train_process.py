@@ -6,7 +6,10 @@ Rank 0 prepares the run in the store, holds the trainer's lease, and drives `Tra
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -33,7 +36,7 @@ from agentrl.inference.weight_sync.delivery import Delivery
 from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.models.resolve import resolve_model
 from agentrl.runtime.atomic_directory import clear_leftovers
-from agentrl.schema import Control, Run
+from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.bootstrap import (
     check_trainer_flags,
@@ -93,10 +96,9 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             _check_flags(config.run, trainer)
             check_training_sampling(config.sampling)
             store = await stack.enter_async_context(_connect(config.store, config.run.run_name))
-            feed = None
-            if config.data.sampler_module is not None:
-                feed = TaskFeed(store, generated_tasks(config.data, config.run.seed))
-            checkpoint = await _open_run(store, config, ranks, feed)
+            first_epoch, further = _training_tasks(config)
+            feed = TaskFeed(store, further)
+            checkpoint = await _open_run(store, config, ranks, first_epoch, feed)
             await stack.enter_async_context(
                 trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
             )
@@ -173,8 +175,21 @@ def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManage
     return TrajectoryStore.connect(uri.get_secret_value(), run_name)
 
 
+def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]:
+    """Return the tasks of the first epoch and then all further ones; both are made when read."""
+    tasks = train_tasks(config.data, config.run.seed)
+    epochs = (epoch for _, epoch in groupby(tasks, attrgetter("epoch")))
+    own = generated_tasks(config.data, config.run.seed)
+    first = chain.from_iterable(islice(epochs, 1))
+    return first, chain(chain.from_iterable(epochs), own)
+
+
 async def _open_run(
-    store: TrajectoryStore, config: RootConfig, ranks: Ranks, feed: TaskFeed | None
+    store: TrajectoryStore,
+    config: RootConfig,
+    ranks: Ranks,
+    first_epoch: Iterator[Task],
+    feed: TaskFeed,
 ) -> Checkpoint | None:
     """Prepare the database and return the checkpoint to resume, if there is one.
 
@@ -206,9 +221,10 @@ async def _open_run(
         )
     )
     await store.runs.apply_flags(control)
-    await append_tasks(store, train_tasks(config.data, config.run.seed))
-    if feed is not None:
-        await feed.fill(1)
+    # All questions at once, so that none that joins the run later can take the id of one. They are
+    # asked again as the steps come to need them.
+    await append_tasks(store, first_epoch)
+    await feed.fill(1)
     if await store.tasks.count(split="train") == 0:
         raise ConfigError(
             f"database {store.database_name!r} holds no training tasks; give --train_file, --env, or "

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentrl.algorithms.losses import TargetLosses, policy_loss
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.data.batch import StepBatch, build_training_step
 from agentrl.data.tree import Merge
+from agentrl.datasets.task_stream import train_tasks as question_tasks
 from agentrl.distributed import Ranks, read_state
 from agentrl.errors import (
     ConfigError,
@@ -663,6 +665,23 @@ async def test_questions_that_a_resumed_run_brings_come_behind_those_that_it_has
     assert {*asked[2:]} == {"train/0/line3", "train/0/line4"}
     with pytest.raises(DatasetError, match="'line1' belongs to another question of the run, 'a'"):
         await train(config_with("A", "b"), stop)
+
+
+async def test_questions_join_the_run_as_its_steps_come_to_need_them(
+    make_config: MakeConfig, store: TrajectoryStore, tmp_path: Path, model_path: Path
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"query": "a"}\n{"query": "b"}\n{"query": "c"}\n')
+    flags = {"max_staleness": 0, "enable_sampling": "true", "num_generations": 3}
+    flags |= {"train_file": path, "num_train_epochs": 10_000, "default_scorer": "exact_match"}
+    player = Player(model_path)
+    async with samplers(store, player, lambda record: float(record.traj_id == 0)):
+        for config in (make_config(max_steps=2, **flags), make_config(max_steps=4, **flags)):
+            assert (await train(config)).status == "completed"
+            # Those of the next step are there, and none of all the others.
+            assert await store.tasks.count() == 2 * config.trainer.max_steps + 2
+    stream = islice(question_tasks(config.data, config.run.seed), 10)
+    assert [task.id async for task in store.tasks.find()] == [task.id for task in stream]
 
 
 async def test_verified_steps_report_their_error(
