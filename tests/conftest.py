@@ -130,6 +130,8 @@ async def store(mongo_uri: str, databases: Databases) -> AsyncIterator[Trajector
             await connected.ensure_schema()
             databases.shape = databases.shape or await _shape(connected)
         yield connected
+        # The rest goes before the next use; a run of another release would keep it from connecting.
+        await connected.database.runs.delete_many({})
         databases.used.append(connected.database_name)
 
 
