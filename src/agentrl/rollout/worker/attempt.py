@@ -9,7 +9,7 @@ import asyncio
 import logging
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -116,7 +116,7 @@ class RolloutAttempt:
     def start(self, *, scoring_only: bool = False) -> asyncio.Task[None]:
         """Begin in the background; the returned task never raises but when it is cancelled."""
         self.needs_servers = not scoring_only
-        work = self._score_again() if scoring_only else self._run()
+        work = self._score_again if scoring_only else self._run
         self._job = asyncio.create_task(self._guarded(work), name=self.record.id)
         return self._job
 
@@ -130,9 +130,9 @@ class RolloutAttempt:
     def _store(self) -> TrajectoryStore:
         return self._context.store
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except asyncio.CancelledError:
             await self._write_last(self._after_cancel())
         except Exception as error:  # noqa: BLE001

@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -514,6 +515,25 @@ async def test_a_holder_that_lost_its_lease_writes_nothing_more(
     assert after.outcome is None
     (turn,) = await store.turns.of_record(record.id, attempt=1)
     assert turn.tool_calls[0].name == "look"
+
+
+@pytest.mark.parametrize("scoring_only", [False, True])
+async def test_an_attempt_that_ends_before_it_began_leaves_nothing_half_begun(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str, scoring_only: bool
+) -> None:
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url) as context:
+            record, claimed = await claim(store)
+            attempt = RolloutAttempt(
+                claimed, record, context, MCPSampler, SlotCounts(), on_generated=lambda: None
+            )
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always", RuntimeWarning)
+                job = attempt.start(scoring_only=scoring_only)
+                attempt.cancel("release")
+                await asyncio.wait([job])
+    assert [str(one.message) for one in warned] == []
 
 
 async def test_a_lost_lease_stops_its_rollout_at_the_next_heartbeat(
