@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from support.mongod_programs import FAKETIME, mongod_with_clock
 from support.stored import claim, make_task
 
-from agentrl.schema import InferenceService, SamplerInfo
+from agentrl.schema import InferenceService, Record, SamplerInfo
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -54,6 +55,31 @@ async def step(store: TrajectoryStore, clock: Path, seconds: int) -> None:
             await asyncio.sleep(0.05)
 
 
+@asynccontextmanager
+async def holders(
+    tmp_path: Path,
+) -> AsyncIterator[tuple[EmbeddedMongo, TrajectoryStore, TrajectoryStore, Record, Record]]:
+    """Yield a mongod, the stores of a holder and of an observer, and a live and a dead one's Record."""
+    with EmbeddedMongo(tmp_path / "data") as mongo:
+        async with (
+            TrajectoryStore.connect(mongo.uri("run")) as store,
+            TrajectoryStore.connect(mongo.uri("run")) as observer,
+        ):
+            await store.ensure_schema()
+            await store.tasks.add([make_task(0)])
+            live = await claim(store, "elsewhere:1:0-a", lease_seconds=LEASE_SECONDS)
+            dead = await claim(store, "elsewhere:2:0-b", lease_seconds=LEASE_SECONDS)
+            yield mongo, store, observer, live, dead
+
+
+async def check_who_lost(store: TrajectoryStore, live: Record, dead: Record) -> None:
+    kept, gone = await store.records.get(live.id), await store.records.get(dead.id)
+    assert kept is not None
+    assert [one.ended_by for one in kept.attempts] == [None]
+    assert gone is not None
+    assert [one.ended_by for one in gone.attempts] == ["expired"]
+
+
 @pytest.mark.parametrize("is_fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_a_step_forward_takes_no_live_lease(
     stepping: TrajectoryStore, clock: Path, is_fresh: bool
@@ -71,11 +97,7 @@ async def test_a_step_forward_takes_no_live_lease(
         await asyncio.sleep(LEASE_SECONDS / 6)
         assert await stepping.records.renew([(live.id, live.fence)], LEASE_SECONDS) == set()
     assert num_expired == 1
-    kept, ended = await stepping.records.get(live.id), await stepping.records.get(dead.id)
-    assert kept is not None
-    assert [one.ended_by for one in kept.attempts] == [None]
-    assert ended is not None
-    assert [one.ended_by for one in ended.attempts] == ["expired"]
+    await check_who_lost(stepping, live, dead)
 
 
 @pytest.mark.slow
@@ -107,63 +129,39 @@ async def test_a_turn_is_dated_by_the_servers_clock(stepping: TrajectoryStore, c
 
 
 async def test_a_server_that_stood_still_takes_no_live_lease(tmp_path: Path) -> None:
-    with EmbeddedMongo(tmp_path / "data") as mongo:
-        async with (
-            TrajectoryStore.connect(mongo.uri("run")) as store,
-            TrajectoryStore.connect(mongo.uri("run")) as observer,
-        ):
-            await store.ensure_schema()
-            await store.tasks.add([make_task(0)])
-            live = await claim(store, "elsewhere:1:0-a", lease_seconds=LEASE_SECONDS)
-            dead = await claim(store, "elsewhere:2:0-b", lease_seconds=LEASE_SECONDS)
+    async with holders(tmp_path) as (mongo, store, observer, live, dead):
+        await observer.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=3))
+        os.kill(mongo.pid, signal.SIGSTOP)
+        await asyncio.sleep(1.5 * LEASE_SECONDS)
+        os.kill(mongo.pid, signal.SIGCONT)
+        num_expired = 0
+        for _ in range(12):
+            # Whose turn it is when the server goes on is chance: here the reaper's.
+            reaped = await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)
+            num_expired += reaped.num_expired
             await observer.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=3))
-            os.kill(mongo.pid, signal.SIGSTOP)
-            await asyncio.sleep(1.5 * LEASE_SECONDS)
-            os.kill(mongo.pid, signal.SIGCONT)
-            num_expired = 0
-            for _ in range(12):
-                # Whose turn it is when the server goes on is chance: here the reaper's.
-                reaped = await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)
-                num_expired += reaped.num_expired
-                await observer.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=3))
-                renewed = await store.records.renew([(live.id, live.fence)], LEASE_SECONDS)
-                assert renewed == set()
-                await asyncio.sleep(LEASE_SECONDS / 6)
-            kept, gone = await store.records.get(live.id), await store.records.get(dead.id)
-    assert num_expired == 1
-    assert kept is not None
-    assert [one.ended_by for one in kept.attempts] == [None]
-    assert gone is not None
-    assert [one.ended_by for one in gone.attempts] == ["expired"]
+            renewed = await store.records.renew([(live.id, live.fence)], LEASE_SECONDS)
+            assert renewed == set()
+            await asyncio.sleep(LEASE_SECONDS / 6)
+        assert num_expired == 1
+        await check_who_lost(store, live, dead)
 
 
 async def test_a_server_that_was_away_takes_no_live_lease(tmp_path: Path) -> None:
-    with EmbeddedMongo(tmp_path / "data") as mongo:
-        async with (
-            TrajectoryStore.connect(mongo.uri("run")) as store,
-            TrajectoryStore.connect(mongo.uri("run")) as observer,
-        ):
-            await store.ensure_schema()
-            await store.tasks.add([make_task(0)])
-            live = await claim(store, "elsewhere:1:0-a", lease_seconds=LEASE_SECONDS)
-            dead = await claim(store, "elsewhere:2:0-b", lease_seconds=LEASE_SECONDS)
-            await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)
-            os.kill(mongo.pid, signal.SIGKILL)
-            mongo.stop()
-            mongo.start()
-            ended = asyncio.get_running_loop().time() + 2 * LEASE_SECONDS
-            await asyncio.sleep(LEASE_SECONDS)
-            num_expired = (await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)).num_expired
-            assert num_expired == 0
-            while asyncio.get_running_loop().time() < ended:
-                renewed = await store.records.renew([(live.id, live.fence)], LEASE_SECONDS)
-                assert renewed == set()
-                await asyncio.sleep(LEASE_SECONDS / 6)
-                reaped = await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)
-                num_expired += reaped.num_expired
-            kept, gone = await store.records.get(live.id), await store.records.get(dead.id)
-    assert num_expired == 1
-    assert kept is not None
-    assert [one.ended_by for one in kept.attempts] == [None]
-    assert gone is not None
-    assert [one.ended_by for one in gone.attempts] == ["expired"]
+    async with holders(tmp_path) as (mongo, store, observer, live, dead):
+        await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)
+        os.kill(mongo.pid, signal.SIGKILL)
+        mongo.stop()
+        mongo.start()
+        ended = asyncio.get_running_loop().time() + 2 * LEASE_SECONDS
+        await asyncio.sleep(LEASE_SECONDS)
+        num_expired = (await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)).num_expired
+        assert num_expired == 0
+        while asyncio.get_running_loop().time() < ended:
+            renewed = await store.records.renew([(live.id, live.fence)], LEASE_SECONDS)
+            assert renewed == set()
+            await asyncio.sleep(LEASE_SECONDS / 6)
+            reaped = await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)
+            num_expired += reaped.num_expired
+        assert num_expired == 1
+        await check_who_lost(store, live, dead)
