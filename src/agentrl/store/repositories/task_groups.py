@@ -61,6 +61,8 @@ REAP_BATCH = 256
 BATCH_DOCUMENTS, _BATCH_CHARS = 10_000, 1 << 24
 """Bounds of what is written together: each batch waits for the journal some five times, and memory
 holds two of them. Images travel inside of tasks until they are stored."""
+_SLOT_REQUESTS = 2
+"""Requests in which slots are inserted at the same time: the server works at each on a core."""
 KNOWN_TASKS, TASKS_AHEAD = 256, 32
 """Tasks cached for claims, and the number of following ones that are prefetched with one."""
 _SLOT_FACTS = shown("num_generations", "split", "order", "created_at")
@@ -100,33 +102,31 @@ class TaskRepository(Repository):
         num_new = 0
         writing: asyncio.Task[int] | None = None
         try:
-            # The next batch is read while the last one is written.
+            # The next batch is read, and made into documents, while the last one is written.
             async for batch in _batches(tasks, max_documents):
+                prepared = await asyncio.to_thread(_with_documents, batch)
                 num_new += await writing if writing else 0
-                writing = asyncio.create_task(self._add_batch(batch, secrets.token_hex(8)))
+                writing = asyncio.create_task(self._add_batch(prepared, secrets.token_hex(8)))
             return num_new + (await writing if writing else 0)
         finally:
             if writing is not None:
                 await asyncio.wait([writing])
 
     @operation("add tasks")
-    async def _add_batch(self, tasks: list[Task], writer: str) -> int:
-        known = self._db.tasks.find(
-            {"_id": {"$in": [encode(task.id) for task in tasks]}}, _SLOT_FACTS
-        )
+    async def _add_batch(self, tasks: list[tuple[Task, Document]], writer: str) -> int:
+        ids = [document["_id"] for _, document in tasks]
+        known = self._db.tasks.find({"_id": {"$in": ids}}, _SLOT_FACTS)
         # Existing tasks may differ from the given ones in number of slots and order.
         existing = {task["_id"]: task async for task in known}
-        added = [
-            await self._with_stored_images(task)
-            for task in tasks
-            if encode(task.id) not in existing
+        new = [
+            await self._with_stored_images(task, document)
+            for task, document in tasks
+            if document["_id"] not in existing
         ]
-        new = await asyncio.to_thread(lambda: list(map(to_document, added)))
         incomplete = await self._without_all_slots(existing)
         if incomplete:
             async with self._recounting(incomplete, writer):
-                slots = [slot for task in incomplete for slot in _slots(task)]
-                await insert_new(self._db.records, slots)
+                await self._insert_slots(incomplete)
         return await self._insert(new, writer)
 
     async def _insert(self, new: list[Document], writer: str) -> int:
@@ -140,12 +140,17 @@ class TaskRepository(Repository):
             async with self._recounting(new, writer):
                 # Tasks before slots, so that a claimed slot always has its Task.
                 num_inserted, taken = await insert_until_taken(self._db.tasks, new)
-                slots = [slot for task in new[:num_inserted] for slot in _slots(task)]
-                await insert_new(self._db.records, slots)
+                await self._insert_slots(new[:num_inserted])
             num_new += num_inserted
             # What is left is behind a task that another process added as well, or whose order it took.
             new = new[num_inserted + (taken == "_id") :]
         return num_new
+
+    async def _insert_slots(self, tasks: Iterable[Document]) -> None:
+        """Insert those slots of stored tasks that do not exist yet, in requests side by side."""
+        slots = [slot for task in tasks for slot in _slots(task)]
+        shares = [slots[first::_SLOT_REQUESTS] for first in range(_SLOT_REQUESTS)]
+        await asyncio.gather(*(insert_new(self._db.records, share) for share in shares))
 
     @asynccontextmanager
     async def _recounting(self, tasks: Iterable[Document], writer: str) -> AsyncIterator[None]:
@@ -163,16 +168,14 @@ class TaskRepository(Repository):
             return []
         return list(existing.values())
 
-    async def _with_stored_images(self, task: Task) -> Task:
-        """Store the images inside a task, and return the task with their addresses instead."""
+    async def _with_stored_images(self, task: Task, document: Document) -> Document:
+        """Store the images inside a task, and return its document with their addresses instead."""
         if not (isinstance(task, MCPTask) and task.images):
-            return task
+            return document
         brought = [url for url in task.images if url.startswith("data:")]
         stored = await self._images.put([image_from_data_url(url) for url in brought])
         addresses = dict(zip(brought, stored, strict=True))
-        return task.model_copy(
-            update={"images": tuple(addresses.get(url, url) for url in task.images)}
-        )
+        return {**document, "images": [addresses.get(url, url) for url in task.images]}
 
     @operation("read the next order")
     async def next_train_order(self) -> int:
@@ -413,6 +416,10 @@ class GroupRepository(Repository):
             "task_id", {"group_open": True, "status": TERMINAL}
         )
         return len(await self.complete(task_ids))
+
+
+def _with_documents(tasks: Iterable[Task]) -> list[tuple[Task, Document]]:
+    return [(task, to_document(task)) for task in tasks]
 
 
 def _slots(task: Document) -> list[Document]:

@@ -216,6 +216,18 @@ async def test_training_tasks_are_numbered_as_they_come_and_others_are_not(
     assert found == {"eval/0/q7": -993, "train/0/q3": 0, "train/0/q9": 1, "train/0/q5": 2}
 
 
+async def test_images_of_an_own_kind_of_task_are_its_own_business(store: TrajectoryStore) -> None:
+    class Album(Task):
+        kind = "album"
+        images: tuple[int | str, ...]
+
+    url = "data:image/png;base64,AAAA"
+    await store.tasks.add([Album(id="train/0/a", split="train", order=0, images=(7, url))])
+    document = await store.database["tasks"].find_one({"kind": "album"})
+    assert document is not None
+    assert document["images"] == [7, url]
+
+
 async def test_tasks_may_come_from_an_asynchronous_source(store: TrajectoryStore) -> None:
     async def source() -> AsyncIterator[Task]:
         for number in range(5):
