@@ -1,5 +1,6 @@
 """What people ask of a run: how far it is, each record in detail, what failed, who is alive."""
 
+import asyncio
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -189,12 +190,15 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no run.
         """
-        run = await self._run()
-        num_samplers, num_output_tokens = await self._sampled()
-        in_work = await self._num_in_work()
-        standing = await self._tallies.standing()
-        num_ready = await self._ledger.num_ready_groups(consumer)
-        num_reserved = await self._ledger.num_reserved_groups(consumer)
+        run, sampled, in_work, standing, num_ready, num_reserved = await asyncio.gather(
+            self._run(),
+            self._sampled(),
+            self._num_in_work(),
+            self._tallies.standing(),
+            self._ledger.num_ready_groups(consumer),
+            self._ledger.num_reserved_groups(consumer),
+        )
+        num_samplers, num_output_tokens = sampled
         return RunProgress(
             policy_version=run["policy_version"],
             phase=run.get("phase"),

@@ -13,6 +13,7 @@ at every look. One document more says that no span lacks its tally (`prepare`); 
 is counted.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -242,15 +243,18 @@ class TallyRepository(Repository):
     async def standing(self) -> Standing:
         """Return how far the run is, inside an operation."""
         tallies = await self._read()
-        new = await self._count_added(tallies.ranges_without("added"))
-        open_ = tallies.ranges_without("ended")
+        new, num_completed, training, evaluation = await asyncio.gather(
+            self._count_added(tallies.ranges_without("added")),
+            self._count_completed("train", tallies.ranges_without("ended")),
+            self._records(tallies, 1),
+            self._records(tallies, -1),
+        )
         return Standing(
             num_groups=tallies.total("num_groups", split="train")
             + new.get("train", {}).get("num_groups", 0),
-            num_completed=tallies.num_completed("train")
-            + await self._count_completed("train", open_),
-            training=await self._records(tallies, 1),
-            evaluation=await self._records(tallies, -1),
+            num_completed=tallies.num_completed("train") + num_completed,
+            training=training,
+            evaluation=evaluation,
         )
 
     async def _records(self, tallies: _Tallies, sign: Literal[-1, 1]) -> RecordCounts:
@@ -258,13 +262,15 @@ class TallyRepository(Repository):
             [orders for orders in tallies.ranges_without(part) if (orders[0] < 0) == (sign < 0)]
             for part in ("added", "ended")
         )
+        num_records, num_scored, num_failed = await asyncio.gather(
+            self._count_records(_ALL_STATUSES, new),
+            self._count_records(["scored"], open_),
+            self._count_records(["failed"], open_),
+        )
         return RecordCounts(
-            num_records=tallies.total("num_records", sign=sign)
-            + await self._count_records(_ALL_STATUSES, new),
-            num_scored=tallies.total("num_scored", sign=sign)
-            + await self._count_records(["scored"], open_),
-            num_failed=tallies.total("num_failed", sign=sign)
-            + await self._count_records(["failed"], open_),
+            num_records=tallies.total("num_records", sign=sign) + num_records,
+            num_scored=tallies.total("num_scored", sign=sign) + num_scored,
+            num_failed=tallies.total("num_failed", sign=sign) + num_failed,
         )
 
     async def by_split(self) -> dict[Split, SplitCounts]:
