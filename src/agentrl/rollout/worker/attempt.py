@@ -107,6 +107,7 @@ class RolloutAttempt:
         self._make_sampler = make_sampler
         self._counts = counts
         self._job: asyncio.Task[None] | None = None
+        self._has_begun = False
 
     @property
     def lease(self) -> tuple[str, int]:
@@ -124,14 +125,19 @@ class RolloutAttempt:
         """End the attempt early; the reason decides what is written."""
         if self._job is not None and self.cancel_reason is None:
             self.cancel_reason = reason
-            self._job.cancel()
+            # A task that is cancelled before its first step never takes one, not even to release.
+            if self._has_begun:
+                self._job.cancel()
 
     @property
     def _store(self) -> TrajectoryStore:
         return self._context.store
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._has_begun = True
         try:
+            if self.cancel_reason is not None:
+                raise asyncio.CancelledError
             await work()
         except asyncio.CancelledError:
             await self._write_last(self._after_cancel())

@@ -518,7 +518,7 @@ async def test_a_holder_that_lost_its_lease_writes_nothing_more(
 
 
 @pytest.mark.parametrize("scoring_only", [False, True])
-async def test_an_attempt_that_ends_before_it_began_leaves_nothing_half_begun(
+async def test_an_attempt_that_is_cancelled_before_it_began_releases_its_slot(
     store: TrajectoryStore, renderer: Renderer, tools_url: str, scoring_only: bool
 ) -> None:
     with serve_script(renderer, look_then_answer) as engine:
@@ -533,7 +533,12 @@ async def test_an_attempt_that_ends_before_it_began_leaves_nothing_half_begun(
                 job = attempt.start(scoring_only=scoring_only)
                 attempt.cancel("release")
                 await asyncio.wait([job])
+            again, _ = await claim(store)
     assert [str(one.message) for one in warned] == []
+    assert (again.id, [attempt.ended_by for attempt in again.attempts]) == (
+        record.id,
+        ["released", None],
+    )
 
 
 async def test_a_lost_lease_stops_its_rollout_at_the_next_heartbeat(
