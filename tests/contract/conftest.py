@@ -26,7 +26,7 @@ from agentrl.inference.client.sglang_client import SGLangClient
 KINDS = [
     "embedded",
     # SGLang takes the better part of a minute to start.
-    pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+    pytest.param("sglang", marks=pytest.mark.slow),
 ]
 
 

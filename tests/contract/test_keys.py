@@ -13,7 +13,7 @@ from support.sglang import sglang_process
 DATA, ADMIN = "the-data-key", "the-admin-key"
 KINDS = [
     "embedded",
-    pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+    pytest.param("sglang", marks=pytest.mark.slow),
 ]
 
 

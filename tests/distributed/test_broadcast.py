@@ -18,7 +18,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint import latest_checkpoint
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.distributed
 
 NUM_STEPS = 2
 

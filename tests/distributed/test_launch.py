@@ -14,7 +14,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint import latest_checkpoint
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.distributed
 
 REPOSITORY = Path(__file__).parents[2]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--config_file", "assets/fsdp2_dst.yml"]

@@ -12,8 +12,6 @@ from support.gloo_ranks import run_ranks
 from support.training import write_moe_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-pytestmark = pytest.mark.timeout(240)
-
 SLACK = 8 * 2**20
 """Bytes for everything but weights: file headers, mesh, Python objects."""
 

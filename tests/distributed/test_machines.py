@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from support.patience import PATIENCE
 from support.training import Player, train_tasks
 
 from agentrl.runtime.ports import free_port
@@ -136,7 +137,7 @@ def waiting_command(uri: str, model_path: Path, folder: Path) -> list[str]:
 
 async def two_steps(first: Machine, second: Machine, folder: Path) -> None:
     """Return when the machines have made two steps together."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     metrics = folder / "output/metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 2:
         assert first.poll() is second.poll() is None, said(folder)

@@ -10,8 +10,6 @@ import torch
 from support.mesh_run import TRAINER, MeshCase
 from support.meshes import GROUPS, Outcome, run_group
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,7 +15,7 @@ from support.training import Player, train_tasks, write_moe_model
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.distributed
 
 REPOSITORY = Path(__file__).parents[2]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--config_file", "assets/fsdp2_dst.yml"]

@@ -7,7 +7,7 @@ from torch.optim import AdamW
 
 from agentrl.trainer.learner.optimizer import move_state
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.gpu
 
 
 def test_steps_go_on_after_a_stay_in_host_memory_and_nothing_is_left_on_the_device() -> None:

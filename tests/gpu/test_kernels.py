@@ -9,7 +9,7 @@ from agentrl.data.tree import TokenTree
 from agentrl.models.chunks import ChunkedPass
 from agentrl.models.policy import PolicyModel, target_logprobs
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.gpu
 ROWS = [
     TokenTree.from_tokens(
         [t for seed in seeds for t in random_group(seed, num_records=5, num_turns=6).turns]

@@ -8,7 +8,7 @@ from support.separate import sampled_by, separate_gradient
 from agentrl.data import build_step
 from agentrl.data.tree import Merge
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

@@ -17,7 +17,7 @@ from agentrl.rollout.agent import configured_agent
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 MODEL_DIR = Path(__file__).parents[2] / "assets/demo/model"
 TASK = MCPTask(id="train/0/q1", query="Don't guess: what is 3 + 4?", answer="7")

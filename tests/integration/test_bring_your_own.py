@@ -41,7 +41,6 @@ def as_model(prompt: str) -> str:
     return f"<answer>{found[1]}</answer>" if found else f"<tool_call>\n{call}\n</tool_call>"
 
 
-@pytest.mark.timeout(110)
 async def test_every_block_of_bring_your_own_runs_as_printed(
     mongod: EmbeddedMongo, tmp_path: Path
 ) -> None:

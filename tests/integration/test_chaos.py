@@ -20,7 +20,6 @@ FAULTS = 8
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)  # about 30 s on idle cores
 async def test_kills_of_every_kind_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
     outcome = await run_chaos(
         tmp_path, faults=FAULTS, seed=SEED, pause_seconds=(0.2, 0.8), settle_seconds=150

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.demo_run import ROOT, config_path, database_uri, logs, run_command
+from support.patience import PATIENCE
 
 from agentrl.schema import Attempt, SamplerInfo
 from agentrl.store import TrajectoryStore
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 async def wait_for_sampler(store: TrajectoryStore, pid: int) -> SamplerInfo:
     """Wait until the sampler has finished slots and holds others."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while True:
             for info in await store.samplers.all():
                 if info.pid == pid and info.num_finished > 0 and info.num_running > 0:
@@ -25,7 +26,7 @@ async def wait_for_sampler(store: TrajectoryStore, pid: int) -> SamplerInfo:
 
 
 async def wait_for_config(folder: Path) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while not (folder / "output/metrics.jsonl").exists():
             await asyncio.sleep(0.1)
 
@@ -58,7 +59,7 @@ async def test_a_third_sampler_joins_at_once_and_hands_its_slots_back_on_sigterm
         async with TrajectoryStore.connect(database_uri(tmp_path)) as store:
             await wait_for_sampler(store, third.pid)
             third.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(third.wait(), 30) == 0
+            assert await asyncio.wait_for(third.wait(), PATIENCE) == 0
             attempts = await attempts_of(store, third.pid)
             finished = [a for a in attempts if a.ended_by == "finished"]
             released = [a for a in attempts if a.ended_by == "released"]

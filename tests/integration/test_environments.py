@@ -28,7 +28,7 @@ from agentrl.rollout.agent import EnvironmentProcesses
 from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, Score
 from agentrl.store import TrajectoryStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 PACKAGES = Path(__file__).parents[2] / "benchmarks/harness/environments"
 OPENENV_SERVER = Path(__file__).parents[1] / "support/environments/openenv_server.py"

@@ -14,7 +14,7 @@ from agentrl.evaluation.eval_scores import pass_at_k
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 NUM_QUESTIONS = 6
 NUM_TRIES = 4

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.demo_run import ROOT, run_command
+from support.patience import PATIENCE
 
 NAME, TOTAL_MIB, USED_MIB = "NVIDIA H100", 81559, 4
 SMI = "#!/bin/sh\n" + f"echo '{NAME}, {TOTAL_MIB}, {USED_MIB}'\n" * 8
@@ -74,7 +75,7 @@ def test_every_process_sees_its_own_gpus(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
     ) as run:
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + PATIENCE
             while seen != PROCESSES and run.poll() is None and time.monotonic() < deadline:
                 look(psutil.Process(run.pid), seen)
                 time.sleep(0.1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.demo_run import ROOT, logs, run_command
+from support.patience import PATIENCE
 from support.versions import check_versions
 
 from agentrl.store import TrajectoryStore
@@ -38,7 +39,7 @@ def engines(run: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 def until_step(folder: Path, run: "subprocess.Popen[str]", step: int) -> None:
     metrics = folder / "output/metrics.jsonl"
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and run.poll() is None:
         if metrics.exists() and len(metrics.read_text().splitlines()) >= step:
             return

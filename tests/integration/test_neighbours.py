@@ -20,12 +20,12 @@ import pytest
 import yaml
 from pymongo import MongoClient
 from support.demo_run import ROOT, database_uri, logs, run_command
+from support.patience import PATIENCE
 
 from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="drops privileges, which only root can"),
 ]
 
@@ -163,7 +163,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
             stderr=subprocess.STDOUT,
         )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while not is_training(folder):
             assert process.poll() is None, logs(folder)
             assert time.monotonic() < deadline, logs(folder)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from pymongo import MongoClient
 from support.demo_run import config_path, database_uri, logs, run_command
+from support.patience import PATIENCE
 
 from agentrl.cli.main import main
 from agentrl.config.checks import is_loopback
@@ -36,8 +37,6 @@ NUM_STEPS, GROUPS_PER_STEP, NUM_GENERATIONS = 3, 4, 8
 """As config.yaml of the project says."""
 torch.set_num_threads(1)
 KEYS = {"AGENTRL_API_KEY": "the-data-key", "AGENTRL_ADMIN_KEY": "the-admin-key"}
-
-pytestmark = pytest.mark.timeout(240)
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def kill_a_busy_sampler(folder: Path, process: "subprocess.Popen[str]") -> int:
 
     It is stopped for the look into the database, so that it cannot finish them meanwhile.
     """
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + PATIENCE
     metrics = folder / "output/metrics.jsonl"
     while time.monotonic() < deadline and process.poll() is None:
         if metrics.exists() and metrics.read_text().strip():

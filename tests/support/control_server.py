@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from support.patience import PATIENCE
 
 Answer = Callable[[dict[str, Any]], Awaitable[Response] | Response]
 
@@ -50,7 +51,7 @@ async def serve(version: str = "0.5.23") -> AsyncIterator[ControlServer]:
         uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=0)
     )
     serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not server.started:
             await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]

@@ -4,6 +4,7 @@ import asyncio
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
+from support.patience import PATIENCE
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -24,7 +25,7 @@ def scrape(port: int) -> Samples:
 
 async def scrape_until(port: int, name: str, value: float, **labels: str) -> Samples:
     """Scrape until a sample has reached a value; bounded by a minute."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while True:
             found = await asyncio.to_thread(scrape, port)
             if found.get((name, tuple(sorted(labels.items()))), float("-inf")) >= value:

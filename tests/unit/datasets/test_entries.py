@@ -333,7 +333,6 @@ def test_a_repeated_id_far_away_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_million_questions_are_checked_in_little_memory(tmp_path: Path) -> None:
     write_many(tmp_path / "d.jsonl", 1_000_000)
 
@@ -424,7 +423,6 @@ def test_an_entry_beyond_the_bound_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.patience import PATIENCE
 from support.stored import claim, make_task, play
 
 from agentrl.launcher import display as display_module
@@ -40,7 +41,7 @@ class Followed:
 
     async def until(self, words: str) -> list[str]:
         """Return the lines once `words` were said."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while words not in self._text.getvalue():
                 await asyncio.sleep(0.01)
         return self._text.getvalue().splitlines()

@@ -163,7 +163,6 @@ def check_time(read: Reader, make: Callable[[int], str], what: str) -> None:
         assert spent <= MAX_SECONDS, f"{what}: {size} characters took {spent:.2f} s"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("reader", READERS)
 def test_time_grows_with_the_length_of_the_text(reader: str) -> None:
     read, marks = READERS[reader]

@@ -286,7 +286,6 @@ def play(uri: str, *, examples: int, steps: int) -> None:
     )
 
 
-@pytest.mark.timeout(120)  # about 10 s on idle cores
 def test_no_history_of_processes_breaks_the_rules(mongo_uri: str) -> None:
     play(mongo_uri, examples=10, steps=40)
 

@@ -19,7 +19,6 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.train_process import lead
 from agentrl.trainer.sft.sft_process import SftResult, lead_sft
 
-pytestmark = pytest.mark.timeout(90)
 torch.set_num_threads(1)
 ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
 

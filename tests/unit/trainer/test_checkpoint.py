@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.full_disk import full_disk
+from support.patience import PATIENCE
 
 from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError, WriteError
@@ -129,7 +130,6 @@ for step in range(1, 10_000):
 """
 
 
-@pytest.mark.timeout(110)
 @pytest.mark.parametrize("way", [pytest.param("foreground", marks=pytest.mark.slow), "background"])
 def test_a_writer_killed_in_the_middle_leaves_the_checkpoint_before(
     tmp_path: Path, way: str
@@ -141,7 +141,7 @@ def test_a_writer_killed_in_the_middle_leaves_the_checkpoint_before(
         writer = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path), way], stdout=log, stderr=log
         )
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE
     try:
         # Some checkpoints are whole, and another one is half written.
         while not (latest := sorted(root.glob("0*"))[-1:]) or not list(root.glob(".*/state/*")):

@@ -20,7 +20,6 @@ from agentrl.store import TrajectoryStore
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only"),
     pytest.mark.slow,
-    pytest.mark.timeout(120),
 ]
 INFERENCE = InferenceSection(colocated=True, inference_threads=1)
 PUBLISH = PublishSection(publish_timeout_seconds=5)

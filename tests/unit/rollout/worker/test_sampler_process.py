@@ -10,6 +10,7 @@ import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
 from harness.tiny_tokenizer import write_tokenizer
 from support.otlp_collector import otlp_collector, values
+from support.patience import PATIENCE
 from support.play import begin_run, run_tool_server, tool_call
 from support.scrape import scrape_until
 
@@ -22,7 +23,6 @@ from agentrl.store import TrajectoryStore
 # Every test starts processes and waits for events of theirs, which take long on a busy machine.
 pytestmark = pytest.mark.timeout(400)
 
-WAIT_SECONDS = 90
 """Longest wait for one event."""
 LEASE_SECONDS = 5
 """Of samplers that are killed: short, as the test waits for its end, and longer than a stall."""
@@ -75,7 +75,7 @@ def start(
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.wait(timeout=WAIT_SECONDS)
+        process.wait(timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def tasks(number: int) -> list[MCPTask]:
 
 
 async def wait_for(done: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
+    async with asyncio.timeout(PATIENCE):
         while not await done():
             await asyncio.sleep(0.05)
 
@@ -107,7 +107,7 @@ async def every_slot_has_a_turn(store: TrajectoryStore) -> bool:
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
-    return await asyncio.to_thread(process.wait, WAIT_SECONDS)
+    return await asyncio.to_thread(process.wait, PATIENCE)
 
 
 async def records(store: TrajectoryStore) -> list[Record]:
@@ -309,7 +309,7 @@ import agentrl.rollout.worker.sampler_process
 import agentrl.rollout, agentrl.datasets.task_stream, agentrl.rewards, agentrl.tools
 import agentrl.renderers, agentrl.store, agentrl.inference.client.sglang_client, agentrl.inference.client.pool
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=WAIT_SECONDS)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
 async def test_prometheus_sees_what_a_sampler_does(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
+from support.patience import PATIENCE
 from support.play import ExactScoring, begin_run, claim, open_play, service, tool_call
 
 from agentrl.config.sections import RolloutSection
@@ -29,9 +30,6 @@ from agentrl.schema import MCPTask, Run, SamplerInfo, Score, rebuild_prompts, ut
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
-pytestmark = pytest.mark.timeout(300)
-
-WAIT_SECONDS = 60
 """Longest wait for one event."""
 FOREVER = 3600
 """Seconds that a tool call takes which nobody waits for."""
@@ -67,7 +65,7 @@ async def running(context: RolloutContext) -> AsyncIterator[tuple[SamplingLoop, 
     try:
         yield loop, stop
         stop.set()
-        await asyncio.wait_for(job, WAIT_SECONDS)
+        await asyncio.wait_for(job, PATIENCE)
     finally:
         job.cancel()
         await asyncio.wait([job])
@@ -78,11 +76,11 @@ def events(number: int) -> list[asyncio.Event]:
 
 
 async def run_to_end(loop: SamplingLoop) -> None:
-    await asyncio.wait_for(loop.run(asyncio.Event(), asyncio.Event()), WAIT_SECONDS)
+    await asyncio.wait_for(loop.run(asyncio.Event(), asyncio.Event()), PATIENCE)
 
 
 async def wait_for(done: Callable[[], bool | Awaitable[bool]]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
+    async with asyncio.timeout(PATIENCE):
         while True:
             found = done()
             if found if isinstance(found, bool) else await found:
@@ -227,7 +225,7 @@ async def test_servers_do_not_wait_for_a_slow_judge_but_what_it_leaves_is_bounde
             await several_looks(store)
             assert num_played == 4
             verdict.set()
-            await asyncio.wait_for(job, WAIT_SECONDS)
+            await asyncio.wait_for(job, PATIENCE)
     assert (loop.counts.scored, num_played) == (8, 8)
 
 
@@ -374,7 +372,7 @@ async def test_a_sampler_without_a_live_server_says_so_at_once_and_every_half_mi
             passed = LoopTimes().log_waiting + 1
             await wait_for(lambda: len(said()) == 2)
             stop.set()
-            await asyncio.wait_for(job, WAIT_SECONDS)
+            await asyncio.wait_for(job, PATIENCE)
     assert LoopTimes().log_waiting <= 30
 
 
@@ -387,7 +385,7 @@ async def test_a_completed_run_ends_the_sampler(
             job = asyncio.create_task(make_loop(context).run(asyncio.Event(), asyncio.Event()))
             await until(store, scored=2)
             await store.runs.set_status("completed")
-            await asyncio.wait_for(job, WAIT_SECONDS)
+            await asyncio.wait_for(job, PATIENCE)
 
 
 async def test_a_completed_run_leaves_no_group_incomplete(
@@ -403,7 +401,7 @@ async def test_a_completed_run_leaves_no_group_incomplete(
             await store.runs.set_status("completed")
             await several_looks(store)
             gate.set()
-            await asyncio.wait_for(job, WAIT_SECONDS)
+            await asyncio.wait_for(job, PATIENCE)
     statuses = [[r.status for r in await store.records.of_task(f"train/0/q{k}")] for k in range(3)]
     assert statuses == [["scored"] * 2, ["scored"] * 2, ["pending"] * 2]
 
@@ -466,7 +464,7 @@ async def test_an_attempt_that_a_dead_database_ends_does_not_count(
 async def test_running_rollouts_get_the_drain_time(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
-    rollout = RolloutSection(drain_seconds=WAIT_SECONDS)
+    rollout = RolloutSection(drain_seconds=PATIENCE)
     gate = threading.Event()
     with serve_script(renderer, look_then_answer, gate=gate) as engine:
         await begin_run(store, engine, task(0))
@@ -559,7 +557,7 @@ async def test_a_lost_lease_stops_its_rollout_at_the_next_heartbeat(
             (lost, lost_job), (kept, kept_job) = held
             await store.records.release(*lost.lease)
             await renewal.renew()
-            await asyncio.wait_for(lost_job, WAIT_SECONDS)
+            await asyncio.wait_for(lost_job, PATIENCE)
             assert (lost.cancel_reason, kept.cancel_reason) == ("lease_lost", None)
             kept.cancel("release")
             await kept_job

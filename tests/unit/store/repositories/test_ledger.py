@@ -214,7 +214,6 @@ async def test_a_consumer_name_must_be_a_word(store: TrajectoryStore) -> None:
 Step = tuple[str, int]
 
 
-@pytest.mark.timeout(90)
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

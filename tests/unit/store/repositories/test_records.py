@@ -61,7 +61,6 @@ async def expire(store: TrajectoryStore, record_id: str) -> None:
     )
 
 
-@pytest.mark.timeout(90)  # eight interpreters start on few cores
 async def test_eight_processes_claim_every_slot_exactly_once(
     store: TrajectoryStore, mongo_uri: str, fleet: list["subprocess.Popen[str]"]
 ) -> None:
@@ -73,7 +72,6 @@ async def test_eight_processes_claim_every_slot_exactly_once(
     assert sum(bool(ids) for ids in claimed) > 1, "no race took place"
 
 
-@pytest.mark.timeout(90)  # eight interpreters start on few cores
 async def test_eight_processes_finishing_one_group_together_complete_it_once(
     store: TrajectoryStore, mongo_uri: str, fleet: list["subprocess.Popen[str]"]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.patience import PATIENCE
 from support.scrape import scrape_until
 from support.training import MakeConfig, Player, train_tasks
 
@@ -28,7 +29,6 @@ from agentrl.trainer.metrics.trackers import (
 )
 from agentrl.trainer.rl.train_process import lead
 
-pytestmark = pytest.mark.timeout(90)
 SECRET = "hunter2"
 SECRETS = {
     "db_connection_string": f"mongodb://me:{SECRET}@db.example/run",
@@ -263,13 +263,12 @@ def test_a_local_store_holds_a_run_that_was_resumed_with_other_flags(
 
 async def first_line(path: Path) -> str:
     """Return a file's first line, once it is there: figures are exposed before they are written."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while not (path.exists() and "\n" in path.read_text()):
             await asyncio.sleep(0.05)
     return path.read_text().splitlines()[0]
 
 
-@pytest.mark.timeout(240)
 async def test_prometheus_sees_what_a_trainer_does(
     make_config: MakeConfig,
     store: TrajectoryStore,

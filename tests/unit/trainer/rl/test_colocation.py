@@ -25,7 +25,6 @@ from agentrl.trainer.learner.optimizer import move_state
 from agentrl.trainer.learner.worker_group import Shares, WorkerGroup
 from agentrl.trainer.rl.train_process import lead
 
-pytestmark = pytest.mark.timeout(90)
 Trained = tuple[PolicyModel, AdamW]
 
 

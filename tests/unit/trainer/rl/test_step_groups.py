@@ -13,7 +13,6 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer.record_images import RecordImages
 from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 
-pytestmark = pytest.mark.timeout(90)
 CONTROL = StepControl(groups_per_step=1, max_staleness=1)
 
 

@@ -13,8 +13,6 @@ from agentrl.schema import TOKEN_USES
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.train_process import lead
 
-pytestmark = pytest.mark.timeout(90)
-
 
 async def test_a_step_leads_to_what_it_made_of_each_turn(
     make_config: MakeConfig, store: TrajectoryStore, model_path: Path

@@ -26,7 +26,6 @@ from agentrl.trainer.rl.train_process import lead
 from agentrl.trainer.sft.curriculum import Curriculum, file_examples, sft_batch
 from agentrl.trainer.sft.sft_process import SftResult, lead_sft
 
-pytestmark = pytest.mark.timeout(90)
 torch.set_num_threads(1)
 
 
