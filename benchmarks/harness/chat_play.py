@@ -6,7 +6,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -104,13 +104,12 @@ class Model:
 
 @cache
 def model(name: str) -> Model:
-    """Return a family's model, written once a process."""
-    directory = write_family(Path(mkdtemp(prefix="family")), name)
-    reference = AutoTokenizer.from_pretrained(directory)
+    """Return a family's model, read once a process."""
     family = ALL[name]
-    return Model(
-        name, family, Renderer.load(directory, template_variables=family.variables), reference
-    )
+    with TemporaryDirectory() as folder:
+        directory = write_family(Path(folder), name)
+        renderer = Renderer.load(directory, template_variables=family.variables)
+        return Model(name, family, renderer, AutoTokenizer.from_pretrained(directory))
 
 
 # Characters that normal forms leave alone, so that texts can be compared.
