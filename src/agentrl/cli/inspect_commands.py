@@ -214,7 +214,7 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
     from rich.live import Live
 
     from agentrl.cli import tables
-    from agentrl.launcher.display import Rates, draws_in_place
+    from agentrl.launcher.progress_display import Rates, draws_in_place
 
     console, rates = Console(highlight=False), Rates()
     live = Live(console=console, auto_refresh=False) if draws_in_place(console) else None

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from agentrl.cli.lines import Rows, heading, labelled, whole
-from agentrl.launcher.display import Rates
+from agentrl.launcher.progress_display import Rates
 from agentrl.launcher.run_panel import duration
 from agentrl.runtime.printable import printable
 from agentrl.schema import Record

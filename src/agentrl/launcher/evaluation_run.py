@@ -21,12 +21,12 @@ from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.evaluation.held_out import evaluate
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
-from agentrl.launcher.display import QUIET_SECONDS
 from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.policy_checks import find_model
 from agentrl.launcher.preflight import check_inputs
+from agentrl.launcher.progress_display import QUIET_SECONDS
 from agentrl.launcher.run_panel import duration
 from agentrl.launcher.run_report import print_gpus, say, told_if_slow
 from agentrl.launcher.run_warnings import RunWarnings

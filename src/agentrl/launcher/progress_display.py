@@ -61,7 +61,7 @@ class Rates:
         self.tokens = max(0.0, (progress.num_output_tokens - tokens_then) / passed)
 
 
-class Display:
+class ProgressDisplay:
     """Follows a run through the store and its metrics file until it is cancelled."""
 
     def __init__(

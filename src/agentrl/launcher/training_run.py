@@ -11,7 +11,6 @@ from rich.console import Console
 
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.launcher.display import Display
 from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
@@ -23,6 +22,7 @@ from agentrl.launcher.preflight import (
     check_name_is_free,
     full_disk_named,
 )
+from agentrl.launcher.progress_display import ProgressDisplay
 from agentrl.launcher.question_checks import check_unchanged
 from agentrl.launcher.run_report import (
     add_restarts,
@@ -128,7 +128,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
             f"machine 0 of {config.trainer.num_machines}: the trainer begins when the same command "
             "runs on the others",
         )
-    display = Display(
+    display = ProgressDisplay(
         console,
         store,
         run_name=config.run.run_name,

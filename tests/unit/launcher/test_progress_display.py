@@ -11,8 +11,8 @@ from rich.console import Console
 from support.patience import PATIENCE
 from support.stored import claim, make_task, play
 
-from agentrl.launcher import display as display_module
-from agentrl.launcher.display import Display, draws_in_place
+from agentrl.launcher import progress_display
+from agentrl.launcher.progress_display import ProgressDisplay, draws_in_place
 from agentrl.schema import Run, RunPhase
 from agentrl.store import TrajectoryStore
 
@@ -35,7 +35,7 @@ class Followed:
     def __init__(self, store: TrajectoryStore, path: Path) -> None:
         self._text = io.StringIO()
         console = Console(file=self._text, width=80)
-        self.display = Display(
+        self.display = ProgressDisplay(
             console, store, run_name="demo", metrics_path=path, max_steps=9, restarts=dict
         )
 
@@ -49,8 +49,8 @@ class Followed:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display_module, "REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr(display_module, "EVALUATIONS_SECONDS", 0.0)
+    monkeypatch.setattr(progress_display, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(progress_display, "EVALUATIONS_SECONDS", 0.0)
 
 
 async def test_without_a_terminal_there_is_a_line_a_step_and_one_a_phase_before(
@@ -74,7 +74,7 @@ async def test_without_a_terminal_there_is_a_line_a_step_and_one_a_phase_before(
             file.write(metrics_line(2, time.time() + 100))
         await followed.until("step    2/9")
         await store.runs.set_phase("training")  # of every step, which has a line of its own
-        monkeypatch.setattr(display_module, "QUIET_SECONDS", 0.2)
+        monkeypatch.setattr(progress_display, "QUIET_SECONDS", 0.2)
         lines = await followed.until("training step 3")
     finally:
         following.cancel()

@@ -152,3 +152,8 @@ def test_benchmarks_import_nothing_of_the_tests() -> None:
     assert len(paths) > 40
     for path in paths:
         assert not tests & set(imports.findall(path.read_text())), path
+
+
+def test_no_file_name_and_no_type_name_of_the_package_stands_for_two_things() -> None:
+    names = figures(SCRIPT.parents[1])["names"]
+    assert (names["file_names_used_twice"], names["type_names_used_twice"]) == ([], [])
