@@ -118,7 +118,7 @@ def single_mongod(folder: Path, port: int) -> Iterator[SingleMongod]:
         else:
             os.environ["MONGOD_BINARY"] = before
         if is_mounted:
-            _run("umount", found.disk)
+            _run("umount", "--lazy", found.disk)  # also where a process that died late still has it
 
 
 def can_mount() -> bool:
