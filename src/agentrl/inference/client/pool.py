@@ -36,6 +36,8 @@ that a server is gone."""
 _CHECK_SECONDS = 0.05
 """Shortest time between two checks of a deadline."""
 _RETRY_SECONDS = (0.1, 0.3, 1.0, 3.0, 5.0, 5.0)
+_PROBE_SECONDS, _PROBE_PAUSE_SECONDS = 5.0, 0.3
+"""How long a server has to answer anything at all, and the pause before it is asked again."""
 
 
 class SamplingClock:
@@ -197,7 +199,7 @@ class ServerPool:
             streamed.clear()
             try:
                 sending = partial(self._generate_once, key, group, remaining, callback)
-                result = await trial.send(sending, self._candidates)
+                result = await trial.send(sending, self._until_alive)
                 merged = _joined(so_far, result)
             except (ServerRefused, ServerUnreachable) as error:
                 if isinstance(error, ServerRefused) and not error.is_transient:
@@ -253,6 +255,34 @@ class ServerPool:
         logger.warning("%s; trying again", error)
         await asyncio.sleep(_RETRY_SECONDS[failures])
         return failures + 1
+
+    async def _until_alive(self) -> None:
+        """Return once a server answers; those that do not are avoided for a while.
+
+        Raises:
+            NoServerAvailable: none answered in time.
+        """
+        deadline = time.monotonic() + self._no_server_seconds
+        while True:
+            urls = sorted(await self._candidates())
+            alive = await asyncio.gather(*map(self._answers, urls))
+            now = time.monotonic()
+            silent = [url for url, is_alive in zip(urls, alive, strict=True) if not is_alive]
+            self._shunned_until |= dict.fromkeys(silent, now + _SHUN_SECONDS)
+            if any(alive):
+                return
+            if now > deadline:
+                raise NoServerAvailable(
+                    f"no inference server answered for {self._no_server_seconds:g} s: {urls[0]}"
+                )
+            await asyncio.sleep(_PROBE_PAUSE_SECONDS)
+
+    async def _answers(self, url: str) -> bool:
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                return await self._clients[url].answers()
+        except TimeoutError:
+            return False
 
     async def _candidates(self) -> set[str]:
         """Return the addresses to choose from, once a server is up."""

@@ -70,7 +70,8 @@ class Trial:
 
         Args:
             generate: sends it.
-            ready: returns when there is a server to send it to.
+            ready: returns when a server answers. Where none does, or something between here and the
+                servers ends all connections, what ends is not the request's doing.
 
         Raises:
             PoisonousRequest: a server died under it, and not the first one.

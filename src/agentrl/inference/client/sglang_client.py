@@ -136,6 +136,10 @@ class SGLangClient:
         """Return whether the server is up and ready. Needs no key."""
         return await self._transport.status("/health") == _OK
 
+    async def answers(self) -> bool:
+        """Return whether the server answers at all, whatever it says. Needs no key."""
+        return await self._transport.status("/health") is not None
+
     async def is_paused(self) -> bool:
         """Return whether the server says that it takes requests and does not work on them.
 

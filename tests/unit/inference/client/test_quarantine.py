@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from starlette.responses import JSONResponse, Response
+from support.patience import PATIENCE
 from support.stub_server import generation, stub_server
 
-from agentrl.errors import PoisonousRequest
+from agentrl.errors import NoServerAvailable, PoisonousRequest
 from agentrl.inference.client.pool import ServerPool
 from agentrl.inference.wire import GenerateRequest, GenerateResult
 from agentrl.schema import InferenceService, SamplingParams
@@ -23,6 +24,9 @@ class Mortal:
 
     def __init__(self, seconds: float = 0.05) -> None:
         self.deaths = 0
+        self.is_cut_off = False
+        """Whether something on the way accepts connections and ends them, as a proxy may."""
+        self.num_cut = 0
         self._seconds = seconds
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -31,6 +35,12 @@ class Mortal:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if self.is_cut_off:
+                    self.num_cut += 1
+                    return
+                if head.startswith(b"GET"):
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                    continue
                 length = int(head.lower().partition(b"content-length:")[2].split()[0])
                 body = await reader.readexactly(length)
                 await asyncio.sleep(self._seconds)
@@ -51,10 +61,10 @@ class Mortal:
 
 
 @asynccontextmanager
-async def pool_over(*servers: Mortal) -> AsyncIterator[ServerPool]:
+async def pool_over(*servers: Mortal, no_server_seconds: float = 60.0) -> AsyncIterator[ServerPool]:
     listening = [await asyncio.start_server(s.serve, "127.0.0.1", 0) for s in servers]
     try:
-        async with ServerPool() as pool:
+        async with ServerPool(no_server_seconds=no_server_seconds) as pool:
             pool.update([service(server.sockets[0].getsockname()[1]) for server in listening])
             yield pool
     finally:
@@ -81,6 +91,30 @@ async def test_a_request_that_kills_is_sent_twice_and_its_neighbors_live() -> No
     answers = [result for result in results if isinstance(result, GenerateResult)]
     assert [list(answer.output_ids) for answer in answers] == [[7, 8]] * 5
     assert first.deaths + second.deaths == 2
+
+
+async def test_connections_that_something_on_the_way_ends_are_no_deaths() -> None:
+    server = Mortal()
+    server.is_cut_off = True
+    async with pool_over(server) as pool:
+        asked = [asyncio.create_task(pool.generate(f"record {n}", WELL)) for n in range(3)]
+        async with asyncio.timeout(PATIENCE):
+            # Each was sent, and none again before something answers.
+            while server.num_cut < 8 and not any(one.done() for one in asked):
+                await asyncio.sleep(0.02)
+        server.is_cut_off = False
+        answers = await asyncio.gather(*asked)
+    assert [list(answer.output_ids) for answer in answers] == [[7, 8]] * 3
+
+
+async def test_where_no_server_answers_no_request_is_to_blame() -> None:
+    server = Mortal()
+    server.is_cut_off = True
+    async with pool_over(server, no_server_seconds=0.5) as pool:
+        with pytest.raises(NoServerAvailable, match=r"no inference server answered for 0\.5 s"):
+            await pool.generate("record", WELL)
+        server.is_cut_off = False
+        assert (await pool.generate("record", WELL)).output_ids.tolist() == [7, 8]
 
 
 async def test_a_request_in_quarantine_is_not_sent_whatever_its_seed() -> None:
