@@ -2,8 +2,8 @@
 
 Leases expire by the server's clock. A step of it says nothing about their holders, who renew every
 third of a lease, and neither does time in which the server was away or took no writes: after a
-step, a restart, an election or a gap in this process's own heartbeats, leases are judged only once
-every live holder has renewed.
+step, a restart, an election, a gap in this process's own heartbeats or their beginning, leases are
+judged only once every live holder has renewed.
 """
 
 import time
@@ -67,9 +67,10 @@ class ServerClock:
             if after - beat > lease_seconds / 2:
                 return False
             if now - beat > renewal:
-                break
+                return True
             after = beat
-        return True
+        # One that began to beat just now cannot know what came before.
+        return not self._beats
 
 
 class FreshLeases:

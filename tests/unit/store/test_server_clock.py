@@ -127,12 +127,16 @@ async def test_a_turn_is_dated_by_the_servers_clock(stepping: TrajectoryStore, c
     assert abs((stepping.clock.now() - now).total_seconds()) < 1
 
 
-async def test_a_server_that_stood_still_takes_no_live_lease(tmp_path: Path) -> None:
+@pytest.mark.parametrize("began", ["before", "behind"])
+async def test_a_server_that_stood_still_takes_no_live_lease(tmp_path: Path, began: str) -> None:
     async with holders(tmp_path) as (mongo, store, observer, live, dead):
-        await observer.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=3))
+        if began == "before":
+            await observer.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=3))
         os.kill(mongo.pid, signal.SIGSTOP)
         await asyncio.sleep(1.5 * LEASE_SECONDS)
         os.kill(mongo.pid, signal.SIGCONT)
+        if began == "behind":
+            await observer.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=3))
         num_expired = 0
         for _ in range(12):
             # Whose turn it is when the server goes on is chance: here the reaper's.
