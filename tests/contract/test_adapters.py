@@ -22,7 +22,6 @@ import torch
 from harness.processes import engine_process
 from support.adapters import make_adapter
 from support.engines import FIRST, Oracle, Served, make_model, prompt, request
-from support.patience import PATIENCE
 
 from agentrl.errors import ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
@@ -129,7 +128,7 @@ async def test_an_adapter_is_unloaded_when_the_generations_that_use_it_have_ende
     result = await going_on
     expected = oracle.logprobs(oracles[NAMES[0]], prompt(5, 30), result.output_ids)
     np.testing.assert_allclose(result.output_logprobs, expected, atol=1e-4)
-    await asyncio.wait_for(unloading, PATIENCE)
+    await asyncio.wait_for(unloading, 20)
 
 
 async def test_a_name_is_given_once_and_unknown_ones_are_refused(

@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.demo_run import ROOT, RUN_NAME, logs, run_command
-from support.patience import PATIENCE
-from support.started import metrics, started
+from support.started import END_SECONDS, metrics, started
 
 from agentrl.runtime.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
 from agentrl.store import TrajectoryStore
@@ -75,7 +74,7 @@ def test_a_trainer_that_is_ended_alone_does_not_pass_for_one_that_is_done(tmp_pa
     with started(run_command(tmp_path, max_steps=40), tmp_path) as run:
         run.until(lambda: metrics(tmp_path))
         run.child("agentrl train").send_signal(signal.SIGTERM)
-        assert run.process.wait(PATIENCE) == INTERRUPTED
+        assert run.process.wait(END_SECONDS) == INTERRUPTED
     assert "the same command resumes the run" in run.said()
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import psutil
 import pytest
 from support.demo_run import logs, run_command
-from support.patience import PATIENCE
 from support.started import Started, metrics, started
 
 from agentrl.store import TrajectoryStore
@@ -16,6 +15,7 @@ from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
+END_SECONDS = 200
 NUM_STEPS = 14
 
 
@@ -35,7 +35,7 @@ async def test_a_run_rides_out_the_death_of_each_of_its_processes(tmp_path: Path
         for words in ("agentrl train", "agentrl serve", "mongod --"):
             run.until(partial(has_more_steps, tmp_path, len(metrics(tmp_path))))
             kill(run, words)
-        assert run.process.wait(PATIENCE) == 0, run.said() + logs(tmp_path)
+        assert run.process.wait(END_SECONDS) == 0, run.said() + logs(tmp_path)
         said = run.said()
     for name in ("train_0", "serve_0", "mongod"):
         assert f"{name} was killed by SIGKILL; it is started again" in said
@@ -60,6 +60,6 @@ def test_a_trainer_that_fails_by_itself_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
     (tmp_path / "output/tensorboard").write_text("in the way of a folder")
     with started(command, tmp_path) as run:
-        assert run.process.wait(PATIENCE) == 1
+        assert run.process.wait(END_SECONDS) == 1
         assert "the trainer failed" in run.said()
     assert "started again" not in run.said()

@@ -24,7 +24,7 @@ def scrape(port: int) -> Samples:
 
 
 async def scrape_until(port: int, name: str, value: float, **labels: str) -> Samples:
-    """Scrape until a sample has reached a value; bounded by a minute."""
+    """Scrape until a sample has reached a value."""
     async with asyncio.timeout(PATIENCE):
         while True:
             found = await asyncio.to_thread(scrape, port)

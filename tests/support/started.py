@@ -10,7 +10,9 @@ from pathlib import Path
 
 import psutil
 from support.demo_run import ROOT
-from support.patience import PATIENCE
+
+START_SECONDS = 120
+END_SECONDS = 60
 
 
 class Started:
@@ -24,7 +26,7 @@ class Started:
         return self._output.read_text()
 
     def until(self, happened: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + START_SECONDS
         while not happened():
             assert self.process.poll() is None, self.said()
             assert time.monotonic() < deadline, self.said()
@@ -41,7 +43,7 @@ class Started:
         """Send one signal; return the exit status once it and all that it started have ended."""
         children = self.children()
         self.process.send_signal(number)
-        status = self.process.wait(PATIENCE)
+        status = self.process.wait(END_SECONDS)
         assert psutil.wait_procs(children, timeout=5)[1] == []
         return status
 

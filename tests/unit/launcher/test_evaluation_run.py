@@ -5,7 +5,6 @@ import io
 
 import pytest
 from rich.console import Console
-from support.patience import PATIENCE
 from support.stored import claim, make_task, play
 
 from agentrl.launcher import evaluation_run
@@ -25,7 +24,7 @@ async def test_an_evaluation_says_how_far_it_is(
     following = asyncio.create_task(evaluation_run.follow(Console(file=text, width=80), store))
     try:
         for words in ("0 of 2 questions answered", "1 of 2 questions answered"):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(20):
                 while words not in text.getvalue():
                     await asyncio.sleep(0.01)
             await play(store, await claim(store), score=1.0)

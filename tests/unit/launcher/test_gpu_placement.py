@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.patience import PATIENCE
 
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import build_config
@@ -196,7 +195,7 @@ async def test_children_see_their_own_gpus_alone(machine: Path, tmp_path: Path) 
         await cluster.start_servers()
         trainer = await cluster.start_trainer()
         seen = environment_of(trainer.pid)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(60):
             while len(started := sorted(machine.glob("started.*"))) < 2:
                 await asyncio.sleep(0.05)
     assert seen["CUDA_VISIBLE_DEVICES"] == "0,1,2"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
-from support.patience import PATIENCE
 
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import write_config
@@ -92,7 +91,7 @@ async def test_a_further_machine_waits_until_the_first_listens() -> None:
     async with await asyncio.start_server(
         lambda _, writer: writer.close(), "127.0.0.1", trainer.main_process_port
     ):
-        await asyncio.wait_for(waiting, PATIENCE)
+        await asyncio.wait_for(waiting, 10)
 
 
 async def test_a_first_machine_that_never_comes_is_named() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.patience import PATIENCE
 from support.stored import claim, make_task, play
 
 from agentrl.launcher import progress_display
@@ -41,7 +40,7 @@ class Followed:
 
     async def until(self, words: str) -> list[str]:
         """Return the lines once `words` were said."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(20):
             while words not in self._text.getvalue():
                 await asyncio.sleep(0.01)
         return self._text.getvalue().splitlines()

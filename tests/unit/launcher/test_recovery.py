@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.patience import PATIENCE
 
 from agentrl.errors import StoreError
 from agentrl.launcher.recovery import keep_running, was_interrupted
@@ -66,7 +65,7 @@ async def test_a_mongod_that_ends_again_and_again_is_given_up(
         broken.chmod(0o755)
         monkeypatch.setenv("MONGOD_BINARY", str(broken))
         os.kill(mongo.pid, signal.SIGKILL)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(20):
             with pytest.raises(StoreError, match=r"too often .*ended at once \(exit 3\)"):
                 await keep_running(mongo, Restarts(2, first_delay_seconds=0.01))
 
@@ -75,7 +74,7 @@ async def test_data_that_were_deleted_under_a_mongod_are_told(tmp_path: Path) ->
     with EmbeddedMongo(tmp_path / "data") as mongo:
         shutil.rmtree(tmp_path / "data")
         os.kill(mongo.pid, signal.SIGKILL)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(20):
             with pytest.raises(StoreError, match=r"its data in .*/data are gone"):
                 await keep_running(mongo, Restarts(2, first_delay_seconds=0.01))
 
@@ -87,7 +86,7 @@ async def test_a_mongod_without_room_is_told_as_a_full_disk(tmp_path: Path) -> N
         with EmbeddedMongo(tmp_path / "data") as mongo:
             assert full_disk(tmp_path / "data/not/yet/there") is None
             (tmp_path / "ballast").write_bytes(bytes(80 << 20))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(20):
                 with pytest.raises(StoreError, match=r"the disk of .*/data is full \(\d+ MB are"):
                     await keep_running(mongo, Restarts(2, first_delay_seconds=0.01))
     finally:

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.patience import PATIENCE
 
 from agentrl.runtime.child_processes import Child, Supervisor
 from agentrl.runtime.restarts import Restarts
@@ -23,7 +22,7 @@ def alive(pid: int) -> bool:
 
 
 async def wait_until_dead(pid: int) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(10):
         while alive(pid):
             await asyncio.sleep(0.02)
 
@@ -51,7 +50,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_bound(tmp_path: 
     child = Child("stubborn", [sys.executable, "-c", stubborn], tmp_path / "log", stop_seconds=0.3)
     async with Supervisor() as supervisor:
         await supervisor.start(child)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(60):
             while "ready" not in child.log_tail():
                 await asyncio.sleep(0.02)
     assert child.pid is not None
@@ -80,7 +79,7 @@ async def test_children_of_one_kind_end_together(tmp_path: Path) -> None:
     async with Supervisor() as supervisor:
         for child in children:
             await supervisor.start(child)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(60):
             while not all("ready" in child.log_tail() for child in children):
                 await asyncio.sleep(0.02)
     assert [child.process and child.process.returncode for child in children] == [0, 0]
@@ -103,7 +102,7 @@ async def test_what_ends_while_others_are_stopped_is_not_started_again(tmp_path:
         await supervisor.start(first)
         last = Child("last", [sys.executable, "-c", told], tmp_path / "last", stop_seconds=5)
         await supervisor.start(last)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(60):
             while "ready" not in last.log_tail():
                 await asyncio.sleep(0.02)
     assert first.restarts.total == 0
@@ -161,7 +160,7 @@ async def test_a_killed_child_comes_back_under_another_pid(tmp_path: Path) -> No
         first = child.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(60):
             while child.pid == first:
                 await asyncio.sleep(0.02)
         assert supervisor.failed() is None

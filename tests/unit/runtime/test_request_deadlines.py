@@ -12,7 +12,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from support.patience import PATIENCE
 
 from agentrl.runtime import request_deadlines
 from agentrl.runtime.request_deadlines import PromptProtocol
@@ -57,7 +56,7 @@ async def _left_open(port: int, sent: bytes) -> bytes:
     """Send the beginning of a request; return what comes until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(20):
         said = await reader.read()
     writer.close()
     return said
@@ -83,7 +82,7 @@ async def test_a_head_without_an_end_is_not_kept(
                 b"POST / HTTP/1.1\r\n" if number == 0 else b"x-more: " + b"y" * 1000 + b"\r\n"
             )
             await writer.drain()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(20):
             await reader.read()
     writer.close()
 

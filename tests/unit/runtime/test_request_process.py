@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-from support.patience import PATIENCE
 
 from agentrl.errors import AgentWorkerError
 from agentrl.runtime import request_process
@@ -52,7 +51,7 @@ async def test_requests_are_answered_in_any_order() -> None:
 async def test_a_reply_that_is_none_ends_the_process_and_is_named(says: str, why: str) -> None:
     program = "import sys, time\nout = open(1, 'w', errors='surrogateescape')\ninput()\n"
     with child(program + f"out.write({says}); out.flush(); time.sleep(60)") as process:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(20):
             with pytest.raises(AgentWorkerError, match=why) as refused:
                 await process.ask({})
         assert not process.is_alive
@@ -106,7 +105,7 @@ print(json.dumps({"id": 1, "daemon": int(os.read(reading, 20))}), flush=True)
 
 
 async def ended(pid: int) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(20):
         while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
             await asyncio.sleep(0.01)
 
@@ -114,7 +113,7 @@ async def ended(pid: int) -> None:
 async def test_what_a_child_started_ends_with_it_and_holds_up_no_reply() -> None:
     with child(FORKING + "input()\nos._exit(3)") as process:
         daemon = (await process.ask({}))["daemon"]
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(20):
             with pytest.raises(AgentWorkerError, match="status 3"):
                 await process.ask({})
         await ended(daemon)

@@ -27,7 +27,6 @@ from PIL import Image
 from playwright.async_api import async_playwright
 from support.doc_blocks import DOCS
 from support.environment_up import environments
-from support.patience import PATIENCE
 from support.play import begin_run, open_play, play, tool_call
 
 from agentrl.config.sections import RolloutSection
@@ -102,7 +101,7 @@ async def seen(client: Client) -> Image.Image:
 
 
 async def until_seen(client: Client, colour: tuple[int, int, int]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(60):
         while (await seen(client)).getpixel(LOOKED_AT) != colour:
             await asyncio.sleep(0.1)
 
@@ -129,7 +128,7 @@ async def test_every_client_of_an_environment_sees_and_uses_a_display_of_its_own
             await until_seen(one, RED)
             assert (await seen(other)).getpixel(LOOKED_AT) not in (RED, GREEN)
             assert len(displays()) == 2
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(30):
             while displays():  # each ends with its client
                 await asyncio.sleep(0.1)
 
@@ -206,7 +205,7 @@ async def test_people_watch_with_a_password_and_touch_nothing(page: str) -> None
         await window.goto(f"{address}&password={PASSWORD}")
         canvas = window.locator("#noVNC_container canvas")
         await canvas.wait_for()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(30):
             while await _colour_of(window) != list(GREEN):
                 await asyncio.sleep(0.1)
         await canvas.click()

@@ -13,7 +13,6 @@ import pytest
 from mcp import Client, MCPError
 from mcp.types import TextContent
 from support.environment_up import TOKEN, RunningEnvironment, StartEnvironment, environments
-from support.patience import PATIENCE
 
 from agentrl.cli.main import main
 from agentrl.errors import ToolError
@@ -46,7 +45,7 @@ def environment(
 
 async def until_alone(environment: RunningEnvironment) -> None:
     """Wait until the environment has forgotten all clients."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(60):
         while environment.health()["sessions"]:
             await asyncio.sleep(0.05)
 
@@ -206,7 +205,7 @@ async def test_it_ends_within_seconds_while_clients_and_a_call_are_there(
             await client.call_tool("steady", slow, progress_callback=note)
 
     calling = asyncio.create_task(call())
-    await asyncio.wait_for(under_way.wait(), PATIENCE)
+    await asyncio.wait_for(under_way.wait(), 60)
     children = psutil.Process(environment.process.pid).children(recursive=True)
     assert children
     environment.process.send_signal(signal.SIGTERM)
@@ -245,7 +244,7 @@ async def test_servers_of_one_client_reach_neither_secrets_nor_what_belongs_to_a
             assert "No such file" in await said(other, "read", path=str(folder / "left-behind"))
             assert not (folder / "left-behind").exists()
         assert "No such process" in await said(one, "kill", pid=environment.process.pid)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(30):
         while any(Path(place).parent.exists() for place in places):
             await asyncio.sleep(0.05)
 

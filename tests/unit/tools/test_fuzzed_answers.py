@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from support.fuzzing import TryCases
-from support.patience import PATIENCE
 
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools
@@ -114,7 +113,7 @@ class Session:
         async def ask() -> Any:
             told = asyncio.get_running_loop().create_future()
             await self._asked.put(((tool, arguments), told))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(20):
                 return await told
 
         return self._runner.run(ask())

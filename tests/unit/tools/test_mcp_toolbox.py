@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 import pytest
-from support.patience import PATIENCE
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools import ToolsConfig, connect_tools, probe
@@ -441,7 +440,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(
     config_for: ConfigFor, stdio_server: dict[str, object], count_file: Path
 ) -> None:
     async def until(mark: str) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(10):
             while not count_file.exists() or count_file.read_text() != mark:
                 await box.call("add", {"a": 1, "b": 1})
 
@@ -474,7 +473,7 @@ async def test_a_server_that_is_down_is_asked_by_one_caller_at_a_time(
         assert all(isinstance(failure, ToolError) for failure in failures)
         assert sum("is down, and has been for" in text for text in said) > 20
         start_server(port=server.port)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(10):
             while True:
                 try:
                     result = await box.call("add", {"a": 1, "b": 1})

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.patience import PATIENCE
 
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools
@@ -134,7 +133,7 @@ async def test_tools_that_a_server_adds_are_shown_to_the_next_rollouts(
     ):
         before = begun.specs
         await begun.call("grow", {})
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(10):
             while "the tools have changed" not in caplog.text:
                 await begun.call("half_structured", {})
         assert begun.specs == before

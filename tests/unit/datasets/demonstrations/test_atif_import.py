@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.patience import PATIENCE
 from support.stored import claim, make_task, make_turn
 
 from agentrl.datasets.demonstrations.atif_attempts import check_trajectories
@@ -175,7 +174,7 @@ async def test_an_import_that_is_interrupted_leaves_no_run(
     documents = (json.dumps(foreign(trajectory_id=str(number))) for number in range(2000))
     path.write_text("\n".join(documents))
     importing = asyncio.create_task(import_trajectories(copy, path))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(20):
         while not await copy.tasks.count():
             await asyncio.sleep(0.01)
     importing.cancel()

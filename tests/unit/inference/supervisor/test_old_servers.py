@@ -13,7 +13,6 @@ import pytest
 from pydantic import SecretStr
 from starlette.responses import JSONResponse, Response
 from support.control_server import ControlServer, serve
-from support.patience import PATIENCE
 from support.stub_server import generation
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
@@ -78,7 +77,7 @@ async def supervised(store: TrajectoryStore, url: str) -> AsyncIterator[None]:
     stop = asyncio.Event()
     running = asyncio.create_task(supervisor.run(stop, max_restarts=0, start_seconds=20))
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(20):
             while not [one for one in await store.services.all() if one.status == "up"]:
                 await asyncio.sleep(0.02)
         yield
@@ -136,7 +135,7 @@ async def test_each_key_goes_to_its_routes_and_a_gateway_gets_the_one_for_genera
         async with ServerPool(api_key=SecretStr("data"), gateway=gateway.base_url) as pool:
             pool.update(await store.services.all())
             await pool.generate("record", REQUEST)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(10):
             while "v1/loads" not in control.keys:
                 await asyncio.sleep(0.02)
     assert gateway.keys == {"generate": {DATA}}

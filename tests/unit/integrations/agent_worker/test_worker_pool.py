@@ -17,7 +17,6 @@ from support.function_agents import (
     shop_agent,
     threaded_agent,
 )
-from support.patience import PATIENCE
 
 from agentrl.errors import AgentWorkerError, ConfigError, UserCodeError
 from agentrl.integrations.agent_worker.describe import describe
@@ -97,7 +96,7 @@ async def test_the_reward_function_is_called_where_the_agent_runs() -> None:
 async def test_a_worker_that_dies_fails_its_rollouts_and_another_takes_its_place() -> None:
     workers = workers_for(f"{SLOW}:slow_agent")
     running = asyncio.create_task(workers.run(TASK, ENDPOINT))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(60):
         while not workers.num_busy:
             await asyncio.sleep(0.01)
         os.kill(workers.process_ids[0], signal.SIGKILL)

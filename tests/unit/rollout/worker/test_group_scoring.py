@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from harness.scripted_engine import serve_script
-from support.patience import PATIENCE
 from support.play import begin_run, open_play
 from support.stored import claim, play
 
@@ -52,7 +51,7 @@ async def test_tries_are_judged_together_and_the_group_completes(
             store, engine, None, rollout=rollout, scoring=RegisteredScoring()
         ) as context:
             loop = SamplingLoop(context, "tester", MCPSampler, times=TIMES)
-            await asyncio.wait_for(loop.run(asyncio.Event(), asyncio.Event()), PATIENCE)
+            await asyncio.wait_for(loop.run(asyncio.Event(), asyncio.Event()), 60)
     # Two tries that end at the same moment may both ask; the first verdict holds for all.
     assert set(asked) == {4}
     assert loop.counts.finished == 4

@@ -23,7 +23,6 @@ from agentrl.store import TrajectoryStore
 # Every test starts processes and waits for events of theirs, which take long on a busy machine.
 pytestmark = pytest.mark.timeout(400)
 
-"""Longest wait for one event."""
 LEASE_SECONDS = 5
 """Of samplers that are killed: short, as the test waits for its end, and longer than a stall."""
 FOREVER = 3600

@@ -30,7 +30,6 @@ from agentrl.schema import MCPTask, Run, SamplerInfo, Score, rebuild_prompts, ut
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
-"""Longest wait for one event."""
 FOREVER = 3600
 """Seconds that a tool call takes which nobody waits for."""
 ANSWER = "<answer>7</answer>"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.patience import PATIENCE
 from support.scrape import scrape_until
 from support.training import MakeConfig, Player, train_tasks
 
@@ -263,7 +262,7 @@ def test_a_local_store_holds_a_run_that_was_resumed_with_other_flags(
 
 async def first_line(path: Path) -> str:
     """Return a file's first line, once it is there: figures are exposed before they are written."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(60):
         while not (path.exists() and "\n" in path.read_text()):
             await asyncio.sleep(0.05)
     return path.read_text().splitlines()[0]
