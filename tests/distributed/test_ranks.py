@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.patience import PATIENCE
 from support.training import Player, train_tasks, write_moe_model
 
 from agentrl.store import TrajectoryStore
@@ -51,7 +52,7 @@ def start(
     for name, value in settings.items():
         argv += [f"--{name}", str(value)]
     ended = subprocess.run(
-        argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False
+        argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     logs = "".join(log.read_text() for log in sorted((output / "logs").glob("*.log")))
     assert ended.returncode == 0, (ended.stdout + ended.stderr + logs)[-3000:]
