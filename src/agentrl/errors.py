@@ -28,6 +28,7 @@
     ├── ImageError                    an image cannot be read, or is too large for it
     ├── ScoringError                  a scorer could not decide; the score stays missing
     │   └── ScorerDefect              a scoring function has a mistake in it, which no retry mends
+    │       └── ScorerTimeout         it takes longer than it may
     ├── TrainingError                 optimization cannot go on (non-finite losses or gradients)
     ├── WriteError                    a directory of the run could not be written to disk
     ├── UploadError                   the Hugging Face hub refused an upload, or did not answer
@@ -217,14 +218,20 @@ class ScorerDefect(ScoringError):
 
     Attributes:
         kind: the function, the type of what it raised and where; the same for the same mistake.
+        is_certain: a further try would take long, and have the same end.
     """
 
-    def __init__(self, message: str, kind: str) -> None:
-        super().__init__(message, kind)
+    def __init__(self, message: str, kind: str, is_certain: bool = False) -> None:
+        super().__init__(message, kind, is_certain)
         self.kind = kind
+        self.is_certain = is_certain
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class ScorerTimeout(ScorerDefect):
+    """A scoring function takes longer than it may; it runs on where it was begun."""
 
 
 class TrainingError(AgentRLError):

@@ -31,9 +31,10 @@ TOKENIZER = json.loads((DEMO / "model/tokenizer_config.json").read_text())
 WATCHED = """
 import sys
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
-ASKED = "environment_host.py"  # a check: an environment answers in its interpreter, and ends
+# Checks: an environment, or a scorer, answers in a process of its own, which then ends.
+ASKED = ("environment_host.py", "agentrl.rewards.scorer_worker")
 def tell(event, args):
-    if event in STARTS and ASKED not in str(args):
+    if event in STARTS and not any(asked in str(args) for asked in ASKED):
         print(event, args, file=sys.stderr)
 sys.addaudithook(tell)
 from agentrl.cli.main import main

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from agentrl.schema import ENDED_RUNS, Run
 from agentrl.schema.base import Value
-from agentrl.store.repositories.learning_signal import MissingScores
+from agentrl.store.repositories.learning_signal import SLOW_SECONDS, MissingScores
 from agentrl.store.repositories.reports import Liveness
 
 SILENT_SECONDS = 30.0
@@ -60,6 +60,11 @@ def _of_scores(missing: MissingScores) -> list[Alarm]:
         found.append(Alarm(kind="unscorable", severity="error", text=text))
     if missing.num_waiting:
         text = f"{missing.num_waiting} records wait for a score that could not be made yet"
+        found.append(Alarm(kind="scoring stuck", severity="warning", text=text))
+    if missing.num_slow:
+        text = (
+            f"{missing.num_slow} records have been with their scorer for over {SLOW_SECONDS:.0f} s"
+        )
         found.append(Alarm(kind="scoring stuck", severity="warning", text=text))
     return found
 

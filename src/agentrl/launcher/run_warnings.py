@@ -9,7 +9,7 @@ import time
 from agentrl.errors import StoreError
 from agentrl.runtime.invocation import typed_command
 from agentrl.store import TrajectoryStore
-from agentrl.store.repositories.learning_signal import MissingScores
+from agentrl.store.repositories.learning_signal import SLOW_SECONDS, MissingScores
 from agentrl.store.repositories.reports import Failure
 
 LOOK_SECONDS = 2.0
@@ -54,6 +54,12 @@ class RunWarnings:
             found["unscorable"] = f"a scorer fails, its records have no score: {missing.unscorable}"
         if missing.num_waiting:
             found["waiting"] = f"a score is missing and tried again: {missing.waiting}"
+        if missing.num_slow:
+            found["slow"] = (
+                f"a scorer takes long, {missing.num_slow} records have waited for it for more than "
+                f"{SLOW_SECONDS:.0f} s: {missing.slow}; the samplers' logs say where it is, and "
+                "--scorer_timeout_seconds ends it"
+            )
         if missing.num_failed and "failed" not in self._said:
             (last,) = await reports.failures(1)
             found["failed"] = f"{missing.num_failed} records failed, {self._described(last)}"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from agentrl.datasets.question import Question
 from agentrl.datasets.question_files import QuestionFile
-from agentrl.errors import ConfigError, ScorerDefect, ScoringError
+from agentrl.errors import ConfigError, ScorerDefect, ScorerTimeout, ScoringError
 from agentrl.rewards import MCPScorerFactory
-from agentrl.rewards.factory import Scorer
+from agentrl.rewards.factory import Scorer, end_scorer_processes
 from agentrl.schema import GroundTruth
 
 TRIAL_SECONDS = 20.0
@@ -34,24 +34,30 @@ async def try_scorers(path: Path, questions: QuestionFile) -> list[str]:
     Raises:
         ConfigError: a scorer raises, or returns no number.
     """
-    notes = []
-    for scorer, question in _trials(questions):
-        truth = GroundTruth(
-            query=question.query, answer=question.answer, aug_answers=tuple(question.aug_answers)
-        )
-        try:
-            async with asyncio.timeout(TRIAL_SECONDS):
-                await scorer.score(str(truth), truth)
-        except ScorerDefect as defect:
+    try:
+        found = [await _tried(scorer, question, path) for scorer, question in _trials(questions)]
+    finally:
+        await end_scorer_processes()
+    return [note for note in found if note]
+
+
+async def _tried(scorer: Scorer, question: Question, path: Path) -> str:
+    truth = GroundTruth(
+        query=question.query, answer=question.answer, aug_answers=tuple(question.aug_answers)
+    )
+    try:
+        async with asyncio.timeout(2 * TRIAL_SECONDS):
+            await scorer.score(str(truth), truth, max_seconds=TRIAL_SECONDS)
+    except (ScoringError, TimeoutError) as error:
+        if isinstance(error, ScorerDefect) and not isinstance(error, ScorerTimeout):
             answer = repr(str(truth)[:_MAX_ANSWER_CHARS])
             raise ConfigError(
-                f"{defect}; it was given the right answer {answer} of question {question.id!r} in "
+                f"{error}; it was given the right answer {answer} of question {question.id!r} in "
                 f"{path}, and whatever a model writes must get a number"
-            ) from defect
-        except (ScoringError, TimeoutError) as error:
-            reason = str(error) or f"no score within {TRIAL_SECONDS:g} s"
-            notes.append(f"scorer {scorer.name!r} could not be tried: {reason}")
-    return notes
+            ) from error
+        reason = str(error) or f"no score within {TRIAL_SECONDS:g} s"
+        return f"scorer {scorer.name!r} could not be tried: {reason}"
+    return ""
 
 
 def _trials(questions: QuestionFile) -> Iterator[tuple[Scorer, Question]]:

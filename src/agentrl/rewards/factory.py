@@ -7,6 +7,7 @@ Whatever else it raises is a `ScorerDefect` unless an outage is behind it. Neith
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.metadata import entry_points
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 from agentrl.config.user_code import load_user_module
 from agentrl.errors import ConfigError, ScorerDefect, ScoringError
 from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.scorer_process import ScorerProcess
 from agentrl.rewards.scorer_threads import ScorerThreads
 from agentrl.rewards.scoring_failures import as_number, as_scoring_error
 from agentrl.schema import GroundTruth, Record, Score
@@ -44,10 +46,12 @@ of these for each record."""
 ENTRY_POINTS = "agentrl.scorers"
 """Group of entry points by which installed packages bring scoring functions."""
 
-MAX_SECONDS = 900.0
-"""How long a scoring function may take; a judge's own deadlines are shorter."""
+MAX_SECONDS = 300.0
+"""How long a scoring function may take by default; a judge's own deadlines are shorter."""
 # Not the event loop's default pool: slow scorers would block its name look-ups and file reads.
-_threads = ScorerThreads(4, MAX_SECONDS)
+_threads = ScorerThreads(4)
+_processes: dict[str, ScorerProcess] = {}
+"""By the file or module that registers the scorers."""
 
 _Function = TypeVar("_Function", bound=ScoringFunction)
 
@@ -66,6 +70,9 @@ class ScorerTraits(TypedDict, total=False):
     argument is their Records, answers in `final_answer`."""
     compares_text: bool
     """The function compares with text: a question whose answer is a list or an object is refused."""
+    isolated: bool
+    """The function runs in a process of its own if its file registers it (default True); otherwise in
+    the sampler, whose objects it then shares, and which it must not block."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,9 @@ class Scorer:
     needs_answer: bool = False
     sees_group: bool = False
     compares_text: bool = False
+    isolated: bool = True
+    source: str | None = None
+    """The file or module that registers it in any process; None: nothing does but this one."""
 
     def check(self, config: AgentConfig | None) -> None:
         """Raise ConfigError if the scorer cannot work with this configuration."""
@@ -90,13 +100,25 @@ class Scorer:
         config.judge_settings()
 
     async def score(
-        self, answer: str | None, truth: GroundTruth, config: AgentConfig | None = None
+        self,
+        answer: str | None,
+        truth: GroundTruth,
+        config: AgentConfig | None = None,
+        *,
+        max_seconds: float = MAX_SECONDS,
     ) -> Score:
         """Score an answer; a missing answer scores 0.
 
+        Args:
+            answer: what the rollout ended with.
+            truth: the question, and its right answers.
+            config: models that the function may ask.
+            max_seconds: how long the function may take.
+
         Raises:
             ScoringError: the scorer could not decide.
-            ScorerDefect: the function raised, or returned no finite number.
+            ScorerDefect: the function raised, returned no finite number, took too long, or ended the
+                process that it ran in.
             ConfigError: the scorer needs a configuration that it was not given.
         """
         if self.sees_group:
@@ -104,52 +126,84 @@ class Scorer:
         if answer is None:
             verdict = Verdict(0.0, detail="no answer")
         else:
-            verdict = self._as_verdict(await self._called(answer, truth, config))
+            (verdict,) = await self._judged(max_seconds, answer, truth, config)
         return self._score(verdict, answer, truth)
 
     async def score_group(
-        self, records: Sequence[Record], truth: GroundTruth, config: AgentConfig | None = None
+        self,
+        records: Sequence[Record],
+        truth: GroundTruth,
+        config: AgentConfig | None = None,
+        *,
+        max_seconds: float = MAX_SECONDS,
     ) -> list[Score]:
         """Score all tries of a question that have ended, in their order.
 
         Raises:
             ScoringError: see `score`.
         """
-        found = await self._called(tuple(records), truth, config)
-        is_list = isinstance(found, Iterable) and not isinstance(found, str | Mapping)
-        given = list(islice(found, len(records) + 1)) if is_list else []
-        verdicts = [self._as_verdict(one) for one in given]
-        if len(verdicts) != len(records):
-            got = len(verdicts) if is_list else f"a {type(found).__name__}"
-            text = f"scorer {self.name!r} returned {got} for {len(records)} records"
-            raise ScorerDefect(text, kind=text)
+        verdicts = await self._judged(max_seconds, tuple(records), truth, config)
         pairs = zip(records, verdicts, strict=True)
         return [self._score(verdict, record.final_answer, truth) for record, verdict in pairs]
 
+    async def _judged(self, max_seconds: float, *arguments: Any) -> list[Verdict]:
+        if self.source is None or not self.isolated:
+            return await self.judge_here(max_seconds, *arguments)
+        if self.source not in _processes:
+            _processes[self.source] = ScorerProcess(self.source)
+        found = await _processes[self.source].judge(self.name, max_seconds, *arguments)
+        return [Verdict(**one) for one in found]
+
+    async def judge_here(
+        self,
+        max_seconds: float,
+        judged: str | tuple[Record, ...],
+        truth: GroundTruth,
+        config: AgentConfig | None,
+    ) -> list[Verdict]:
+        """Return the verdict on an answer, or those on the tries of a group, from this process.
+
+        Raises:
+            ScoringError: see `score`.
+        """
+        found = await self._called(max_seconds, judged, truth, config)
+        if isinstance(judged, str):
+            return [self._as_verdict(found)]
+        is_list = isinstance(found, Iterable) and not isinstance(found, str | Mapping)
+        given = list(islice(found, len(judged) + 1)) if is_list else []
+        verdicts = [self._as_verdict(one) for one in given]
+        if len(verdicts) != len(judged):
+            got = len(verdicts) if is_list else f"a {type(found).__name__}"
+            text = f"scorer {self.name!r} returned {got} for {len(judged)} records"
+            raise ScorerDefect(text, kind=text)
+        return verdicts
+
     async def _called(
-        self, judged: str | tuple[Record, ...], truth: GroundTruth, config: AgentConfig | None
+        self,
+        max_seconds: float,
+        judged: str | tuple[Record, ...],
+        truth: GroundTruth,
+        config: AgentConfig | None,
     ) -> Any:
         """Return what the function returns; what it raises becomes a `ScoringError`."""
         arguments = (judged, truth, config) if self.takes_config else (judged, truth)
         what = f"scorer {self.name!r}"
-        limit = asyncio.timeout(MAX_SECONDS)
+        limit = asyncio.timeout(max_seconds)
         try:
             result: Any
             if inspect.iscoroutinefunction(self.function):
                 result = self.function(*arguments)
             else:
-                # A slow function must not hold up the rollouts that share the event loop.
-                result = await _threads.run(what, self._found, *arguments)
+                # A slow function must not hold up what shares the event loop.
+                result = await _threads.run(what, max_seconds, self._found, *arguments)
             async with limit:
                 return await result if inspect.isawaitable(result) else result
         except SystemExit as end:
-            text = (
-                f"scorer {self.name!r} ended the program ({end.code}) instead of returning a score"
-            )
+            text = f"{what} ended the program ({end.code}) instead of returning a score"
             raise ScorerDefect(text, kind=text) from end
         except Exception as error:
             if limit.expired():
-                raise ScoringError(f"{what} gave no score within {MAX_SECONDS:g} s") from None
+                raise ScoringError(f"{what} gave no score within {max_seconds:g} s") from None
             failure = as_scoring_error(error, what)
             if failure is error:
                 raise
@@ -195,6 +249,8 @@ class MCPScorerFactory:
     """
 
     _scorers: ClassVar[dict[str, Scorer]] = {}
+    _source: ClassVar[str | None] = None
+    """What is being loaded, while it is."""
 
     @overload
     @classmethod
@@ -216,9 +272,12 @@ class MCPScorerFactory:
 
         A function registered under a name that is taken replaces the former one.
 
+        Functions of a `--scorer_module` and of installed packages run in a process of their own; there,
+        and for others here, plain functions run in a thread.
+
         Args:
             name: what tasks call it.
-            function: a `ScoringFunction`. Plain functions run in a thread.
+            function: a `ScoringFunction`.
             **traits: see `ScorerTraits`.
 
         Raises:
@@ -231,7 +290,8 @@ class MCPScorerFactory:
             )
 
         def register(function: _Function) -> _Function:
-            cls._scorers[name] = Scorer(name, function, _takes_config(name, function), **traits)
+            takes_config = _takes_config(name, function)
+            cls._scorers[name] = Scorer(name, function, takes_config, source=cls._source, **traits)
             return function
 
         return register if function is None else register(function)
@@ -286,18 +346,31 @@ class MCPScorerFactory:
         return sorted({*cls._scorers, *entry_points(group=ENTRY_POINTS).names})
 
     @classmethod
+    @contextmanager
+    def loading(cls, source: str) -> Iterator[None]:
+        """Note for all scorers that are registered inside the block where they come from."""
+        former, cls._source = cls._source, source
+        try:
+            yield
+        finally:
+            cls._source = former
+
+    @classmethod
     def _load_installed(cls, name: str) -> None:
         """Register the scoring function that an installed package brings under this name."""
         found = entry_points(group=ENTRY_POINTS)
         if name not in found.names:
             return
         try:
-            function = found[name].load()
+            with cls.loading(found[name].module):
+                function = found[name].load()
+                # Its module may have registered it by the decorator, with a version of its own.
+                if name not in cls._scorers:
+                    cls.register_scorer(name, function)
+        except ConfigError:
+            raise
         except Exception as error:
             raise ConfigError(f"scorer {name!r}: {type(error).__name__}: {error}") from error
-        # Its module may have registered it by the decorator, with a version of its own.
-        if name not in cls._scorers:
-            cls.register_scorer(name, function)
 
 
 def _takes_config(name: str, function: ScoringFunction) -> bool:
@@ -324,4 +397,11 @@ def load_scorer_module(source: str | Path) -> ModuleType:
     Raises:
         ConfigError: it is missing or fails on import.
     """
-    return load_user_module(source, f"scorer module {source}")
+    where = str(Path(source).resolve()) if Path(source).suffix == ".py" else str(source)
+    with MCPScorerFactory.loading(where):
+        return load_user_module(source, f"scorer module {source}")
+
+
+async def end_scorer_processes() -> None:
+    """End the processes that scoring functions ran in; a further scoring starts one again."""
+    await asyncio.gather(*(asyncio.to_thread(one.close) for one in _processes.values()))

@@ -7,7 +7,7 @@ from agentrl.config.sections import RolloutSection
 from agentrl.errors import ConfigError
 from agentrl.renderers.thinking import split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
-from agentrl.rewards.factory import MCPScorerFactory, load_scorer_module
+from agentrl.rewards.factory import MAX_SECONDS, MCPScorerFactory, load_scorer_module
 from agentrl.schema import GroundTruth, MCPTask, Record, Score
 
 _BOXED, _FBOX = re.compile(r"\\boxed\s*+\{"), re.compile(r"\\fbox\s*+\{")
@@ -20,10 +20,14 @@ class RegisteredScoring:
 
     Args:
         agent_config: the judge's and the summarizer's models, if there are any.
+        max_seconds: how long a scoring function may take.
     """
 
-    def __init__(self, agent_config: AgentConfig | None = None) -> None:
+    def __init__(
+        self, agent_config: AgentConfig | None = None, max_seconds: float = MAX_SECONDS
+    ) -> None:
         self.agent_config = agent_config
+        self._max_seconds = max_seconds
 
     @classmethod
     def load(cls, section: RolloutSection) -> "RegisteredScoring":
@@ -35,7 +39,8 @@ class RegisteredScoring:
         if section.scorer_module is not None:
             load_scorer_module(section.scorer_module)
         path = section.agent_config_path
-        return cls(None if path is None else AgentConfig.load(path))
+        config = None if path is None else AgentConfig.load(path)
+        return cls(config, section.scorer_timeout_seconds)
 
     def check(self, scorer: str) -> None:
         """Raise ConfigError if there is no such scorer, or it lacks its configuration."""
@@ -53,7 +58,9 @@ class RegisteredScoring:
             ConfigError: there is no such scorer, or it lacks its configuration.
         """
         scorer = MCPScorerFactory.get_scorer(task.scorer)
-        return await scorer.score(answer, GroundTruth.of(task), self.agent_config)
+        return await scorer.score(
+            answer, GroundTruth.of(task), self.agent_config, max_seconds=self._max_seconds
+        )
 
     def sees_group(self, scorer: str) -> bool:
         """Return whether a scorer judges all tries of a question together.
@@ -73,7 +80,9 @@ class RegisteredScoring:
             ConfigError: there is no such scorer, or it lacks its configuration.
         """
         scorer = MCPScorerFactory.get_scorer(task.scorer)
-        return await scorer.score_group(records, GroundTruth.of(task), self.agent_config)
+        return await scorer.score_group(
+            records, GroundTruth.of(task), self.agent_config, max_seconds=self._max_seconds
+        )
 
 
 def extract_answer(text: str, schema: str = "answer") -> str | None:

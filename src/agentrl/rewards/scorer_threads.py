@@ -1,16 +1,25 @@
 """Plain scoring functions in threads: a few at a time, and none for ever.
 
-In: a function of the user's and its arguments. Out: what it returns or raises. A thread cannot be
-ended: one that hangs is left behind, and its place goes to the next.
+In: a function of the user's and its arguments. Out: what it returns or raises, and in the log where one
+is that takes long. A thread cannot be ended: one that hangs is left behind, and its place goes to the next.
 """
 
 import asyncio
+import logging
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from agentrl.errors import ScoringError
+from agentrl.errors import ScorerTimeout
+from agentrl.rewards.scoring_failures import users_place
+
+logger = logging.getLogger(__name__)
+
+LONG_SECONDS = 30.0
+"""Time after which the log says where a function is."""
 
 
 class ScorerThreads:
@@ -18,23 +27,24 @@ class ScorerThreads:
 
     Args:
         num_places: functions that run at the same time.
-        max_seconds: how long one may take.
     """
 
-    def __init__(self, num_places: int, max_seconds: float) -> None:
+    def __init__(self, num_places: int) -> None:
         self._places = threading.Semaphore(num_places)
-        self._max_seconds = max_seconds
 
-    async def run(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(
+        self, what: str, max_seconds: float, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
         """Return what a function returns.
 
         Args:
             what: whose function it is, to begin messages with.
+            max_seconds: how long it may take, from its beginning on.
             function: what is run.
             *arguments: its arguments.
 
         Raises:
-            ScoringError: it takes too long.
+            ScorerTimeout: it takes too long.
         """
         loop = asyncio.get_running_loop()
         begun, ended = loop.create_future(), Future[Any]()
@@ -58,18 +68,28 @@ class ScorerThreads:
             finally:
                 leave()
 
-        threading.Thread(target=work, name="scorer", daemon=True).start()
+        thread = threading.Thread(target=work, name="scorer", daemon=True)
+        thread.start()
         try:
             await asyncio.shield(begun)
         except asyncio.CancelledError:
             ended.cancel()
             raise
-        limit = asyncio.timeout(self._max_seconds)
-        try:
-            async with limit:
-                return await asyncio.wrap_future(ended)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            leave()
-            raise ScoringError(f"{what} gave no score within {self._max_seconds:g} s") from None
+        returned = asyncio.wrap_future(ended)
+        await asyncio.wait([returned], timeout=min(LONG_SECONDS, max_seconds))
+        if not returned.done() and max_seconds > LONG_SECONDS:
+            logger.warning(
+                "%s takes long: for %.0f s by now, at %s", what, LONG_SECONDS, _place_of(thread)
+            )
+            await asyncio.wait([returned], timeout=max_seconds - LONG_SECONDS)
+        if returned.done():
+            return returned.result()
+        returned.cancel()
+        leave()
+        text = f"{what} gave no score within {max_seconds:g} s; it was at {_place_of(thread)}"
+        raise ScorerTimeout(text, kind=f"{what}: too slow", is_certain=True)
+
+
+def _place_of(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "its end" if frame is None else users_place(traceback.extract_stack(frame))

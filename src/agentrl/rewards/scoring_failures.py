@@ -44,7 +44,7 @@ def as_scoring_error(error: Exception, what: str) -> AgentRLError:
     text = f"{what} failed: {name}: {said}".rstrip(": ")
     if any(map(_is_outage, _causes(error))):
         return ScoringError(text)
-    place = _raised_at(error)
+    place = users_place(traceback.extract_tb(error.__traceback__))
     return ScorerDefect(f"{text} ({place})", kind=f"{what}: {name} at {place}")
 
 
@@ -89,11 +89,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _raised_at(error: Exception) -> str:
+def users_place(stack: traceback.StackSummary) -> str:
     """Return `file:line` of the innermost call in the user's own code, else of the innermost."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
-    frame = (own or frames)[-1]
+    own = [frame for frame in stack if not frame.filename.startswith(_NOT_THE_USERS)]
+    frame = (own or stack)[-1]
     path = Path(frame.filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}:{frame.lineno}"

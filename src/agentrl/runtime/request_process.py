@@ -26,6 +26,7 @@ from agentrl.errors import AgentWorkerError, UnreadableReply
 from agentrl.runtime.bounded_replies import density, num_marks
 from agentrl.runtime.child_processes import kept
 from agentrl.runtime.printable import one_line
+from agentrl.runtime.restarts import ending
 
 MAX_REPLY_BYTES = 1 << 24
 MAX_SAID_CHARS = 1 << 23
@@ -223,7 +224,7 @@ class RequestProcess:
             thread.join(_LAST_REPLY_SECONDS)
         self._to_send.put(None)
         with self._lock:
-            self._end = self._reason or f"{self._name} ended with status {status}"
+            self._end = self._reason or f"{self._name} {ending(status)}"
         for reply in list(self._waiting.values()):
             with contextlib.suppress(InvalidStateError):  # it was cancelled in this moment
                 reply.set_exception(AgentWorkerError(self._end))

@@ -8,6 +8,7 @@ from agentrl.launcher.run_warnings import RunWarnings
 from agentrl.runtime.invocation import typed_command
 from agentrl.schema import Run, Score
 from agentrl.store import TrajectoryStore
+from agentrl.store.repositories import learning_signal
 from agentrl.store.repositories.learning_signal import LearningSignal, ScoredAnswer
 
 
@@ -83,6 +84,23 @@ async def test_attempts_without_an_answer_say_why_and_where_to_look(store: Traje
     assert "train/0/q0/0: no answer (turns_limit), score 0" in said
     look = f"inspect record train/0/q0/0 --run_name {store.database_name}"
     assert f"see what the model did instead of answering: {typed_command()} {look}" in said
+
+
+async def test_a_scorer_that_hangs_is_told(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
+    await store.tasks.add(make_task(number, num_generations=1) for number in range(2))
+    warnings = RunWarnings(store)
+    await play(store, await claim(store), score=None)
+    waits = await play(store, await claim(store), score=None)
+    await store.scores.postpone(waits.id, waits.fence, None, 60)  # nobody has it: for its group
+    assert await warnings.new() == []
+    monkeypatch.setattr(learning_signal, "SLOW_SECONDS", 0.0)
+    (said,) = await warnings.new()
+    assert said.startswith("a scorer takes long, 1 records have waited for it for more than 60 s: ")
+    assert "train/0/q0/0: answered '4', no score; the samplers' logs say where" in said
+    assert await warnings.new() == []
 
 
 def test_attempts_that_failed_to_score_are_to_be_mended_first() -> None:

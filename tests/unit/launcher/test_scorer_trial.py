@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agentrl.config.sections import DataSection
@@ -12,7 +13,7 @@ from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import ConfigError
 from agentrl.launcher import scorer_trial
 from agentrl.launcher.scorer_trial import try_scorers
-from agentrl.rewards import GroundTruth, MCPScorerFactory
+from agentrl.rewards import GroundTruth, MCPScorerFactory, load_scorer_module
 from agentrl.rewards.factory import ScoringFunction
 
 
@@ -96,7 +97,7 @@ async def test_a_scorer_whose_service_is_away_is_noted(
         return 1.0
 
     assert await tried(tmp_path, endless) == [
-        "scorer 'mine' could not be tried: no score within 0.01 s"
+        "scorer 'mine' could not be tried: scorer 'mine' gave no score within 0.01 s"
     ]
 
 
@@ -106,3 +107,18 @@ async def test_scorers_that_ask_models_or_compare_tries_are_not_called(tmp_path:
 
     assert await tried(tmp_path, asks) == []
     assert await tried(tmp_path, misspelled, sees_group=True) == []
+
+
+async def test_nothing_is_left_of_the_trial(tmp_path: Path) -> None:
+    module = tmp_path / "scorers.py"
+    module.write_text(
+        "from agentrl.rewards import MCPScorerFactory\n"
+        "MCPScorerFactory.register_scorer('filed', lambda answer, truth: 1.0)\n"
+    )
+    load_scorer_module(module)
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"query": "Q", "answer": 1, "scorer": "filed"}))
+    before = psutil.Process().children(recursive=True)
+    with QuestionFile(path, DataSection()) as questions:
+        assert await try_scorers(path, questions) == []
+    assert psutil.Process().children(recursive=True) == before

@@ -1,4 +1,5 @@
 import asyncio
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.errors import ConfigError, ScorerDefect, ScoringError
+from agentrl.errors import ConfigError, ScorerDefect, ScorerTimeout, ScoringError
 from agentrl.rewards import (
     AgentConfig,
     GroundTruth,
@@ -17,6 +18,7 @@ from agentrl.rewards import (
     Scorer,
     Verdict,
     load_scorer_module,
+    scorer_threads,
 )
 from agentrl.rewards.scorer_threads import ScorerThreads
 from agentrl.schema import MCPTask, Record
@@ -143,24 +145,44 @@ async def test_a_group_is_not_judged_on_the_event_loop_by_what_yields_its_scores
 
 
 async def test_functions_that_hang_are_given_up_and_the_next_have_their_places() -> None:
-    threads, ended = ScorerThreads(2, max_seconds=0.2), threading.Event()
-    calls = [threads.run("scorer 'x'", ended.wait) for _ in range(4)]
+    threads, ended = ScorerThreads(2), threading.Event()
+    calls = [threads.run("scorer 'x'", 0.2, ended.wait) for _ in range(4)]
     hung = await asyncio.gather(*calls, return_exceptions=True)
-    assert [str(error) for error in hung] == ["scorer 'x' gave no score within 0.2 s"] * 4
-    assert await threads.run("scorer 'y'", lambda: 7) == 7
+    assert {type(error) for error in hung} == {ScorerTimeout}
+    assert all("scorer 'x' gave no score within 0.2 s" in str(error) for error in hung)
+    assert await threads.run("scorer 'y'", 30, lambda: 7) == 7
     ended.set()
 
 
+async def test_the_log_says_where_a_function_is_that_takes_long(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scorer_threads, "LONG_SECONDS", 0.1)
+    ended = threading.Event()
+
+    def waits() -> int:
+        ended.wait()
+        return 7
+
+    call = asyncio.create_task(ScorerThreads(1).run("scorer 'x'", 30, waits))
+    while not caplog.records:
+        await asyncio.sleep(0.01)
+    ended.set()
+    assert await call == 7
+    (line,) = caplog.messages
+    assert re.fullmatch(r"scorer 'x' takes long: for 0 s by now, at \S*test_factory\.py:\d+", line)
+
+
 async def test_a_function_whose_caller_is_gone_is_not_begun() -> None:
-    threads, ended, begun = ScorerThreads(1, max_seconds=30), threading.Event(), threading.Event()
-    first = asyncio.create_task(threads.run("a", ended.wait))
-    second = asyncio.create_task(threads.run("b", begun.set))
+    threads, ended, begun = ScorerThreads(1), threading.Event(), threading.Event()
+    first = asyncio.create_task(threads.run("a", 30, ended.wait))
+    second = asyncio.create_task(threads.run("b", 30, begun.set))
     await asyncio.sleep(0)
     second.cancel()
     await asyncio.wait([second])
     ended.set()
     await first
-    assert await threads.run("c", begun.is_set) is False
+    assert await threads.run("c", 30, begun.is_set) is False
 
 
 @pytest.mark.parametrize(

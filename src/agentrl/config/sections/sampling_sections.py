@@ -80,6 +80,8 @@ class RolloutSection(ConfigSection):
     """Networks (10.0.0.0/8) from which images are fetched besides the public internet."""
     scorer_module: Path | None = None
     """Python file that registers scorers with MCPScorerFactory."""
+    scorer_timeout_seconds: float = Field(default=300.0, gt=0)
+    """Longest time of one scoring in seconds; past it, the record has no score."""
     scoring: Literal["own", "elsewhere", "only"] = "own"
     """Who scores. `own`: a sampler scores its own rollouts and those that others left unscored;
     `elsewhere`: it leaves all scoring to processes started with `only`, which run no rollouts."""

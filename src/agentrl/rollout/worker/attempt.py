@@ -224,7 +224,8 @@ class RolloutAttempt:
         """Return the score; None while a task whose tries are judged together waits for others.
 
         Raises:
-            ScorerDefect: the scoring raised the same way twice; a first time may be an accident.
+            ScorerDefect: the scoring raised the same way twice, as a first time may be an accident; or it
+                hangs, or ended its process.
         """
         seen: set[str] = set()
         while True:
@@ -238,7 +239,9 @@ class RolloutAttempt:
                 return Score(scorer=type(sampler).__name__, value=value)
             except Exception as error:
                 failure = as_scoring_error(error, "evaluate_record")
-                if isinstance(failure, ScorerDefect) and failure.kind not in seen:
+                if isinstance(failure, ScorerDefect) and not (
+                    failure.is_certain or failure.kind in seen
+                ):
                     seen.add(failure.kind)
                     log.debug("%s", self.record.id, exc_info=error)
                 elif failure is error:

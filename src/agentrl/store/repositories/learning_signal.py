@@ -5,6 +5,7 @@ is slow.
 """
 
 import textwrap
+from datetime import timedelta
 
 from agentrl.runtime.invocation import typed_command
 from agentrl.schema.base import Value
@@ -13,6 +14,8 @@ from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import UNSCORABLE
 
 NUM_EXAMPLES = 3
+SLOW_SECONDS = 60.0
+"""A scorer that takes longer may hang."""
 _ANSWER_CHARACTERS, _ERROR_CHARACTERS = 100, 400
 """What is shown of an answer, and of an error, which ends with its place in the user's file."""
 
@@ -90,6 +93,9 @@ class MissingScores(Value):
     """Failed in their rollouts, for good."""
     unscorable: ScoredAnswer | None = None
     waiting: ScoredAnswer | None = None
+    num_slow: int = 0
+    """Being scored for longer than `SLOW_SECONDS`."""
+    slow: ScoredAnswer | None = None
 
 
 async def read_signal(database: RunDatabase, consumer: str) -> LearningSignal:
@@ -135,12 +141,19 @@ async def read_missing_scores(database: RunDatabase) -> MissingScores:
     num_waiting = await records.count_documents(waiting)
     one_unscorable = await records.find_one(UNSCORABLE) if num_unscorable else None
     one_waiting = await records.find_one(waiting) if num_waiting else None
+    long_ago = await database.server_time() - timedelta(seconds=SLOW_SECONDS)
+    is_held = {"lease.owner": {"$nin": ["", None]}}
+    slow = {"status": "finished", "error": None, "finished_at": {"$lt": long_ago}, **is_held}
+    num_slow = await records.count_documents(slow)
+    one_slow = await records.find_one(slow, sort=[("finished_at", 1)]) if num_slow else None
     return MissingScores(
         num_unscorable=num_unscorable,
         num_waiting=num_waiting,
         num_failed=num_dead - num_unscorable,
         unscorable=_example(one_unscorable) if one_unscorable else None,
         waiting=_example(one_waiting) if one_waiting else None,
+        num_slow=num_slow,
+        slow=_example(one_slow) if one_slow else None,
     )
 
 

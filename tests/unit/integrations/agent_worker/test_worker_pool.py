@@ -100,7 +100,7 @@ async def test_a_worker_that_dies_fails_its_rollouts_and_another_takes_its_place
         while not workers.num_busy:
             await asyncio.sleep(0.01)
         os.kill(workers.process_ids[0], signal.SIGKILL)
-        with pytest.raises(AgentWorkerError, match="ended with status -9"):
+        with pytest.raises(AgentWorkerError, match="was killed by SIGKILL"):
             await running
         quick = TASK.model_copy(update={"query": "quick"})
         assert (await workers.run(quick, ENDPOINT)).answer == "quick"

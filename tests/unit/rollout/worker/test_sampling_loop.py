@@ -16,7 +16,7 @@ from support.patience import PATIENCE
 from support.play import ExactScoring, begin_run, claim, open_play, service, tool_call
 
 from agentrl.config.sections import RolloutSection
-from agentrl.errors import ToolError
+from agentrl.errors import ScorerTimeout, ToolError
 from agentrl.inference.client import pool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import GroundTruth, MCPScorerFactory, RegisteredScoring
@@ -643,6 +643,26 @@ async def test_a_scorer_that_raises_the_same_way_twice_costs_the_record_and_not_
     assert "train/0/q0/0" in warning
     assert "'about seven'" in warning
     assert "agentrl store rescore --scorer close" in warning
+
+
+async def test_a_scorer_that_hangs_is_not_tried_again(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    num_tries = 0
+
+    class Hangs(MCPSampler):
+        async def evaluate_record(self, result: RolloutResult) -> Score:
+            nonlocal num_tries
+            num_tries += 1
+            raise ScorerTimeout("no score within 1 s", kind="slow", is_certain=True)
+
+    with serve_script(renderer, lambda _: ANSWER) as engine:
+        await begin_run(store, engine, task(0))
+        rollout = RolloutSection(exit_when_done=True)
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop = SamplingLoop(context, "t", Hangs, times=TIMES)
+            await run_to_end(loop)
+    assert (loop.counts.unscorable, num_tries) == (2, 2)
 
 
 async def test_a_users_own_scoring_that_raises_is_bounded_but_an_outage_behind_it_is_not(

@@ -1,0 +1,102 @@
+"""`ScorerProcess`: where the scoring functions of one file of the user's run.
+
+In: the name of a scorer, and what it is to judge. Out: verdicts, or why there are none. The functions run
+in a child (`scorer_worker`), since they may crash, hang, or keep Python's interpreter lock in a regular
+expression; some run what a model wrote. Requests are pickled. Replies are JSON: nothing that comes from
+there is executed here.
+"""
+
+import asyncio
+import atexit
+import base64
+import json
+import os
+import pickle
+import sys
+from typing import Any
+
+from agentrl.errors import AgentWorkerError, ConfigError, ScorerDefect, ScorerTimeout, ScoringError
+from agentrl.runtime.request_process import RequestProcess
+
+_NUM_ALONE = 2
+"""Functions that are tried alone, each in a process of its own, at the same time."""
+
+
+class ScorerProcess:
+    """A child process that is started when it is first needed, and again after its end.
+
+    Args:
+        source: the Python file, or the module by its dotted name, that registers the scorers.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._shared: RequestProcess | None = None
+        self._alone = asyncio.Semaphore(_NUM_ALONE)
+        atexit.register(self.close)
+
+    async def judge(self, name: str, max_seconds: float, *arguments: Any) -> list[dict[str, Any]]:
+        """Return the fields of the `Verdict`s on one answer, or on the tries of a group.
+
+        Args:
+            name: of the scorer.
+            max_seconds: how long its function may take.
+            *arguments: of the function; they can be pickled.
+
+        Raises:
+            ScoringError: the scorer could not decide.
+            ScorerDefect: the function failed, took too long, or ended its process.
+            ConfigError: the scorer lacks its configuration.
+        """
+        call = base64.b64encode(pickle.dumps((name, max_seconds, arguments))).decode()
+        if self._shared is None or not self._shared.is_alive:
+            self._shared = self._started()
+        process = self._shared
+        try:
+            reply = await process.ask({"call": call})
+        except AgentWorkerError:
+            # Any of the functions that were running may have ended it: this one has to do it alone.
+            async with self._alone:
+                reply = await self._asked_alone(name, call)
+        else:
+            if reply["is_worn"] and process is self._shared:
+                self._shared = None  # a function hangs there; it ends after the others
+        return _verdicts(reply["found"])
+
+    def close(self) -> None:
+        """End the process; what is being judged is lost."""
+        process, self._shared = self._shared, None
+        if process is not None:
+            process.close()
+
+    async def _asked_alone(self, name: str, call: str) -> dict[str, Any]:
+        process = self._started()
+        try:
+            return await process.ask({"call": call})
+        except AgentWorkerError as end:
+            text = f"scorer {name!r} gave no score: {end}"
+            raise ScorerDefect(text, kind=text, is_certain=True) from None
+        finally:
+            await asyncio.to_thread(process.close)
+
+    def _started(self) -> RequestProcess:
+        # What can be imported here can be imported there; a variable would reach what it starts, too.
+        places = json.dumps([place for place in sys.path if place])
+        return RequestProcess(
+            "its process",
+            [sys.executable, "-P", "-m", "agentrl.rewards.scorer_worker", self._source, places],
+            os.environ,
+        )
+
+
+def _verdicts(found: dict[str, Any]) -> list[dict[str, Any]]:
+    if "defect" in found:
+        timed_out = bool(found["timed_out"])
+        kind_of_error = ScorerTimeout if timed_out else ScorerDefect
+        raise kind_of_error(str(found["defect"]), kind=str(found["kind"]), is_certain=timed_out)
+    if "lacking" in found:
+        raise ConfigError(str(found["lacking"]))
+    if "outage" in found:
+        raise ScoringError(str(found["outage"]))
+    verdicts: list[dict[str, Any]] = found["verdicts"]
+    return verdicts
