@@ -9,6 +9,7 @@ import errno
 import importlib
 import io
 import json
+import logging
 import os
 import select
 import stat
@@ -95,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_outputs()
     _escape_what_no_output_has()
     _let_nobody_else_write()
+    _leave_words_to_errors()
     os.environ.update(direct_to_this_machine(os.environ))
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if arguments[0] in ("version", "--version"):
@@ -131,6 +133,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if problem:
             _complain(name, problem)
         return 1
+
+
+def _leave_words_to_errors() -> None:
+    """Keep the MCP SDK's tracebacks off the console where a command keeps no log: its errors say more."""
+    logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 
 def _open_closed_outputs() -> None:

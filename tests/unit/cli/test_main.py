@@ -33,6 +33,16 @@ def documented_flags() -> Iterator[tuple[str, str, str]]:
                         yield page.name, found[1], word
 
 
+def test_tracebacks_of_the_mcp_sdk_stay_off_the_console() -> None:
+    code = (
+        "import logging\nfrom agentrl.cli.main import main\nmain(['version'])\n"
+        "logging.getLogger('mcp.client.streamable_http').error('Error in post_writer')\n"
+        "logging.getLogger('agentrl').warning('said')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "said\n"
+
+
 def test_a_users_file_does_not_stand_for_a_module_of_pythons(tmp_path: Path) -> None:
     for name in ("random", "queue", "logging"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')\n")
