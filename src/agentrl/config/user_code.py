@@ -4,13 +4,24 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from agentrl.errors import ConfigError
+
+_NOT_THE_USERS = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+        str(Path(__file__).parents[1]),
+    )
+)
 
 
 def load_user_module(source: str | Path, what: str) -> ModuleType:
@@ -68,6 +79,15 @@ def check_agent_function(agent: Callable[..., Any], what: str) -> None:
             "endpoint)`, and take the model's address, name and key from endpoint.base_url, "
             "endpoint.model and endpoint.api_key"
         )
+
+
+def users_place(stack: traceback.StackSummary) -> str:
+    """Return `file:line` of the innermost call in the user's own code, else of the innermost."""
+    own = [frame for frame in stack if not frame.filename.startswith(_NOT_THE_USERS)]
+    frame = (own or stack)[-1]
+    path = Path(frame.filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{frame.lineno}"
 
 
 def _yields(function: Callable[..., Any]) -> bool:

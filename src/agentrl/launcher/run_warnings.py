@@ -18,6 +18,8 @@ MIN_GROUPS = 4
 MIN_ATTEMPTS = 4
 """Failed attempts, without a single score, after which the run says so: each record has several."""
 _MAX_ERROR_CHARS = 400
+_SAMPLER_SECONDS = 60.0
+"""Age of the last heartbeat of a sampler that still says something."""
 
 
 class RunWarnings:
@@ -49,17 +51,7 @@ class RunWarnings:
         reports = self._store.reports
         missing = self.missing = await reports.missing_scores()
         progress = await reports.progress()
-        found: dict[str, str] = {}
-        if missing.num_unscorable:
-            found["unscorable"] = f"a scorer fails, its records have no score: {missing.unscorable}"
-        if missing.num_waiting:
-            found["waiting"] = f"a score is missing and tried again: {missing.waiting}"
-        if missing.num_slow:
-            found["slow"] = (
-                f"a scorer takes long, {missing.num_slow} records have waited for it for more than "
-                f"{SLOW_SECONDS:.0f} s: {missing.slow}; the samplers' logs say where it is, and "
-                "--scorer_timeout_seconds ends it"
-            )
+        found = {**_of_scores(missing), **await self._of_samplers()}
         if missing.num_failed and "failed" not in self._said:
             (last,) = await reports.failures(1)
             found["failed"] = f"{missing.num_failed} records failed, {self._described(last)}"
@@ -75,7 +67,27 @@ class RunWarnings:
         self.lacks_signal = may_lack and (self.lacks_signal or "signal" in found)
         return found
 
+    async def _of_samplers(self) -> dict[str, str]:
+        samplers = await self._store.samplers.all(alive_within=_SAMPLER_SECONDS)
+        said = {sampler.notice: sampler.id for sampler in samplers if sampler.notice}
+        return {f"notice: {notice}": f"sampler {name}: {notice}" for notice, name in said.items()}
+
     def _described(self, failure: Failure) -> str:
         reason = textwrap.shorten(failure.last_error or failure.error or "", _MAX_ERROR_CHARS)
         see = typed_command("inspect", "failures", "--run_name", self._store.database_name)
         return f"last {failure.record_id}: {reason}; see {see}"
+
+
+def _of_scores(missing: MissingScores) -> dict[str, str]:
+    found = {}
+    if missing.num_unscorable:
+        found["unscorable"] = f"a scorer fails, its records have no score: {missing.unscorable}"
+    if missing.num_waiting:
+        found["waiting"] = f"a score is missing and tried again: {missing.waiting}"
+    if missing.num_slow:
+        found["slow"] = (
+            f"a scorer takes long, {missing.num_slow} records have waited for it for more than "
+            f"{SLOW_SECONDS:.0f} s: {missing.slow}; the samplers' logs say where it is, and "
+            "--scorer_timeout_seconds ends it"
+        )
+    return found

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from agentrl.config.user_code import users_place
 from agentrl.errors import ScorerTimeout
-from agentrl.rewards.scoring_failures import users_place
 
 logger = logging.getLogger(__name__)
 

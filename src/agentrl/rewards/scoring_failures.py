@@ -6,28 +6,19 @@ says which.
 
 import contextlib
 import math
-import os
 import socket
-import sysconfig
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import SupportsFloat
 
 import httpx
 
+from agentrl.config.user_code import users_place
 from agentrl.errors import AgentRLError, ScorerDefect, ScoringError
 
 _OUTAGES = (ScoringError, ConnectionError, TimeoutError, socket.gaierror, httpx.TransportError)
 _BUSY = frozenset({408, 409, 425, 429})
 """HTTP statuses below 500 after which the same request may succeed."""
-_NOT_THE_USERS = tuple(
-    os.path.join(folder, "")
-    for folder in (
-        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-        str(Path(__file__).parents[1]),
-    )
-)
 
 
 def as_scoring_error(error: Exception, what: str) -> AgentRLError:
@@ -87,12 +78,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(current))
         yield current
         current = current.__cause__ or current.__context__
-
-
-def users_place(stack: traceback.StackSummary) -> str:
-    """Return `file:line` of the innermost call in the user's own code, else of the innermost."""
-    own = [frame for frame in stack if not frame.filename.startswith(_NOT_THE_USERS)]
-    frame = (own or stack)[-1]
-    path = Path(frame.filename)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{frame.lineno}"

@@ -167,5 +167,7 @@ class SamplerInfo(Value):
     num_output_tokens: int = 0
     seconds_waiting: dict[str, float] = Field(default_factory=dict)
     """Time spent with nothing to do, by reason (`admission`, `no_task`, `no_server`, `paused`)."""
+    notice: str = ""
+    """What people should know of it, if anything."""
     started_at: datetime = Field(default_factory=utc_now)
     heartbeat_at: datetime = Field(default_factory=utc_now)

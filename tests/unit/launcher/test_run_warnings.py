@@ -6,7 +6,7 @@ from support.stored import claim, make_task, play
 from agentrl.launcher import run_warnings
 from agentrl.launcher.run_warnings import RunWarnings
 from agentrl.runtime.invocation import typed_command
-from agentrl.schema import Run, Score
+from agentrl.schema import Run, SamplerInfo, Score
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories import learning_signal
 from agentrl.store.repositories.learning_signal import LearningSignal, ScoredAnswer
@@ -100,6 +100,18 @@ async def test_a_scorer_that_hangs_is_told(
     (said,) = await warnings.new()
     assert said.startswith("a scorer takes long, 1 records have waited for it for more than 60 s: ")
     assert "train/0/q0/0: answered '4', no score; the samplers' logs say where" in said
+    assert await warnings.new() == []
+
+
+async def test_what_a_sampler_notices_of_itself_is_said_once(store: TrajectoryStore) -> None:
+    await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
+    stands = "the agents' event loop has stood still for 10 s at my_agent.py:4"
+    await store.samplers.register(SamplerInfo(id="a", host="h", pid=1))
+    warnings = RunWarnings(store)
+    assert await warnings.new() == []
+    for name in ("a", "b"):
+        await store.samplers.heartbeat(SamplerInfo(id=name, host="h", pid=1, notice=stands))
+    assert await warnings.new() == [f"sampler b: {stands}"]
     assert await warnings.new() == []
 
 

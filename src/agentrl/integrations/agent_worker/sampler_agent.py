@@ -7,6 +7,7 @@ from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.integrations.question_rows import SCORER
 from agentrl.rewards import GroundTruth, MCPScorerFactory
 from agentrl.rollout.agent import AgentFunction
+from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE
 from agentrl.schema import AgentResult, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -24,6 +25,7 @@ def agent_in_workers(settings_path: Path) -> AgentFunction:
         return await workers.run(task, endpoint)
 
     # Scores that the agent hands over are called after it.
+    setattr(play, IS_ELSEWHERE, True)
     play.__name__ = (workers.settings.agent or {}).get("name", "agent")
     return play
 
@@ -44,4 +46,5 @@ def _register_reward(workers: AgentWorkerPool) -> None:
             text = f"reward_func: {error}"
             raise ScorerDefect(text, kind=text) from error
 
-    MCPScorerFactory.register_scorer(SCORER, score)
+    # The workers are processes of their own; those that play take rewards, too.
+    MCPScorerFactory.register_scorer(SCORER, score, isolated=False)

@@ -25,6 +25,7 @@ from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.integrations.agent_worker.description import FunctionAgent, parse_description
 from agentrl.integrations.agent_worker.references import load_object
 from agentrl.integrations.aworld.building import build, run_task
+from agentrl.runtime.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
 from agentrl.schema import AgentResult, GroundTruth, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -95,6 +96,13 @@ async def serve(worker: AgentWorker, replies: TextIO) -> None:
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="agent"))
     requests: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
     threading.Thread(target=_read, args=(loop, requests), daemon=True).start()
+    with LoopWatch("the agents' event loop", ADVICE_FOR_AGENTS).watching(loop):
+        await _serve(worker, requests, replies)
+
+
+async def _serve(
+    worker: AgentWorker, requests: "asyncio.Queue[dict[str, Any] | None]", replies: TextIO
+) -> None:
     running: dict[int, asyncio.Task[None]] = {}
     while (request := await requests.get()) is not None:
         number = request.pop("id")

@@ -3,6 +3,7 @@
 from agentrl.rollout.agent.agent_command import configured_agent
 from agentrl.rollout.agent.agent_loading import AgentFunction, load_agent
 from agentrl.rollout.agent.agent_sampler import AgentEndpointServer, AgentSampler
+from agentrl.rollout.agent.agent_thread import AgentThread
 from agentrl.rollout.agent.environment_sampler import EnvironmentProcesses
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -11,6 +12,7 @@ __all__ = [
     "AgentEndpointServer",
     "AgentFunction",
     "AgentSampler",
+    "AgentThread",
     "EnvironmentProcesses",
     "configured_agent",
     "load_agent",

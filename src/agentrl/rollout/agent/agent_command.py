@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentrl.config.sections import AgentSection
 from agentrl.errors import AgentError, ConfigError, UserCodeError
-from agentrl.rollout.agent.agent_loading import AgentFunction, load_agent
+from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE, AgentFunction, load_agent
 from agentrl.runtime.child_processes import kept
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
@@ -82,6 +82,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
             printed = await _run(arguments, variables, folder)
             return _written(answer_file) if "{answer_file}" in command else printed
 
+    setattr(play, IS_ELSEWHERE, True)
     play.__name__ = Path(words[0]).name
     return play
 

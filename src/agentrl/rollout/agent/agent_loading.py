@@ -9,7 +9,8 @@ from agentrl.schema import AgentResult, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 ENTRY_POINTS = "agentrl.agents"
-
+IS_ELSEWHERE = "is_elsewhere"
+"""Attribute of agents that run in another process: what is called here only waits for it."""
 
 Returned = AgentResult | str | None
 AgentFunction = Callable[[MCPTask, AgentEndpoint], Awaitable[Returned] | Returned]

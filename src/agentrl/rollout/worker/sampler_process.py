@@ -5,6 +5,7 @@ metrics. The scheduler knows nothing of gateway and metrics, so that programs wh
 neither.
 """
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,7 @@ from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.agent import (
     AgentEndpointServer,
     AgentSampler,
+    AgentThread,
     EnvironmentProcesses,
     configured_agent,
 )
@@ -29,6 +31,7 @@ from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.sampling_loop import LoopState
 from agentrl.rollout.worker.scheduler import SamplingScheduler, sampler_class_for
 from agentrl.rollout.worker.summarizer import ModelSummarizer
+from agentrl.runtime.loop_watch import LoopWatch
 from agentrl.runtime.prometheus import metrics_endpoint
 from agentrl.schema import EnvironmentTask, MCPTask, Record, Split, Task
 
@@ -87,14 +90,20 @@ async def open_judgement(
 
 async def _sample(config: RootConfig, split: Split | None) -> int:
     load_sampler_module(config.data)
+    watch = LoopWatch(
+        "the sampler's event loop", "what samplers and async scorers call must not block"
+    )
     async with AsyncExitStack() as stack:
+        stack.enter_context(watch.watching(asyncio.get_running_loop()))
+        agents = stack.enter_context(AgentThread.open())
         scoring, summarizer = await stack.enter_async_context(open_judgement(config))
         scheduler = SamplingScheduler(
             config,
-            await _agent_sampler(config, stack),
+            await _agent_sampler(config, agents, stack),
             split=split,
             scoring=scoring,
             summarizer=summarizer,
+            notice=lambda: watch.notice or agents.notice,
         )
         stack.enter_context(
             metrics_endpoint(
@@ -106,11 +115,13 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
         return await scheduler.run()
 
 
-async def _agent_sampler(config: RootConfig, stack: AsyncExitStack) -> MakeSampler | None:
+async def _agent_sampler(
+    config: RootConfig, agents: AgentThread, stack: AsyncExitStack
+) -> MakeSampler | None:
     """Return what runs the configured agent, and environments, on tasks; None without either."""
     if not config.agents.has_agent and not config.data.environments:
         return None
-    agent = configured_agent(config.agents) if config.agents.has_agent else None
+    agent = agents.wrapped(configured_agent(config.agents)) if config.agents.has_agent else None
     endpoints = await stack.enter_async_context(
         AgentEndpointServer.open(config.agents, config.model.model_name)
     )

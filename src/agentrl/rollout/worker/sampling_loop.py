@@ -74,6 +74,7 @@ class SamplingLoop:
         make_sampler: builds a slot's sampler.
         splits: claim only slots of these splits; None means any.
         times: intervals and patience.
+        notice: returns what people should know of the process, or "".
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class SamplingLoop:
         make_sampler: MakeSampler,
         splits: Collection[Split] | None = None,
         times: LoopTimes | None = None,
+        notice: Callable[[], str] = str,
     ) -> None:
         self.counts = SlotCounts()
         self._context = context
@@ -90,6 +92,7 @@ class SamplingLoop:
         self._make_sampler = make_sampler
         self._splits = splits
         self._times = times or LoopTimes()
+        self._notice = notice
         self._renewal = LeaseRenewal(context.store, context.rollout.lease_seconds)
         self._watch = RunWatch(context.store, context.servers)
         self._limit = ConcurrencyLimit(context.rollout.target_concurrency)
@@ -363,6 +366,7 @@ class SamplingLoop:
                 "num_finished": self.counts.finished,
                 "num_output_tokens": self.counts.num_output_tokens,
                 "seconds_waiting": {k: round(v, 3) for k, v in self._waiting.seconds.items()},
+                "notice": self._notice(),
                 "heartbeat_at": utc_now(),
             }
         )

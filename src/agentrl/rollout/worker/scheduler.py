@@ -71,6 +71,7 @@ class SamplingScheduler:
         split: claim only slots of this split; None means any.
         scoring: the scorers, needed by `MCPSampler`.
         summarizer: shortens long texts, for `MCPSampler`; None leaves them as they are.
+        notice: returns what people should know of the process, or "".
 
     Raises:
         ConfigError: `config` is something else than the flags of this process.
@@ -85,6 +86,7 @@ class SamplingScheduler:
         *,
         scoring: Scoring | None = None,
         summarizer: Summarizer | None = None,
+        notice: Callable[[], str] = str,
     ) -> None:
         if not isinstance(config, RootConfig):
             raise ConfigError(
@@ -98,6 +100,7 @@ class SamplingScheduler:
         self._splits: Collection[Split] | None = None if split is None else (split,)
         self._scoring = scoring
         self._summarizer = summarizer
+        self._notice = notice
         self._stop = asyncio.Event()
         self._abandoned = asyncio.Event()
         self._loop: SamplingLoop | None = None
@@ -120,7 +123,9 @@ class SamplingScheduler:
                 if self._dataset is not None:
                     log.info("%d new tasks", await context.store.tasks.add(self._dataset))
                 await self._check_scorers(context.store)
-                self._loop = SamplingLoop(context, self.owner, self._make_sampler, self._splits)
+                self._loop = SamplingLoop(
+                    context, self.owner, self._make_sampler, self._splits, notice=self._notice
+                )
                 await self._loop.run(self._stop, self._abandoned)
         return INTERRUPTED if self._abandoned.is_set() else 0
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 import time
 from typing import Any
 
@@ -11,11 +12,17 @@ from harness.scripted_engine import serve_script
 from support.agents import client_of, open_stage
 from support.play import begin_run, claim
 
-from agentrl.config.sections import RolloutSection
+from agentrl.config.sections import AgentSection, RolloutSection
 from agentrl.errors import AgentError, ConfigError, InferenceError
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
-from agentrl.rollout.agent import AgentEndpoint, AgentSampler, load_agent
+from agentrl.rollout.agent import (
+    AgentEndpoint,
+    AgentSampler,
+    AgentThread,
+    configured_agent,
+    load_agent,
+)
 from agentrl.rollout.agent.environment_sampler import EnvironmentSampler
 from agentrl.rollout.worker.attempt import RolloutAttempt, SlotCounts
 from agentrl.schema import AgentResult, EnvironmentTask, MCPTask
@@ -40,6 +47,14 @@ async def answers(task: MCPTask, endpoint: AgentEndpoint) -> str:
 async def answers_in_its_own_words(task: MCPTask, endpoint: AgentEndpoint) -> str:
     await ask(endpoint)
     return " 7 "
+
+
+async def blocks_its_loop(task: MCPTask, endpoint: AgentEndpoint) -> str | None:
+    with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        completion = client.chat.completions.create(
+            model=endpoint.model, messages=[{"role": "user", "content": "hello"}]
+        )
+    return completion.choices[0].message.content
 
 
 async def gives_up(task: MCPTask, endpoint: AgentEndpoint) -> None:
@@ -76,6 +91,7 @@ async def waits_for_ever(task: MCPTask, endpoint: AgentEndpoint) -> str:
     [
         (answers, {}, RolloutResult("answered", "7"), ""),
         (answers_in_its_own_words, {}, RolloutResult("answered", "7"), ""),
+        (blocks_its_loop, {}, RolloutResult("answered", "7"), ""),
         (gives_up, {}, RolloutResult("no_answer"), "no_answer"),
         (
             chokes_on_the_reply,
@@ -112,12 +128,45 @@ async def test_every_end_of_an_agent_has_its_own_outcome(
     with serve_script(renderer, lambda prompt: "<answer>7</answer>") as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine, rollout=RolloutSection(**rollout)) as stage:
-            sampler, record = await stage.sampler(agent)
-            assert await sampler.run() == result
+            with AgentThread.open() as agents:
+                sampler, record = await stage.sampler(agents.wrapped(agent))
+                assert await sampler.run() == result
             score = await sampler.evaluate_record(result)
     assert len(await store.turns.of_record(record.id)) == rollout.get("max_turns", 1)
     assert score.value == (1.0 if result.outcome == "answered" else 0.0)
     assert detail in score.detail
+
+
+def test_agents_that_run_in_other_processes_stay_on_the_samplers_loop() -> None:
+    program = configured_agent(AgentSection(agent_command=f"{sys.executable} -c pass {{query}}"))
+    with AgentThread.open() as agents:
+        assert agents.wrapped(program) is program
+        assert agents.wrapped(answers) is not answers
+        assert agents.wrapped(ends_the_program_in_its_thread) is ends_the_program_in_its_thread
+
+
+async def test_an_agent_that_is_cancelled_ends_before_its_caller_goes_on() -> None:
+    steps: list[str] = []
+    begun = threading.Event()
+
+    async def tidies_up(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.1)
+            steps.append("tidied up")
+        return "never"
+
+    with AgentThread.open() as agents:
+        endpoint = AgentEndpoint("http://127.0.0.1:1/v1", "policy", "key")
+        play: Any = agents.wrapped(tidies_up)
+        playing = asyncio.ensure_future(play(TASK, endpoint))
+        await asyncio.to_thread(begun.wait)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        assert steps == ["tidied up"]
 
 
 async def outage_behind_it(task: MCPTask, endpoint: AgentEndpoint) -> str:

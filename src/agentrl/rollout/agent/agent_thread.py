@@ -1,0 +1,105 @@
+"""`AgentThread`: where agents that are coroutines run, apart from the sampler's own event loop.
+
+In: an agent function. Out: one that does the same from any loop. An agent that blocks (a client that is not
+async inside `async def`) waits for the endpoint that the sampler serves: on one loop both would wait for ever.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from agentrl.errors import UserCodeError
+from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE, AgentFunction, Returned
+from agentrl.runtime.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
+from agentrl.schema import MCPTask
+from agentrl.schema.agent_endpoint import AgentEndpoint
+
+_END_SECONDS = 2.0
+
+
+class AgentThread:
+    """An event loop in a thread of its own; `open` starts it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._watch = LoopWatch("the agents' event loop", ADVICE_FOR_AGENTS)
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls) -> Iterator[Self]:
+        """Run the loop until the context ends; an agent that blocks it then ends with the process."""
+        self = cls()
+        thread = threading.Thread(target=self._run, name="agents", daemon=True)
+        thread.start()
+        try:
+            with self._watch.watching(self._loop):
+                yield self
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left))
+        self._loop.close()
+
+    @property
+    def notice(self) -> str:
+        """What people should know of it; see `LoopWatch.notice`."""
+        return self._watch.notice
+
+    def wrapped(self, agent: AgentFunction) -> AgentFunction:
+        """Return a function that runs an agent here, if it is a coroutine that may block."""
+        if not inspect.iscoroutinefunction(agent) or getattr(agent, IS_ELSEWHERE, False):
+            return agent
+
+        async def play(task: MCPTask, endpoint: AgentEndpoint) -> Returned:
+            return await self._played(agent, task, endpoint)
+
+        play.__name__ = getattr(agent, "__name__", type(agent).__name__)
+        return play
+
+    async def _played(
+        self, agent: Callable[..., Any], task: MCPTask, endpoint: AgentEndpoint
+    ) -> Returned:
+        here = asyncio.get_running_loop()
+        ended: asyncio.Future[asyncio.Task[Returned]] = here.create_future()
+        playing: list[asyncio.Task[Returned]] = []
+
+        def begin() -> None:
+            playing.append(self._loop.create_task(_called(agent, task, endpoint)))
+            playing[0].add_done_callback(tell)
+
+        def tell(done: "asyncio.Task[Returned]") -> None:
+            with contextlib.suppress(RuntimeError):  # the sampler's loop is closed
+                here.call_soon_threadsafe(settle, done)
+
+        def settle(done: "asyncio.Task[Returned]") -> None:
+            if not ended.done():
+                ended.set_result(done)
+
+        self._loop.call_soon_threadsafe(begin)
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            self._loop.call_soon_threadsafe(lambda: playing[0].cancel())
+            await ended
+            raise
+        return ended.result().result()
+
+
+async def _called(agent: Callable[..., Any], task: MCPTask, endpoint: AgentEndpoint) -> Returned:
+    try:
+        returned: Returned = await agent(task, endpoint)
+    except SystemExit as end:  # which would end this loop
+        raise UserCodeError(
+            f"the agent ended the program ({end.code}) instead of returning an answer"
+        ) from end
+    return returned

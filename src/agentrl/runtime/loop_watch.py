@@ -1,0 +1,80 @@
+"""`LoopWatch`: notices that an event loop stands still, and says at which line.
+
+In: a loop. Out: a warning in the log, and the same words for whoever asks. Code that blocks a loop keeps it
+from saying so itself: a thread looks.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+
+from agentrl.config.user_code import users_place
+
+logger = logging.getLogger(__name__)
+
+BLOCKED_SECONDS = 10.0
+ADVICE_FOR_AGENTS = (
+    "an agent blocks the others; write `def` instead of `async def`, which gives each a thread of its "
+    "own, or await an async client"
+)
+_LOOK_SECONDS = 1.0
+
+
+class LoopWatch:
+    """Looks whether a loop goes on.
+
+    Args:
+        what: whose loop it is, to begin the message with.
+        advice: what to do about it.
+    """
+
+    def __init__(self, what: str, advice: str) -> None:
+        self._what, self._advice = what, advice
+        self.notice = ""
+        """What was seen last, for people; empty while there was nothing to see."""
+
+    @contextlib.contextmanager
+    def watching(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Watch a loop until the context ends."""
+        ended = threading.Event()
+        threading.Thread(target=self._look, args=(loop, ended), daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _look(self, loop: asyncio.AbstractEventLoop, ended: threading.Event) -> None:
+        thread = 0
+
+        def beat() -> None:
+            nonlocal thread
+            thread = threading.get_ident()
+            went_on.set()
+
+        while not ended.wait(_LOOK_SECONDS):
+            went_on = threading.Event()
+            try:
+                loop.call_soon_threadsafe(beat)
+            except RuntimeError:  # it is closed
+                return
+            # The second wait is for a process that stood still as a whole.
+            if not (went_on.wait(BLOCKED_SECONDS) or went_on.wait(_LOOK_SECONDS)) and thread:
+                self._say(thread)
+            while not went_on.wait(_LOOK_SECONDS) and not ended.is_set():
+                pass
+
+    def _say(self, thread: int) -> None:
+        frame = sys._current_frames().get(thread)
+        if frame is None:
+            return
+        place = users_place(traceback.extract_stack(frame))
+        notice = (
+            f"{self._what} has stood still for {BLOCKED_SECONDS:g} s at {place}: {self._advice}"
+        )
+        if notice != self.notice:
+            logger.warning("%s", notice)
+        self.notice = notice
