@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
 
 from agentrl.config.user_code import check_agent_function, load_user_module
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserCodeError
 from agentrl.schema import AgentResult, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -40,6 +40,11 @@ def load_agent(name: str) -> AgentFunction:
             raise ConfigError(f"--agent {name}: there is no {attribute!r} in {source}")
         agent = getattr(module, attribute)
     return _checked(name, agent)
+
+
+def program_ended(end: SystemExit) -> UserCodeError:
+    """Return what it means for a rollout that its agent ends the program."""
+    return UserCodeError(f"the agent ended the program ({end.code}) instead of returning an answer")
 
 
 def _entry_point(name: str) -> object:

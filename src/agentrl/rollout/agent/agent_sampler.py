@@ -19,7 +19,7 @@ import httpx
 from agentrl.config.sections import AgentSection
 from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.inference.dialects.api_server import APIServer
-from agentrl.rollout.agent.agent_loading import AgentFunction
+from agentrl.rollout.agent.agent_loading import AgentFunction, program_ended
 from agentrl.rollout.agent.forwarded_models import ForwardedModels
 from agentrl.rollout.agent.recording import RecordingSession
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
@@ -148,9 +148,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
                 if inspect.isawaitable(returned):
                     returned = await returned
         except SystemExit as end:  # which asyncio hands on to the whole process
-            raise UserCodeError(
-                f"the agent ended the program ({end.code}) instead of returning an answer"
-            ) from end
+            raise program_ended(end) from end
         return returned
 
     async def _end(self, running: asyncio.Task[object]) -> None:

@@ -11,8 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from agentrl.errors import UserCodeError
-from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE, AgentFunction, Returned
+from agentrl.rollout.agent.agent_loading import (
+    IS_ELSEWHERE,
+    AgentFunction,
+    Returned,
+    program_ended,
+)
 from agentrl.runtime.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
@@ -99,7 +103,5 @@ async def _called(agent: Callable[..., Any], task: MCPTask, endpoint: AgentEndpo
     try:
         returned: Returned = await agent(task, endpoint)
     except SystemExit as end:  # which would end this loop
-        raise UserCodeError(
-            f"the agent ended the program ({end.code}) instead of returning an answer"
-        ) from end
+        raise program_ended(end) from end
     return returned
