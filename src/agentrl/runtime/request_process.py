@@ -3,6 +3,7 @@
     {"id": 1, ...}   ->   {"id": 1, ...}        {"id": 1, "cancel": true} when the asker gave up
 
 A reply of id 0 has an `error`, the reason why the child is about to end. It ends when its stdin does.
+`RequestServer` is the other end where the child's interpreter has this package.
 
 The child runs code of others. Its replies are bounded before they are parsed, what it prints is kept up
 to a size, and what it started ends with it. Threads speak with it: no event loop waits for its pipes.

@@ -1,36 +1,25 @@
 """The worker: a process that runs the user's agent and reward in the user's own interpreter.
 
-It reads one JSON request a line from stdin and writes one JSON reply a line, in any order. What
-the user's code prints goes to stderr. It ends when its stdin does.
-
-    {"id": 1, "run": {task}, "endpoint": {...}}
-    {"id": 2, "reward": {keyword arguments}}      {"id": 1, "cancel": true}
-    -> {"id": 1, "result": ...}    {"id": 1, "error": "...", "lost": false}
+{"id": 1, "run": {task}, "endpoint": {...}}    {"id": 2, "reward": {keyword arguments}}
+-> {"id": 1, "result": ...}                    {"id": 1, "error": "...", "lost": false}
 """
 
 import asyncio
-import contextlib
 import inspect
 import json
-import os
 import sys
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.integrations.agent_worker.description import FunctionAgent, parse_description
 from agentrl.integrations.agent_worker.references import load_object
 from agentrl.integrations.aworld.building import build, run_task
 from agentrl.runtime.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
+from agentrl.runtime.request_server import RequestServer
 from agentrl.schema import AgentResult, GroundTruth, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
-
-_THREADS = 256
-"""Plain functions that may run at the same time; they mostly wait for the model."""
 
 
 class AgentWorker:
@@ -48,12 +37,20 @@ class AgentWorker:
             self._agent = load_object(self._description.reference, "agent")
         self._reward = None if reward is None else load_object(reward, "reward_func")
 
-    async def run(self, task: dict[str, Any], endpoint: AgentEndpoint) -> AgentResult:
-        """Run the agent on a task.
+    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the `result` of a rollout or a reward, or an `error` and whether the attempt is `lost`."""
+        try:
+            if "reward" in request:
+                return {"result": await self._rewarded(request["reward"])}
+            endpoint = AgentEndpoint(**request["endpoint"])
+            return {"result": asdict(await self._played(request["run"], endpoint))}
+        except Exception as error:  # noqa: BLE001  (whatever the user's code raises is a reply)
+            return {
+                "error": f"{type(error).__name__}: {error}",
+                "lost": _is_infrastructure(error),
+            }
 
-        Raises:
-            AgentError: what it returned is no answer, reward or figure.
-        """
+    async def _played(self, task: dict[str, Any], endpoint: AgentEndpoint) -> AgentResult:
         returned = await self._returned(task, endpoint)
         try:
             return AgentResult.of(returned)
@@ -73,8 +70,7 @@ class AgentWorker:
         returned = await _called(self._agent, question, endpoint)
         return returned if isinstance(returned, AgentResult | None) else str(returned)
 
-    async def reward(self, arguments: dict[str, Any]) -> float:
-        """Return the reward of an answer."""
+    async def _rewarded(self, arguments: dict[str, Any]) -> float:
         assert self._reward is not None, "no request of this kind is made without a function"
         positional = arguments.pop("positional", ())
         if positional:
@@ -90,64 +86,6 @@ async def _called(function: Callable[..., Any], *arguments: Any, **keywords: Any
     return await result if inspect.isawaitable(result) else result
 
 
-async def serve(worker: AgentWorker, replies: TextIO) -> None:
-    """Answer requests until stdin ends."""
-    loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="agent"))
-    requests: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-    threading.Thread(target=_read, args=(loop, requests), daemon=True).start()
-    with LoopWatch("the agents' event loop", ADVICE_FOR_AGENTS).watching(loop):
-        await _serve(worker, requests, replies)
-
-
-async def _serve(
-    worker: AgentWorker, requests: "asyncio.Queue[dict[str, Any] | None]", replies: TextIO
-) -> None:
-    running: dict[int, asyncio.Task[None]] = {}
-    while (request := await requests.get()) is not None:
-        number = request.pop("id")
-        if request.pop("cancel", False):
-            if number in running:
-                running[number].cancel()
-            continue
-        running[number] = asyncio.create_task(_answer(worker, number, request, replies))
-        running[number].add_done_callback(partial(_forget, running, number))
-    for task in list(running.values()):
-        task.cancel()
-
-
-def _forget(
-    running: dict[int, "asyncio.Task[None]"], number: int, _task: "asyncio.Task[None]"
-) -> None:
-    del running[number]
-
-
-def _read(
-    loop: asyncio.AbstractEventLoop, requests: "asyncio.Queue[dict[str, Any] | None]"
-) -> None:
-    for line in sys.stdin:
-        loop.call_soon_threadsafe(requests.put_nowait, json.loads(line))
-    with contextlib.suppress(RuntimeError):  # the loop is closed already
-        loop.call_soon_threadsafe(requests.put_nowait, None)
-
-
-async def _answer(
-    worker: AgentWorker, number: int, request: dict[str, Any], replies: TextIO
-) -> None:
-    try:
-        if "reward" in request:
-            reply: dict[str, Any] = {"result": await worker.reward(request["reward"])}
-        else:
-            endpoint = AgentEndpoint(**request["endpoint"])
-            reply = {"result": asdict(await worker.run(request["run"], endpoint))}
-    except asyncio.CancelledError:
-        return
-    except Exception as error:  # noqa: BLE001  (whatever the user's code raises is a reply)
-        reply = {"error": f"{type(error).__name__}: {error}", "lost": _is_infrastructure(error)}
-    replies.write(json.dumps({"id": number, **reply}) + "\n")
-    replies.flush()
-
-
 def _is_infrastructure(error: BaseException) -> bool:
     """Return whether something other than the user's code failed: then nothing is scored."""
     cause: BaseException | None = error
@@ -159,23 +97,12 @@ def _is_infrastructure(error: BaseException) -> bool:
     return False
 
 
-def main() -> int:
+def main() -> None:
     """Serve until stdin ends; the argument is JSON that names what to load."""
     settings = json.loads(sys.argv[1])
-    # Frameworks print to stdout, which carries our replies: from here on, that goes to stderr.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    try:
-        worker = AgentWorker(settings["agent"], settings["reward"])
-    except AgentRLError as error:
-        replies.write(json.dumps({"id": 0, "error": str(error), "lost": True}) + "\n")
-        replies.flush()
-        return 2
-    asyncio.run(serve(worker, replies))
-    # Threads of the user's code that still run must not keep the process alive.
-    sys.stderr.flush()
-    os._exit(0)
+    server = RequestServer(LoopWatch("the agents' event loop", ADVICE_FOR_AGENTS))
+    server.run(lambda: AgentWorker(settings["agent"], settings["reward"]).answer)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,100 @@
+"""`RequestServer`: a child process that answers the requests of a `RequestProcess`.
+
+In: one JSON request a line on stdin. Out: one JSON reply a line on stdout, in any order. The code that
+answers is the user's: what it prints goes to stderr, and it reads nothing of ours. The process ends with
+its stdin.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NoReturn
+
+from agentrl.errors import AgentRLError
+from agentrl.runtime.loop_watch import LoopWatch
+
+Answer = Callable[[dict[str, Any]], Awaitable[Mapping[str, Any]]]
+"""A request without its id, to the fields of its reply. It raises nothing but cancellation."""
+
+_NUM_THREADS = 256
+"""Plain functions that may run at the same time; they mostly wait."""
+
+
+class RequestServer:
+    """Takes over stdin and stdout, and answers each request in a task of its own.
+
+    Args:
+        watch: looks whether what answers holds up the others.
+    """
+
+    def __init__(self, watch: LoopWatch) -> None:
+        self._watch = watch
+        self._asked = os.fdopen(os.dup(0), encoding="utf-8")
+        self._replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(2, 1)
+        self._requests: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._takes_more = True
+
+    def run(self, load: Callable[[], Answer]) -> NoReturn:
+        """Answer until stdin ends, then end the process with whatever threads still run.
+
+        Args:
+            load: imports the user's code. Its error is the reason why the process ends.
+        """
+        try:
+            answer = load()
+        except AgentRLError as error:
+            self._reply({"id": 0, "error": str(error)})
+            sys.exit(2)
+        asyncio.run(self._serve(answer))
+        sys.stderr.flush()
+        os._exit(0)
+
+    def end_after_these(self) -> None:
+        """End the process once what is being answered has been."""
+        self._takes_more = False
+
+    async def _serve(self, answer: Answer) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="request"))
+        threading.Thread(target=self._read, args=(loop,), daemon=True).start()
+        with self._watch.watching(loop):
+            while (request := await self._requests.get()) is not None:
+                self._take(request, answer)
+
+    def _take(self, request: dict[str, Any], answer: Answer) -> None:
+        number = request.pop("id")
+        if "cancel" not in request:
+            task = asyncio.create_task(self._answer(number, request, answer))
+            self._running[number] = task
+            # Not in the task itself, which may be cancelled before its first line.
+            task.add_done_callback(partial(self._forget, number))
+        elif number in self._running:
+            self._running[number].cancel()
+
+    async def _answer(self, number: int, request: dict[str, Any], answer: Answer) -> None:
+        self._reply({"id": number, **await answer(request)})
+
+    def _forget(self, number: int, _task: "asyncio.Task[None]") -> None:
+        del self._running[number]
+        if not self._takes_more and not self._running:
+            self._requests.put_nowait(None)
+
+    def _reply(self, reply: Mapping[str, Any]) -> None:
+        self._replies.write(json.dumps(reply) + "\n")
+        self._replies.flush()
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            for line in self._asked:
+                loop.call_soon_threadsafe(self._requests.put_nowait, json.loads(line))
+            loop.call_soon_threadsafe(self._requests.put_nowait, None)
