@@ -13,7 +13,7 @@ from agentrl.config.command_line import Count, FlagCommand, given_flags
 from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
-from agentrl.runtime.printable import one_line
+from agentrl.runtime.printable import counted, one_line
 
 if TYPE_CHECKING:
     from agentrl.launcher.fork_run import WantedFork
@@ -149,4 +149,4 @@ def _line(record: "Record") -> str:
     score = "-" if record.score is None else f"{record.score.value:.3f}"
     how = record.error if record.outcome is None else record.outcome
     answer = "" if record.final_answer is None else f"  {record.final_answer}"
-    return f"  {record.id}  score {score}  {len(record.turns)} turns  {how}{answer}"
+    return f"  {record.id}  score {score}  {counted(len(record.turns), 'turn')}  {how}{answer}"

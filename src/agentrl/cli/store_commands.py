@@ -20,7 +20,7 @@ from agentrl.cli.databases import opened_store, served_uri, trained_run
 from agentrl.config.command_line import FlagGroup, Steps
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
-from agentrl.runtime.printable import one_line
+from agentrl.runtime.printable import counted, one_line
 
 if TYPE_CHECKING:
     from agentrl.rewards import AgentConfig, Scorer
@@ -113,7 +113,7 @@ async def rescore(config: RootConfig, scorer: str) -> int:
     async with opened_store(config) as opened:
         counts = await add_scores(opened, chosen, agent_config)
     print(
-        f"{chosen.name}@{chosen.version}: {counts.num_scored} records scored, "
+        f"{chosen.name}@{chosen.version}: {counted(counts.num_scored, 'record')} scored, "
         f"{counts.num_known} had this score, {counts.num_repaired} were repaired, "
         f"{counts.num_open} belong to unfinished groups, "
         f"{counts.num_undecided} could not be decided"
@@ -204,7 +204,7 @@ async def export_run(
     left_out = manifest.num_left_out
     _report(
         f"{total} documents of run {manifest.run!r} in {folder}"
-        + (f"; {left_out} groups that nobody began are left out (--all)" if left_out else ""),
+        + (f", without {counted(left_out, 'group')} that nobody began (--all)" if left_out else ""),
         {
             "folder": str(folder),
             "num_documents": total,
@@ -262,11 +262,11 @@ async def _import_trajectories(
             counts = await import_trajectories(opened, path, score=score)
             left = counts.num_records - counts.num_scored
             _report(
-                f"{counts.num_records} records of {counts.num_tasks} tasks are in "
+                f"{counted(counts.num_records, 'record')} of {counted(counts.num_tasks, 'task')} in "
                 f"{opened.redacted_uri}: {counts.num_trainable_turns} of {counts.num_turns} turns "
                 "have token ids"
                 + (
-                    f"; {left} records have no score (--score, agentrl store rescore)"
+                    f"; no score for {counted(left, 'record')} (--score, agentrl store rescore)"
                     if left
                     else ""
                 ),
@@ -338,7 +338,7 @@ async def drop(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
         if not is_agreed:
             _ask(
                 f"delete the database {name!r} at {opened.redacted_uri} with its "
-                f"{summary.num_groups} groups, trained to version {summary.policy_version}?"
+                f"{counted(summary.num_groups, 'group')}, trained to version {summary.policy_version}?"
             )
         await opened.drop_database()
     _report(f"database {name!r} is deleted; files of the run stay", {"dropped": name}, as_json)

@@ -12,7 +12,7 @@ from agentrl.cli.databases import served_uri
 from agentrl.config.command_line import FlagGroup
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
-from agentrl.runtime.printable import one_line
+from agentrl.runtime.printable import counted, one_line
 
 if TYPE_CHECKING:
     from agentrl.schema import Split, Task
@@ -81,7 +81,7 @@ async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
 
     async with _with_tasks(config) as store:
         num_added = sum([await retry_dead_letters(store, split) for split in splits])
-        print(f"{num_added} questions are asked again")
+        print(f"asking {counted(num_added, 'question')} again")
     return 0
 
 

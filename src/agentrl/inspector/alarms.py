@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
+from agentrl.runtime.printable import counted
 from agentrl.schema import ENDED_RUNS, Run
 from agentrl.schema.base import Value
 from agentrl.store.repositories.learning_signal import SLOW_SECONDS, MissingScores
@@ -56,15 +57,14 @@ def find_alarms(
 def _of_scores(missing: MissingScores) -> list[Alarm]:
     found = []
     if missing.num_unscorable:
-        text = f"{missing.num_unscorable} records have no score, as the scorer failed on them"
+        text = f"no score for {counted(missing.num_unscorable, 'record')}, as the scorer failed"
         found.append(Alarm(kind="unscorable", severity="error", text=text))
     if missing.num_waiting:
-        text = f"{missing.num_waiting} records wait for a score that could not be made yet"
+        text = f"no score yet for {counted(missing.num_waiting, 'record')}: a judge or the network was down"
         found.append(Alarm(kind="scoring stuck", severity="warning", text=text))
     if missing.num_slow:
-        text = (
-            f"{missing.num_slow} records have been with their scorer for over {SLOW_SECONDS:.0f} s"
-        )
+        late = counted(missing.num_slow, "record")
+        text = f"no score for {late} after {SLOW_SECONDS:.0f} s: the scorer takes long"
         found.append(Alarm(kind="scoring stuck", severity="warning", text=text))
     return found
 

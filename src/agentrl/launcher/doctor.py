@@ -38,6 +38,7 @@ from agentrl.launcher.server_checks import check_servers
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.gpus import machine_gpus
 from agentrl.runtime.ports import is_taken
+from agentrl.runtime.printable import counted
 from agentrl.store import TrajectoryStore
 from agentrl.store.mongod_folder import wanted_port
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -226,7 +227,7 @@ async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
 
 async def _tool_server(tools: ToolsConfig) -> Told:
     specs = await probe(tools)
-    return "ok", f"{len(specs)} tools: {', '.join(spec.name for spec in specs)[:200]}"
+    return "ok", f"{counted(len(specs), 'tool')}: {', '.join(spec.name for spec in specs)[:200]}"
 
 
 def _output(argv: list[str]) -> str:

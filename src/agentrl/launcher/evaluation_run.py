@@ -32,6 +32,7 @@ from agentrl.launcher.run_report import print_gpus, say, told_if_slow
 from agentrl.launcher.run_warnings import RunWarnings
 from agentrl.models.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
+from agentrl.runtime.printable import counted
 from agentrl.runtime.signals import INTERRUPTED
 from agentrl.schema import Policy, Run
 from agentrl.store import TrajectoryStore
@@ -128,7 +129,7 @@ async def _evaluate(
     await cluster.start_samplers()
     tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
     model = str(adapter or config.model.model_name_or_path)
-    say(console, f"{len(tasks)} questions for {model}")
+    say(console, f"{counted(len(tasks), 'question')} for {model}")
     following = asyncio.create_task(follow(console, store))
     try:
         metrics = await cluster.watch(
@@ -155,7 +156,7 @@ async def _evaluate(
     _write_result(result_path, result)
     console.print(_table(metrics))
     console.print(
-        f"mean reward [bold]{metrics.reward_mean:.3f}[/] over {metrics.num_tasks} questions, "
+        f"mean reward [bold]{metrics.reward_mean:.3f}[/] over {counted(metrics.num_tasks, 'question')}, "
         f"{metrics.num_unscored} tries without a score, {metrics.seconds:.1f} s"
     )
     say(console, f"  result       {result_path}")

@@ -24,6 +24,7 @@ from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 from agentrl.rewards.factory import ScoringFunction, load_scorer_module
 from agentrl.rollout import sampler_class_for
 from agentrl.rollout.worker.resources import served_context_length
+from agentrl.runtime.printable import counted
 from agentrl.store import TrajectoryStore
 
 _MAX_KEYS = 8
@@ -142,7 +143,7 @@ def _environment_notes(config: RootConfig, *, trains: bool) -> Iterator[str]:
     for flag, uri in config.data.environments.items():
         if trains or flag != "env":
             num_tasks = _num_environment_tasks(uri, config.data, f"--{flag}")
-            yield f"--{flag} {uri}: {num_tasks} tasks"
+            yield f"--{flag} {uri}: {counted(num_tasks, 'task')}"
             yield from _steps_beyond(config, num_tasks) if flag == "env" else ()
 
 

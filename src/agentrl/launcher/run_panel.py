@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.runtime.printable import one_line
+from agentrl.runtime.printable import counted, one_line
 from agentrl.schema import RunPhase
 from agentrl.store import RunProgress
 from agentrl.store.repositories.learning_signal import MissingScores
@@ -237,11 +237,13 @@ def _trouble(view: RunView) -> list[str]:
     if view.missing is not None:
         missing = view.missing
         if missing.num_unscorable:
-            found.append(f"{missing.num_unscorable} records without a score: their scorer fails")
+            found.append(
+                f"no score for {counted(missing.num_unscorable, 'record')}: the scorer fails"
+            )
         if missing.num_waiting:
-            found.append(f"{missing.num_waiting} scores are tried again")
+            found.append(f"no score yet for {counted(missing.num_waiting, 'record')}: tried again")
         if missing.num_failed:
-            found.append(f"{missing.num_failed} records failed")
+            found.append(f"{counted(missing.num_failed, 'record')} failed")
     if view.restarts:
         names = ", ".join(f"{name} {count}" for name, count in view.restarts.items())
         found.append(f"restarts: {names}")

@@ -24,6 +24,7 @@ from agentrl.launcher.memory_check import planned_memory
 from agentrl.launcher.policy_checks import find_model
 from agentrl.launcher.preflight import Finding, findings, findings_on_ranks
 from agentrl.planner.cluster_plan import ClusterPlan
+from agentrl.runtime.printable import counted
 
 _NAME_WIDTH = 34
 _VALUE_WIDTH = 24
@@ -118,7 +119,7 @@ class RunPlan:
                 what = f"starts and supervises one server ({inference.inference_backend})"
                 yield PlannedProcess("serve", inference.num_inference_servers, what)
             rollouts = config.rollout.max_concurrent_samples_per_process
-            what = f"up to {rollouts} rollouts at a time in each"
+            what = f"up to {counted(rollouts, 'rollout')} at a time in each"
             yield PlannedProcess("sampler", config.rollout.num_samplers, what)
         ranks = trainer.num_processes // trainer.num_machines
         what = f"of {trainer.num_processes} ranks" if trainer.num_processes > 1 else "one process"

@@ -13,7 +13,7 @@ from agentrl.config.sections import RootConfig, StoreSection
 from agentrl.launcher.gpu_placement import GpuMap
 from agentrl.runtime.child_processes import Child
 from agentrl.runtime.invocation import typed_command
-from agentrl.runtime.printable import printable
+from agentrl.runtime.printable import counted, printable
 from agentrl.store import TrajectoryStore
 
 # What a command says to its user, or the last line of a traceback.
@@ -80,7 +80,7 @@ async def print_missing_scores(
         mend = typed_command("store", "rescore", "--scorer", "NAME", "--config", path)
         say(
             console,
-            f"{missing.num_unscorable} records have no score, as the scorer failed on them; such as "
+            f"no score for {counted(missing.num_unscorable, 'record')}, as the scorer failed; such as "
             f"{missing.unscorable}\n  when it is mended: {mend}",
             "yellow",
         )

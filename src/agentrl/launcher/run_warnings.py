@@ -8,6 +8,7 @@ import time
 
 from agentrl.errors import StoreError
 from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.printable import counted
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.learning_signal import SLOW_SECONDS, MissingScores
 from agentrl.store.repositories.reports import Failure
@@ -54,7 +55,8 @@ class RunWarnings:
         found = {**_of_scores(missing), **await self._of_samplers()}
         if missing.num_failed and "failed" not in self._said:
             (last,) = await reports.failures(1)
-            found["failed"] = f"{missing.num_failed} records failed, {self._described(last)}"
+            failed = counted(missing.num_failed, "record")
+            found["failed"] = f"rollouts failed for good in {failed}, {self._described(last)}"
         if progress.policy_version == 0 and not progress.records.get("scored"):
             failures = await reports.failures(MIN_ATTEMPTS)
             if sum(failure.num_failed_attempts for failure in failures) >= MIN_ATTEMPTS:
@@ -86,7 +88,7 @@ def _of_scores(missing: MissingScores) -> dict[str, str]:
         found["waiting"] = f"a score is missing and tried again: {missing.waiting}"
     if missing.num_slow:
         found["slow"] = (
-            f"a scorer takes long, {missing.num_slow} records have waited for it for more than "
+            f"a scorer takes long, no score for {counted(missing.num_slow, 'record')} after "
             f"{SLOW_SECONDS:.0f} s: {missing.slow}; the samplers' logs say where it is, and "
             "--scorer_timeout_seconds ends it"
         )

@@ -30,6 +30,11 @@ def one_line(text: str, limit: int | None = None) -> str:
     return printable(text, limit).replace("\n", "\\n").replace("\t", " ")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 record`, `12,000 records`."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def printable_json(text: str) -> str:
     """Return JSON text of the same value that cannot steer a terminal."""
     # Outside of strings, JSON has none of these characters.

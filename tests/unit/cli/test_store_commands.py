@@ -49,14 +49,14 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert "nowhere: No such file" in call("import", "nowhere", run=copy, code=2)
     other = f"{name}_paths"
     told = call("import", "paths", run=other)
-    assert "2 records of 1 tasks are in" in told
+    assert "2 records of 1 task in " in told
     assert "2 of 2 turns have token ids" in told
     assert "--score is for trajectories" in call("import", "copy", "--score", "1", run=copy, code=2)
     call("drop", "--yes", run=other)
     assert json.loads(call("import", "copy", "--json", run=copy))["run"] == name
     assert json.loads(call("stats", "--json", run=copy))["num_tokens"] == 214
     question = call("drop", run=copy, code=2)
-    assert "with its 1 groups, trained to version 0? Nobody is there to be asked" in question
+    assert "with its 1 group, trained to version 0? Nobody is there to be asked" in question
     assert f"'{copy}' is deleted" in call("drop", "--yes", run=copy)
     assert "holds no run" in call("stats", run=copy, code=2)
     assert json.loads(call("compact", "--yes", "--json"))["num_bytes"] == 0

@@ -43,7 +43,7 @@ def test_tasks_are_listed_counted_and_asked_again(
     tasks_command(uri, run, "retry", "eval")
     tasks_command(uri, run, "retry")
     tasks_command(uri, run, "retry")
-    assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "0"]
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "0"]
     tasks_command(uri, run, "list", "train")
     again = capsys.readouterr().out.splitlines()[-1]
     assert again == "train/0/q1~1  created  score -  2 pending"
@@ -67,7 +67,7 @@ def test_ids_from_question_files_neither_steer_the_terminal_nor_stop_a_retry(
     asyncio.run(fail_all())
     capsys.readouterr()
     assert tasks_command(uri, run, "retry") == 0
-    assert capsys.readouterr().out == f"{len(ids)} questions are asked again\n"
+    assert capsys.readouterr().out == f"asking {len(ids)} questions again\n"
     tasks_command(uri, run, "list", "train")
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == 2 * len(ids)

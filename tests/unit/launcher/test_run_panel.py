@@ -105,8 +105,8 @@ def test_trouble_is_on_the_panel_for_as_long_as_it_lasts() -> None:
     )
     said = [
         "no signal yet in 5 groups: equal scores",
-        "2 records without a score: their scorer fails",
-        "1 scores are tried again",
+        "no score for 2 records: the scorer fails",
+        "no score yet for 1 record: tried again",
         "3 records failed",
         "restarts: sampler_0 2",
     ]

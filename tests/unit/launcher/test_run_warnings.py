@@ -33,7 +33,7 @@ async def test_every_trouble_is_said_once(store: TrajectoryStore) -> None:
     assert [text.partition(":")[0] for text in said] == [
         "a scorer fails, its records have no score",
         "a score is missing and tried again",
-        "1 records failed, last train/0/q2/0",
+        "rollouts failed for good in 1 record, last train/0/q2/0",
     ]
     assert said[2].partition(": ")[2].startswith("tools are away; see ")
     assert "train/0/q0/0: answered '4', no score (scorer 'close' failed" in said[0]
@@ -98,7 +98,7 @@ async def test_a_scorer_that_hangs_is_told(
     assert await warnings.new() == []
     monkeypatch.setattr(learning_signal, "SLOW_SECONDS", 0.0)
     (said,) = await warnings.new()
-    assert said.startswith("a scorer takes long, 1 records have waited for it for more than 60 s: ")
+    assert said.startswith("a scorer takes long, no score for 1 record after 60 s: ")
     assert "train/0/q0/0: answered '4', no score; the samplers' logs say where" in said
     assert await warnings.new() == []
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from support.fuzzing import TryCases
 
-from agentrl.runtime.printable import one_line, printable, printable_json
+from agentrl.runtime.printable import counted, one_line, printable, printable_json
 
 HOSTILE = [
     ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
@@ -45,3 +45,11 @@ def test_json_keeps_its_value(try_cases: TryCases) -> None:
         written.encode()
 
     try_cases(check, text=st.text())
+
+
+def test_a_number_has_its_noun() -> None:
+    assert [counted(n, "record") for n in (0, 1, 12_000)] == [
+        "0 records",
+        "1 record",
+        "12,000 records",
+    ]
