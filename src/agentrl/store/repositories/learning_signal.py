@@ -4,8 +4,8 @@ Groups of equal scores have no gradient. These figures tell a run that learns no
 is slow.
 """
 
+import asyncio
 import textwrap
-from datetime import timedelta
 
 from agentrl.runtime.invocation import typed_command
 from agentrl.schema.base import Value
@@ -135,16 +135,19 @@ async def read_signal(database: RunDatabase, consumer: str) -> LearningSignal:
 async def read_missing_scores(database: RunDatabase) -> MissingScores:
     """Return how many ended records have no score, and examples."""
     waiting = {"status": "finished", "error": {"$ne": None}}
+    is_held = {"lease.owner": {"$nin": ["", None]}}
+    since = {"$subtract": ["$$NOW", SLOW_SECONDS * 1000]}
+    is_old = {"$expr": {"$lt": ["$finished_at", since]}}
+    slow = {"status": "finished", "error": None, **is_held, **is_old}
     records = database.records
-    num_unscorable = await records.count_documents(UNSCORABLE)
-    num_dead = await records.count_documents({"status": "failed"})
-    num_waiting = await records.count_documents(waiting)
+    num_unscorable, num_dead, num_waiting, num_slow = await asyncio.gather(
+        records.count_documents(UNSCORABLE),
+        records.count_documents({"status": "failed"}),
+        records.count_documents(waiting),
+        records.count_documents(slow),
+    )
     one_unscorable = await records.find_one(UNSCORABLE) if num_unscorable else None
     one_waiting = await records.find_one(waiting) if num_waiting else None
-    long_ago = await database.server_time() - timedelta(seconds=SLOW_SECONDS)
-    is_held = {"lease.owner": {"$nin": ["", None]}}
-    slow = {"status": "finished", "error": None, "finished_at": {"$lt": long_ago}, **is_held}
-    num_slow = await records.count_documents(slow)
     one_slow = await records.find_one(slow, sort=[("finished_at", 1)]) if num_slow else None
     return MissingScores(
         num_unscorable=num_unscorable,
