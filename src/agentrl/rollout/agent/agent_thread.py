@@ -25,25 +25,33 @@ _END_SECONDS = 2.0
 
 
 class AgentThread:
-    """An event loop in a thread of its own; `open` starts it."""
+    """An event loop in a thread of its own, which the first agent that needs it starts."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._watch = LoopWatch("the agents' event loop", ADVICE_FOR_AGENTS)
+        self._running = contextlib.ExitStack()
+        self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
 
     @classmethod
     @contextlib.contextmanager
     def open(cls) -> Iterator[Self]:
-        """Run the loop until the context ends; an agent that blocks it then ends with the process."""
+        """Run agents until the context ends; one that blocks the loop then ends with the process."""
         self = cls()
-        thread = threading.Thread(target=self._run, name="agents", daemon=True)
-        thread.start()
         try:
-            with self._watch.watching(self._loop):
+            with self._running:
                 yield self
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(_END_SECONDS)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    def _start(self) -> None:
+        if self._thread.ident is not None:
+            return
+        self._thread.start()
+        self._running.callback(self._thread.join, _END_SECONDS)
+        self._running.callback(self._loop.call_soon_threadsafe, self._loop.stop)
+        self._running.enter_context(self._watch.watching(self._loop))
 
     def _run(self) -> None:
         self._loop.run_forever()
@@ -52,7 +60,6 @@ class AgentThread:
             task.cancel()
         if left:
             self._loop.run_until_complete(asyncio.wait(left))
-        self._loop.close()
 
     @property
     def notice(self) -> str:
@@ -63,6 +70,7 @@ class AgentThread:
         """Return a function that runs an agent here, if it is a coroutine that may block."""
         if not inspect.iscoroutinefunction(agent) or getattr(agent, IS_ELSEWHERE, False):
             return agent
+        self._start()
 
         async def play(task: MCPTask, endpoint: AgentEndpoint) -> Returned:
             return await self._played(agent, task, endpoint)
