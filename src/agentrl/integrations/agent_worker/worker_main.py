@@ -1,7 +1,9 @@
 """The worker: a process that runs the user's agent and reward in the user's own interpreter.
 
-{"id": 1, "run": {task}, "endpoint": {...}}    {"id": 2, "reward": {keyword arguments}}
--> {"id": 1, "result": ...}                    {"id": 1, "error": "...", "lost": false}
+Its requests, and replies to them (`RequestServer`):
+
+    {"id": 1, "run": {task}, "endpoint": {...}}    {"id": 2, "reward": {keyword arguments}}
+    -> {"id": 1, "result": ...}                    {"id": 1, "error": "...", "lost": false}
 """
 
 import asyncio

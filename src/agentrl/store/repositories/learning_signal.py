@@ -140,9 +140,10 @@ async def read_missing_scores(database: RunDatabase) -> MissingScores:
     is_old = {"$expr": {"$lt": ["$finished_at", since]}}
     slow = {"status": "finished", "error": None, **is_held, **is_old}
     records = database.records
-    num_unscorable, num_dead, num_waiting, num_slow = await asyncio.gather(
+    num_unscorable, num_failed, num_waiting, num_slow = await asyncio.gather(
         records.count_documents(UNSCORABLE),
-        records.count_documents({"status": "failed"}),
+        # Not a difference of two counts, between which a record may fail.
+        records.count_documents({"status": "failed", "$nor": [UNSCORABLE]}),
         records.count_documents(waiting),
         records.count_documents(slow),
     )
@@ -152,7 +153,7 @@ async def read_missing_scores(database: RunDatabase) -> MissingScores:
     return MissingScores(
         num_unscorable=num_unscorable,
         num_waiting=num_waiting,
-        num_failed=num_dead - num_unscorable,
+        num_failed=num_failed,
         unscorable=_example(one_unscorable) if one_unscorable else None,
         waiting=_example(one_waiting) if one_waiting else None,
         num_slow=num_slow,
