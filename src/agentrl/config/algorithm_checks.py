@@ -39,6 +39,11 @@ def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
             "--loss_normalizer_length goes with --token_level_loss false and "
             "--skip_length_normalization true"
         )
+    if algorithm.repeat_equal_probability < 1 and not algorithm.min_score_spread:
+        yield (
+            "--repeat_equal_probability counts the groups that --min_score_spread drops, which drops "
+            "none at 0; give --min_score_spread 0.1 beside it"
+        )
     yield from _settings_without_effect(algorithm)
 
 

@@ -5,7 +5,7 @@ neither files nor steps.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 
 from agentrl.datasets.task_stream import append_tasks
@@ -18,15 +18,22 @@ _BATCH_SIZE = 1000
 class TaskFeed:
     """Adds the tasks of a source to a run, no more of them than are asked for."""
 
-    def __init__(self, store: TrajectoryStore, tasks: Iterator[Task]) -> None:
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        tasks: Iterator[Task],
+        choose: Callable[[Sequence[Task]], Awaitable[Sequence[Task]]] | None = None,
+    ) -> None:
         """Begin without reading.
 
         Args:
             store: of the run.
             tasks: in their order, the same ones at every start; those that the run has stay.
+            choose: leaves out some of the next tasks; None adds all of them.
         """
         self._store = store
         self._tasks = tasks
+        self._choose = choose
         self._has_begun = self._has_ended = False
 
     async def fill(self, num_groups: int) -> None:
@@ -49,6 +56,7 @@ class TaskFeed:
             # In a thread: making a task may take time.
             batch = await asyncio.to_thread(list, islice(self._tasks, size))
             self._has_ended = len(batch) < size
-            num_new, _ = await append_tasks(self._store, batch)
+            chosen = batch if self._choose is None else await self._choose(batch)
+            num_new, _ = await append_tasks(self._store, chosen)
             # A source begins anew with each process: larger batches pass what the run has sooner.
             size = 1 if num_new else 2 * size

@@ -30,6 +30,15 @@ _RETRY_MARK = "~"
 _RETRY = re.compile(rf"(?P<id>.+){_RETRY_MARK}(?P<number>[1-9][0-9]{{0,5}})", re.DOTALL)
 
 
+def train_task_id(epoch: int, question_id: str) -> str:
+    """Return the id of the task that asks a training question in an epoch (from 0)."""
+    return _task_id("train", epoch, question_id)
+
+
+def _task_id(split: Split, epoch: int, question_id: str) -> str:
+    return f"{split}/{epoch}/{question_id}"
+
+
 def tasks_from_questions(
     questions: Sequence[Question],
     split: Split,
@@ -59,7 +68,7 @@ def tasks_from_questions(
         for position in positions:
             question = questions[position]
             yield MCPTask(
-                id=f"{split}/{epoch}/{question.id}",
+                id=_task_id(split, epoch, question.id),
                 split=split,
                 epoch=epoch,
                 order=order,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from agentrl.runtime.printable import counted
 from agentrl.schema import ENDED_RUNS, Run
 from agentrl.schema.base import Value
+from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store.repositories.learning_signal import SLOW_SECONDS, MissingScores
 from agentrl.store.repositories.reports import Liveness
 
@@ -73,7 +74,7 @@ def _of_steps(steps: Sequence[dict[str, Any]]) -> list[Alarm]:
     found = []
     recent = steps[-_RECENT_STEPS:]
     records = sum(step.get("num_records", 0) for step in recent)
-    equal = sum(step.get("dropped", {}).get("zero_variance", 0) for step in recent)
+    equal = sum(step.get("dropped", {}).get(EQUAL_SCORES, 0) for step in recent)
     if records and equal / records > _EQUAL_SHARE:
         text = f"{equal} of the last {records} records were in groups of equal scores: nothing to learn"
         found.append(Alarm(kind="no signal", severity="error", text=text))

@@ -12,6 +12,8 @@ from agentrl.schema.task import Split
 from agentrl.schema.turn import DispatchedSamplingTask
 
 LedgerStatus = Literal["ready", "reserved", "trained", "dropped"]
+EQUAL_SCORES = "zero_variance"
+"""Why the records of a group were dropped that has no gradient."""
 
 
 class LedgerEntry(Value):

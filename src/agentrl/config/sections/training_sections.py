@@ -91,6 +91,9 @@ class AlgorithmSection(ConfigSection):
     min_score_spread: float = Field(default=0.1, ge=0)
     """Smallest difference between the best and the worst score of a group; groups below it carry no
     signal and are dropped."""
+    repeat_equal_probability: float = Field(default=1.0, ge=0, le=1)
+    """Probability p that a later epoch asks a question whose last group was dropped for equal scores;
+    p^k after k such groups in a row (GRESO). With 1, every epoch asks every question."""
     balance_sample: bool = False
     """Keep about as many right as wrong records of a group."""
     min_turns: int = Field(default=1, ge=0)

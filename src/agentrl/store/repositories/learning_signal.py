@@ -9,6 +9,7 @@ import textwrap
 
 from agentrl.runtime.invocation import typed_command
 from agentrl.schema.base import Value
+from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store.database import RunDatabase
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import UNSCORABLE
@@ -111,7 +112,7 @@ async def read_signal(database: RunDatabase, consumer: str) -> LearningSignal:
                     "_id": "$task_id",
                     "order": {"$first": "$order"},
                     "kept": {"$max": {"$ne": [status, "dropped"]}},
-                    "equal": {"$max": {"$eq": [reason, "zero_variance"]}},
+                    "equal": {"$max": {"$eq": [reason, EQUAL_SCORES]}},
                     "sum": {"$sum": "$score.value"},
                     "num": {"$sum": {"$cond": [{"$isNumber": "$score.value"}, 1, 0]}},
                 }

@@ -26,6 +26,7 @@ from agentrl.config.sections import (
     TrainerSection,
 )
 from agentrl.datasets.generated_tasks import generated_tasks
+from agentrl.datasets.repeated_questions import RepeatedQuestions
 from agentrl.datasets.task_feed import TaskFeed
 from agentrl.datasets.task_stream import append_tasks, eval_tasks, train_tasks
 from agentrl.distributed import Ranks
@@ -97,7 +98,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             check_training_sampling(config.sampling)
             store = await stack.enter_async_context(_connect(config.store, config.run.run_name))
             first_epoch, further = _training_tasks(config)
-            feed = TaskFeed(store, further)
+            feed = TaskFeed(store, further, _repeats(store, config))
             checkpoint = await _open_run(store, config, ranks, first_epoch, feed)
             await stack.enter_async_context(
                 trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
@@ -182,6 +183,12 @@ def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]
     own = generated_tasks(config.data, config.run.seed)
     first = chain.from_iterable(islice(epochs, 1))
     return first, chain(chain.from_iterable(epochs), own)
+
+
+def _repeats(store: TrajectoryStore, config: RootConfig) -> RepeatedQuestions | None:
+    """Return what chooses the questions of later epochs; None to ask all of them."""
+    probability = config.algorithm.repeat_equal_probability
+    return None if probability == 1 else RepeatedQuestions(store, probability, config.run.seed)
 
 
 async def _open_run(

@@ -1,0 +1,75 @@
+"""Which questions later epochs ask again: fewer of those whose groups had equal scores.
+
+In: tasks in their order, and what the trainer made of the same questions' groups before. Out: those to
+ask. A group of equal scores has no gradient, and the next group of its question rarely has one, so its
+rollouts are better spent on other questions (GRESO: Zheng et al. 2025, "Act Only When It Pays: Efficient
+Reinforcement Learning for LLM Reasoning via Selective Rollouts", arXiv 2506.02177).
+"""
+
+import logging
+import random
+from collections.abc import Sequence
+
+from agentrl.datasets.task_stream import train_task_id
+from agentrl.schema import MCPTask, Task
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+
+_MAX_EPOCHS_BACK = 8
+"""Epochs before a task that are looked at. A question that none of them asked is asked again."""
+
+logger = logging.getLogger(__name__)
+
+
+class RepeatedQuestions:
+    """Draws the tasks of later epochs.
+
+    A question whose last k groups in a row had equal scores is asked with probability p^k. Groups that
+    nobody has trained on yet, or that were dropped for another reason, say nothing. A process that begins
+    anew draws the same numbers, but may know more groups.
+    """
+
+    def __init__(self, store: TrajectoryStore, probability: float, seed: int) -> None:
+        """Begin without reading.
+
+        Args:
+            store: of the run.
+            probability: p, from 0 (never again after one such group) to 1 (always).
+            seed: of the draws.
+        """
+        self._store = store
+        self._probability = probability
+        self._seed = seed
+
+    async def __call__(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks to ask, in their order; those of a first epoch are among them.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        before = {
+            task.id: [
+                train_task_id(epoch, task.dataset_id)
+                for epoch in range(task.epoch - 1, max(-1, task.epoch - 1 - _MAX_EPOCHS_BACK), -1)
+            ]
+            for task in tasks
+            if isinstance(task, MCPTask)
+        }
+        had_equal = await self._store.ledger.equal_scores(
+            DEFAULT_CONSUMER, [task_id for ids in before.values() for task_id in ids]
+        )
+        chosen = []
+        for task in tasks:
+            known = [had_equal[one] for one in before.get(task.id, ()) if one in had_equal]
+            num_equal = known.index(False) if False in known else len(known)
+            draw = random.Random(f"{self._seed}/repeat/{task.id}").random()
+            if draw < self._probability**num_equal:
+                chosen.append(task)
+        if len(chosen) < len(tasks):
+            logger.info(
+                "%d of the next %d questions are left out: their last groups had equal scores "
+                "(repeat_equal_probability %g)",
+                len(tasks) - len(chosen),
+                len(tasks),
+                self._probability,
+            )
+        return chosen
