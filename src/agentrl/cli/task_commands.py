@@ -96,9 +96,8 @@ async def stats(config: RootConfig, splits: "Sequence[Split]") -> int:
                 found = counts[split]
                 mean = "-" if found.mean_score is None else f"{found.mean_score:.3f}"
                 print(
-                    f"{split:6} {found.num_completed} of {found.num_groups} tasks completed, "
-                    f"mean score {mean} over {found.num_scored} tries, "
-                    f"{found.num_failed} tries dead-lettered"
+                    f"{split:6} {found.num_completed} of {found.num_groups} tasks completed; tries: "
+                    f"{found.num_scored} scored (mean {mean}), {found.num_failed} failed for good"
                 )
     return 0
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.runtime.printable import counted
+
 PASS_SCORE = 0.5
 """A try with a score above this has solved its question."""
 _Z95 = 1.959963984540054
@@ -80,7 +82,7 @@ class EvalMetrics(BaseModel):
 
     def one_line(self) -> str:
         """Return the figures as a line for logs."""
-        text = f"reward {self.reward_mean:.3f} over {self.num_tasks} questions"
+        text = f"reward {self.reward_mean:.3f} over {counted(self.num_tasks, 'question')}"
         if self.total is not None:
             passes = (f"pass@{k} {share:.3f}" for k, share in self.total.pass_at.items())
             text += f" (95 %: {self.total.interval_text}), {', '.join(passes)}"

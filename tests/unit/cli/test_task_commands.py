@@ -38,7 +38,7 @@ def test_tasks_are_listed_counted_and_asked_again(
     ]
     tasks_command(uri, run, "stats")
     assert capsys.readouterr().out == (
-        "train  2 of 3 tasks completed, mean score 0.500 over 3 tries, 1 tries dead-lettered\n"
+        "train  2 of 3 tasks completed; tries: 3 scored (mean 0.500), 1 failed for good\n"
     )
     tasks_command(uri, run, "retry", "eval")
     tasks_command(uri, run, "retry")
