@@ -109,6 +109,10 @@ _SCORES = (
     "--scorer_module FILE registers scoring functions, and --default_scorer names the one of "
     "questions that name none"
 )
+_EQUAL_SCORES = (
+    "groups of equal scores are dropped, and others take their place (--min_score_spread); "
+    "--repeat_equal_probability 0.5 asks their questions less often in later epochs"
+)
 _HUB = "nothing is uploaded by itself; afterwards: agentrl push_to_hub OWNER/NAME --run_name NAME"
 _REUSE = (
     "--max_trained_count is the number of steps that may use a record, --retrained_interval apart"
@@ -153,6 +157,7 @@ ELSEWHERE = {
     "epsilon_low": _CLIP_RANGE,
     "eval_batch_size": "--max_concurrent_samples_per_process is the number of rollouts at a time",
     "eval_on_start": "give --eval_strategy ends: before the first and after the last step",
+    "filter_groups": _EQUAL_SCORES,
     "fp16": "give --torch_dtype bfloat16 or float32; float16 is not trained in",
     "fsdp": _SHARDED,
     "fsdp_config": _SHARDED,
@@ -186,6 +191,7 @@ ELSEWHERE = {
     "nnodes": _RANKS,
     "nproc_per_node": _RANKS,
     "num_iterations": _REUSE,
+    "online_difficulty_filtering": _EQUAL_SCORES,
     "optim": "the optimizer is AdamW: --learning_rate, --weight_decay and --optim_args "
     "beta1=0.9,beta2=0.98,eps=1e-8",
     "overwrite_output_dir": "give --fresh --delete_existing, which also deletes the run's database",
