@@ -291,7 +291,7 @@ async def test_an_environment_that_dies_ends_the_attempt_and_not_the_sampler(
             with EnvironmentProcesses.open(section, stage.endpoints) as environments:
                 record, _ = await claim(store)
                 environments.process_of(task)._process._process.kill()
-                with pytest.raises(AgentError, match=r"the process of textarena:Guess.* ended"):
+                with pytest.raises(AgentError, match=r"the process of textarena:Guess.* SIGKILL"):
                     await environments.sampler(task, record, stage.context).run()
                 again = environments.sampler(task, record, stage.context)
                 assert (await again.run()).reward is not None

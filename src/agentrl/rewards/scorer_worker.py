@@ -39,8 +39,9 @@ class ScorerWorker:
         """Return what was found, and whether a function was left behind that hangs."""
         name, max_seconds, arguments = pickle.loads(base64.b64decode(request["call"]))
         self._longest_seconds = max(self._longest_seconds, max_seconds)
+        self._beat()  # at once: the function may stop this loop before anything else runs
         if self._beating is None:
-            self._beating = asyncio.create_task(self._beat())
+            self._beating = asyncio.create_task(self._keep_beating())
         try:
             found = json.loads(
                 json.dumps(await self._judged(name, max_seconds, arguments), default=_plain)
@@ -68,11 +69,14 @@ class ScorerWorker:
             return {"outage": str(error)}
         return {"verdicts": [asdict(verdict) for verdict in verdicts]}
 
-    async def _beat(self) -> None:
-        """Have the process end, and say where every thread is, when this loop stands still."""
+    def _beat(self) -> None:
+        """Have the process end, and say where every thread is, unless the next beat comes in time."""
+        faulthandler.dump_traceback_later(self._longest_seconds + _SILENT_SECONDS, exit=True)
+
+    async def _keep_beating(self) -> None:
         while True:
-            faulthandler.dump_traceback_later(self._longest_seconds + _SILENT_SECONDS, exit=True)
             await asyncio.sleep(_BEAT_SECONDS)
+            self._beat()
 
 
 def _defect(text: str, kind: str, *, timed_out: bool = False) -> dict[str, Any]:

@@ -111,15 +111,22 @@ async def test_a_function_that_hangs_is_left_with_its_process(written: Scorers) 
     assert not psutil.pid_exists(first.inputs["pid"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "block"),
     [
         # A regular expression keeps the interpreter lock: no other thread runs.
-        ("def mine(answer, truth):", "re.match(r'(a+)+$', 'a' * 60 + 'b')"),
-        ("async def mine(answer, truth):", "time.sleep(10_000)"),
+        pytest.param(
+            "def mine(answer, truth):",
+            "re.match(r'(a+)+$', 'a' * 60 + 'b')",
+            id="interpreter lock",
+        ),
+        pytest.param(
+            "async def mine(answer, truth):",
+            "time.sleep(10_000)",
+            id="event loop",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["interpreter lock", "event loop"],
 )
 async def test_a_function_that_blocks_its_process_is_ended_with_it(
     head: str, block: str, written: Scorers
