@@ -56,6 +56,8 @@ _READER = "agentrl_reader"
 _READER_ROLES = ("readAnyDatabase",)
 _PASSWORD_BYTES = 32
 _PORT_TRIES = 5
+_PORT_IN_USE = 48
+"""Exit status of a mongod that could not listen; whoever had the port may be gone a moment later."""
 _AUTHENTICATION_FAILED = 18
 _NOT_YET_INITIALIZED = 94
 _USER_EXISTS = 51003
@@ -345,7 +347,7 @@ class EmbeddedMongo:
         code = self._process.poll()
         if code is None:
             return
-        if is_taken(self.port):
+        if code == _PORT_IN_USE or is_taken(self.port):
             # It ends in several ways then, by whether the other one listened or was about to.
             raise PortTaken(f"port {self.port} of the private mongod is taken by another process")
         raise StoreError(f"the private mongod ended at once (exit {code}): {self._last_words()}")

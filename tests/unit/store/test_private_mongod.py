@@ -66,6 +66,19 @@ def test_two_that_find_the_same_port_free_both_start(
         assert last_port(tmp_path / "second") == second.port != first.port
 
 
+def test_a_port_that_was_taken_for_a_moment_is_left_to_whoever_had_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = [free_port(), free_port()]
+    given = iter(ports)
+    # What mongod says when a client's connection has the port, which is over before anybody looks.
+    program = mongod_program(tmp_path, first=f'case "$*" in *"--port {ports[0]} "*) exit 48;; esac')
+    monkeypatch.setenv("MONGOD_BINARY", str(program))
+    monkeypatch.setattr(private_mongod, "free_port", lambda **_: next(given))
+    with EmbeddedMongo(tmp_path / "data") as mongo:
+        assert mongo.port == ports[1]
+
+
 def test_a_directory_in_use_is_refused_and_its_holder_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
