@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from agentrl.algorithms.advantages import RIGHT_ABOVE
+from agentrl.schema.training import EQUAL_SCORES
 
 RecordDrop = Literal[
     "no_score", "zero_variance", "balance", "few_turns", "context_limit", "stale", "no_targets"
@@ -87,7 +88,7 @@ def filter_group(
     """
     reasons: list[RecordDrop | None] = [_never_trained(record) for record in group.records]
     if not _teaches(group, min_score_spread):
-        return tuple(reason or "zero_variance" for reason in reasons)
+        return tuple(reason or EQUAL_SCORES for reason in reasons)
     rng = np.random.default_rng([seed, *group.task_id.encode()])
     open_ = [index for index, reason in enumerate(reasons) if reason is None]
     if balance_sample:

@@ -10,8 +10,8 @@ import logging
 import random
 from collections.abc import Sequence
 
-from agentrl.datasets.task_stream import train_task_id
 from agentrl.schema import MCPTask, Task
+from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 
 _MAX_EPOCHS_BACK = 8
@@ -48,14 +48,14 @@ class RepeatedQuestions:
         """
         before = {
             task.id: [
-                train_task_id(epoch, task.dataset_id)
+                id_of_task(task.split, epoch, task.dataset_id)
                 for epoch in range(task.epoch - 1, max(-1, task.epoch - 1 - _MAX_EPOCHS_BACK), -1)
             ]
             for task in tasks
             if isinstance(task, MCPTask)
         }
         had_equal = await self._store.ledger.equal_scores(
-            DEFAULT_CONSUMER, [task_id for ids in before.values() for task_id in ids]
+            DEFAULT_CONSUMER, [one for ids in before.values() for one in ids]
         )
         chosen = []
         for task in tasks:

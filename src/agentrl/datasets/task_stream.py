@@ -19,6 +19,7 @@ from agentrl.datasets.question_files import QuestionFile, load_questions
 from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.errors import DatasetError
 from agentrl.schema import EnvironmentTask, MCPTask, Split, Task
+from agentrl.schema.task import id_of_task
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.task_groups import next_batch
 
@@ -28,15 +29,6 @@ _HELD_OUT_SEED = 1_000_000_007
 _ROWS_AT_ONCE = 64
 _RETRY_MARK = "~"
 _RETRY = re.compile(rf"(?P<id>.+){_RETRY_MARK}(?P<number>[1-9][0-9]{{0,5}})", re.DOTALL)
-
-
-def train_task_id(epoch: int, question_id: str) -> str:
-    """Return the id of the task that asks a training question in an epoch (from 0)."""
-    return _task_id("train", epoch, question_id)
-
-
-def _task_id(split: Split, epoch: int, question_id: str) -> str:
-    return f"{split}/{epoch}/{question_id}"
 
 
 def tasks_from_questions(
@@ -68,7 +60,7 @@ def tasks_from_questions(
         for position in positions:
             question = questions[position]
             yield MCPTask(
-                id=_task_id(split, epoch, question.id),
+                id=id_of_task(split, epoch, question.id),
                 split=split,
                 epoch=epoch,
                 order=order,

@@ -12,6 +12,7 @@ from agentrl.config.secret_text import redact
 from agentrl.errors import StoreError
 from agentrl.inspector.alarms import SILENT_SECONDS, find_alarms
 from agentrl.schema import ENDED_RUNS, Run
+from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.store.repositories.browsing import GroupFilter, GroupRow
 from agentrl.store.repositories.reports import Failure
@@ -197,7 +198,7 @@ async def other_times(store: TrajectoryStore, run: Run, task_id: str) -> list[Gr
     else:
         evals = await store.figures.evaluations(consumer_of(run))
         times = [one["version"] for one in evals][-_TIMES:]
-    ids = [f"{split}/{time}/{question}" for time in times] if question else []
+    ids = [id_of_task(split, time, question) for time in times] if question else []
     found = await store.browse.rows([one for one in ids if one != task_id])
     return [one for one in found if any(each.score is not None for each in one.tries)]
 

@@ -13,6 +13,11 @@ Split = Literal["train", "eval", "test", "valid"]
 TaskStatus = Literal["created", "completed"]
 
 
+def id_of_task(split: str, epoch: int, question_id: str) -> str:
+    """Return the id of the task that asks a question in an epoch, or of a policy version."""
+    return f"{split}/{epoch}/{question_id}"
+
+
 class Task(Value):
     """A question to be tried `num_generations` times; the tries form a group.
 

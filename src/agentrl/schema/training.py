@@ -1,7 +1,7 @@
 """What the trainer reads (`DBRecordData`) and writes (`LedgerEntry`, `TurnTraining`, `Policy`)."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from agentrl.schema.task import Split
 from agentrl.schema.turn import DispatchedSamplingTask
 
 LedgerStatus = Literal["ready", "reserved", "trained", "dropped"]
-EQUAL_SCORES = "zero_variance"
+EQUAL_SCORES: Final = "zero_variance"
 """Why the records of a group were dropped that has no gradient."""
 
 

@@ -162,7 +162,9 @@ class EmbeddedMongo:
                 return
             except PortTaken:  # by another process that found it free in the same moment
                 self.port = self._wanted_port = free_port()
-        raise StoreError(f"the private mongod found no free port in {_PORT_TRIES} tries")
+        raise StoreError(
+            f"the private mongod found no free port in {_PORT_TRIES} tries: {self._last_words()}"
+        )
 
     def prepare(self) -> None:
         """Choose a port and make what `spawn` needs; may be called from any thread.

@@ -23,6 +23,7 @@ from agentrl.datasets.demonstrations.atif_turns import turns_of
 from agentrl.datasets.entries import BadEntry
 from agentrl.errors import DatasetError
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Outcome, Score
+from agentrl.schema.task import id_of_task
 
 _MAX_GROUP = 4096
 _TASK_ID = re.compile(r"(train|eval|test|valid)/\d{1,9}/[\w./:@+-]{1,200}")
@@ -59,7 +60,7 @@ class AtifAttempt:
         if isinstance(given, str) and _TASK_ID.fullmatch(given):
             return given
         name = self.trajectory.trajectory_id or self.trajectory.session_id or self.where
-        return f"train/0/{_UNUSABLE.sub('_', name)[-200:]}"
+        return id_of_task("train", 0, _UNUSABLE.sub("_", name)[-200:])
 
     def task(self, task_id: str, order: int, num_generations: int) -> MCPTask:
         """Return the task that it is an attempt at."""

@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError, DatasetError, RenderError, StoreError
 from agentrl.models.resolve import resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Message, Record, Run, Score, Split
+from agentrl.schema.task import id_of_task
 from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -248,7 +249,7 @@ class Uploader(ABC):
         messages = exchanges[0][0]["messages"]
         questions = [m.get("content") for m in messages if m.get("role") == "user"]
         return MCPTask(
-            id=f"train/0/{name}",
+            id=id_of_task("train", 0, name),
             num_generations=1,
             description=self.config.task_description,
             query=questions[-1] if questions and isinstance(questions[-1], str) else "",

@@ -19,6 +19,7 @@ from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.runtime.signals import stopped_within
 from agentrl.schema import DBRecordData, DispatchedSamplingTask
+from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 
 _POLL_SECONDS = 0.1
@@ -121,7 +122,7 @@ class RolloutFunction:
             await self._publisher.announce(step)
         tag = f"trl@{self._num_groups}"
         tasks = [
-            task.model_copy(update={"id": f"train/{task.order}/{task.dataset_id}"})
+            task.model_copy(update={"id": id_of_task("train", task.order, task.dataset_id)})
             for position, number in enumerate(asked)
             for task in tasks_from_questions(
                 [self._questions[number]],
