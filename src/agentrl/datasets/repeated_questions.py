@@ -16,6 +16,8 @@ from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 
 _MAX_EPOCHS_BACK = 8
 """Epochs before a task that are looked at. A question that none of them asked is asked again."""
+_REPORT_EVERY = 100
+"""Questions from one line of the log to the next; a step may ask for a single one."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class RepeatedQuestions:
         self._store = store
         self._probability = probability
         self._seed = seed
+        self._num_seen = self._num_left_out = self._next_report = 0
 
     async def __call__(self, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks to ask, in their order; those of a first epoch are among them.
@@ -64,12 +67,15 @@ class RepeatedQuestions:
             draw = random.Random(f"{self._seed}/repeat/{task.id}").random()
             if draw < self._probability**num_equal:
                 chosen.append(task)
-        if len(chosen) < len(tasks):
+        self._num_seen += len(tasks)
+        self._num_left_out += len(tasks) - len(chosen)
+        if self._num_left_out and self._num_seen >= self._next_report:
+            self._next_report = self._num_seen + _REPORT_EVERY
             logger.info(
-                "%d of the next %d questions are left out: their last groups had equal scores "
+                "%d of %d questions were left out so far: their last groups had equal scores "
                 "(repeat_equal_probability %g)",
-                len(tasks) - len(chosen),
-                len(tasks),
+                self._num_left_out,
+                self._num_seen,
                 self._probability,
             )
         return chosen
