@@ -165,9 +165,11 @@ def main() -> None:
     }
     stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(merged(stored, demo, result), indent=1) + "\n")
+    stored = merged(stored, demo, result)
+    arguments.out.write_text(json.dumps(stored, indent=1) + "\n")
     if arguments.picture is not None:
-        draw(arguments.picture, runs, control)
+        kept = stored if demo == DEMOS[0] else stored[demo]
+        draw(arguments.picture, kept["runs"], kept["control_learning_rate_0"])
     for label, run in (*runs.items(), ("lr 0", control)):
         if run is not None:
             print(

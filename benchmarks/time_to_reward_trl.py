@@ -34,6 +34,7 @@ NUM_PROMPTS, NUM_GENERATIONS = 16, 8
 """As in assets/demo/grpo.yaml."""
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 4e-4,
+    "num_iterations": 2,
     "per_device_train_batch_size": 32,
     "max_completion_length": 160,
     "max_tool_calling_iterations": 5,
