@@ -226,6 +226,7 @@ MISTAKES = {
     "--loss_calculator dapo": "a whole recipe is named by --recipe dapo",
     "--recipe dappo": "--recipe dappo is not known; did you mean dapo?",
     "--loss_calculator CISPO --strict_in_bound": "CISPO does not read it; leave it out",
+    "--max_trained_count 2 --max_staleness 0": "give --max_staleness 1 or more",
     "--presence_penalty 0.5": "--presence_penalty 0.5 changes the servers' logprobs",
     "--loss_calculator CrossEntropy": "use `agentrl sft`",
     "--num_generations 1": "give 2 or more",

@@ -44,6 +44,12 @@ def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
             "--repeat_equal_probability counts the groups that --min_score_spread drops, which drops "
             "none at 0; give --min_score_spread 0.1 beside it"
         )
+    if algorithm.max_trained_count > 1 and algorithm.max_staleness < algorithm.retrained_interval:
+        yield (
+            f"--max_trained_count {algorithm.max_trained_count}: no record is trained twice, since it "
+            f"is {algorithm.retrained_interval} version(s) behind by then; give --max_staleness "
+            f"{algorithm.retrained_interval} or more"
+        )
     yield from _settings_without_effect(algorithm)
 
 

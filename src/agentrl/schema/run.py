@@ -93,8 +93,8 @@ class Run(Value):
     """The version that servers are expected to serve."""
     admitted_groups: int = 0
     """Slots of training groups with `order` below this may be claimed. The trainer keeps it at
-    (groups consumed, dropped ones included) + (max_staleness + 1) * groups_per_step, so running
-    and finished-but-untrained records stay within that many steps' worth."""
+    (groups consumed, dropped ones included) + the new groups that (max_staleness + 1) steps use
+    up, so running and finished-but-untrained records stay within that many steps' worth."""
     trainer_leases: dict[str, Lease] = Field(default_factory=dict)
     """Consumer name -> lease of the trainer that holds it."""
     trainer_has_device: bool = False

@@ -20,15 +20,17 @@ class LedgerEntry(Value):
     """Standing of one DBRecordData with one consumer (trainer).
 
     ready ──reserve(s)──> reserved ──commit──> trained ──(reuse allowed)──> reserved ...
-      ^                      │  └──drop──> dropped
-      └──crash before commit─┘
+      ^                   │ │  └──drop──> dropped
+      │                   │ └──(reuse allowed)──reserve(s + n)──> reserved ...
+      └─crash before commit
     """
 
     status: LedgerStatus = "ready"
     step: int | None = None
     """Optimizer step (from 1) that reserved, last trained or dropped the record."""
     trained_at: tuple[int, ...] = ()
-    """Steps that trained the record and were committed, ascending."""
+    """Steps that trained the record, ascending: committed ones, and ones after which a further step
+    reserved it."""
     trained_count: int = 0
     """Length of `trained_at`."""
     reason: str | None = None

@@ -40,9 +40,13 @@ class LedgerRepository(Repository):
         hydrate: bool = True,
         max_trained_count: int = 1,
         retrained_interval: int = 1,
+        max_staleness: int | None = None,
         step: int = 0,
     ) -> list[list[DBRecordData]]:
         """Return complete groups that may be trained, in their order, each by `traj_id`.
+
+        A record may be trained again as soon as a later step reads, whether or not a checkpoint
+        contains its last training.
 
         Args:
             consumer: name of the trainer.
@@ -51,19 +55,20 @@ class LedgerRepository(Repository):
             hydrate: fill in `turns` (one query per collection, regardless of the limit).
             max_trained_count: how often a record may be trained.
             retrained_interval: steps between two trainings of a record.
+            max_staleness: leave out records to be trained again that have a turn of more versions
+                behind; None: however old. Records that were never trained are returned in any case.
             step: the step that will train on the groups; used if records may be trained repeatedly.
 
         Returns:
             Whole groups, including reserved and dropped members; each member's `ledger` has its
             status.
         """
-        conditions = [_ready(consumer)]
+        task_ids = await self._candidate_tasks(_ready(consumer), split, limit)
         if max_trained_count > 1:
-            conditions.append(_reusable(consumer, max_trained_count, step - retrained_interval))
-        task_ids: dict[str, int] = {}
-        for condition in conditions:
-            found = await self._candidate_tasks(condition, split, limit)
-            task_ids.update(found)
+            oldest = 0 if max_staleness is None else max(0, step - 1 - max_staleness)
+            last_step = step - retrained_interval
+            for condition in _trained_before(consumer, max_trained_count, last_step, oldest):
+                task_ids |= await self._candidate_tasks(condition, split, limit)
         chosen = sorted(task_ids, key=lambda task_id: (task_ids[task_id], task_id))[:limit]
         return await self._read_groups(chosen, hydrate)
 
@@ -106,22 +111,36 @@ class LedgerRepository(Repository):
         ]
 
     @operation("reserve records")
-    async def reserve(self, consumer: str, record_ids: Sequence[str], step: int) -> None:
+    async def reserve(
+        self, consumer: str, record_ids: Sequence[str], step: int, *, max_trained_count: int = 1
+    ) -> None:
         """Reserve records for optimizer step `step` (from 1).
 
+        Args:
+            consumer: name of the trainer.
+            record_ids: ready records, and such that earlier steps trained.
+            step: the step that will train on them.
+            max_trained_count: how often a record may be trained; above 1, a record that an earlier
+                step reserved counts as trained by that step.
+
         Raises:
-            StoreError: a record is dropped, reserved for another step, or trained at this step or
-                a later one.
+            StoreError: a record is dropped, reserved for another step without a training left, or
+                trained at this step or a later one.
             LeaseLost: another trainer took over.
         """
         await self._leases.check(consumer)
         field = f"ledger.{consumer}"
         # Reserving again for the same step is allowed, because an operation is repeated if its reply
-        # is lost. A record reserved for another step would be trained twice.
+        # is lost. A record reserved for another step would be trained more often than it may.
         free = [
             {f"{field}.status": None},
             {f"{field}.status": "reserved", f"{field}.step": step},
             {f"{field}.status": "trained", f"{field}.step": {"$lt": step}},
+            {
+                f"{field}.status": "reserved",
+                f"{field}.step": {"$lt": step},
+                f"{field}.trained_count": {"$lt": max_trained_count - 1},
+            },
         ]
         result = await self._db.record_data.update_many(
             {"_id": {"$in": list(record_ids)}, "$or": free},
@@ -347,18 +366,46 @@ def _ready(consumer: str) -> Document:
     return {f"ledger.{consumer}.status": None}
 
 
-def _reusable(consumer: str, max_trained_count: int, last_step: int) -> Document:
+def _trained_before(
+    consumer: str, max_trained_count: int, last_step: int, oldest_version: int
+) -> list[Document]:
+    """Return the conditions of records that may be trained again.
+
+    No record is younger than the version that the step which trained it began with. So the bound on
+    versions bounds the steps as well, and their index skips the run's past.
+    """
     field = f"ledger.{consumer}"
-    return {
-        f"{field}.status": "trained",
-        f"{field}.trained_count": {"$lt": max_trained_count},
-        f"{field}.step": {"$lte": last_step},
+    again: Document = {
+        f"{field}.step": {"$gt": oldest_version, "$lte": last_step},
+        "min_version": {"$not": {"$lt": oldest_version}},
     }
+    # A reserved record was trained once more than its count says, which the commit raises.
+    return [
+        {f"{field}.status": status, f"{field}.trained_count": {"$lt": times}, **again}
+        for status, times in (("trained", max_trained_count), ("reserved", max_trained_count - 1))
+    ]
 
 
 def _entry(consumer: str, status: str, step: int, reason: str | None = None) -> Document:
-    """Return the expression of a ledger entry that keeps the history of trainings."""
-    history: Any = {"$ifNull": [f"$ledger.{consumer}.trained_at", []]}
+    """Return the expression of a ledger entry that keeps the history of trainings.
+
+    A record taken again before the checkpoint of the step that it is reserved for was trained by that
+    step: both are undone together if the checkpoint never comes.
+    """
+    field = f"$ledger.{consumer}"
+    before: Document = {
+        "$cond": [
+            {
+                "$and": [
+                    {"$eq": [f"{field}.status", "reserved"]},
+                    {"$lt": [f"{field}.step", step]},
+                ]
+            },
+            [f"{field}.step"],
+            [],
+        ]
+    }
+    history: Any = {"$concatArrays": [{"$ifNull": [f"{field}.trained_at", []]}, before]}
     return {
         "status": status,
         "step": step,

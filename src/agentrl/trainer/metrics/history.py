@@ -28,8 +28,9 @@ class StepMetrics(BaseModel):
     reward_min: float | None = None
     reward_max: float | None = None
     num_groups: int
-    """Groups consumed, dropped ones included."""
+    """Groups read, dropped ones and ones trained before included."""
     num_records: int
+    """Records read for the first time; numbers of tokens and turns are over these as well."""
     num_trained_records: int
     loss: float | None
     """None when the step was skipped."""

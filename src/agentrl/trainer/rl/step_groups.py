@@ -33,12 +33,13 @@ class StepGroups:
 
     step: int
     groups: list[SelectedGroup] = field(default_factory=list)
-    """All consumed groups in order of reading, unusable ones included."""
+    """All groups of the step in order of reading, unusable ones and ones trained before included."""
     num_new_groups: int = 0
     """Groups that no earlier step consumed."""
     num_new_unusable: int = 0
     """New groups that were dropped whole; samplers may replace them at once."""
     num_records: int = 0
+    """Records of new groups; the figures below up to `max_output_tokens` are over them as well."""
     num_output_tokens: int = 0
     num_prompt_tokens: int = 0
     num_turns: int = 0
@@ -59,7 +60,7 @@ class StepGroups:
 
     @property
     def scores(self) -> list[float]:
-        """The scores of all scored records, dropped ones included."""
+        """The scores of all scored records, dropped ones and ones trained before included."""
         return [score for group in self.groups for score in group.scores if score is not None]
 
 
@@ -74,15 +75,21 @@ class StepControl:
 
 
 @dataclass(frozen=True)
-class _Admission:
+class Admission:
     """The inputs of the latest admission bound."""
 
     groups_consumed: int
     step: int
     control: StepControl
 
-    def bound(self, max_steps: int) -> int:
-        num_steps = max(0, min(self.control.max_staleness + 1, max_steps - self.step + 1))
+    def bound(self, max_steps: int, max_trained_count: int) -> int:
+        """Return the number of groups that samplers may have claimed by now.
+
+        They bring what (max_staleness + 1) steps use up, where a group lasts for max_trained_count
+        steps; one step's worth at least, or nothing would be trained.
+        """
+        ahead = max(1, (self.control.max_staleness + 1) // max_trained_count)
+        num_steps = max(0, min(ahead, max_steps - self.step + 1))
         return self.groups_consumed + num_steps * self.control.groups_per_step
 
 
@@ -123,14 +130,14 @@ class GroupReader:
         self._scorer = scorer
         self.feed: TaskFeed | None = None
         """Brings further tasks before samplers are admitted to them."""
-        self._admitted: _Admission | None = None
+        self._admitted: Admission | None = None
         self._admitting = asyncio.Lock()
 
     async def admit(self, groups_consumed: int, step: int, control: StepControl) -> None:
         """Let samplers claim groups up to the freshness bound.
 
-        Running and finished-but-untrained groups stay within (max_staleness + 1) steps' worth, and
-        within what the steps that are left can consume.
+        Running and finished-but-untrained groups stay within what (max_staleness + 1) steps use up,
+        and within what the steps that are left can consume.
 
         Args:
             groups_consumed: groups trained on or dropped so far.
@@ -139,11 +146,11 @@ class GroupReader:
         """
         if self._consumer != DEFAULT_CONSUMER:
             return  # a further consumer only reads; the leading trainer admits the samplers
-        self._admitted = _Admission(groups_consumed, step, control)
+        self._admitted = Admission(groups_consumed, step, control)
         # `apply_control` may call concurrently. The bound is computed under the lock, so whichever
         # write comes last writes the newest one.
         async with self._admitting:
-            bound = self._admitted.bound(self._max_steps)
+            bound = self._admitted.bound(self._max_steps, self._algorithm.max_trained_count)
             await self._store.runs.set_admission(bound)
             if self.feed is not None:
                 # One step more: samplers have the next ones when they are admitted to them.
@@ -186,6 +193,7 @@ class GroupReader:
                 limit=now.groups_per_step - num_usable,
                 max_trained_count=algorithm.max_trained_count,
                 retrained_interval=algorithm.retrained_interval,
+                max_staleness=algorithm.max_staleness,
                 step=step,
             )
             ready = self._next_in_line(ready, first_open)
@@ -249,7 +257,7 @@ class GroupReader:
         eligible = {
             record_id
             for record_id, entry in entries.items()
-            if entry is None or _may_be_trained(entry, algorithm.max_trained_count)
+            if entry is None or _may_be_trained(entry, found.step, algorithm.max_trained_count)
         }
         images = await self._images.book(turn for record in records for turn in record.turns)
         group = select_group(
@@ -259,24 +267,31 @@ class GroupReader:
         kept = {turn.record_id for turn in group.turns}
         dropped = {r: why for r, why in group.dropped_records.items() if r in eligible}
         if kept:
-            await self._store.ledger.reserve(self._consumer, sorted(kept), found.step)
+            await self._store.ledger.reserve(
+                self._consumer,
+                sorted(kept),
+                found.step,
+                max_trained_count=algorithm.max_trained_count,
+            )
         if dropped:
             await self._store.ledger.drop(self._consumer, sorted(dropped), found.step, dropped)
         found.groups.append(group)
         is_new = all(entry is None for entry in entries.values())
         found.num_new_groups += is_new
         found.num_new_unusable += is_new and not group.usable
-        found.num_records += len(records)
         found.num_reserved += len(kept)
         found.dropped.update(dropped.values())
         for record in records:
+            if record.record_id in kept and record.min_version is not None:
+                found.staleness[max(0, version - record.min_version)] += 1
+            if not is_new:
+                continue
             sampled = sum(len(turn.output_ids) for turn in record.turns)
+            found.num_records += 1
             found.num_output_tokens += sampled
             found.num_turns += len(record.turns)
             found.max_output_tokens = max(found.max_output_tokens, sampled)
             found.num_prompt_tokens += record.num_tokens - sampled
-            if record.record_id in kept and record.min_version is not None:
-                found.staleness[max(0, version - record.min_version)] += 1
         return group.usable
 
     async def _is_exhausted(self) -> bool:
@@ -319,7 +334,9 @@ def scored_by(scorer: str | None, records: Sequence[DBRecordData]) -> list[DBRec
     return group
 
 
-def _may_be_trained(entry: LedgerEntry, max_trained_count: int) -> bool:
+def _may_be_trained(entry: LedgerEntry, step: int, max_trained_count: int) -> bool:
+    if entry.status == "reserved" and entry.step is not None and entry.step < step:
+        return entry.trained_count < max_trained_count - 1  # its step is not counted yet
     if entry.status == "trained":
         return entry.trained_count < max_trained_count
     return entry.status == "ready"

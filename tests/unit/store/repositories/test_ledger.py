@@ -146,6 +146,73 @@ async def test_records_may_be_trained_again_within_their_limits(store: Trajector
     assert await standing(store) == [("trained", 1, (1,))] * 2
 
 
+async def test_a_record_is_trained_again_before_a_checkpoint_contains_its_first_training(
+    store: TrajectoryStore,
+) -> None:
+    record_ids = await fill(store, 1)
+
+    async def ready(step: int, times: int = 2) -> bool:
+        return bool(
+            await store.ledger.ready_groups(NAME, limit=5, step=step, max_trained_count=times)
+        )
+
+    await store.ledger.reserve(NAME, record_ids, 1)
+    assert not await ready(1)
+    assert not await ready(2, times=1)
+    assert await ready(2)
+    for _ in range(2):  # a repeated request changes nothing
+        await store.ledger.reserve(NAME, record_ids, 2, max_trained_count=2)
+        assert await standing(store) == [("reserved", 2, (1,))] * 2
+    assert not await ready(3)
+    assert await ready(3, times=3)
+    with pytest.raises(StoreError, match="2 of 2 records cannot be reserved for step 3"):
+        await store.ledger.reserve(NAME, record_ids, 3, max_trained_count=2)
+    await store.ledger.commit(NAME, 1)
+    assert await standing(store) == [("reserved", 2, (1,))] * 2
+    await store.ledger.commit(NAME, 2)
+    assert await standing(store) == [("trained", 2, (1, 2))] * 2
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "expected"),
+    [(0, READY), (1, ("trained", 1, (1,))), (2, ("trained", 2, (1, 2)))],
+)
+async def test_a_crash_after_two_steps_on_the_same_records_returns_to_the_checkpoint(
+    store: TrajectoryStore, checkpoint: int, expected: tuple[str, int | None, tuple[int, ...]]
+) -> None:
+    record_ids = await fill(store, 1)
+    await store.ledger.reserve(NAME, record_ids, 1)
+    await store.ledger.reserve(NAME, record_ids, 2, max_trained_count=2)
+    await store.ledger.recover(NAME, checkpoint)
+    assert await standing(store) == [expected] * 2
+
+
+async def test_a_record_that_is_dropped_after_a_training_keeps_it(store: TrajectoryStore) -> None:
+    record_ids = await fill(store, 1)
+    await store.ledger.reserve(NAME, record_ids, 1)
+    await store.ledger.drop(NAME, record_ids, 2, "stale")
+    assert await standing(store) == [("dropped", 2, (1,))] * 2
+    await store.ledger.recover(NAME, 1)
+    assert await standing(store) == [("trained", 1, (1,))] * 2
+
+
+async def test_a_record_that_became_too_old_is_not_read_again(store: TrajectoryStore) -> None:
+    record_ids = await fill(store, 1)  # turns of version 0
+
+    async def ready(step: int, max_staleness: int) -> bool:
+        groups = await store.ledger.ready_groups(
+            NAME, limit=5, step=step, max_trained_count=2, max_staleness=max_staleness
+        )
+        return ids(groups) == record_ids
+
+    assert await ready(9, 0)  # never trained: the reader drops and counts it
+    await store.ledger.reserve(NAME, record_ids, 1)
+    assert not await ready(2, 0)
+    assert await ready(2, 1)
+    assert not await ready(3, 1)
+    assert await ready(3, 2)
+
+
 async def test_what_was_dropped_or_trained_cannot_be_reserved_again(
     store: TrajectoryStore,
 ) -> None:

@@ -11,7 +11,7 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.schema import Record
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.record_images import RecordImages
-from agentrl.trainer.rl.step_groups import GroupReader, StepControl
+from agentrl.trainer.rl.step_groups import Admission, GroupReader, StepControl
 
 CONTROL = StepControl(groups_per_step=1, max_staleness=1)
 
@@ -99,3 +99,14 @@ async def test_with_wait_a_step_fills_up_behind_a_slow_rollout(
     assert [group.task_id for group in found.groups] == ["train/0/q0", "train/0/q1"]
     assert dict(found.dropped) == {}
     assert dict(found.staleness) == {0: 4}
+
+
+def test_samplers_bring_what_the_steps_ahead_use_up() -> None:
+    def bound(max_staleness: int, max_trained_count: int) -> int:
+        control = StepControl(groups_per_step=4, max_staleness=max_staleness)
+        admission = Admission(groups_consumed=10, step=5, control=control)
+        return admission.bound(max_steps=9, max_trained_count=max_trained_count)
+
+    assert [bound(staleness, 1) for staleness in (0, 1, 2, 9)] == [14, 18, 22, 30]
+    # A group that two steps use lasts for both: half of them are new.
+    assert [bound(staleness, 2) for staleness in (1, 2, 3, 5)] == [14, 14, 18, 22]
