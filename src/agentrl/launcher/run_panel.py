@@ -109,7 +109,7 @@ def step_line(step: Mapping[str, Any], max_steps: int) -> str:
     return (
         f"step {step['step']:4d}/{max_steps}  reward {shown}  "
         f"staleness {mean_staleness(step):4.2f}  groups {step['num_groups']:3d}  "
-        f"tokens {step['num_output_tokens']:6d}  {sum(seconds.values()):5.1f} s "
+        f"tokens {step['num_trained_tokens']:6d}  {sum(seconds.values()):5.1f} s "
         f"(waited {seconds.get('wait_samples', 0.0):4.1f})"
     )
 
@@ -279,7 +279,7 @@ def _last_steps(view: RunView) -> Table:
             f"{seconds.get('wait_samples', 0.0):.1f}",
             f"{mean_staleness(step):.2f}",
             str(step["num_groups"]),
-            str(step["num_output_tokens"]),
+            str(step["num_trained_tokens"]),
         )
     return table
 

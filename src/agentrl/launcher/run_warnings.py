@@ -11,13 +11,16 @@ from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.printable import counted
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.learning_signal import SLOW_SECONDS, MissingScores
-from agentrl.store.repositories.reports import Failure
+from agentrl.store.repositories.reports import Failure, RunProgress
 
 LOOK_SECONDS = 2.0
 MIN_GROUPS = 4
 """Groups without signal after which the run says so."""
+MAX_STEPS_DROPPED = 4
+"""Steps' worth of groups that one step drops for equal scores before the run says so."""
 MIN_ATTEMPTS = 4
 """Failed attempts, without a single score, after which the run says so: each record has several."""
+_NEARLY_ALL = 0.9
 _MAX_ERROR_CHARS = 400
 _SAMPLER_SECONDS = 60.0
 """Age of the last heartbeat of a sampler that still says something."""
@@ -67,7 +70,24 @@ class RunWarnings:
             if not signal.num_kept:
                 found["signal"] = f"nothing to learn from so far: {signal}"
         self.lacks_signal = may_lack and (self.lacks_signal or "signal" in found)
+        if progress.policy_version > 0 and progress.phase == "sampling":
+            found.update(await self._of_step(progress))
         return found
+
+    async def _of_step(self, progress: RunProgress) -> dict[str, str]:
+        """Return whether the step that waits for samples drops nearly all that it gets."""
+        step = progress.policy_version + 1
+        if "collapse" in self._said:
+            return {}
+        signal = await self._store.reports.signal(step=step)
+        enough = MAX_STEPS_DROPPED * progress.groups_per_step
+        if signal.num_equal < max(enough, _NEARLY_ALL * signal.num_groups):
+            return {}
+        return {
+            "collapse": f"step {step} finds hardly a group to learn from: {signal}\n  if the reward "
+            "fell in the steps before, the policy collapsed, and it does not recover: stop the run "
+            "and start another with a smaller --learning_rate, or with --dual_clip 3"
+        }
 
     async def _of_samplers(self) -> dict[str, str]:
         samplers = await self._store.samplers.all(alive_within=_SAMPLER_SECONDS)

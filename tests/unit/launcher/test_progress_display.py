@@ -21,7 +21,7 @@ def metrics_line(step: int, ended_at: float) -> str:
         "step": step,
         "reward_mean": 0.5,
         "num_groups": 4,
-        "num_output_tokens": 100,
+        "num_trained_tokens": 100,
         "seconds": {"wait_samples": 1.0},
         "time": ended_at,
     }

@@ -19,7 +19,7 @@ def step(number: int, reward: float | None = 0.5) -> dict[str, Any]:
         "reward_mean": reward,
         "loss": 0.01,
         "num_groups": 8,
-        "num_output_tokens": 4000,
+        "num_trained_tokens": 4000,
         "staleness": {"0": 20, "1": 12},
         "seconds": {"wait_samples": 4.0, "forward": 1.5, "publish": 0.25},
         "time": 1000.0 + 6 * number,

@@ -6,7 +6,8 @@ from support.stored import claim, make_task, play
 from agentrl.launcher import run_warnings
 from agentrl.launcher.run_warnings import RunWarnings
 from agentrl.runtime.invocation import typed_command
-from agentrl.schema import Run, SamplerInfo, Score
+from agentrl.schema import Control, Run, SamplerInfo, Score
+from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories import learning_signal
 from agentrl.store.repositories.learning_signal import LearningSignal, ScoredAnswer
@@ -65,6 +66,44 @@ async def test_attempts_that_all_fail_are_told_before_their_record_is_given_up(
     assert ": no choices 3; see " in said
     assert said.endswith(f"inspect failures --run_name {store.database_name}")
     assert await warnings.new() == []
+
+
+async def test_a_step_that_drops_all_it_gets_says_that_the_policy_may_have_collapsed(
+    store: TrajectoryStore,
+) -> None:
+    control = Control(groups_per_step=2)
+    run = Run(name="test", status="training", admitted_groups=99, control=control, policy_version=6)
+    await store.runs.create(run)
+    await store.runs.set_phase("sampling")
+    await store.tasks.add(make_task(number, num_generations=1) for number in range(9))
+    await store.trainer_leases.acquire("trainer", "me", 60)
+    ids = [(await play(store, await claim(store), score=0.0)).id for _ in range(9)]
+    warnings = RunWarnings(store)
+    await store.ledger.drop("trainer", ids[:1], 6, EQUAL_SCORES)  # of the step before
+    await store.ledger.drop("trainer", ids[1:8], 7, EQUAL_SCORES)
+    assert await warnings.new() == []
+    await store.ledger.drop("trainer", ids[8:], 7, EQUAL_SCORES)
+    (said,) = await warnings.new()
+    first, *_, last = said.splitlines()
+    assert first == (
+        "step 7 finds hardly a group to learn from: 8 of 8 groups had equal scores (mean 0.000)"
+    )
+    assert "the policy collapsed" in last
+    assert "a smaller --learning_rate" in last
+    assert await warnings.new() == []
+
+
+async def test_a_step_that_keeps_some_of_its_groups_says_nothing(store: TrajectoryStore) -> None:
+    control = Control(groups_per_step=2)
+    run = Run(name="test", status="training", admitted_groups=99, control=control, policy_version=6)
+    await store.runs.create(run)
+    await store.runs.set_phase("sampling")
+    await store.tasks.add(make_task(number, num_generations=1) for number in range(9))
+    await store.trainer_leases.acquire("trainer", "me", 60)
+    ids = [(await play(store, await claim(store), score=0.0)).id for _ in range(9)]
+    await store.ledger.drop("trainer", ids[1:], 7, EQUAL_SCORES)
+    await store.ledger.reserve("trainer", ids[:1], 7)
+    assert await RunWarnings(store).new() == []
 
 
 async def test_attempts_without_an_answer_say_why_and_where_to_look(store: TrajectoryStore) -> None:

@@ -99,14 +99,27 @@ class MissingScores(Value):
     slow: ScoredAnswer | None = None
 
 
-async def read_signal(database: RunDatabase, consumer: str) -> LearningSignal:
-    """Return what the trainer `consumer` found in the training groups that it consumed."""
+async def read_signal(
+    database: RunDatabase, consumer: str, *, step: int | None = None
+) -> LearningSignal:
+    """Return what the trainer `consumer` found in the training groups that it consumed.
+
+    Args:
+        database: the run's database.
+        consumer: name of the trainer.
+        step: only the groups of this optimizer step.
+    """
     status, reason = f"$ledger.{consumer}.status", f"$ledger.{consumer}.reason"
-    consumed = {"$in": ["dropped", "reserved", "trained"]}
+    consumed: Document = {
+        "split": "train",
+        f"ledger.{consumer}.status": {"$in": ["dropped", "reserved", "trained"]},
+    }
+    if step is not None:
+        consumed[f"ledger.{consumer}.step"] = step
     found = await database.aggregate(
         database.record_data,
         [
-            {"$match": {"split": "train", f"ledger.{consumer}.status": consumed}},
+            {"$match": consumed},
             {
                 "$group": {
                     "_id": "$task_id",

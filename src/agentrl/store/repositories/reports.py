@@ -245,9 +245,11 @@ class ReportRepository(Repository):
         return {(one["_id"]["status"], one["_id"]["is_training"]): one["num"] for one in found}
 
     @operation("read the learning signal")
-    async def signal(self, consumer: str = DEFAULT_CONSUMER) -> LearningSignal:
-        """Return what a trainer found in the groups that it consumed."""
-        return await read_signal(self._db, consumer)
+    async def signal(
+        self, consumer: str = DEFAULT_CONSUMER, *, step: int | None = None
+    ) -> LearningSignal:
+        """Return what a trainer found in the groups that it consumed, or those of one step."""
+        return await read_signal(self._db, consumer, step=step)
 
     @operation("read missing scores")
     async def missing_scores(self) -> MissingScores:
