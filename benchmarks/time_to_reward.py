@@ -45,6 +45,11 @@ _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60
 
 
+def rewards_of(steps: list[dict[str, Any]]) -> list[float]:
+    """Return the mean rewards of the steps that had new rollouts."""
+    return [step["reward_mean"] for step in steps if step.get("reward_mean") is not None]
+
+
 def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Run the demo until the goal; return what it took."""
     held_out = HeldOut()
@@ -63,7 +68,7 @@ def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, A
             for step in metrics_of(process, folder / "out/metrics.jsonl"):
                 steps.append(step)
                 cpu = max(cpu, tree_cpu(process.pid))
-                if not is_rewarded([one["reward_mean"] for one in steps]):
+                if not is_rewarded(rewards_of(steps)):
                     continue
                 weights = version_dir(folder / "out/policy", step["step"])
                 found = held_out.reward(Qwen3ForCausalLM.from_pretrained(weights))
@@ -75,7 +80,7 @@ def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, A
         "seconds": steps[-1]["time"] - started,
         "cpu_seconds": cpu,
         "rollouts": sum(step["num_records"] for step in steps),
-        "rewards": [step["reward_mean"] for step in steps],
+        "rewards": rewards_of(steps),
         "settings": settings,
     }
 

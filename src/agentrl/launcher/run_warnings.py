@@ -21,6 +21,7 @@ MAX_STEPS_DROPPED = 4
 MIN_ATTEMPTS = 4
 """Failed attempts, without a single score, after which the run says so: each record has several."""
 _NEARLY_ALL = 0.9
+_COLLAPSED_SCORE = 0.5
 _MAX_ERROR_CHARS = 400
 _SAMPLER_SECONDS = 60.0
 """Age of the last heartbeat of a sampler that still says something."""
@@ -83,11 +84,14 @@ class RunWarnings:
         enough = MAX_STEPS_DROPPED * progress.groups_per_step
         if signal.num_equal < max(enough, _NEARLY_ALL * signal.num_groups):
             return {}
-        return {
-            "collapse": f"step {step} finds hardly a group to learn from: {signal}\n  if the reward "
-            "fell in the steps before, the policy collapsed, and it does not recover: stop the run "
-            "and start another with a smaller --learning_rate, or with --dual_clip 3"
-        }
+        text = f"step {step} finds hardly a group to learn from: {signal}"
+        if signal.mean_score is not None and signal.mean_score < _COLLAPSED_SCORE:
+            text += (
+                "\n  if the reward fell in the steps before, the policy collapsed, and it does not "
+                "recover: stop the run and start another with a smaller --learning_rate, or with "
+                "--dual_clip 3"
+            )
+        return {"collapse": text}
 
     async def _of_samplers(self) -> dict[str, str]:
         samplers = await self._store.samplers.all(alive_within=_SAMPLER_SECONDS)

@@ -21,8 +21,8 @@ class StepMetrics(BaseModel):
 
     step: int
     reward_mean: float | None
-    """Mean score of all scored records in the groups that the step consumed, those that were
-    dropped for equal scores or staleness included. None when no record had a score."""
+    """Mean score of all scored records in the groups that the step read first, those that were
+    dropped for equal scores or staleness included. None when it read none with a score."""
     reward_std: float | None = None
     """Standard deviation of the same scores, with their number as the divisor."""
     reward_min: float | None = None

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from agentrl.trainer.metrics.history import History, StepMetrics
 
 _LAST = {
-    "reward_mean": "Mean score of the groups that the last step consumed.",
+    "reward_mean": "Mean score of the groups that the last step read first.",
     "reward_std": "Standard deviation of these scores.",
     "loss": "Loss of the last step.",
     "grad_norm": "Gradient norm of the last step, before clipping.",

@@ -38,6 +38,8 @@ class StepGroups:
     """Groups that no earlier step consumed."""
     num_new_unusable: int = 0
     """New groups that were dropped whole; samplers may replace them at once."""
+    scores: list[float] = field(default_factory=list)
+    """Of the scored records of new groups, dropped ones included."""
     num_records: int = 0
     """Records of new groups; the figures below up to `max_output_tokens` are over them as well."""
     num_output_tokens: int = 0
@@ -57,11 +59,6 @@ class StepGroups:
     def usable(self) -> list[SelectedGroup]:
         """The groups with something to train on."""
         return [group for group in self.groups if group.usable]
-
-    @property
-    def scores(self) -> list[float]:
-        """The scores of all scored records, dropped ones and ones trained before included."""
-        return [score for group in self.groups for score in group.scores if score is not None]
 
 
 @dataclass(frozen=True)
@@ -277,6 +274,8 @@ class GroupReader:
             await self._store.ledger.drop(self._consumer, sorted(dropped), found.step, dropped)
         found.groups.append(group)
         is_new = all(entry is None for entry in entries.values())
+        if is_new:
+            found.scores += [score for score in group.scores if score is not None]
         found.num_new_groups += is_new
         found.num_new_unusable += is_new and not group.usable
         found.num_reserved += len(kept)
