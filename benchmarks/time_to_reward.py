@@ -11,9 +11,9 @@ end of the first step at which the mean reward of the last five steps is at leas
 answer at least 0.9 of the held-out questions (evaluated outside of the clock, the same way for both).
 
 `wall_ratio` is the mean of our seconds over the mean of TRL's, seeds that both have; `cpu_ratio` the
-same of CPU seconds, which do not depend on other work on the machine. Our `rollouts` count a record each
-time a step reads it, so twice where two steps may train it. A run with `--set` is a trial: it is kept
-under `trials`, not among the `runs`. Each side's settings are the best of its trials.
+same of CPU seconds, which do not depend on other work on the machine. Both sides may train a rollout
+twice; `rewards` are of the steps that had new rollouts. A run with `--set` is a trial: it is kept under
+`trials`, not among the `runs`. Each side's settings are the best of its trials.
 """
 
 import argparse

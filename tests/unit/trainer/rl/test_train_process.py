@@ -303,7 +303,11 @@ async def test_records_are_trained_as_often_as_allowed(
     config = make_config(max_steps=9, groups_per_step=1, max_trained_count=2)
     result = await train(config)
     assert (result.status, result.step) == ("data_ended", 4)
-    assert json.loads(result.summary_path.read_text())["groups"] == {"consumed": 2}
+    summary = json.loads(result.summary_path.read_text())
+    assert summary["groups"] == {"consumed": 2}
+    # Figures of samples are over the groups that a step read first.
+    assert summary["records"]["consumed"] == 6
+    assert [reward is None for reward in summary["reward_mean"]] == [False, True, False, True]
     counts = [
         data.ledger["trainer"].trained_count async for data in store.ledger.find(status="trained")
     ]
