@@ -75,7 +75,9 @@ def figures(
     seconds, tokens = summary["seconds"], summary["tokens"]
     training = sum(seconds[phase] for phase in seconds if phase not in ("total", "eval"))
     return {
-        "reward_mean": [round(reward, 4) for reward in summary["reward_mean"]],
+        "reward_mean": [
+            None if reward is None else round(reward, 4) for reward in summary["reward_mean"]
+        ],
         "reward_first_5": round(mean(rewards[:WINDOW]), 4),
         "reward_last_5": round(mean(rewards[-WINDOW:]), 4),
         "reward_gain": round(mean(rewards[-WINDOW:]) - mean(rewards[:WINDOW]), 4),
