@@ -325,3 +325,39 @@ async def _replay(uri: str, history: list[Step]) -> None:
                 expected.append(await standing(store))
             assert await standing(store) == expected[-1]
         await store.drop_database()
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=6), st.integers(0, 6))
+def test_a_crash_long_after_a_checkpoint_returns_to_what_it_would_have_committed(
+    mongo_uri: str, sizes: list[int], checkpoint: int
+) -> None:
+    """Records are taken three times each, by steps of which none is committed before the crash."""
+    import asyncio  # noqa: PLC0415 - hypothesis drives its own loop here
+
+    asyncio.run(_late_checkpoint(mongo_uri, sizes, min(checkpoint, len(sizes))))
+
+
+async def _late_checkpoint(uri: str, sizes: list[int], checkpoint: int) -> None:
+    async with TrajectoryStore.connect(uri) as store:
+        await store.drop_database()
+        await fill(store, 4)
+        at_once = await _taken(store, sizes[:checkpoint], commits=True)
+        await store.ledger.recover(NAME, 0)
+        await _taken(store, sizes, commits=False)
+        await store.ledger.recover(NAME, checkpoint)
+        assert await standing(store) == at_once
+        await store.drop_database()
+
+
+async def _taken(
+    store: TrajectoryStore, sizes: list[int], *, commits: bool
+) -> list[tuple[str, int | None, tuple[int, ...]]]:
+    for step, size in enumerate(sizes, 1):
+        groups = await store.ledger.ready_groups(NAME, limit=size, step=step, max_trained_count=3)
+        await store.ledger.reserve(NAME, ids(groups), step, max_trained_count=3)
+        if commits:
+            await store.ledger.commit(NAME, step)
+    return await standing(store)
