@@ -41,6 +41,8 @@ from agentrl.inference.weight_sync.version_files import version_dir
 ROOT = Path(__file__).parents[1]
 SIDES = ("ours", "trl")
 SEEDS = (1, 2, 3)
+DEFAULTS = {"max_trained_count": 2, "dual_clip": 3}
+"""Our best settings beside the demo's; those of the other side stand in its script."""
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60
 
@@ -52,6 +54,7 @@ def rewards_of(steps: list[dict[str, Any]]) -> list[float]:
 
 def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Run the demo until the goal; return what it took."""
+    settings = DEFAULTS | settings
     held_out = HeldOut()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:

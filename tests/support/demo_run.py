@@ -11,8 +11,6 @@ from agentrl.store.private_mongod import running_uri
 
 ROOT = Path(__file__).parents[2]
 RUN_NAME = "short"
-MAX_TRAINED_COUNT = 2
-"""Of the demo's configuration."""
 
 
 def run_command(folder: Path, **flags: object) -> list[str]:
