@@ -435,7 +435,9 @@ class SimStore:
             self._num_read += 1
         return found
 
-    async def _reserve(self, _consumer: str, _record_ids: Sequence[str], _step: int) -> None:
+    async def _reserve(
+        self, _consumer: str, _record_ids: Sequence[str], _step: int, **_options: object
+    ) -> None:
         """`ready_groups` gave them away for good."""
 
     async def _drop(
