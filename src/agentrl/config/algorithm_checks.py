@@ -46,9 +46,9 @@ def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
         )
     if algorithm.max_trained_count > 1 and algorithm.max_staleness < algorithm.retrained_interval:
         yield (
-            f"--max_trained_count {algorithm.max_trained_count}: no record is trained twice, since it "
-            f"is {algorithm.retrained_interval} version(s) behind by then; give --max_staleness "
-            f"{algorithm.retrained_interval} or more"
+            f"--max_trained_count {algorithm.max_trained_count} trains no record twice: "
+            f"--retrained_interval {algorithm.retrained_interval} is beyond --max_staleness "
+            f"{algorithm.max_staleness}; give --max_staleness {algorithm.retrained_interval} or more"
         )
     yield from _settings_without_effect(algorithm)
 

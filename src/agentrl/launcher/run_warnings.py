@@ -71,15 +71,14 @@ class RunWarnings:
             if not signal.num_kept:
                 found["signal"] = f"nothing to learn from so far: {signal}"
         self.lacks_signal = may_lack and (self.lacks_signal or "signal" in found)
-        if progress.policy_version > 0 and progress.phase == "sampling":
+        may_drop = progress.policy_version > 0 and progress.phase == "sampling"
+        if may_drop and "dropping" not in self._said:
             found.update(await self._of_step(progress))
         return found
 
     async def _of_step(self, progress: RunProgress) -> dict[str, str]:
-        """Return whether the step that waits for samples drops nearly all that it gets."""
+        """Return what is to be said of a step that waits for samples and drops nearly all it gets."""
         step = progress.policy_version + 1
-        if "collapse" in self._said:
-            return {}
         signal = await self._store.reports.signal(step=step)
         enough = MAX_STEPS_DROPPED * progress.groups_per_step
         if signal.num_equal < max(enough, _NEARLY_ALL * signal.num_groups):
@@ -91,7 +90,7 @@ class RunWarnings:
                 "recover: stop the run and start another with a smaller --learning_rate, or with "
                 "--dual_clip 3"
             )
-        return {"collapse": text}
+        return {"dropping": text}
 
     async def _of_samplers(self) -> dict[str, str]:
         samplers = await self._store.samplers.all(alive_within=_SAMPLER_SECONDS)

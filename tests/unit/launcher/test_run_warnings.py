@@ -68,16 +68,21 @@ async def test_attempts_that_all_fail_are_told_before_their_record_is_given_up(
     assert await warnings.new() == []
 
 
-async def test_a_step_that_drops_all_it_gets_says_that_the_policy_may_have_collapsed(
-    store: TrajectoryStore,
-) -> None:
+async def nine_groups_at_step_7(store: TrajectoryStore) -> list[str]:
+    """The trainer waits for the two groups of step 7; return the ids of records scored 0."""
     control = Control(groups_per_step=2)
     run = Run(name="test", status="training", admitted_groups=99, control=control, policy_version=6)
     await store.runs.create(run)
     await store.runs.set_phase("sampling")
     await store.tasks.add(make_task(number, num_generations=1) for number in range(9))
     await store.trainer_leases.acquire("trainer", "me", 60)
-    ids = [(await play(store, await claim(store), score=0.0)).id for _ in range(9)]
+    return [(await play(store, await claim(store), score=0.0)).id for _ in range(9)]
+
+
+async def test_a_step_that_drops_all_it_gets_says_that_the_policy_may_have_collapsed(
+    store: TrajectoryStore,
+) -> None:
+    ids = await nine_groups_at_step_7(store)
     warnings = RunWarnings(store)
     await store.ledger.drop("trainer", ids[:1], 6, EQUAL_SCORES)  # of the step before
     await store.ledger.drop("trainer", ids[1:8], 7, EQUAL_SCORES)
@@ -94,13 +99,7 @@ async def test_a_step_that_drops_all_it_gets_says_that_the_policy_may_have_colla
 
 
 async def test_a_step_that_keeps_some_of_its_groups_says_nothing(store: TrajectoryStore) -> None:
-    control = Control(groups_per_step=2)
-    run = Run(name="test", status="training", admitted_groups=99, control=control, policy_version=6)
-    await store.runs.create(run)
-    await store.runs.set_phase("sampling")
-    await store.tasks.add(make_task(number, num_generations=1) for number in range(9))
-    await store.trainer_leases.acquire("trainer", "me", 60)
-    ids = [(await play(store, await claim(store), score=0.0)).id for _ in range(9)]
+    ids = await nine_groups_at_step_7(store)
     await store.ledger.drop("trainer", ids[1:], 7, EQUAL_SCORES)
     await store.ledger.reserve("trainer", ids[:1], 7)
     assert await RunWarnings(store).new() == []

@@ -135,14 +135,17 @@ async def read_signal(
     )
     num_scores = sum(group["num"] for group in found)
     first = [group["_id"] for group in found[:NUM_EXAMPLES]]
-    examples = database.records.find({"task_id": {"$in": first}, "traj_id": 0}).sort("order", 1)
+    examples = {
+        document["task_id"]: document
+        async for document in database.records.find({"task_id": {"$in": first}, "traj_id": 0})
+    }
     return LearningSignal(
         run_name=database.name,
         num_groups=len(found),
         num_equal=sum(group["equal"] and not group["kept"] for group in found),
         num_kept=sum(group["kept"] for group in found),
         mean_score=sum(group["sum"] for group in found) / num_scores if num_scores else None,
-        examples=tuple([_example(document) async for document in examples]),
+        examples=tuple(_example(examples[task_id]) for task_id in first if task_id in examples),
     )
 
 
