@@ -159,3 +159,15 @@ def test_attempts_that_failed_to_score_are_to_be_mended_first() -> None:
         run_name="r", num_groups=1, num_equal=1, num_kept=0, mean_score=None, examples=(failed,)
     )
     assert "what to try: mend what failed above; `agentrl store rescore`" in str(signal)
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "advice"), [(2, "easier questions"), (1, "see why records were dropped")]
+)
+def test_groups_that_a_step_keeps_are_not_among_those_to_ask_about(
+    num_kept: int, advice: str
+) -> None:
+    signal = LearningSignal(
+        run_name="r", num_groups=9, num_equal=7, num_kept=num_kept, mean_score=0.1
+    )
+    assert advice in str(signal)

@@ -62,7 +62,7 @@ class LearningSignal(Value):
         return "\n".join([first, *shown, f"  what to try: {self._advice()}"])
 
     def _advice(self) -> str:
-        if self.num_equal < self.num_groups:
+        if self.num_equal + self.num_kept < self.num_groups:
             return "see why records were dropped or have no score: agentrl inspect failures"
         if self.mean_score is not None and self.mean_score > 0.5:
             return "harder questions; these are answered right every time"
