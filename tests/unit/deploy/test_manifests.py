@@ -409,7 +409,7 @@ def pip_commands(recipe: Path) -> list[str]:
 def test_images_install_nothing_without_a_hash() -> None:
     for path in DEPLOY.glob("images/*.Dockerfile"):
         commands = pip_commands(path)
-        # The desktop installs Debian's packages on an image of these.
+        # The desktop adds packages of Debian's, and research servers apart from ours, to an image of these.
         assert len(commands) == (0 if path.stem == "desktop" else 4), path
         for command in commands:
             words = set(command.split())

@@ -1,11 +1,18 @@
 import ast
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from mcp.types import TextContent
+from support.environment_up import environments
 
 from agentrl.config.command_line import parse_flags
 from agentrl.config.sections import DataSection
@@ -111,3 +118,50 @@ def test_the_configuration_divides_eight_gpus(monkeypatch: pytest.MonkeyPatch) -
     config = parse_flags(["--config", str(GAIA / "config.yaml"), "--num_gpus", "8"])
     _, gpus = placed(config)
     assert (gpus.trainer, gpus.servers) == ((0, 1, 2, 3), ((4,), (5,), (6,), (7,)))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder with a page, and the page's address."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "page.html").write_text("<title>Lamps</title><p>The desk lamp costs 21 euro.</p>")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_address[1]}/page.html"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_the_research_servers_that_the_desktops_script_installs_answer(
+    tmp_path: Path, files: tuple[Path, str]
+) -> None:
+    folder, page = files
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agentrl/research"
+    script = [ROOT / "scripts/install_desktop", "--required", "--research", cache]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=500, check=False)
+    if done.returncode:
+        pytest.skip(done.stderr.strip()[-200:])
+    servers = json.loads((GAIA / "servers.json").read_text())["mcpServers"]
+    del servers["search"]  # is a service that wants a key
+    # The page is on this machine, which this server reads from only when it is told to.
+    local = {**servers["fetch"], "args": ["--ignore-robots-txt", "--allow-private-ips"]}
+    programs = {"PATH": f"{cache}/bin:{os.environ['PATH']}", "GAIA_FILES": str(folder)}
+
+    async def said(tool: str, **arguments: str) -> str:
+        answer = await client.call_tool(tool, arguments)
+        return "\n".join(part.text for part in answer.content if isinstance(part, TextContent))
+
+    with environments(tmp_path) as start:
+        environment = start({**servers, "local": local}, environment=programs)
+        async with environment.client() as client:
+            assert "Page Title: Lamps" in await said("browser_navigate", url=page)
+            assert "The desk lamp costs 21 euro." in await said("browser_snapshot")
+            assert "The desk lamp costs 21 euro." in await said("local.fetch", url=page)
+            assert "not a public address" in await said("fetch.fetch", url=page)
+            assert "costs 21" in await said("read_text_file", path=f"{folder}/page.html")
+            assert "denied" in await said("read_text_file", path="/etc/hostname")
