@@ -10,10 +10,12 @@ import asyncio
 import functools
 import inspect
 import logging
+import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime
+from itertools import chain, repeat
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
@@ -51,7 +53,10 @@ R = TypeVar("R")
 DURABLE = WriteConcern(w="majority", j=True)
 """An acknowledged write survives the death of any process and of a minority of the servers."""
 RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0, 4.0)
-"""Waits before a repeated operation, after the driver's own retry. Covers a step-down or restart."""
+"""Waits before an operation is repeated, after the driver's own retry; the last one recurs."""
+OUTAGE_SECONDS = 20.0
+"""How long a repeatable operation is retried by default. Covers a step-down or a restart."""
+_OUTAGE_NOTICE_SECONDS = 15.0
 SELECTION_SECONDS = 2.5
 """How long one try of an operation, the first too, waits for a server that accepts it."""
 SETTLE_SECONDS = 0.05
@@ -82,6 +87,7 @@ class RunDatabase:
         uri: str,
         *,
         of_forks: bool = False,
+        outage_seconds: float = OUTAGE_SECONDS,
     ) -> None:
         """Wrap a driver's database.
 
@@ -91,11 +97,14 @@ class RunDatabase:
             uri: the address for error messages, which never show its password.
             of_forks: take tasks, records and turns from the collections of forks, where nothing
                 that trains, counts or exports looks.
+            outage_seconds: how long repeatable operations are retried while the server is away.
         """
         self.client = client
         self.handle = handle
         self.uri = uri
         self._of_forks = of_forks
+        self._outage_seconds = outage_seconds
+        self._next_notice = 0.0
         self.clock = ServerClock()
         self.leases = FreshLeases()
         self.runs = self["runs"]
@@ -120,7 +129,13 @@ class RunDatabase:
 
     def of_forks(self) -> "RunDatabase":
         """Return the same database with the collections of forks."""
-        return RunDatabase(self.client, self.handle, self.uri, of_forks=True)
+        return RunDatabase(
+            self.client,
+            self.handle,
+            self.uri,
+            of_forks=True,
+            outage_seconds=self._outage_seconds,
+        )
 
     @property
     def name(self) -> str:
@@ -178,6 +193,33 @@ class RunDatabase:
             kind = StoreUnreachable if is_away else StoreError
             raise kind(f"{what}: {_one_line(error, self.uri)}") from error
 
+    async def retried(self, attempt: Callable[[], Awaitable[R]]) -> R:
+        """Repeat an operation while it fails for a reason that passes, `outage_seconds` at most."""
+        delays = chain(RETRY_DELAYS_SECONDS, repeat(RETRY_DELAYS_SECONDS[-1]))
+        deadline = None
+        while True:
+            try:
+                return await attempt()
+            except PyMongoError as error:
+                if not is_passing(error):
+                    raise
+                now, delay = time.monotonic(), next(delays)
+                # The first failure starts the outage: an attempt itself may take long.
+                deadline = deadline or now + self._outage_seconds
+                if now + delay > deadline:
+                    raise
+                self._note_outage(error, deadline - now)
+            await asyncio.sleep(delay)
+
+    def _note_outage(self, error: PyMongoError, seconds_left: float) -> None:
+        """Log an outage that outlasts the default patience; one line for all operations that wait."""
+        now = time.monotonic()
+        if self._outage_seconds > OUTAGE_SECONDS and now >= self._next_notice:
+            self._next_notice = now + _OUTAGE_NOTICE_SECONDS
+            logger.warning(
+                "%s; retrying for up to %.0f s", _one_line(error, self.uri), seconds_left
+            )
+
     def no_run(self) -> StoreError:
         """Return the error of an operation that needs a run where there is none."""
         return StoreError(f"database {self.name!r} holds no run yet")
@@ -207,7 +249,7 @@ def operation(
     """Make a method an operation on the database.
 
     Driver errors become StoreErrors. A repeatable operation (one that may run twice without harm)
-    is tried again, a bounded number of times, when the connection or the primary went away.
+    is retried for a bounded time when the connection or the primary went away.
 
     Args:
         what: what is being done, for the error text.
@@ -218,15 +260,9 @@ def operation(
     def decorate(method: _Method[D, P, R]) -> _Method[D, P, R]:
         @functools.wraps(method)
         async def wrapper(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            attempt = functools.partial(method, self, *args, **kwargs)
             async with self._db.boundary(what):
-                for delay in RETRY_DELAYS_SECONDS if repeatable else ():
-                    try:
-                        return await method(self, *args, **kwargs)
-                    except PyMongoError as error:
-                        if not is_passing(error):
-                            raise
-                        await asyncio.sleep(delay)
-                return await method(self, *args, **kwargs)
+                return await (self._db.retried(attempt) if repeatable else attempt())
 
         return wrapper
 
@@ -312,7 +348,10 @@ def hosts_in_the_clear(uri: str) -> list[str]:
 
 @asynccontextmanager
 async def connected(
-    uri: str, name: str | None, server_selection_timeout: float
+    uri: str,
+    name: str | None,
+    server_selection_timeout: float,
+    outage_seconds: float = OUTAGE_SECONDS,
 ) -> AsyncIterator[RunDatabase]:
     """Connect, check that the server answers, and close on exit.
 
@@ -328,7 +367,8 @@ async def connected(
             ", ".join(clear),
         )
     try:
-        database = RunDatabase(client, _durable_database(client, name), uri)
+        handle = _durable_database(client, name)
+        database = RunDatabase(client, handle, uri, outage_seconds=outage_seconds)
         async with database.boundary("connect"):
             await _check_reachable(client)
             await database.server_time()

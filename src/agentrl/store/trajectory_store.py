@@ -14,7 +14,14 @@ from agentrl.schema import SCHEMA_VERSION
 from agentrl.store.collections.indexes import INDEXES, ledger_indexes
 from agentrl.store.collections.validators import ensure_validators
 from agentrl.store.collections.views import ensure_views
-from agentrl.store.database import SELECTION_SECONDS, RunDatabase, connected, given, operation
+from agentrl.store.database import (
+    OUTAGE_SECONDS,
+    SELECTION_SECONDS,
+    RunDatabase,
+    connected,
+    given,
+    operation,
+)
 from agentrl.store.repositories.blobs import BlobRepository, ImageRepository
 from agentrl.store.repositories.browsing import BrowseRepository
 from agentrl.store.repositories.fenced_records import FencedRecords
@@ -118,6 +125,7 @@ class TrajectoryStore:
         database: str | None = None,
         *,
         server_selection_timeout: float = SELECTION_SECONDS,
+        outage_seconds: float = OUTAGE_SECONDS,
     ) -> AsyncIterator[Self]:
         """Connect, check that the server answers, and close on exit.
 
@@ -126,12 +134,15 @@ class TrajectoryStore:
                 majority-acknowledged and journaled.
             database: name of the database; by default the one in the URI.
             server_selection_timeout: seconds to wait for a server that accepts writes.
+            outage_seconds: how long operations that may be repeated are retried once connected.
 
         Raises:
             ConfigError: the URI is malformed, or no database is named.
             StoreError: no server answers, it refuses the login, or a later release wrote the database.
         """
-        async with connected(uri, database, server_selection_timeout) as run_database:
+        async with connected(
+            uri, database, server_selection_timeout, outage_seconds
+        ) as run_database:
             store = cls(run_database)
             # What it means is not known here, be it read or written. Those of before can be read.
             version = await store._schema_version()

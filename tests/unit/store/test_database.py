@@ -170,11 +170,24 @@ async def test_a_primary_that_leaves_while_a_write_is_confirmed_is_waited_for(
         assert await store.ledger.commit("trainer", 1) == 2
 
 
-async def test_a_primary_that_does_not_come_back_is_told_as_one_that_may(
-    failing_mongod: EmbeddedMongo, monkeypatch: pytest.MonkeyPatch
+async def test_an_outage_beyond_the_default_is_ridden_out_and_logged_once(
+    failing_mongod: EmbeddedMongo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agentrl.store.database.RETRY_DELAYS_SECONDS", (0.01,))
-    async with TrajectoryStore.connect(f"{failing_mongod.uri('gone')}&{QUICK}") as store:
+    uri = f"{failing_mongod.uri('outage')}&{QUICK}"
+    async with TrajectoryStore.connect(uri, outage_seconds=300) as store:
+        await store.ensure_schema()
+        fail(failing_mongod, "find", times=7, errorCode=11602)
+        assert [await store.tasks.get("train/0/q0"), await store.tasks.get("x")] == [None, None]
+    notices = [line for line in caplog.messages if "retrying for up to 300 s" in line]
+    assert len(notices) == 1
+    assert notices[0].startswith("MongoDB at 127.0.0.1:")
+
+
+async def test_a_primary_that_does_not_come_back_is_told_as_one_that_may(
+    failing_mongod: EmbeddedMongo,
+) -> None:
+    uri = f"{failing_mongod.uri('gone')}&{QUICK}"
+    async with TrajectoryStore.connect(uri, outage_seconds=0.5) as store:
         await store.ensure_schema()
         leave(failing_mongod, "insert", 11602, times=20)
         with pytest.raises(StoreUnreachable, match=r"add tasks: MongoDB at .* does not answer"):

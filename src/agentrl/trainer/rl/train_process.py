@@ -64,6 +64,12 @@ from agentrl.trainer.trainer_lease import trainer_lease
 
 logger = logging.getLogger(__name__)
 
+_OUTAGE_SECONDS = 300.0
+"""How long the trainer retries while MongoDB is away: as long as a private mongod may take to start.
+
+A trainer that ends instead loses its steps since the last checkpoint.
+"""
+
 
 def train(config: RootConfig) -> TrainResult | None:
     """Train a run, or resume it from its newest checkpoint.
@@ -173,7 +179,9 @@ def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManage
         raise ConfigError(
             "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
         )
-    return TrajectoryStore.connect(uri.get_secret_value(), run_name)
+    return TrajectoryStore.connect(
+        uri.get_secret_value(), run_name, outage_seconds=_OUTAGE_SECONDS
+    )
 
 
 def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]:

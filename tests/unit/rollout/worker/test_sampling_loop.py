@@ -431,16 +431,14 @@ async def test_an_attempt_that_a_dead_database_ends_does_not_count(
     renderer: Renderer,
     tools_url: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("agentrl.store.database.RETRY_DELAYS_SECONDS", (0.1,))
     gate = threading.Event()
     with (
         serve_script(renderer, look_then_answer, gate=gate) as engine,
         EmbeddedMongo(tmp_path / "mongo") as mongo,
     ):
-        async with TrajectoryStore.connect(mongo.uri("run")) as store:
+        async with TrajectoryStore.connect(mongo.uri("run"), outage_seconds=0.5) as store:
             await store.ensure_schema()
             await begin_run(store, engine, task(0))
             async with (
