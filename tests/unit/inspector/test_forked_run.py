@@ -21,7 +21,7 @@ from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "MONGODB_URI"}
-LONG_MS = 120_000
+LONG_MS = 300_000
 
 
 @pytest.fixture(scope="module")

@@ -179,9 +179,7 @@ def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManage
         raise ConfigError(
             "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
         )
-    return TrajectoryStore.connect(
-        uri.get_secret_value(), run_name, outage_seconds=_OUTAGE_SECONDS
-    )
+    return TrajectoryStore.connect(uri.get_secret_value(), run_name, outage_seconds=_OUTAGE_SECONDS)
 
 
 def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]:
