@@ -38,3 +38,22 @@ def test_gradients_of_trees_are_those_of_turns_through_the_model_as_it_came(fami
         assert merged_loss == pytest.approx(loss, rel=1e-11)
         assert relative_error(merged, expected) <= 1e-12
         assert (num_chunked(step) > 0) == (token_budget == 12)
+
+
+@pytest.mark.filterwarnings("ignore:.*falling back to its reference PyTorch implementation")
+@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear"])
+def test_a_delta_rule_may_take_any_number_of_calls(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(family)
+    model.set_attn_implementation(TREE_ATTENTION)
+    policy = wrap_policy(model)
+    step = build_step(GROUPS, policy_version=3, token_budget=10**6)
+    found = []
+    for tokens in (10**6, 2):
+        monkeypatch.setattr("agentrl.models.recurrent.scan._CPU_BLOCK", tokens)
+        found.append(gradient(policy, step, kind="REINFORCE"))
+    (whole_loss, whole), (loss, divided) = found
+    assert loss == pytest.approx(whole_loss, rel=1e-11)
+    assert relative_error(divided, whole) <= 1e-12
+    assert not torch.equal(divided, whole), "both took the same calls"
