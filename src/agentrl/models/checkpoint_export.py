@@ -10,8 +10,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import WriteError
+from agentrl.models.checkpoint_layout import checkpoint_tensors
 from agentrl.models.policy import PolicyModel
 from agentrl.runtime.atomic_directory import atomic_directory
 
@@ -66,11 +69,38 @@ def save_hf(
     Raises:
         WriteError: writing failed, for example on a full disk.
     """
+    model: PreTrainedModel = policy.model
+    state, is_arranged = _as_in_checkpoint(model, state_dict or model.state_dict())
     with weights_appear_whole(Path(path)) as partial:
-        policy.model.save_pretrained(partial, state_dict=state_dict)
+        model.save_pretrained(partial, state_dict=state, save_original_format=not is_arranged)
         for name, content in (tokenizer_files or {}).items():
             (partial / name).write_bytes(content)
     return Path(path)
+
+
+def _as_in_checkpoint(
+    model: PreTrainedModel, state: dict[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """Return a state as the tensors of a checkpoint, and whether it could be arranged as such.
+
+    Experts are views of their stacks: transformers would copy the stacks. A family whose checkpoints
+    name or arrange anything otherwise is left to transformers.
+    """
+    views = dict(view for entry in state.items() for view in checkpoint_tensors(*entry))
+    wanted = revert_weight_conversion(model, {name: t.to("meta") for name, t in state.items()})
+    if {name: t.shape for name, t in wanted.items()} != {
+        name: t.shape for name, t in views.items()
+    }:
+        return state, False
+    return {name: state.get(name, _with_own_storage(view)) for name, view in views.items()}, True
+
+
+def _with_own_storage(view: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as a tensor of its own: transformers copies views of one storage."""
+    if not (view.is_cpu and view.is_contiguous()):
+        return view
+    data = torch.from_numpy(view.detach().view(-1).view(torch.uint8).numpy())
+    return data.view(view.dtype).view(view.shape)
 
 
 @contextmanager

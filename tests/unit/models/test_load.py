@@ -16,7 +16,7 @@ from transformers.utils import logging
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError, WriteError
 from agentrl.models.checkpoint_export import read_tokenizer_files, save_hf
-from agentrl.models.load import load_policy
+from agentrl.models.load import load_policy, wrap_policy
 from agentrl.models.policy import target_logprobs
 
 logging.disable_progress_bar()
@@ -33,6 +33,17 @@ def test_saved_policy_loads_with_the_same_logprobs(
     save_hf(policy, tmp_path / "policy", state_dict=policy.model.state_dict() if given else None)
     loaded = load_policy(tmp_path / "policy")
     assert torch.equal(target_logprobs(loaded, row).logprobs, target_logprobs(policy, row).logprobs)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss", "llama"])
+def test_a_saved_policy_is_what_transformers_writes(tmp_path: Path, family: str) -> None:
+    policy = wrap_policy(tiny_model(family))
+    policy.model.save_pretrained(tmp_path / "expected")
+    for name in ("own", "gathered"):
+        state = policy.model.state_dict() if name == "gathered" else None
+        path = save_hf(policy, tmp_path / name, state_dict=state)
+        for file in (tmp_path / "expected").iterdir():
+            assert (path / file.name).read_bytes() == file.read_bytes()
 
 
 def test_saving_again_replaces_the_directory_and_leaves_no_litter(tmp_path: Path) -> None:
