@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import click
 
 from agentrl.errors import AgentRLError
+from agentrl.runtime.private_memory import keep_memory_private
 from agentrl.runtime.proxies import direct_to_this_machine
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -96,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_outputs()
     _escape_what_no_output_has()
     _let_nobody_else_write()
+    keep_memory_private()
     _leave_words_to_errors()
     os.environ.update(direct_to_this_machine(os.environ))
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
