@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from fuzz.asked import num_cases_of, report
+from harness.loop_watchdog import LoopWatchdog
 from hypothesis import settings
 from support.fuzzing import TryCases
-from support.loop_watchdog import LoopWatchdog
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from harness.started import END_SECONDS, metrics, started
 from support.demo_run import ROOT, RUN_NAME, logs, run_command
-from support.started import END_SECONDS, metrics, started
 
 from agentrl.runtime.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
 from agentrl.store import TrajectoryStore

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from harness.started import Started, metrics, started
 from support.demo_run import logs, run_command
-from support.started import Started, metrics, started
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fuzz.asked import num_cases_of, report
+from harness.loop_watchdog import LoopWatchdog
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
-from support.loop_watchdog import LoopWatchdog
 
 
 @dataclass

@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.attacks.files import (
+    endless_element,
+    endless_line,
+    parquet_bomb,
+    pipe,
+    repeated_cells,
+)
 from support.tool_server import picture
 
 from agentrl.config.sections import DataSection
@@ -365,47 +372,7 @@ def test_an_abandoned_epoch_leaves_nothing_open(tmp_path: Path) -> None:
     del tasks  # an open spool would be reported as a leaked file
 
 
-def no_file(tmp_path: Path) -> Path:
-    path = tmp_path / "pipe.jsonl"
-    os.mkfifo(path)
-    return path
-
-
-def endless_line(tmp_path: Path) -> Path:
-    path = tmp_path / "line.jsonl.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        for _ in range(1500):
-            file.write(b"x" * 2**20)
-    return path
-
-
-def endless_element(tmp_path: Path) -> Path:
-    path = tmp_path / "list.json.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(b'["')
-        for _ in range(1500):
-            file.write(b"x" * 2**20)
-    return path
-
-
-def parquet_bomb(tmp_path: Path) -> Path:
-    pa, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    path = tmp_path / "bomb.parquet"
-    cell = "x" * 2**22
-    table = pa.table({"question": pa.array([cell] * 400)})
-    parquet.write_table(table, path, use_dictionary=False, compression="zstd")
-    return path
-
-
-def repeated_cells(tmp_path: Path) -> Path:
-    pa, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    path = tmp_path / "cells.parquet"
-    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), ["x" * 2**25])
-    parquet.write_table(pa.table({"question": cells}), path, store_schema=False)
-    return path
-
-
-@pytest.mark.parametrize("make", [no_file, lambda _: Path("/dev/zero")])
+@pytest.mark.parametrize("make", [pipe, lambda _: Path("/dev/zero")])
 def test_a_device_or_a_pipe_is_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     with pytest.raises(DatasetError, match="a device or a pipe; give a file"):
         list(read_entries(make(tmp_path)))

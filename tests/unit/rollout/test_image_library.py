@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.attacks.addresses import PRIVATE
 from harness.scripted_engine import ScriptedEngine, serve_script
 from harness.tiny_tokenizer import IMAGE_TOKEN, write_seeing_tokenizer
 from support.play import begin_run, open_play, play, tool_call
@@ -37,13 +38,7 @@ ANSWER = "<answer>7</answer>"
 
 @pytest.mark.parametrize(
     "address",
-    [
-        *("64:ff9b::169.254.169.254", "64:ff9b::127.0.0.1", "64:ff9b:1::8.8.8.8", "2002:7f00:1::"),
-        *("2002:a9fe:a9fe::1", "fec0::1", "::127.0.0.1", "::8.8.8.8", "::ffff:10.0.0.1", "::1"),
-        *("2001:0:4136:e378::1", "192.0.0.192", "168.63.129.16", "::ffff:168.63.129.16"),
-        *("100.100.100.200", "169.254.169.254", "fd00::1", "fe80::1%eth0", "0.0.0.0", "::"),
-        *("224.0.0.1", "ff02::1", "255.255.255.255", "192.88.99.1", "::ffff:0:127.0.0.1"),
-    ],
+    PRIVATE,
 )
 def test_no_way_of_writing_an_address_leads_to_a_private_network(address: str) -> None:
     assert not image_library._is_allowed(address, ())

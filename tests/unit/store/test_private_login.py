@@ -1,54 +1,15 @@
 """Another user of the same machine, `nobody`, beside a private mongod."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.attacks.stranger import as_stranger
 from pymongo import MongoClient
 
 from agentrl.store.private_mongod import EmbeddedMongo, running_uri
-
-NOBODY = 65534
-
-AS_STRANGER = """
-import os
-import sys
-from pymongo import MongoClient
-from pymongo.errors import PyMongoError
-
-# Only now: an interpreter below /root can be started by root alone.
-port, folder, user = sys.argv[1:]
-os.setgroups([])
-os.setgid(int(user))
-os.setuid(int(user))
-client = MongoClient(f"mongodb://127.0.0.1:{port}/?directConnection=true", serverSelectionTimeoutMS=5000)
-run = client["run"]
-def files():
-    return [open(os.path.join(folder, name)).read() for name in os.listdir(folder)]
-attempts = {
-    "answers are read": lambda: run.tasks.find_one(),
-    "a score is altered": lambda: run.records.update_one({}, {"$set": {"score.value": 1.0}}),
-    "a server is registered": lambda: run.inference_services.insert_one({"base_url": "http://me"}),
-    "a user is created": lambda: client.admin.command("createUser", "me", pwd="me", roles=["root"]),
-    "the replica set is read": lambda: client.local["system.replset"].find_one(),
-    "databases are listed": lambda: client.list_database_names(),
-    "the server is ended": lambda: client.admin.command("shutdown", force=True),
-    "files are read": files,
-}
-for name, attempt in attempts.items():
-    try:
-        attempt()
-    except PyMongoError as error:
-        print(f"{name}: refused {getattr(error, 'code', None)}")
-    except OSError:
-        print(f"{name}: refused {13}")
-    else:
-        print(f"{name}: DONE")
-"""
 
 
 @pytest.fixture
@@ -66,17 +27,10 @@ def test_another_user_can_neither_read_nor_alter_nor_register(open_folder: Path)
         with MongoClient[dict[str, object]](mongo.uri()) as client:
             client["run"].tasks.insert_one({"answer": "the reference"})
             client["run"].records.insert_one({"score": {"value": 0.0}})
-        stranger = subprocess.run(
-            [sys.executable, "-c", AS_STRANGER, str(mongo.port), str(data_dir), str(NOBODY)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        said = as_stranger(mongo.port, data_dir)
         with MongoClient[dict[str, object]](mongo.uri()) as client:
             assert client["run"].records.find_one({"score.value": 1.0}) is None
             assert client["run"].inference_services.find_one() is None
-    said = stranger.stdout.splitlines()
     assert len(said) == 8
     assert [line for line in said if not line.endswith("refused 13")] == []
 

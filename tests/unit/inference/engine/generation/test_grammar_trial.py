@@ -1,10 +1,10 @@
 """Grammars that native code dies of, or takes forever for, end a child and not the engine."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.attacks.hostile_requests import KILLERS
 from harness.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
@@ -22,28 +22,6 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarTrial]:
     opened = GrammarTrial(Path(file), size, frozenset({end}))
     yield opened
     opened.close()
-
-
-def reference_chain(length: int) -> str:
-    links = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(length)}
-    links[f"a{length}"] = {"type": "string"}
-    return json.dumps({"$ref": "#/$defs/a0", "$defs": links})
-
-
-def nested_objects(depth: int) -> str:
-    return '{"type":"object","properties":{"a":' * depth + "{}" + "}}" * depth
-
-
-def rule_chain(length: int) -> str:
-    rules = [f"r{n}: r{n + 1}" for n in range(length)]
-    return "\n".join(["start: r0", *rules, f'r{length}: "a"'])
-
-
-KILLERS = [
-    Grammar(kind="json_schema", text=reference_chain(20_000)),
-    Grammar(kind="json_schema", text=nested_objects(1_000)),
-    Grammar(kind="ebnf", text=rule_chain(20_000)),
-]
 
 
 @pytest.mark.parametrize("grammar", KILLERS, ids=lambda grammar: grammar.kind)

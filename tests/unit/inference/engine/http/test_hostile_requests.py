@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from harness.attacks.hostile_requests import PROMPTS, SAMPLING, reference_chain
 from transformers import PreTrainedModel
 
 from agentrl.inference.engine.engine_config import EngineConfig
@@ -18,7 +19,6 @@ from agentrl.inference.engine.http.http_routes import make_app
 PROMPT = {"input_ids": [1, 2, 3]}
 WELL = {**PROMPT, "sampling_params": {"max_new_tokens": 4, "sampling_seed": 7}}
 JSON = {"Content-Type": "application/json"}
-DEEP_LIST = "[" * 90_000 + "]" * 90_000
 
 
 @pytest.fixture
@@ -48,33 +48,7 @@ async def refused(app: httpx.AsyncClient, content: str) -> str:
 
 @pytest.mark.parametrize(
     "sampling",
-    [
-        '{"top_k": 18446744073709551615}',
-        '{"top_k": 4294967296}',
-        '{"top_k": 0}',
-        '{"min_new_tokens": 1, "stop_token_ids": [1000000]}',
-        '{"min_new_tokens": 1, "stop_token_ids": [-1000000]}',
-        '{"min_new_tokens": 1, "stop_token_ids": [1180591620717411303424]}',
-        '{"sampling_seed": 1606938044258990275541962092341162602522202993782792835301376}',
-        '{"sampling_seed": 9223372036854775808}',
-        '{"repetition_penalty": 5e-324}',
-        '{"temperature": 1e300}',
-        '{"temperature": 1e999}',
-        '{"temperature": NaN}',
-        '{"logit_bias": {"1": NaN}}',
-        '{"logit_bias": {"1": Infinity}}',
-        '{"logit_bias": {"1": 1e300}}',
-        '{"logit_bias": {"1' + "0" * 5000 + '": 1}}',
-        '{"stop": [""]}',
-        '{"stop": ""}',
-        '{"stop": ["' + "a" * 100_000 + '"]}',
-        json.dumps({"stop": ["a"] * 1000}),
-        '{"stop": ["\\ud800"]}',
-        '{"max_new_tokens": 1' + "0" * 300 + "}",
-        '{"n": 200000}',
-        '{"stream_interval": 1e30}',
-        '{"custom_params": ' + DEEP_LIST + "}",
-    ],
+    SAMPLING,
 )
 async def test_sampling_that_no_model_can_do_is_refused(
     app: httpx.AsyncClient, sampling: str
@@ -84,21 +58,7 @@ async def test_sampling_that_no_model_can_do_is_refused(
 
 @pytest.mark.parametrize(
     "content",
-    [
-        '{"text": []}',
-        '{"input_ids": []}',
-        '{"input_ids": [[]]}',
-        '{"input_ids": [1180591620717411303424]}',
-        '{"text": "\\udc80"}',
-        '{"text": "\ud800"}',
-        '{"input_ids": [1], "rid": "\\ud800"}',
-        json.dumps({"input_ids": [1], "rid": "r" * 10_000}),
-        json.dumps({"input_ids": [[1]] * 1000}),
-        json.dumps({"text": ["a"] * 1000}),
-        DEEP_LIST,
-        '{"text": ' + DEEP_LIST + "}",
-        '{"input_ids": [1' + "0" * 5000 + "]}",
-    ],
+    PROMPTS,
 )
 async def test_malformed_prompts_are_refused(app: httpx.AsyncClient, content: str) -> None:
     await refused(app, content)
@@ -155,7 +115,6 @@ async def test_a_request_that_fails_in_the_engine_ends_alone(
 
 
 async def test_a_schema_that_kills_the_compiler_is_refused(app: httpx.AsyncClient) -> None:
-    links = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(1_700)}
-    schema = json.dumps({"$ref": "#/$defs/a0", "$defs": {**links, "a1700": {}}})
-    body = {**PROMPT, "sampling_params": {"json_schema": schema + " " * 100_000}}
+    schema = reference_chain(1_700) + " " * 100_000
+    body = {**PROMPT, "sampling_params": {"json_schema": schema}}
     assert "at most" in await refused(app, json.dumps(body))

@@ -20,7 +20,7 @@ from typing import Any
 
 STALL_SECONDS = 0.25
 _LOOK_SECONDS = 0.05
-_TESTS = str(Path(__file__).parents[1])
+_TESTS = str(Path(__file__).parents[2] / "tests")
 _SOURCE = str(Path(__file__).parents[2] / "src" / "agentrl")
 _HANDLE: Any = asyncio.Handle
 _run = _HANDLE._run

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from support.demo_run import ROOT
+
+from harness.processes import ROOT
 
 START_SECONDS = 120
 END_SECONDS = 60
@@ -23,9 +24,11 @@ class Started:
         self._output = output
 
     def said(self) -> str:
+        """Return what it has written."""
         return self._output.read_text()
 
     def until(self, happened: Callable[[], object]) -> None:
+        """Wait until something has happened."""
         deadline = time.monotonic() + START_SECONDS
         while not happened():
             assert self.process.poll() is None, self.said()
@@ -33,9 +36,11 @@ class Started:
             time.sleep(0.1)
 
     def children(self) -> list[psutil.Process]:
+        """Return all that it started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def child(self, words: str) -> psutil.Process:
+        """Return the one child with these words in its command."""
         (found,) = [one for one in self.children() if words in " ".join(one.cmdline())]
         return found
 
@@ -50,6 +55,7 @@ class Started:
 
 @contextmanager
 def started(command: list[str], folder: Path) -> Iterator[Started]:
+    """Yield a command that runs; it ends, with its children, with the context."""
     with (folder / "said").open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     running = Started(process, folder / "said")
@@ -67,5 +73,6 @@ def started(command: list[str], folder: Path) -> Iterator[Started]:
 
 
 def metrics(folder: Path) -> list[dict[str, object]]:
+    """Return the steps that a run in a folder has made."""
     path = folder / "output/metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
