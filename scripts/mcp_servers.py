@@ -1,11 +1,11 @@
-"""Tries MCP servers that others wrote, and writes what came out to docs/mcp-servers.md.
+"""Tests third-party MCP servers and writes the results to docs/mcp-servers.md.
 
     .venv/bin/python scripts/mcp_servers.py              all servers, and the page
     .venv/bin/python scripts/mcp_servers.py NAME...      these servers, printed
 
-Installs them from PyPI and npm into a cache folder when they are missing. Each is asked for its tools,
-called once as it should be and once wrongly: over stdio and, where it can, over HTTP; with the protocol
-that it prefers, and as the 2025 protocols have it.
+Installs missing servers from PyPI and npm into a cache folder. Lists the tools of each server and makes one
+correct and one wrong call: over stdio and, if the server supports it, over HTTP; with the protocol that the
+server prefers, and with the 2025 protocols.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Tried:
         if self.problem:
             return self.problem
         marks = f"{'called' if self.is_called else 'call failed'}, "
-        marks += "failed well" if self.fails_well else "answered a wrong call without an error"
+        marks += "error reported" if self.fails_well else "wrong call answered without an error"
         return f"{self.version}: {self.num_tools} tools, {marks}"
 
 
@@ -227,7 +227,9 @@ async def main(names: Sequence[str]) -> None:
     """Try the servers, print and perhaps write the table."""
     chosen = [one for one in SERVERS if not names or one.name in names]
     install(chosen)
-    head = "| server | from | stdio | stdio, as in 2025 | HTTP | HTTP, as in 2025 |\n|---|---|---|---|---|---|\n"
+    head = (
+        "| server | from | stdio | stdio, 2025 | HTTP | HTTP, 2025 |\n|---|---|---|---|---|---|\n"
+    )
     rows = []
     for server in chosen:
         rows.append(await row_of(server) + "\n")

@@ -1,9 +1,9 @@
 """Fills the table of docs/performance.md from benchmarks/results/*.json.
 
     .venv/bin/python scripts/performance_page.py            write the table
-    .venv/bin/python scripts/performance_page.py --check    fail where the page says something else
+    .venv/bin/python scripts/performance_page.py --check    fail if the page differs
 
-A figure that no result holds is left out.
+A figure without a result is left out.
 """
 
 import argparse
@@ -34,35 +34,46 @@ class Figure:
 
 
 FIGURES = (
-    Figure("sampler CPU around a model call, ms", "turn_cost", "sampler_ms", "≤ 3"),
-    Figure("mongod CPU around a model call, ms", "turn_cost", "mongod_ms", "≤ 2"),
-    Figure("tokens/s of a sampler over the bare engine's", "rollout", "throughput_ratio", "≥ 0.95"),
+    Figure("sampler CPU per model call, ms", "turn_cost", "sampler_ms", "≤ 3"),
+    Figure("mongod CPU per model call, ms", "turn_cost", "mongod_ms", "≤ 2"),
+    Figure(
+        "tokens/s of a sampler relative to the bare engine", "rollout", "throughput_ratio", "≥ 0.95"
+    ),
     *(
         Figure(
-            f"rollouts/s by `--env {kind}:` over its own loop's",
+            f"rollouts/s of `--env {kind}:` relative to its own loop",
             "environments",
             f"{kind}.ratio",
             "≥ 0.95",
         )
         for kind in ("reasoning_gym", "textarena", "verifiers", "harbor")
     ),
-    Figure("claims/s over a bare PyMongo loop's", "store", "claims_ratio", "≥ 0.9"),
-    Figure("writes of turns/s over a bare loop's", "store", "turn_writes_ratio", "≥ 0.9"),
-    Figure("bytes a token, 200 turns", "store", "bytes_per_token_200_turns", "≤ 16", "{:.1f}"),
-    Figure("trainer's reads/s over a bare cursor's", "store", "reads_ratio", "1"),
+    Figure("claims/s relative to a bare PyMongo loop", "store", "claims_ratio", "≥ 0.9"),
+    Figure("turn writes/s relative to a bare PyMongo loop", "store", "turn_writes_ratio", "≥ 0.9"),
+    Figure("bytes per token, 200 turns", "store", "bytes_per_token_200_turns", "≤ 16", "{:.1f}"),
+    Figure("trainer reads/s relative to a bare cursor", "store", "reads_ratio", "1"),
     Figure(
-        "engine over `generate` in batches", "engine", "burst.engine_over.static_generate", "≥ 2"
+        "engine speed relative to batched `generate`",
+        "engine",
+        "burst.engine_over.static_generate",
+        "≥ 2",
     ),
     Figure(
-        "engine over transformers' continuous batching",
+        "engine speed relative to transformers' continuous batching",
         "engine",
         "burst.engine_over.continuous_batching",
         "≥ 3",
     ),
-    Figure("merged steps of the demo over separate turns", "replay", "speedup.tree", "", "{:.1f}"),
+    Figure(
+        "demo steps with merging, speed relative to separate turns",
+        "replay",
+        "speedup.tree",
+        "",
+        "{:.1f}",
+    ),
     *(
         Figure(
-            f"token trees of {kind} layers over their bound, branching",
+            f"token trees of {kind} layers relative to their bound, branching",
             "tree",
             f"workloads.branching/{name}.share_of_bound",
             "≥ 0.85",
@@ -80,24 +91,39 @@ FIGURES = (
         "",
         "{:.0f}",
     ),
-    Figure("publishing by disk over its bound", "weight_sync", "ratio", "≤ 1.2"),
-    Figure("publishing by broadcast over its bound", "weight_sync", "broadcast_ratio", "≤ 1.2"),
-    Figure("publishing of dense models over its bound", "weight_sync", "dense_ratio", "≤ 1.2"),
+    Figure("publishing time by disk relative to its bound", "weight_sync", "ratio", "≤ 1.2"),
     Figure(
-        "bytes of a delta over all bytes, learning rate 1e-6",
+        "publishing time by broadcast relative to its bound",
+        "weight_sync",
+        "broadcast_ratio",
+        "≤ 1.2",
+    ),
+    Figure(
+        "publishing time of dense models relative to its bound",
+        "weight_sync",
+        "dense_ratio",
+        "≤ 1.2",
+    ),
+    Figure(
+        "bytes of a delta relative to all bytes, learning rate 1e-6",
         "weight_sync",
         "delta.experts.rates.1.bytes_ratio",
         "",
         "{:.3f}",
     ),
-    Figure("wall time to reward 0.8 over TRL's", "time_to_reward", "wall_ratio", "≤ 0.5"),
-    Figure("planned against measured memory, error", "plan", "largest_error", "≤ 10 %", "{:.1%}"),
-    Figure("trainer over measured GEMM peak, least", "trainer", "least_share", "≥ 0.6"),
+    Figure("wall time to reward 0.8 relative to TRL", "time_to_reward", "wall_ratio", "≤ 0.5"),
+    Figure("error of planned memory", "plan", "largest_error", "≤ 10 %", "{:.1%}"),
+    Figure(
+        "trainer speed relative to the measured GEMM peak, minimum",
+        "trainer",
+        "least_share",
+        "≥ 0.6",
+    ),
     Figure("idle share of the trainer, 256 servers", "scale_sim", "idle_share", "", "{:.1%}"),
     Figure("first answer of a page at 1,000,000 turns, s", "ui", "first_answer_seconds_max", "≤ 1"),
     Figure("search at 1,000,000 turns, s", "ui", "search_seconds_max", "≤ 0.3"),
     Figure(
-        "steps/s with an inspector's page open over those without",
+        "steps/s with an open inspector page relative to none",
         "ui",
         "step_rate_ratio",
         "≥ 0.98",
