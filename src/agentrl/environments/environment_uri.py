@@ -6,6 +6,7 @@ environment exists is known to the interpreter that has its package alone (`Envi
 
 import hashlib
 import json
+import math
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from agentrl.errors import ConfigError
+from agentrl.runtime.printable import one_line
 from agentrl.schema import EnvironmentTask
 
 PACKAGES = {
@@ -27,6 +29,7 @@ PACKAGES = {
 """The kinds that need a package, and the package."""
 KINDS = (*PACKAGES, "harbor")
 _SEEDED = frozenset({"reasoning_gym", "textarena", "openenv"})
+_MAX_SHOWN, _MAX_DIGITS = 40, 20
 _NO_ID = re.compile(r"[^\w.-]+")
 PLACE = Path(".agentrl/environments")
 """Folder of the environments' own interpreters, one folder a kind."""
@@ -62,7 +65,11 @@ class EnvironmentUri:
         given = [name for name, _ in pairs]
         if len(set(given)) < len(given) or len(pairs) != len(list(filter(None, query.split("&")))):
             raise ConfigError(f"{flag} {text}: write parameters once each, as ?size=20&seed=1")
-        return cls(kind, name, {key: _value(value) for key, value in pairs})
+        try:
+            args = {key: _value(key, value) for key, value in pairs}
+        except ConfigError as error:
+            raise ConfigError(f"{flag} {kind}:{name}: {error}") from None
+        return cls(kind, name, args)
 
     @classmethod
     def of(cls, task: EnvironmentTask) -> "EnvironmentUri":
@@ -107,9 +114,30 @@ class EnvironmentUri:
         return f"python3 -m venv {folder} && {folder}/bin/pip install {PACKAGES[self.kind]}"
 
 
-def _value(text: str) -> Any:
-    """Return a parameter's value: a number, a truth value or a list in JSON, else the text."""
+def _value(key: str, text: str) -> Any:
+    """Return a parameter's value: a number, a truth value or a list in JSON, else the text.
+
+    Raises:
+        ConfigError: the store cannot hold it.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except OverflowError:
+        problem = "expected a number of 64 bits"
+    except RecursionError:
+        problem = "it nests too deeply"
     except ValueError:
         return text
+    raise ConfigError(f"{key}={one_line(text, _MAX_SHOWN)}: {problem}")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS or not -(2**63) <= int(digits) < 2**63:
+        raise OverflowError(digits)
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise OverflowError(digits)
+    return number

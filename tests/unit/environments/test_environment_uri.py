@@ -31,6 +31,18 @@ def test_a_uri_names_kind_environment_and_typed_arguments() -> None:
         ("leg_counting", r"unknown kind 'leg_counting' \(known: .*\); write KIND:NAME"),
         ("textarena:", "it names no environment; write textarena:NAME"),
         ("textarena:Hangman-v0?size=1&size=2", "write parameters once each"),
+        (
+            f"textarena:Hangman-v0?seed={10**24}",
+            "seed=1000000000000000000000000: expected a number",
+        ),
+        ("textarena:Hangman-v0?seed=-9223372036854775809", "seed=.*: expected a number of 64 bits"),
+        (
+            "textarena:Hangman-v0?turns=[1,1e999]",
+            r"turns=\[1,1e999\]: expected a number of 64 bits",
+        ),
+        ("textarena:Hangman-v0?turns=NaN", "turns=NaN: expected a number of 64 bits"),
+        (f"textarena:Hangman-v0?size={'9' * 5000}", "size=9999.*: expected a number of 64 bits"),
+        (f"textarena:Hangman-v0?size={'[' * 99999}", r"size=\[\[.*: it nests too deeply"),
     ],
 )
 def test_a_mistake_is_said_in_one_line(text: str, problem: str) -> None:
