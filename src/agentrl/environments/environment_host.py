@@ -67,7 +67,7 @@ class _Host:
         except ModuleNotFoundError as error:
             words = _in_words(error)
             self._failure = {"missing": error.name} if error.name else {"mistake": words}
-        except Exception as error:  # noqa: BLE001  (whatever a package raises on what it was given)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a package raises on what it was given)
             traceback.print_exc()
             self._failure = {"mistake": _in_words(error)}
 

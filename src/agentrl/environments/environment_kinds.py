@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Protocol
 
+MAX_TASKS = 1_000_000
 _MAX_SHOWN = 3
 _DEFAULT_SIZE = 500
 _MAX_SHELL_CHARS, _MAX_COMMAND_BYTES = 8000, 100_000
@@ -373,5 +374,5 @@ def _check_arguments(args: Mapping[str, Any], *known: Mapping[str, Any]) -> None
             fits or (isinstance(default, float) and isinstance(value, int))
         ):
             raise Mistake(f"{name}={value}: expected a value such as {default}")
-    if args.get("size", 1) < 1:
-        raise Mistake(f"size={args['size']}: expected a number from 1")
+    if not 1 <= args.get("size", 1) <= MAX_TASKS:
+        raise Mistake(f"size={args['size']}: expected a number from 1 to {MAX_TASKS:,}")

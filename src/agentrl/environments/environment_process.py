@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentrl.config.sections import DataSection
+from agentrl.environments.environment_kinds import MAX_TASKS
 from agentrl.environments.environment_uri import EnvironmentUri
 from agentrl.errors import AgentError, AgentWorkerError, ConfigError
 from agentrl.runtime.printable import one_line
@@ -21,7 +22,6 @@ from agentrl.schema import AgentResult
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 START_SECONDS = 120.0
-MAX_TASKS = 1_000_000
 _MAX_WORDS = 400
 _HOST = Path(__file__).with_name("environment_host.py")
 _INHERITED = (

@@ -43,6 +43,8 @@ def reset(seed):
 
 class Game:
     def __init__(self, way="", reward=0):
+        if way == "leave":
+            sys.exit("no game without a licence")
         self.way, self.given = way, REWARDS[reward]
 
     def reset(self, num_players, seed):
@@ -133,6 +135,12 @@ async def test_a_game_that_cannot_begin_fails_its_attempt_alone(
             assert (await games.play(0, endpoint)).answer == "left"
         with pytest.raises(ConfigError, match=f"--env textarena:Maze-v0: {problem}"):
             games.rows([0, 1])
+
+
+def test_an_environment_that_ends_its_program_where_it_loads_says_why(section: DataSection) -> None:
+    problem = "--env textarena:Maze-v0: SystemExit: no game without a licence"
+    with environment(section, way="leave") as games, pytest.raises(ConfigError, match=problem):
+        games.size()
 
 
 async def test_what_a_game_prints_is_no_answer_and_is_not_kept_without_bound(
