@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 
 PACKAGES = Path(__file__).parents[2] / "benchmarks/harness/environments"
 OPENENV_SERVER = Path(__file__).parents[1] / "support/environments/openenv_server.py"
+OPENENV_TOOL_SERVER = OPENENV_SERVER.with_name("openenv_tool_server.py")
 MODEL_DIR = Path(__file__).parents[2] / "assets/demo/model"
 
 
@@ -202,6 +203,40 @@ async def test_steps_of_an_openenv_server_are_rewards_of_the_turns(store: Trajec
     assert [turn.reward for turn in turns] == [0.0, -0.25, None]
     assert score.value == 1.0
     assert "that is no action of the schema" in turns[1].added_messages[0]["content"]
+
+
+async def test_the_tools_of_an_openenv_server_are_tools_of_the_policy(
+    store: TrajectoryStore,
+) -> None:
+    server: list[str | Path] = [python_with("openenv"), OPENENV_TOOL_SERVER, "{port}"]
+    with listening_process(server) as url:
+        section = data(f"openenv:{url}?size=2&seed=5", shuffle=False)
+        number = Random(5).randint(1, 3)
+        guesses = ("many", 3 if number == 1 else 1, number)
+        said = [tool_call("guess", number=guess) for guess in guesses]
+        result, turns, score = await played(store, section, tasks_of(section)[0], *said)
+    assert [spec["function"]["name"] for spec in turns[0].tools] == ["guess"]
+    assert turns[0].tools[0]["function"]["description"] == "Guess the number."
+    assert (result.outcome, result.final_answer) == ("answered", f'guess({{"number": {number}}})')
+    assert (result.reward, result.metrics) == (1.0, {"return": 0.75, "actions": 3.0})
+    assert [turn.reward for turn in turns] == [None, -0.25, None]
+    told = [result.content for turn in turns for result in turn.tool_results]
+    assert "valid integer" in told[0]
+    assert told[1:] == ["wrong"]
+    assert score.value == 1.0
+
+
+async def test_an_answer_without_a_call_ends_the_episode_of_a_tool_server(
+    store: TrajectoryStore,
+) -> None:
+    server: list[str | Path] = [python_with("openenv"), OPENENV_TOOL_SERVER, "{port}"]
+    with listening_process(server) as url:
+        section = data(f"openenv:{url}?size=1&seed=5", shuffle=False)
+        wrong = 3 if Random(5).randint(1, 3) == 1 else 1
+        said = (tool_call("guess", number=wrong), "I give up.")
+        result, turns, _ = await played(store, section, tasks_of(section)[0], *said)
+    assert (result.final_answer, result.reward) == ("I give up.", 0.0)
+    assert [turn.reward for turn in turns] == [-0.25, None]
 
 
 async def test_what_steps_have_paid_stays_when_the_policys_turns_are_used_up(

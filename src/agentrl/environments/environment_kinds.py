@@ -181,7 +181,10 @@ class Verifiers:
 
 
 class OpenEnv:
-    """`openenv:URL?size=...&seed=...`: a server's episodes, with a reward for each action in JSON."""
+    """`openenv:URL?size=...&seed=...`: a server's episodes, with a reward for each action.
+
+    Actions are JSON; those of a server that offers tools are calls of these.
+    """
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         self._client = importlib.import_module("openenv.core.generic_client").GenericEnvClient
@@ -191,6 +194,7 @@ class OpenEnv:
         self.size, self._seed = _taken(args, "size", _DEFAULT_SIZE), _taken(args, "seed", 0)
         _check_arguments(args, {"size": 0, "seed": 0})
         self._schema = _schema_of_actions(self._url)
+        self._act = self._call_tools if _is_tool_call(self._schema) else self._write_actions
 
     def row(self, number: int) -> dict[str, Any]:
         """Describe a task."""
@@ -198,28 +202,61 @@ class OpenEnv:
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Play a task."""
-        asked = f"Reply with an action, as JSON of this schema: {json.dumps(self._schema)}"
-        messages, rewards = [{"role": "system", "content": asked}], list[float | None]()
+        rewards: list[float | None] = []
+        answer: str | None = None
         env, state = self._begun(number)
-        seen, answer = state.observation, None
         with contextlib.closing(env), contextlib.suppress(NothingMoreIsSaid):
-            while not state.done:
-                messages.append({"role": "user", "content": json.dumps(seen)})
-                messages.append(chat(messages))
-                try:
-                    state = env.step(_as_action(messages[-1]["content"] or "", self._schema))
-                    seen = state.observation
-                except RuntimeError as error:
-                    if "VALIDATION_ERROR" not in str(error):
-                        raise
-                    state.reward, seen = 0.0, {"error": "that is no action of the schema"}
-                rewards.append(state.reward)
-            answer = messages[-1]["content"]
+            answer = self._act(env, state, chat, rewards)
         metrics = {"return": sum(one or 0.0 for one in rewards), "actions": len(rewards)}
         *steps, last = rewards or [None]
         if last is None and any(one is not None for one in steps):
             last = 0.0  # the steps had it all
         return {"answer": answer, "reward": last, "step_rewards": steps, "metrics": metrics}
+
+    def _write_actions(
+        self, env: Any, state: Any, chat: ModelOfRollout, rewards: list[float | None]
+    ) -> str:
+        """Play with a model whose replies are actions; return the last one."""
+        asked = f"Reply with an action, as JSON of this schema: {json.dumps(self._schema)}"
+        messages: list[dict[str, Any]] = [{"role": "system", "content": asked}]
+        seen = state.observation
+        while not state.done:
+            messages.append({"role": "user", "content": json.dumps(seen)})
+            messages.append(chat(messages))
+            try:
+                state = env.step(_as_action(messages[-1]["content"] or "", self._schema))
+                seen = state.observation
+            except RuntimeError as error:
+                if "VALIDATION_ERROR" not in str(error):
+                    raise
+                state.reward, seen = 0.0, {"error": "that is no action of the schema"}
+            rewards.append(state.reward)
+        return messages[-1]["content"] or ""
+
+    def _call_tools(
+        self, env: Any, state: Any, chat: ModelOfRollout, rewards: list[float | None]
+    ) -> str:
+        """Play with a model that calls tools; return its answer, or the call that ended all."""
+        listed = env.step({"type": "list_tools"}).observation["tools"]
+        tools = [{"type": "function", "function": _as_function(tool)} for tool in listed]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": json.dumps(state.observation)}
+        ]
+        while True:
+            messages.append(chat(messages, tools=tools))
+            rewards.append(None)
+            if not messages[-1].get("tool_calls"):
+                return messages[-1]["content"] or ""
+            for call in messages[-1]["tool_calls"]:
+                name, arguments = call["function"]["name"], call["function"]["arguments"]
+                asked = {"tool_name": name, "arguments": json.loads(arguments)}
+                state = env.step({"type": "call_tool", **asked})
+                if state.reward is not None:
+                    rewards[-1] = (rewards[-1] or 0.0) + state.reward
+                if state.done:
+                    return f"{name}({arguments})"
+                told = {"role": "tool", "tool_call_id": call["id"]}
+                messages.append({**told, "content": _told_by_tool(state.observation)})
 
     def _begun(self, number: int) -> tuple[Any, Any]:
         """Open a session and begin its episode; wait while the server has no session free."""
@@ -312,6 +349,26 @@ def _schema_of_actions(url: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         raise Mistake(f"no OpenEnv server answers there ({error})") from None
     return schema
+
+
+def _is_tool_call(schema: Mapping[str, Any]) -> bool:
+    """Return whether actions are OpenEnv's own `CallToolAction`."""
+    kind = schema.get("properties", {}).get("type", {})
+    return "call_tool" in (kind.get("const"), kind.get("default"))
+
+
+def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"name": tool["name"], "description": tool["description"]}
+    return {**named, "parameters": tool["input_schema"]}
+
+
+def _told_by_tool(seen: Mapping[str, Any]) -> str:
+    """Return the text of a tool's result, or of its error."""
+    if seen.get("error"):
+        return f"error: {seen['error']['message']}"
+    content = (seen.get("result") or {}).get("content") or ()
+    texts = [part["text"] for part in content if part.get("type") == "text"]
+    return "\n".join(texts) or json.dumps(seen.get("result"))
 
 
 def _as_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
