@@ -5,13 +5,18 @@
 
 For each kind: `by_env`, where a sampler claims, records and scores the rollouts of an environment in
 its own process; and `own_loop`, where the same process plays the same tasks, as many at once, at a
-plain OpenAI endpoint over the same engine, without database and without recording. Replies are greedy,
-so both sides ask the same, and the engine's prefix cache is emptied before either side. Sides change
-places from round to round; `ratio` is the median of the rounds' ratios.
+plain OpenAI endpoint over the same engine, without database and without recording. Replies are greedy
+and tool calls are delivered alike, so both sides ask the same: `turns` counts what the engine answered.
+The engine's prefix cache is emptied before each side.
+
+A round has three sides: `by_env`, and `own_loop` before and after it. A round's ratio is that of
+`by_env` to the mean of the two, so that a drift of the machine weighs on both alike; `own_to_own` is the
+ratio of the two, the noise of the measurement. `ratio` is the median of the rounds' ratios.
 
 What counts of a side is its middle: from the end of as many rollouts as are played at once to the end
 of the last one that begins while as many are under way. Starting and ending cost a process once, not a
-rollout. The engine has a core to itself, as a server in life has its own machine, and serves the demo's
+rollout. The environment of verifiers starts a program for each rollout, and Harbor's a sandbox: the core
+that the environment shares with the sampler and the database is what bounds these two. The engine has a core to itself, as a server in life has its own machine, and serves the demo's
 model below layers that add nothing, so that a turn costs about a quarter of what a turn of an 8B model
 does, some 20 ms (both as in `rollout.py`). The tiny model's replies to these environments are short, four
 tokens in a game of TextArena: `engine_ms_a_turn`, the engine's processor time, says whether that holds.
@@ -29,9 +34,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +57,7 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import RolloutContext
 from agentrl.rollout.agent import AgentEndpointServer, EnvironmentProcesses
+from agentrl.rollout.agent.reply_delivery import as_delivered
 from agentrl.rollout.worker.sampler_process import collect_less_garbage
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
 from agentrl.schema import EnvironmentTask, InferenceService
@@ -65,13 +71,31 @@ KINDS = {
     "verifiers": "verifiers:sums_taskset?size={size}",
 }
 PACKAGES = Path(__file__).parent / "harness/environments"
-CONCURRENCY = 16
 DEPTH = 20
 
 
-def middle_rate(ends: Sequence[float]) -> float:
-    """Return the rollouts a second while `CONCURRENCY` were under way, from the times of their ends."""
-    middle = sorted(ends)[CONCURRENCY - 1 : len(ends) - CONCURRENCY]
+@dataclass(frozen=True)
+class Round:
+    """Rollouts a second of each side, and the turns that the engine answered."""
+
+    by_env: float
+    own_loop: tuple[float, float]
+    turns: tuple[int, int, int]
+
+    @property
+    def ratio(self) -> float:
+        """What `--env` leaves of the environment's own rate."""
+        return self.by_env / statistics.fmean(self.own_loop)
+
+    @property
+    def own_to_own(self) -> float:
+        """What the ratio is of equals."""
+        return self.own_loop[1] / self.own_loop[0]
+
+
+def middle_rate(ends: Sequence[float], concurrency: int) -> float:
+    """Return the rollouts a second while so many were under way, from the times of their ends."""
+    middle = sorted(ends)[concurrency - 1 : len(ends) - concurrency]
     return (len(middle) - 1) / (middle[-1] - middle[0])
 
 
@@ -88,25 +112,29 @@ async def own_loop(
     """Return the rollouts a second without recording."""
     ends: list[float] = []
 
-    async def reply(messages: list[Any], tools: list[Any]) -> EngineReply:
+    async def answer(messages: list[Any], tools: list[Any]) -> EngineReply:
         ids = base.renderer.render(messages, tools)
         request = GenerateRequest(input_ids=ids, sampling=base.sampling_params("train"))
         result = await base.servers.generate("bench", request, None, group="bench")
-        text = base.renderer.parse(result.output_ids).content
-        return EngineReply(text, (), len(ids), len(result.output_ids))
+        reply = base.renderer.parse(result.output_ids, tools=tools)
+        message = as_delivered(reply, may_call=bool(tools))
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        calls = tuple((one["name"], json.dumps(one["arguments"])) for one in functions)
+        return EngineReply(message["content"], calls, len(ids), len(result.output_ids))
 
-    room = asyncio.Semaphore(CONCURRENCY)
+    concurrency = base.rollout.max_concurrent_samples_per_process
+    room = asyncio.Semaphore(concurrency)
     with EnvironmentProcess(uri, section(), quiet=True) as environment:
         environment.size()
         async with APIServer.open("127.0.0.1") as server:
 
             async def play(task: EnvironmentTask) -> None:
-                async with room, server.serve(EngineSession("policy", reply)) as endpoint:
+                async with room, server.serve(EngineSession("policy", answer)) as endpoint:
                     await environment.play(task.row, endpoint)
                     ends.append(time.time())
 
             await asyncio.gather(*map(play, tasks))
-    return middle_rate(ends)
+    return middle_rate(ends, concurrency)
 
 
 async def by_env(
@@ -126,7 +154,8 @@ async def by_env(
                 await loop.run(asyncio.Event(), asyncio.Event())
         assert loop.state.counts.scored == len(tasks), loop.state.counts
         scores = [record.score async for record in store.records.find(status="scored")]
-        return middle_rate([score.scored_at.timestamp() for score in scores if score is not None])
+        ends = [score.scored_at.timestamp() for score in scores if score is not None]
+        return middle_rate(ends, base.rollout.max_concurrent_samples_per_process)
 
 
 def write_tasks(folder: Path, size: int) -> None:
@@ -156,14 +185,20 @@ class EngineTime:
         self._num_turns += 1
         return await self._generate(*args, **more)
 
-    def read(self) -> tuple[int, float]:
-        """Return the turns so far, and the milliseconds."""
+    @property
+    def num_turns(self) -> int:
+        """The turns so far."""
+        return self._num_turns
+
+    @property
+    def milliseconds(self) -> float:
+        """The processor time so far."""
         times = self._process.cpu_times()
-        return self._num_turns, 1000 * (times.user + times.system)
+        return 1000 * (times.user + times.system)
 
 
 async def measure(
-    engine_core: int, num_rollouts: int, num_rounds: int, model: Path, kinds: Mapping[str, str]
+    engine_core: int, args: argparse.Namespace, model: Path
 ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """Compare both sides of every kind, one after another."""
     async with AsyncExitStack() as stack:
@@ -175,7 +210,7 @@ async def measure(
         pool.update([here])
         engine_time = EngineTime(engine_core, pool)
         tasks_folder = model.with_name("tasks")
-        write_tasks(tasks_folder, num_rollouts)
+        write_tasks(tasks_folder, args.rollouts)
         base = RolloutContext(
             store=await stack.enter_async_context(open_store(mongo)),
             servers=pool,
@@ -183,37 +218,45 @@ async def measure(
             toolbox=await stack.enter_async_context(connect_tools(ToolsConfig(servers={}))),
             scoring=RegisteredScoring(),
             rollout=RolloutSection(
-                max_concurrent_samples_per_process=CONCURRENCY,
-                target_concurrency=CONCURRENCY,
+                max_concurrent_samples_per_process=args.concurrency,
+                target_concurrency=args.concurrency,
                 exit_when_done=True,
             ),
             sampling=SamplingSection(max_new_tokens=24, temperature=0.0),
         )
-        for kind, text in kinds.items():
-            uri = EnvironmentUri.parse(text.format(size=num_rollouts, folder=tasks_folder))
+        for kind in args.kinds:
+            text = KINDS[kind].format(size=args.rollouts, folder=tasks_folder)
+            uri = EnvironmentUri.parse(text)
             tasks = list(tasks_of_environment(uri, section(), "train"))
             about = machine()
             await own_loop(uri, base, tasks)  # the first one warms caches up, and does not count
+            turns_before, ms_before = engine_time.num_turns, engine_time.milliseconds
             rounds = []
-            turns_before, ms_before = engine_time.read()
-            for number in range(num_rounds):
-                sides = {"by_env": 0.0, "own_loop": 0.0}
-                for side in sorted(sides, reverse=bool(number % 2)):
+            for _ in range(args.rounds):
+                rates, turns = list[float](), list[int]()
+                for is_by_env in (False, True, False):
                     await engine.flush_cache()
-                    sides[side] = await (
-                        by_env(mongo, here, base, tasks)
-                        if side == "by_env"
-                        else own_loop(uri, base, tasks)
+                    before = engine_time.num_turns
+                    rates.append(
+                        await by_env(mongo, here, base, tasks)
+                        if is_by_env
+                        else await own_loop(uri, base, tasks)
                     )
-                rounds.append({**sides, "ratio": sides["by_env"] / sides["own_loop"]})
-            num_turns, ms = engine_time.read()
+                    turns.append(engine_time.num_turns - before)
+                rounds.append(Round(rates[1], (rates[0], rates[2]), (turns[0], turns[1], turns[2])))
+            ms = engine_time.milliseconds - ms_before
             yield (
                 kind,
                 {
-                    "ratio": statistics.median(one["ratio"] for one in rounds),
-                    "engine_ms_a_turn": (ms - ms_before) / (num_turns - turns_before),
-                    "rollouts": num_rollouts,
-                    "rounds": rounds,
+                    "ratio": statistics.median(one.ratio for one in rounds),
+                    "own_to_own": statistics.median(one.own_to_own for one in rounds),
+                    "engine_ms_a_turn": ms / (engine_time.num_turns - turns_before),
+                    "rollouts": args.rollouts,
+                    "concurrency": args.concurrency,
+                    "rounds": [
+                        {**asdict(one), "ratio": one.ratio, "own_to_own": one.own_to_own}
+                        for one in rounds
+                    ],
                     "machine": about,
                 },
             )
@@ -237,12 +280,15 @@ def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/environments.json"))
-    parser.add_argument("--rollouts", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rollouts", type=int, default=96, help="of each side")
+    parser.add_argument("--concurrency", type=int, default=16, help="rollouts at once")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
     args = parser.parse_args()
-    if args.rollouts < 3 * CONCURRENCY:
-        parser.error(f"--rollouts has to be {3 * CONCURRENCY} or more, for there to be a middle")
+    if args.rollouts < 3 * args.concurrency:
+        parser.error(
+            f"--rollouts has to be {3 * args.concurrency} or more, for there to be a middle"
+        )
     *cores, engine_core = sorted(os.sched_getaffinity(0))
     if not cores:
         parser.error("two cores are needed: one for the engine, and one for all else")
@@ -251,9 +297,7 @@ def main() -> None:
     collect_less_garbage()  # as a sampler process does
     with tempfile.TemporaryDirectory() as folder:
         model = deepened(Path(folder) / "model", DEPTH)
-        kinds = {kind: KINDS[kind] for kind in args.kinds}
-        measured = measure(engine_core, args.rollouts, args.rounds, model, kinds)
-        uvloop.run(measure_and_keep(args.out, measured))
+        uvloop.run(measure_and_keep(args.out, measure(engine_core, args, model)))
 
 
 if __name__ == "__main__":
