@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .env and secrets/ with fresh passwords for compose.yaml. What is there already stays.
+# Creates .env and secrets/ with new passwords for compose.yaml. Existing files stay unchanged.
 set -euo pipefail
 cd "$(dirname "$0")"
 umask 077

@@ -1,8 +1,8 @@
-# One image for samplers, trainer, supervisors and the tools' environment. From the repository's root:
+# One image for samplers, trainer, supervisors and the tool environment. From the repository's root:
 #   docker build -f deploy/images/agentrl.Dockerfile -t agentrl --build-arg EXTRAS=engine,train .
 # EXTRAS names a file of scripts/locked, or stays empty for samplers and environments, which need no
-# torch. VERSION is what `agentrl --version` prints; the repository's tags are not in the build context.
-# PYTHON_IMAGE may carry a digest: python:3.11-slim-bookworm@sha256:...
+# torch. VERSION sets the output of `agentrl --version`, because the build context lacks the repository's
+# tags. PYTHON_IMAGE may include a digest: python:3.11-slim-bookworm@sha256:...
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -31,7 +31,7 @@ COPY --from=build /build/dist dist
 RUN python -m pip install --require-hashes --requirement "scripts/locked/${EXTRAS:-base}.txt" \
     && python -m pip install --no-index --no-deps dist/*.whl \
     && useradd --create-home --uid 10001 agentrl \
-    # A fresh volume at one of these takes its owner over.
+    # A new volume at one of these paths inherits its owner.
     && install -d -o agentrl -g agentrl output logs
 
 USER 10001

@@ -1,6 +1,6 @@
-# The tools' environment with Node.js, so that servers of npm (`npx`) can be children, too.
+# The tool environment with Node.js, which also runs npm servers (`npx`).
 #   docker build -f deploy/images/environment.Dockerfile -t agentrl-environment .
-# PYTHON_IMAGE and NODE_IMAGE may carry digests: node:22-bookworm-slim@sha256:...
+# PYTHON_IMAGE and NODE_IMAGE may include digests: node:22-bookworm-slim@sha256:...
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG NODE_IMAGE=node:22-bookworm-slim
 FROM ${NODE_IMAGE} AS node
