@@ -2,6 +2,7 @@
 """Training past this machine: 10,000 admitted rollouts on 256 servers, in virtual time.
 
     python benchmarks/scale_sim.py --out benchmarks/results/scale_sim.json
+    python benchmarks/scale_sim.py --part sizes
 
 Real: the samplers' loop with its claims and refreshes, the server pool with its choice, retries and
 fencing, the trainer's reading and admission of groups with its freshness, and the publisher with its
@@ -10,6 +11,12 @@ tool times, an optimizer step of fixed length, servers that die, hang and come b
 store. Measured: how busy the trainer is against the ideal pipeline (steps back to back), how old
 the trained tokens are, and the same trace sampled and trained in turn: either every step from
 nothing, or with rollouts that go on after the trainer's turn on the servers' devices.
+
+`--part sizes` computes instead how full each part is on 8 to 4,096 GPUs, from measured costs and from
+`agentrl plan` (`scale_model`). At sizes of which a simulation takes seconds, it simulates them, without
+failures. `--part point` plays one sampler of `turn_cost.py` on this machine, of which the costs predict
+turns a second: `bound` where the part that is full first is never idle, `predicted` with the share of a
+core that the arithmetic counts on. The file keeps the figures of the other parts.
 """
 
 import argparse
@@ -17,6 +24,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import platform
 import random
 import sys
@@ -24,12 +32,28 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import numpy as np
+import turn_cost
+from harness.machine import machine
+from scale_model import (
+    BUSY,
+    GROUP,
+    SIZES,
+    STALENESS,
+    TRACE,
+    WORKLOADS,
+    Planned,
+    Size,
+    Workload,
+    assumptions,
+    costs,
+    rollout_of,
+)
 from virtual_world import (
     Rates,
     SimClient,
@@ -39,6 +63,7 @@ from virtual_world import (
     run_virtually,
 )
 
+from agentrl.config.loading import build_config
 from agentrl.config.sections import (
     AlgorithmSection,
     InferenceSection,
@@ -48,6 +73,9 @@ from agentrl.config.sections import (
 )
 from agentrl.inference import GenerateRequest, ServerPool
 from agentrl.inference.weight_sync import PolicyPublisher
+from agentrl.planner.cluster import GB, Cluster, named_gpu
+from agentrl.planner.cluster_plan import Workload as PlannedWorkload
+from agentrl.planner.cluster_plan import plan_cluster
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
@@ -59,6 +87,51 @@ from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 _PROMPT = np.zeros(1, np.int32)
 _WARM_STEPS = 1
 """The first step waits for the first rollouts, in any pipeline."""
+GPU = "H100"
+SIMULATED_SIZES = (8, 16, 32)
+CROWD = 32
+"""Rollouts at a time of the real sampler."""
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "short": (
+        "Qwen3-0.6B",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "intermediate_size": 3072,
+        },
+    ),
+    "agent": (
+        "Qwen3-4B",
+        {
+            "hidden_size": 2560,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "intermediate_size": 9728,
+        },
+    ),
+}
+"""By workload: a name, and the shapes of its config.json."""
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 40_960,
+}
+_FLAGS = {
+    "torch_dtype": "bfloat16",
+    "inference_backend": "sglang",
+    "attention_implementation": "flex",
+    "gradient_checkpointing": True,
+    "num_processes": 4,
+    "groups_per_step": 32,
+    "max_prompt_tokens": 28_672,
+    "max_new_tokens": 4096,
+}
+"""Those of docs/plan.md."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +157,15 @@ class SimSampler(AsyncSampler[MCPTask]):
     """A rollout of the trace: the same turns, lengths and tool times whenever it is played."""
 
     async def run(self) -> RolloutResult:  # noqa: D102 - described where it is declared
-        rng = random.Random(self.record.id)
         oldest, newest = math.inf, 0
-        for _ in range(1 + min(24, int(rng.expovariate(1 / 4)))):
-            length = min(4096, max(16, int(rng.lognormvariate(5.6, 1.0))))
+        for length, tool_seconds in rollout_of(self.record.id):
             result = await self.context.servers.generate(
                 self.record.id,
                 GenerateRequest(input_ids=_PROMPT, sampling=SamplingParams(max_new_tokens=length)),
             )
             oldest = min(oldest, result.version_spans[0].version)
             newest = max(newest, result.version_spans[-1].version)
-            await asyncio.sleep(min(60.0, rng.lognormvariate(1.0, 1.0)))
+            await asyncio.sleep(tool_seconds)
         cast(Any, self.context.store).sampled(self.record.id, int(oldest), newest)
         return RolloutResult("answered", "")
 
@@ -261,10 +332,137 @@ def describe(outcome: Outcome, setting: Setting) -> dict[str, Any]:
     }
 
 
+def planned(name: str, sizes: dict[str, Any], workload: Workload) -> Planned:
+    """Plan a trainer of four GPUs and a server of one."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(_QWEN3 | sizes))
+        config = build_config({"model_name_or_path": folder, **_FLAGS})
+        cluster = Cluster(named_gpu(GPU), host_bytes=2000 * GB, cores=192)
+        found = plan_cluster(
+            config, Path(folder), cluster, PlannedWorkload(workload.turns, workload.tokens)
+        ).parts()
+    assert found["fits"], found["problems"]
+    trainer, servers = found["trainer"], found["servers"]
+    return Planned(
+        model=name,
+        gpu=GPU,
+        trainer_seconds=trainer["seconds"] * trainer["ranks"] / found["step"]["records"],
+        tokens_per_second=servers["tokens_per_second"],
+        conversations=servers["conversations"],
+        weight_bytes=found["publish"]["bytes"],
+    )
+
+
+def compared(size: Size, folder: Path) -> dict[str, Any]:
+    """Simulate a size, and say how far its arithmetic is from it."""
+    plan = size.planned
+    rates = Rates(
+        tokens_per_second=plan.tokens_per_second / plan.conversations,
+        knee=plan.conversations,
+        load_seconds=size.publish_seconds,
+        mean_seconds_between_failures=1e12,
+    )
+    setting = Setting(
+        num_servers=size.servers,
+        num_samplers=size.samplers,
+        groups_per_step=size.records // GROUP,
+        num_generations=GROUP,
+        max_staleness=STALENESS,
+        step_seconds=size.compute_seconds + size.rank0_seconds,
+        num_steps=6,
+    )
+    outcome = simulated(setting, rates, folder)
+    simulated_rate = outcome.trained_records / outcome.seconds
+    return {
+        "gpus": size.gpus,
+        "records_a_step": size.records,
+        "rollouts_per_second": {
+            "simulated": round(simulated_rate, 3),
+            "computed": round(size.rollouts_per_second, 3),
+        },
+        "error": round(size.rollouts_per_second / simulated_rate - 1, 4),
+    }
+
+
+def real_point() -> dict[str, Any]:
+    """Play one sampler on this machine; the committed costs predict its turns a second."""
+    about = machine()
+    found = asyncio.run(turn_cost.measure(CROWD, 320, 1600))
+    known = costs("agent")
+    cores = os.cpu_count() or 1
+    together = known.sampler_ms + known.mongod_ms + found["others_ms"]
+    bounds = {"sampler": 1000 / known.sampler_ms, "machine": 1000 * cores / together}
+    first = min(bounds, key=lambda part: bounds[part])
+    turns = found["turns_per_second"]
+    return {
+        "rollouts_at_a_time": CROWD,
+        "first_full": first,
+        "turns_per_second": {
+            "bound": round(bounds[first], 1),
+            "predicted": round(BUSY * bounds[first], 1),
+            "measured": turns,
+        },
+        "rollouts_per_second": {
+            "predicted": round(BUSY * bounds[first] / found["turns_a_record"], 2),
+            "measured": round(turns / found["turns_a_record"], 2),
+        },
+        "measured_over_predicted": round(turns / bounds[first] / BUSY, 3),
+        "measured": {name: found[name] for name in ("sampler_ms", "mongod_ms", "others_ms")},
+        "known": {"sampler_ms": known.sampler_ms, "mongod_ms": known.mongod_ms},
+        "machine": about,
+    }
+
+
+def sizes() -> dict[str, Any]:
+    """Return the figures of all sizes, and what they were checked against."""
+    about = machine()
+    plans = {
+        name: planned(*MODELS[name], workload=workload) for name, workload in WORKLOADS.items()
+    }
+    rows = {
+        name: [Size(gpus, workload, plans[name], costs(name)).row() for gpus in SIZES]
+        for name, workload in WORKLOADS.items()
+    }
+    plan = plans["agent"]
+    shorter = plan.trainer_seconds * TRACE.tokens / WORKLOADS["agent"].tokens
+    checked = []
+    for gpus in SIMULATED_SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            size = Size(gpus, TRACE, replace(plan, trainer_seconds=shorter), costs("agent"))
+            checked.append(compared(size, Path(folder)))
+            print(json.dumps(checked[-1]), flush=True)
+    return {
+        "workloads": {name: asdict(workload) for name, workload in WORKLOADS.items()},
+        "planned": {name: asdict(plan) for name, plan in plans.items()},
+        "costs": {name: asdict(costs(name)) for name in WORKLOADS},
+        "assumed": assumptions(),
+        "rows": rows,
+        "simulated": checked,
+        "largest_error": max(abs(one["error"]) for one in checked),
+        "machine": about,
+    }
+
+
+def simulated(setting: Setting, rates: Rates, folder: Path) -> Outcome:
+    """Simulate a setting in virtual time."""
+    random.seed(0)
+
+    async def run() -> Outcome:
+        return await simulate(setting, rates, folder)
+
+    with (
+        mock.patch("agentrl.inference.client.pool.SGLangClient", SimClient),
+        mock.patch("agentrl.inference.weight_sync.publisher.SGLangClient", SimClient),
+    ):
+        outcome: Outcome = run_virtually(run)
+    return outcome
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate, print and write the result; 1 when a bound is broken."""
+    """Simulate or compute, print and write the result; 1 when a bound is broken."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--part", choices=("pipeline", "sizes", "point"), default="pipeline")
     parser.add_argument("--servers", type=int, default=256)
     parser.add_argument("--samplers", type=int, default=8)
     parser.add_argument("--groups", type=int, default=320, help="per step, of 8 rollouts each")
@@ -273,6 +471,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=8)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.ERROR)
+    if args.part != "pipeline":
+        found = sizes() if args.part == "sizes" else real_point()
+        print(json.dumps(found, indent=2))
+        write(args.out, {args.part: found})
+        return 0
+    return pipeline(args)
+
+
+def write(path: Path | None, found: dict[str, Any]) -> None:
+    """Write the figures of a part; the file keeps the other's."""
+    if path is None:
+        return
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(stored | found, indent=2) + "\n")
+
+
+def pipeline(args: argparse.Namespace) -> int:
+    """Simulate one size asynchronously, synchronously and on shared devices."""
     rates = Rates()
     common = {
         "num_servers": args.servers,
@@ -290,19 +506,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     result: dict[str, Any] = {}
     started = time.perf_counter()
-    with (
-        mock.patch("agentrl.inference.client.pool.SGLangClient", SimClient),
-        mock.patch("agentrl.inference.weight_sync.publisher.SGLangClient", SimClient),
-    ):
-        for name, setting in settings.items():
-            random.seed(0)
-            with tempfile.TemporaryDirectory() as folder:
-
-                async def run(setting: Setting = setting, folder: str = folder) -> Outcome:
-                    return await simulate(setting, rates, Path(folder))
-
-                result[name] = describe(run_virtually(run), setting)
-            print(name, json.dumps(result[name]), flush=True)
+    for name, setting in settings.items():
+        with tempfile.TemporaryDirectory() as folder:
+            result[name] = describe(simulated(setting, rates, Path(folder)), setting)
+        print(name, json.dumps(result[name]), flush=True)
     ratio = (
         result["asynchronous"]["records_per_second"] / result["synchronous"]["records_per_second"]
     )
@@ -318,8 +525,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "python": platform.python_version(),
     }
     print(json.dumps({name: result[name] for name in ("idle_share", "async_over_sync")}))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    write(args.out, result)
     fresh = result["asynchronous"]["max_staleness_trained"] <= args.staleness
     return int(not (fresh and result["idle_share"] < 0.05 and ratio >= 2))
 

@@ -18,6 +18,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -51,8 +52,12 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call
 class Moment:
     """What had been spent, and done, at one time."""
 
+    at: float
+    """On the monotonic clock."""
     sampler: float
     mongod: float
+    others: float
+    """CPU seconds of the scripted engine and the tool server."""
     turns: int
     records: int
     commands: dict[str, int]
@@ -72,7 +77,10 @@ def cpu(pid: int) -> float:
 
 async def moment(store: TrajectoryStore, mongo: EmbeddedMongo, sampler: int) -> Moment:
     """Look at everything now."""
-    spent = cpu(sampler), cpu(mongo.pid)
+    own = psutil.Process()
+    children = {child.pid for child in own.children(recursive=True)}
+    others = [own.pid, *(children - {sampler, mongo.pid})]
+    spent = time.monotonic(), cpu(sampler), cpu(mongo.pid), sum(map(cpu, others))
     async with AsyncMongoClient[dict[str, Any]](mongo.uri()) as client:
         status = await client.admin.command("serverStatus")
         top = await client.admin.command("top")
@@ -156,6 +164,8 @@ def costs(first: Moment, last: Moment) -> dict[str, Any]:
     return {
         "sampler_ms": round(1000 * (last.sampler - first.sampler) / turns, 3),
         "mongod_ms": round(1000 * (last.mongod - first.mongod) / turns, 3),
+        "others_ms": round(1000 * (last.others - first.others) / turns, 3),
+        "turns_per_second": round(turns / (last.at - first.at), 1),
         "turns": turns,
         "turns_a_record": round(turns / (last.records - first.records), 2),
         "commands": a_turn(first.commands, last.commands, 3, 1),
