@@ -50,7 +50,7 @@ def tasks_of(section: DataSection, seed: int = 0) -> list[EnvironmentTask]:
 async def played(
     store: TrajectoryStore, section: DataSection, task: EnvironmentTask, *said: str
 ) -> tuple[RolloutResult, list[DispatchedSamplingTask], Score]:
-    """Play a task with a policy that says these things; every id has to be where it belongs."""
+    """Play a task with a policy that says these things; every id must be where it belongs."""
     renderer = Renderer.load(MODEL_DIR)
     with serve_script(renderer, replies(*said)) as engine:
         await begin_run(store, engine, task)

@@ -22,7 +22,7 @@ _MAX_OBJECTS = 200_000
 _MAX_VALUES = 4_000_000
 """Token ids of a prompt are values. A parser keeps the event loop until it is done."""
 _HALF = (
-    "the body holds half of a character (a lone \\ud800 to \\udfff), which is no text; leave it out"
+    "the body holds half of a character (a lone \\ud800 to \\udfff), which is not text; remove it"
 )
 
 
@@ -44,9 +44,9 @@ async def read_json_object(http: Request, max_bytes: int) -> Mapping[str, Any]:
     except orjson.JSONDecodeError as error:
         if "surrogate" in str(error):
             raise APIError(_HALF, code=HALF_CHARACTER) from None
-        raise APIError(f"the body has to be JSON: {error}") from None
+        raise APIError(f"the body must be JSON: {error}") from None
     if not isinstance(body, dict):
-        raise APIError("the body has to be a JSON object")
+        raise APIError("the body must be a JSON object")
     is_flat = raw.count(b"[") + raw.count(b"{") <= MAX_NESTING
     if not is_flat and nests_deeper(body, MAX_NESTING):
         raise APIError(f"the body nests deeper than {MAX_NESTING} levels")
@@ -80,5 +80,5 @@ async def _read(http: Request, max_bytes: int) -> bytearray:
     except TimeoutError:
         raise APIError(f"the body did not arrive within {_BODY_SECONDS:g} s", status=408) from None
     if size > max_bytes:
-        raise APIError(f"the body has {size} bytes; at most {max_bytes} are read here", status=413)
+        raise APIError(f"the body has {size} bytes; at most {max_bytes} are accepted", status=413)
     return kept

@@ -45,7 +45,7 @@ def _is_proved(service: InferenceService, given: str | None, key: SecretStr | No
     if service.base_url not in _told:
         _told.add(service.base_url)
         logger.warning(
-            "server %s is left out: whoever registered it does not have this run's key "
+            "server %s is ignored: the process that registered it does not have this run's key "
             "(AGENTRL_API_KEY, AGENTRL_ADMIN_KEY)",
             service.base_url,
         )

@@ -167,8 +167,8 @@ def parse_result(
         return _result(body, body["meta_info"], server, adapter)
     except _MALFORMED as error:
         raise InferenceError(
-            f"{server} sent a generation without output_ids, logprobs or finish_reason as they have "
-            f"to be ({repr(error)[:200]})"
+            f"{server} sent a generation with missing or malformed output_ids, logprobs or "
+            f"finish_reason ({repr(error)[:200]})"
         ) from error
 
 
@@ -181,7 +181,7 @@ def _result(
     output_ids = np.asarray(body["output_ids"], dtype=np.int32)
     logprobs = np.asarray([triple[0] for triple in triples], dtype=np.float32)
     if kind == "abort" and reason.get("status_code"):
-        message = f"{server} gave a generation up: {reason.get('message', 'no reason given')}"
+        message = f"{server} aborted a generation: {reason.get('message', 'no reason given')}"
         raise ServerRefused(message, int(reason["status_code"]))
     if kind == "abort":
         # Ids or logprobs may lack their last few when a request is cut while it waits.
@@ -232,7 +232,7 @@ def _routed_experts(meta: Mapping[str, Any], server: str) -> bytes:
     try:
         return base64.b64decode(meta.get("routed_experts") or "", validate=True)
     except (TypeError, binascii.Error) as error:
-        raise InferenceError(f"{server} sent routed_experts that are no base64") from error
+        raise InferenceError(f"{server} sent routed_experts that are not base64") from error
 
 
 def _finish_reason(kind: object, server: str) -> FinishReason:
@@ -261,7 +261,9 @@ def _spans(meta: Mapping[str, Any], length: int, adapter: str | None) -> tuple[V
         spans = [VersionSpan(version=version, start=0, end=length)]
     fitted = fit_spans(spans, length)
     if length and not fitted:
-        raise InferenceError(f"a server names no policy version for {length} tokens: {reported!r}")
+        raise InferenceError(
+            f"a server reported no policy version for {length} tokens: {reported!r}"
+        )
     return fitted
 
 

@@ -79,14 +79,14 @@ def check_can_be_computed(model_path: Path, config: Any, *, trust_remote_code: b
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ConfigError(
-            f"{given} is quantized ({method}), and only whole weights are computed with: take the "
+            f"{given} is quantized ({method}), and quantized weights are not supported; use the "
             "model in bfloat16"
         )
     if getattr(config, "auto_map", None) and trust_remote_code:
         return
     for name in getattr(config, "architectures", None) or ():
         if _NO_LANGUAGE_MODEL.search(str(name)):
-            raise ConfigError(f"{given}: {name} is no model that continues a text")
+            raise ConfigError(f"{given}: {name} is not a causal language model")
     kind, known = config.model_type, _language_models()
     if not known or kind in known:
         return
@@ -95,8 +95,8 @@ def check_can_be_computed(model_path: Path, config: Any, *, trust_remote_code: b
             f"{given} brings its own Python code ({kind}); if you trust it, give --trust_remote_code"
         )
     raise ConfigError(
-        f"{given}: model_type {kind!r} of its config.json is no language model that the installed "
-        "transformers knows; docs/models.md lists what was tried"
+        f"{given}: model_type {kind!r} of its config.json is not a language model that the "
+        "installed transformers supports; docs/models.md lists the models that were tested"
     )
 
 
@@ -156,8 +156,8 @@ def check_parallel_support(config: Any, shape: Sizes) -> None:
     if getattr(config, "vision_config", None) and max(shape.tp, shape.pp) > 1:
         flag = f"--tp_size {shape.tp}" if shape.tp > 1 else f"--pp_size {shape.pp}"
         raise ConfigError(
-            f"{flag}: models that read images ({config.model_type}) are not divided so; use 1, "
-            "--cp_size for long rows, and more ranks to shard the weights"
+            f"{flag}: models that read images ({config.model_type}) cannot be divided this way; "
+            "use 1, --cp_size for long rows, and more ranks to shard the weights"
         )
     config = decoder_config(config)
     experts = next(filter(None, (getattr(config, name, None) for name in _EXPERTS)), None)

@@ -64,7 +64,7 @@ def _header(file: Path) -> dict[str, object]:
         begin = opened.read(len(_POINTER))
         if begin == _POINTER:
             raise ConfigError(
-                f"{file} is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`"
+                f"{file} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`"
             )
         size = int.from_bytes(begin[:8], "little")
         opened.seek(8)
@@ -72,7 +72,7 @@ def _header(file: Path) -> dict[str, object]:
     header = _object(text, file)
     ends = [entry["data_offsets"][1] for entry in header.values() if "data_offsets" in entry]
     if file.stat().st_size < 8 + size + max(ends, default=0):
-        raise ConfigError(f"{file} is cut off; copy or download it again")
+        raise ConfigError(f"{file} is truncated; copy or download it again")
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
@@ -94,9 +94,9 @@ def _instead(path: Path) -> str:
             "merge_and_unload)"
         )
     if any(path.glob("*.gguf")):
-        return "; GGUF files cannot be trained: take the model's original in safetensors"
+        return "; GGUF files cannot be trained: use the model's original in safetensors"
     if any(path.glob("*.bin")) or any(path.glob("*.pt")):
-        return "; pickled weights are not read: save the model with safe_serialization=True"
+        return "; pickled weights are not supported: save the model with safe_serialization=True"
     if (path / "tokenizer.model").is_file():
         return "; make it with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
     checkpoints = sorted(found.parent for found in path.glob("*/config.json"))

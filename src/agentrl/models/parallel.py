@@ -71,8 +71,8 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
         # The model's own attention and scans would see this rank's tokens alone.
         if any(map(_follows_paths, model.modules())) and not computes_trees(model):
             raise ConfigError(
-                f"--tp_size: layers of {model.config.model_type} models are not divided where turns "
-                "train one by one (--merge none); use 1"
+                f"--tp_size: layers of {model.config.model_type} models cannot be divided when "
+                "turns train one by one (--merge none); use 1"
             )
     for name in frozen:  # `SequenceParallel` recreates norm weights with requires_grad=True
         model.get_parameter(name).requires_grad = False
@@ -88,7 +88,7 @@ def check_divisible(model: Any, *, tp: int, ep: int) -> None:
     family = model.config.model_type
     if tp > 1 and getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None):
         raise ConfigError(
-            f"--tp_size: each layer of {family} gets embeddings of its own, which are not divided; "
+            f"--tp_size: each layer of {family} has its own embeddings, which cannot be divided; "
             "use 1"
         )
     if tp > 1:
@@ -96,14 +96,14 @@ def check_divisible(model: Any, *, tp: int, ep: int) -> None:
         own = {name for owner in owners for name, _ in owner.named_parameters(recurse=False)}
         if own:
             raise ConfigError(
-                f"--tp_size: {', '.join(sorted(own))} in layers of {family} belongs to no part that "
-                "could be divided; use 1"
+                f"--tp_size: {', '.join(sorted(own))} in layers of {family} belongs to no part "
+                "that can be divided; use 1"
             )
     if ep > 1:
         for block in model.modules():
             if hasattr(block, "experts") and not _has_known_experts(block):
                 raise ConfigError(
-                    f"--ep_size: experts as {type(block).__name__} has them are not divided; use 1"
+                    f"--ep_size: the experts of {type(block).__name__} cannot be divided; use 1"
                 )
 
 

@@ -35,9 +35,9 @@ def resolve_model(
         if path.exists():
             raise ConfigError(f"{given}: it is a file; name the directory of a checkpoint")
         if not _HUB_ID.match(name_or_path) or name_or_path.startswith("."):
-            hint = "" if "/" in name_or_path else ", and a model of the hub is named OWNER/NAME"
+            hint = "" if "/" in name_or_path else "; a model on the hub is named OWNER/NAME"
             if "://" in name_or_path:
-                hint = f"; a model of the hub is named {'/'.join(name_or_path.split('/')[-2:])}"
+                hint = f"; a model on the hub is named {'/'.join(name_or_path.split('/')[-2:])}"
             raise ConfigError(f"{given}: no such directory{hint}")
         path = _fetch(name_or_path, with_weights, given)
     else:
@@ -66,7 +66,7 @@ def check_router_replay(model_path: Path) -> None:
     if not config.get("num_experts_per_tok"):
         raise ConfigError(
             f"--router_replay needs a mixture-of-experts model; {config.get('model_type')} at "
-            f"{model_path} is dense (leave the flag out)"
+            f"{model_path} is dense (omit the flag)"
         )
 
 
@@ -83,8 +83,9 @@ def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
     refused = [name for name in targets if name not in _ATTENTION_TARGETS]
     if config.get("num_experts_per_tok") and refused:
         raise ConfigError(
-            f"--lora_target_modules {','.join(refused)}: {model_path} is a mixture of experts, and "
-            f"only its attention can have adapters; choose from {','.join(_ATTENTION_TARGETS)}"
+            f"--lora_target_modules {','.join(refused)}: {model_path} is a mixture of experts, in "
+            "which only attention layers can have adapters; choose from "
+            f"{','.join(_ATTENTION_TARGETS)}"
         )
     layers = {name.split(".")[-2] for name in tensor_names(model_path) if "." in name}
     absent = [name for name in targets if layers and name not in layers]

@@ -48,8 +48,8 @@ def make_routers_replay(model: PreTrainedModel) -> None:
             router = type(block.gate).__name__
             if router not in _KNOWN_ROUTERS:
                 raise ConfigError(
-                    f"--router_replay does not know how {router} chooses experts; leave the flag "
-                    f"out (known are {', '.join(sorted(_KNOWN_ROUTERS))})"
+                    f"--router_replay does not support {router}; omit the flag (supported: "
+                    f"{', '.join(sorted(_KNOWN_ROUTERS))})"
                 )
             layer.register_forward_pre_hook(partial(_hand_over, number), with_kwargs=True)
             _take_over(block.gate)

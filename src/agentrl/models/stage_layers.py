@@ -126,7 +126,7 @@ def check_stages(config: PretrainedConfig, count: int, *, trust_remote_code: boo
         reason = f"a small copy of it cannot be divided ({type(error).__name__}: {first})"
     if reason is not None:
         raise ConfigError(
-            f"--pp_size {count}: models of {config.model_type} are not trained in a pipeline; "
+            f"--pp_size {count}: {config.model_type} models cannot be trained in a pipeline; "
             f"{reason}; use 1"
         )
 
@@ -147,4 +147,4 @@ def _difference_in_stages(whole: PreTrainedModel) -> str | None:
     found = stages[1](inputs_embeds=torch.zeros_like(hidden), use_cache=False).logits
     if torch.allclose(found, expected, rtol=1e-5, atol=1e-5):
         return None
-    return "its layers hand on more than hidden states"
+    return "its layers pass on more than hidden states"

@@ -149,9 +149,9 @@ def read_delta(directory: Path) -> WeightDelta:
         *(OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError),
         *(OverflowError, RecursionError),
     ) as error:
-        raise ConfigError(f"{directory} holds no changes of weights: {error}") from error
+        raise ConfigError(f"{directory} holds no weight changes: {error}") from error
     kinds = {checksum.dtype for checksum in checksums.values()}
     kinds |= {dtype_name(change.values.dtype) for change in changes.values()}
     for kind in kinds - WEIGHT_DTYPES:
-        raise ConfigError(f"{directory}: {kind:.40} is no precision of weights")
+        raise ConfigError(f"{directory}: {kind:.40} is not a weight precision")
     return WeightDelta(about.get("base"), changes, checksums)

@@ -229,8 +229,8 @@ def _check_unexpected(model: PreTrainedModel, path: Path, names: Collection[str]
         )
     if left_out:
         log.warning(
-            "%s: the model has no place for %s (heads that predict further tokens, as a rule): they are "
-            "neither trained nor exported",
+            "%s: the model has no place for %s (usually heads that predict further tokens): they "
+            "are neither trained nor exported",
             path,
             _listed(left_out),
         )

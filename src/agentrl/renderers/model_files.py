@@ -92,8 +92,8 @@ def _chat_template(path: Path, config: dict[str, Any]) -> str:
     if not isinstance(template, str):
         raise ConfigError(
             f"model path {path}: no chat template (neither chat_template.jinja nor "
-            "`chat_template` in tokenizer_config.json); give one with --chat_template FILE, or take "
-            "the model's instruction-tuned version"
+            "`chat_template` in tokenizer_config.json); give one with --chat_template FILE, or "
+            "use the model's instruction-tuned version"
         )
     return template
 

@@ -132,7 +132,7 @@ class Renderer:
         reads = renderer._template.variables()
         for name in (model.chat_template_kwargs or {}).keys() - reads:
             raise ConfigError(
-                f"--chat_template_kwargs: the chat template reads no {name!r}; it reads "
+                f"--chat_template_kwargs: the chat template does not use {name!r}; it uses "
                 f"{', '.join(sorted(reads))}"
             )
         return renderer
@@ -178,9 +178,9 @@ class Renderer:
         """
         if not self.traits.shows_results:
             raise ConfigError(
-                "the model's chat template shows no results of tools (it refuses or leaves out "
-                "messages of the role `tool`); take a model that does, give a template with "
-                "--chat_template FILE, or leave the tool servers out"
+                "the model's chat template does not render tool results (it rejects or omits "
+                "messages of the role `tool`); use a model whose template does, give a template "
+                "with --chat_template FILE, or remove the tool servers"
             )
 
     def check_fits(self, num_rows: int) -> None:
@@ -203,8 +203,8 @@ class Renderer:
         if largest >= num_rows:
             token = self._tokenizer.id_to_token(largest)
             raise ConfigError(
-                f"the tokenizer has more tokens than the model: {token!r} has id {largest}, and the "
-                f"model's vocab_size is {num_rows}; the two are not of one model"
+                f"the tokenizer has more tokens than the model: {token!r} has id {largest}, and "
+                f"the model's vocab_size is {num_rows}; they belong to different models"
             )
 
     def render(
@@ -369,11 +369,10 @@ class Renderer:
                 holds a control token.
         """
         if tool is not None and self._untrusted.count(tool):
-            raise RenderError(f"the tool's name {tool!r} holds a control token")
+            raise RenderError(f"the tool's name {tool!r} contains a control token")
         if self._format.begin is None:
             raise RenderError(
-                "a call cannot be forced in this model's format of tool calls; leave tool_choice "
-                "to the model"
+                "this model's tool-call format does not support forced calls; omit tool_choice"
             )
         inside = self.traits.starts_inside_thinking
         closed = f"\n{self.traits.marks.close}\n\n" if inside else ""
@@ -393,15 +392,15 @@ class Renderer:
         """
         if self._format.split is not None:
             raise RenderError(
-                "a reply made of channels (gpt-oss) cannot be held to JSON; leave response_format out"
+                "a reply made of channels (gpt-oss) cannot be constrained to JSON; omit "
+                "response_format"
             )
         mark = None
         if may_call:
             if self._format.begin is None:
                 raise RenderError(
-                    "in this model's format of tool calls a reply cannot be held to either JSON or "
-                    "a call; leave response_format out where there are tools, or say tool_choice "
-                    "none"
+                    "this model's tool-call format cannot constrain a reply to either JSON or a "
+                    "call; omit response_format when there are tools, or use tool_choice none"
                 )
             mark = self._format.begin(None).partition("\n")[0]
         return reply_grammar(
@@ -448,7 +447,7 @@ class Renderer:
             tools = ()
         conversation = self._untrusted.escape(messages, tools)
         if self.image_token_id is None and any(map(_shows_images, conversation.messages)):
-            raise RenderError("the model reads text only, and a message shows an image")
+            raise RenderError("the model reads text only, but a message shows an image")
         text = conversation.rendered(
             self._template, len(messages), add_generation_prompt=add_generation_prompt
         )

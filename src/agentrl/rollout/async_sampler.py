@@ -42,14 +42,14 @@ TaskType = TypeVar("TaskType", bound=Task)
 _T = TypeVar("_T")
 Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
 _LONG_REPLY_TOKENS = 8192
-"""Replies from this length on are taken apart in a thread."""
+"""Replies of this length or more are parsed in a thread."""
 
 
 class LimitReached(Exception):
-    """A limit of the rollout was met; `outcome` names it. Ends the rollout, not the attempt.
+    """The rollout reached a limit, which `outcome` names. Ends the rollout, not the attempt.
 
-    Control flow rather than an error, so it stands outside the error tree: a sampler's `run` turns
-    it into a `RolloutResult`.
+    Control flow rather than an error, hence outside the error tree: a sampler's `run` turns it into
+    a `RolloutResult`.
     """
 
     def __init__(self, outcome: Outcome) -> None:
@@ -61,7 +61,7 @@ class LimitReached(Exception):
 class RolloutResult:
     """How a rollout ended: its outcome, and the policy's final answer, if it gave one.
 
-    What an agent or environment hands over beside them is kept with the Record.
+    Anything else that an agent or environment returns is stored with the Record.
     """
 
     outcome: Outcome
@@ -75,12 +75,12 @@ class AsyncSampler(ABC, Generic[TaskType]):
 
     Subclasses implement `run` (talk to the model through `generate` until the rollout ends) and
     `evaluate_record` (the score). Everything that `generate` returns is already durable in the
-    store, so a rollout that dies in the middle leaves a readable attempt behind. Errors of the
-    infrastructure (`InferenceError`, `ToolError`, `StoreError`) must be left to propagate: they end
-    the attempt and never become a score.
+    store, so a rollout that dies midway leaves a readable attempt behind. Infrastructure errors
+    (`InferenceError`, `ToolError`, `StoreError`) must be left to propagate: they end the attempt
+    and never become a score.
 
-    Where the tools are declared resumable, another process resumes the rollout of one that died (see
-    `resume`); a sampler that keeps state outside its turns belongs to runs without that flag.
+    If the tools are declared resumable, another process resumes the rollout of a process that died
+    (see `resume`). Use a sampler that keeps state outside its turns only without that flag.
 
     Example:
         ```python
@@ -96,7 +96,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
 
     Attributes:
         task: the question.
-        record: the claimed slot, as it was when it was claimed.
+        record: the claimed slot, as of its claim.
         context: clients and settings that all rollouts of the process share.
         turns: the acknowledged turns of this attempt, in order.
     """
@@ -108,8 +108,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self._writes = TurnWrites(context.store, record)
         self.turns = self._writes.turns
         self.deadline = context.servers.clock.now() + context.rollout.rollout_timeout_seconds
-        """End of the rollout's time, on the clock of the servers."""
-        # Agents call from tasks of their own, whose context is not the rollout's.
+        """When the rollout times out, on the clock of the servers."""
+        # Agents call from their own tasks, whose context is not the rollout's.
         self._trace = get_current()
         self._num_requests = 0
         self._recorded: ResumedTurns | ForkPoint = ResumedTurns()
@@ -120,8 +120,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """Resume an attempt whose holder died or released it.
 
         `run` starts from the beginning, but `generate` replays these turns instead of asking a
-        server, and `recorded_result` the results of their tools, until none is left. A sampler
-        whose next step follows from these alone arrives where the other one stopped.
+        server, and `recorded_result` the results of their tools, until they are used up. A sampler
+        whose next step depends on these alone arrives where the other one stopped.
 
         Args:
             turns: the durable turns of the attempt, in order.
@@ -129,7 +129,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self._recorded = ResumedTurns(tuple(turns))
 
     def fork(self, point: ForkPoint) -> None:
-        """Begin at a turn of another Record instead of at the question.
+        """Start at a turn of another Record instead of at the question.
 
         `run` starts from the beginning, as it does in `resume`; the turns before the fork are stored
         again, as this attempt's.
@@ -148,19 +148,20 @@ class AsyncSampler(ABC, Generic[TaskType]):
         attempt at scoring failed.
 
         Raises:
-            ScoringError: the scorer could not decide; it is tried again later.
+            ScoringError: the scorer could not decide; scoring is retried later.
         """
 
     async def create_chat_completions(self, *_: object, **__: object) -> NoReturn:
-        """Refuse the call with which samplers of AgentRL's original ask the model.
+        """Refuse the call that samplers of the original AgentRL used to ask the model.
 
         Raises:
-            ConfigError: always; the message says how this one asks.
+            ConfigError: always; the message names the replacement.
         """
         raise ConfigError(
-            "create_chat_completions: here a sampler asks by `turn, reply = await self.generate("
-            "conversation)`; make the conversation once, by `Conversation(messages, tools=tools)`, "
-            "and `conversation.add` what the model sees next"
+            "create_chat_completions is unsupported: call `turn, reply = await "
+            "self.generate(conversation)`; make the conversation once, by "
+            "`Conversation(messages, tools=tools)`, and `conversation.add` what the model sees "
+            "next"
         )
 
     async def generate(
@@ -186,10 +187,10 @@ class AsyncSampler(ABC, Generic[TaskType]):
             The stored turn, and what its output says.
 
         Raises:
-            LimitReached: the prompt is too long, or the rollout's time is up; nothing was stored.
+            LimitReached: the prompt is too long, or the rollout timed out; nothing was stored.
             InferenceError: no server replied.
             LeaseLost: another process owns the slot by now.
-            RenderError: a resumed attempt renders another prompt than the recorded one.
+            RenderError: a resumed attempt renders a different prompt than the recorded one.
         """
         if not self.context.may_fit(conversation.pending, conversation.tools):
             raise LimitReached("length_limit")
@@ -221,8 +222,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
     ) -> tuple[DispatchedSamplingTask, Reply]:
         """Let the model continue a prompt, and store the turn; `generate` wraps this for conversations.
 
-        Several calls may run concurrently: each becomes a turn when its reply arrives. The turn of a
-        caller that is cancelled while it is being stored is stored nevertheless.
+        Several calls may run concurrently: each becomes a turn when its reply arrives. If the
+        caller is cancelled while its turn is being stored, the turn is stored all the same.
 
         Args:
             prompt: the ids, int32 [P], and how they continue an earlier turn.
@@ -293,7 +294,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
     async def _generated(
         self, request: GenerateRequest, on_partial: OnPartial | None
     ) -> GenerateResult:
-        """Return what a server makes of a request within the rollout's time."""
+        """Return a server's result for a request, within the rollout's time."""
         record, servers = self.record, self.context.servers
         generation = servers.generate(record.id, request, on_partial, group=record.task_id)
         try:
@@ -307,7 +308,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
                 f"no reply to {record.id} within rollout_timeout_seconds={seconds:g}"
             ) from None
         if result.finish_reason == "abort":
-            raise InferenceError(f"{result.server} gave up on a generation of {record.id}")
+            raise InferenceError(f"{result.server} aborted a generation for {record.id}")
         return result
 
     async def note_call(self, **fields: Any) -> DispatchedSamplingTask:
@@ -330,12 +331,12 @@ class AsyncSampler(ABC, Generic[TaskType]):
         )
 
     async def _append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
-        """Store a turn that ends now; the write goes on when the caller is cancelled."""
+        """Store a turn that ends now; the write continues if the caller is cancelled."""
         finished_at = max(turn.started_at, self.now())
         return await self._writes.append(turn.model_copy(update={"finished_at": finished_at}))
 
     def now(self) -> datetime:
-        """Return the database server's time, by which records and turns are dated."""
+        """Return the database server's time, which dates records and turns."""
         return self.context.store.clock.now()
 
     async def _replay_turn(
@@ -355,7 +356,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         return turn, reply
 
     def recorded_result(self, call: ToolCall) -> ToolResult | None:
-        """Return the recorded result of a call of the last turn, where one has to stand in for it.
+        """Return the recorded result that must replace a call of the last turn, if any.
 
         Raises:
             ToolError: the rollout is a fork, and the tools cannot be called in the middle of it.
@@ -371,7 +372,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self._writes.attach_results(results, turn_index)
 
     def reward_turns(self, rewards: Mapping[int, float]) -> None:
-        """Store what turns earned, by their index; `finish` waits for it."""
+        """Store the rewards of turns by index; `finish` waits for it."""
         self._writes.reward(rewards)
 
     async def finish(self) -> None:
@@ -379,14 +380,14 @@ class AsyncSampler(ABC, Generic[TaskType]):
         await self._writes.finish()
 
     async def discard(self) -> None:
-        """Cancel the writes under way: the attempt ended before the rollout did."""
+        """Cancel the pending writes: the attempt ended before the rollout did."""
         await self._writes.discard()
 
     async def within_time(self, work: Awaitable[_T]) -> _T:
-        """Await some work of the rollout, at most until its `deadline`.
+        """Await work of the rollout, at most until its `deadline`.
 
         Raises:
-            LimitReached: the rollout's time is up.
+            LimitReached: the rollout timed out.
         """
         try:
             async with self.context.servers.clock.timeout_at(self.deadline):
@@ -401,14 +402,14 @@ class AsyncSampler(ABC, Generic[TaskType]):
         params = context.sampling_params(self.task.split, **overrides)
         room = params.max_new_tokens
         if context.context_length is not None:
-            # One less than there is: some servers refuse a request that fills the context.
+            # One token short of the context: some servers refuse a request that fills it.
             room = min(room, context.context_length - prompt_len - 1)
         if room < min_room:
             raise LimitReached("length_limit")
         return params.model_copy(update={"max_new_tokens": room})
 
     def _seed(self, number: int) -> int:
-        """Derive a seed that differs between tries, attempts and calls, but not between runs."""
+        """Derive a seed that differs between Records, attempts and calls, but not between runs."""
         name = f"{self.context.seed}/{self.record.id}/{self.record.attempt}/{number}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) >> 1
 
@@ -423,7 +424,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         return DispatchedSamplingTask(id="", index=len(self.turns), **self._ownership(), **fields)
 
     def _ownership(self) -> dict[str, Any]:
-        """Return the fields of a turn that say whose it is."""
+        """Return the fields that identify a turn's owner."""
         record = self.record
         return {"record_id": record.id, "task_id": record.task_id, "attempt": record.attempt}
 
@@ -432,7 +433,7 @@ def _routes(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
     """Return the fields of a turn that hold the experts its tokens were routed to.
 
     Raises:
-        InferenceError: they were requested, and the server did not name them for every token.
+        InferenceError: they were requested, but the server did not return them for every token.
     """
     if request.routed_from is None:
         return {}

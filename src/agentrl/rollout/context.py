@@ -33,16 +33,16 @@ class Scoring(Protocol):
         """Judge an answer.
 
         Raises:
-            ScoringError: the scorer could not decide; the score stays missing and is tried again.
+            ScoringError: the scorer could not decide; the score stays missing and scoring is retried.
         """
         ...
 
     def sees_group(self, scorer: str) -> bool:
-        """Return whether a scorer judges all tries of a question together."""
+        """Return whether a scorer judges all Records of a question together."""
         ...
 
     async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
-        """Judge all tries of a task that have ended, in their order.
+        """Judge all finished Records of a task, in order.
 
         Raises:
             ScoringError: see `score`.
@@ -93,7 +93,7 @@ class RolloutContext:
         sampling: how tokens are drawn.
         seed: seed of the run, from which every request's seed is derived.
         context_length: longest sequence that the servers take, in tokens, when known.
-        live: controls that may change while the run goes on.
+        live: controls that may change during the run.
         router_replay: store which experts of the model every token was routed to.
         resumable: the tools keep no state, so that another sampler may resume a dead one's rollout.
         summarizer: shortens long texts; None where none is configured.
@@ -122,9 +122,9 @@ class RolloutContext:
         return longest if self.context_length is None else min(longest, self.context_length - 1)
 
     def may_fit(self, *values: object) -> bool:
-        """Return whether texts, in messages and tools of any form, may be short enough for a prompt.
+        """Return whether the texts in messages and tools may be short enough for a prompt.
 
-        Asked before anything is tokenized, which takes some two hundred bytes a character.
+        Checked before tokenizing, which takes about two hundred bytes of memory per character.
         """
         room = self.max_prompt_len * self.renderer.longest_token
         rest: list[object] = [*values]
@@ -140,7 +140,7 @@ class RolloutContext:
 
     @cached_property
     def images(self) -> ImageLibrary:
-        """The images that rollouts show."""
+        """The images shown in rollouts."""
         rollout = self.rollout
         max_bytes = int(rollout.max_image_megabytes * 2**20)
         return ImageLibrary(self.store, max_bytes, tuple(map(ip_network, rollout.image_networks)))
@@ -165,7 +165,7 @@ class RolloutContext:
             no_answer: the reason stored with the 0 of a rollout without one.
 
         Raises:
-            ScoringError: the scorer could not decide; the score stays missing and is tried again.
+            ScoringError: the scorer could not decide; the score stays missing and scoring is retried.
         """
         task = task.model_copy(update={"scorer": self.scorer_of(task)})
         if answer is None:

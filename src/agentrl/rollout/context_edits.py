@@ -1,7 +1,7 @@
 """The part of a conversation that stays when its context is full or the model repeats itself.
 
 Pure functions on messages. Adjacent messages of one role are joined, because many chat templates
-require roles to alternate. Untrusted text (of tools, of a summary) stands in user messages only,
+require roles to alternate. Untrusted text (from tools or a summary) appears in user messages only,
 where it cannot become a control token.
 """
 
@@ -21,10 +21,10 @@ _MAX_DROPPED_MESSAGES = 15
 
 
 def without_tool_results(messages: Sequence[Message], opening: Sequence[Message]) -> list[Message]:
-    """Drop all tool results and, of a long rest, the end (`discard_all_tools`).
+    """Drop all tool results and, if the rest is long, its end (`discard_all_tools`).
 
-    Of n messages without tool results, the last `min(15, n - 10)` go as well: an agent that filled
-    its context is likely to have lost its way. The opening always stays.
+    If n messages remain without tool results, the last `min(15, n - 10)` are dropped as well: an
+    agent that filled its context has probably lost its way. The opening always stays.
     """
     spoken = [message for message in messages if message["role"] != "tool"]
     num_dropped = min(_MAX_DROPPED_MESSAGES, max(0, len(spoken) - _MIN_KEPT_MESSAGES))

@@ -1,8 +1,8 @@
 """Images of rollouts: fetched from where a message names them, stored once, and sent to the engine.
 
-Questions and messages of agents name addresses on the web. Nobody vouches for these, and a sampler
-often runs where it can reach a metadata service, a database or a neighbour's notebook. So only
-public addresses are connected to, and the networks that the user allows. The check is made on the
+Questions and agents' messages name addresses on the web. These are untrusted, and a sampler often
+runs where it can reach a metadata service, a database or a neighbour's notebook. It therefore
+connects only to public addresses and to the networks that the user allows. The check is made on the
 connection rather than the name, which covers redirects and names that resolve to a private address.
 """
 
@@ -26,7 +26,7 @@ _MAX_CACHED_ADDRESSES = 4096
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-# Python takes some of these for global. Tunnels reach an IPv4 network of their own choice.
+# Python considers some of these global. Tunnels can reach any IPv4 network.
 _NOT_PUBLIC = [
     ipaddress.ip_network(text)
     for text in (
@@ -45,7 +45,7 @@ class ImageLibrary:
     Args:
         store: holds the images.
         max_bytes: the largest image accepted.
-        networks: networks that may be connected to beside the public ones.
+        networks: networks that may be connected to in addition to the public ones.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ImageLibrary:
                 await _fetch(address, max_bytes=self._max_bytes, networks=self._networks)
             )
         else:
-            raise ValueError("neither a data: URL nor an http(s) address")
+            raise ValueError("not a data: URL or http(s) address")
         if len(image.data) > self._max_bytes:
             raise ValueError(f"larger than max_image_megabytes={self._max_bytes / 2**20:g}")
         return image
@@ -132,13 +132,13 @@ async def _fetch(url: str, *, max_bytes: int, networks: Sequence[_Network]) -> b
     try:
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
-            # The bound counts the bytes that arrive, so none may be compressed.
+            # The limit counts bytes as they arrive, so compressed bodies are refused.
             http.get(
                 url, raise_for_status=True, headers={"accept-encoding": "identity"}
             ) as response,
         ):
             if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
-                raise ValueError(f"is sent compressed ({encoding})")
+                raise ValueError(f"was sent compressed ({encoding})")
             async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
                 data += chunk
                 if len(data) > max_bytes:

@@ -26,24 +26,24 @@ from agentrl.schema.image import content_with_images
 from agentrl.tools import ToolBox
 
 MAX_NUDGES = 3
-"""Replies in a row with neither a tool call nor an answer that end a rollout."""
+"""Number of consecutive replies with neither a tool call nor an answer that ends a rollout."""
 
 CONTEXT_RESERVE = 1024
-"""Tokens left for a reply below which a context counts as full, where it may be renewed."""
+"""With fewer tokens left for a reply, a context that may be renewed counts as full."""
 
 
 class MCPSampler(AsyncSampler[MCPTask]):
     """Runs the rollout of an `MCPTask`.
 
-    One turn after the other: the model replies; if the reply gives a final answer (by the task's
-    answer schema, outside thinking and tool calls) the rollout is over; else its tool calls run in
-    order and their results go into the context. A call that cannot be parsed is answered with the
+    Turn by turn, the model replies. A reply with a final answer (by the task's answer schema,
+    outside thinking and tool calls) ends the rollout; otherwise its tool calls run in order and
+    their results are added to the context. A call that cannot be parsed is answered with the
     reason. A reply that does neither is answered with a reminder. Format errors and repeated
     replies carry the advantage override 0: they are never rewarded.
 
     With `new_context`, a full context does not end the rollout: the part that `context_edits` keeps
-    is rendered anew, and the next turn branches off the token tree where the two still agree, with
-    the mode as its `branch_reason`. The turns before stay part of the Record and are trained.
+    is rendered again, and the next turn branches off the token tree where the two still agree, with
+    the mode as its `branch_reason`. The earlier turns stay part of the Record and are trained on.
     """
 
     def __init__(self, task: MCPTask, record: Record, context: RolloutContext) -> None:
@@ -57,7 +57,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
         self._instructions = ""
 
     async def run(self) -> RolloutResult:
-        """Run turns until an answer or a limit."""
+        """Run turns until there is an answer or a limit is reached."""
         self.context.check_scorer(self.task)
         async with self.context.toolbox.for_rollout() as tools:
             self._question = await self._question_shown()
@@ -183,7 +183,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
         return recorded
 
     async def _shortened(self, call: ToolCall, tools: ToolBox) -> ToolResult:
-        """Call a tool; the summarizer, if there is one, shortens a long page."""
+        """Call a tool; the summarizer, if configured, shortens a long page."""
         with self.context.traces.tool(call) as noted:
             result = noted(await tools.call(call.name, call.arguments, call_id=call.id))
         result = await self._with_images(result)

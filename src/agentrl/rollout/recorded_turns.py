@@ -1,4 +1,4 @@
-"""Turns that a rollout goes through again before it samples: of a resumed attempt, or before a fork.
+"""Turns that a rollout replays before it samples: of a resumed attempt, or before a fork.
 
 A sampler's `run` starts from the beginning; `AsyncSampler.generate` asks here for each prompt and
 takes the recorded turns as replies for as long as there are any.
@@ -27,27 +27,27 @@ from agentrl.schema.fork import check_fork_turn, result_message
 _OWN_SAMPLING = {"seed", "max_new_tokens", "grammar", "stop"}
 """Sampling parameters that belong to one call; the others are those of the whole rollout."""
 _CONTEXT_TOKENS = 8
-"""Tokens on either side of the place where a recorded and a rendered prompt part."""
+"""Tokens shown on either side of the first difference between a recorded and a rendered prompt."""
 
 
 @dataclass(frozen=True)
 class ResumedTurns:
     """The durable turns of an attempt whose holder died or released it.
 
-    What this process renders has to be what they were sampled from: it goes on where they end, from
-    messages that it makes itself.
+    This process must render exactly the prompts that they were sampled from: it continues where
+    they end, from messages that it builds itself.
     """
 
     turns: tuple[DispatchedSamplingTask, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     are_copied = False
-    """The turns are this attempt's own already."""
+    """The turns already belong to this attempt."""
 
     def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
         """Return the prompt of turn `index`.
 
         Raises:
-            RenderError: a recorded turn was sampled from another one.
+            RenderError: a recorded turn was sampled from a different prompt.
         """
         prompt = conversation.next_prompt(renderer)
         if index < len(self.turns):
@@ -58,8 +58,8 @@ class ResumedTurns:
             if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
                 raise RenderError(
                     f"{turn.record_id} cannot be resumed: its turn {turn.index} was sampled from "
-                    "another prompt than this process renders (other tools, template or sampler): "
-                    f"{_first_difference(turn, prompt, renderer)}"
+                    "a different prompt than this process renders (different tools, template or "
+                    f"sampler): {_first_difference(turn, prompt, renderer)}"
                 )
         return prompt
 
@@ -69,19 +69,19 @@ class ResumedTurns:
 
 
 class ForkPoint:
-    """A turn from which a rollout is played on anew, and what is different there.
+    """A turn from which a rollout is sampled again, and what changes there.
 
-    Prompts up to the fork are the stored ids, whatever a template or tokenizer would make of their
-    texts today.
+    Prompts up to the fork are the stored ids, even if a template or tokenizer would encode their
+    texts differently today.
 
     Attributes:
         turns: the parent's turns before the fork, their results as edited.
         sampling: parameters of all new turns.
-        first_sampling: further ones of the first.
+        first_sampling: additional parameters of the first.
     """
 
     are_copied = True
-    """The turns are the parent's, and are stored again."""
+    """The turns are the parent's and are stored again as this attempt's."""
 
     def __init__(
         self,
@@ -96,14 +96,14 @@ class ForkPoint:
 
         Args:
             parent: all turns of the parent's attempt.
-            turn: index of the first one that is sampled anew.
-            messages: what it is shown instead since the turn before it.
+            turn: index of the first turn that is sampled again.
+            messages: what it is shown instead of the messages added since the turn before it.
             sampling: parameters that differ from the parent's.
             tools_keep_state: tools cannot be called in the middle of a rollout: recorded results
-                stand in for them as long as the calls are the parent's.
+                are used for as long as the calls equal the parent's.
 
         Raises:
-            ConfigError: there is no such turn, or it cannot be played.
+            ConfigError: there is no such turn, or it cannot be sampled again.
         """
         check_fork_turn(parent, turn)
         self.turn = turn
@@ -141,10 +141,10 @@ class ForkPoint:
         )
 
     def result(self, turn: DispatchedSamplingTask, call: ToolCall) -> ToolResult | None:
-        """Return a recorded result: before the fork always, behind it where tools keep state.
+        """Return a recorded result: always before the fork; after it only if tools keep state.
 
         Raises:
-            ToolError: the tools keep state, and nobody has made this call before.
+            ToolError: the tools keep state, and this call was not recorded.
         """
         if turn.index < self.turn:
             return _result_of(turn, call.id)
@@ -158,8 +158,9 @@ class ForkPoint:
             if found is not None:
                 return found.model_copy(update={"call_id": call.id})
         raise ToolError(
-            f"cannot be forked beyond turn {turn.index}: its call of {call.name} was not recorded, "
-            "and the tools may keep state; --resumable_tools true says that they keep none"
+            f"cannot be forked after turn {turn.index}: the result of its call to {call.name} was "
+            "not recorded, and the tools may keep state; set --resumable_tools true if they keep "
+            "none"
         )
 
 
@@ -170,7 +171,7 @@ def _result_of(turn: DispatchedSamplingTask, call_id: str) -> ToolResult | None:
 def _first_difference(turn: DispatchedSamplingTask, prompt: Prompt, renderer: Renderer) -> str:
     if (turn.parent, turn.shared_len) != (prompt.parent, prompt.shared_len):
         return (
-            f"it continued turn {turn.parent} after {turn.shared_len} tokens, and now would "
+            f"it continued turn {turn.parent} after {turn.shared_len} tokens and would now "
             f"continue turn {prompt.parent} after {prompt.shared_len}"
         )
     recorded, rendered = turn.added_ids, prompt.added_ids
@@ -185,7 +186,7 @@ def _first_difference(turn: DispatchedSamplingTask, prompt: Prompt, renderer: Re
 def _with_results(
     turn: DispatchedSamplingTask, messages: Sequence[Message]
 ) -> DispatchedSamplingTask:
-    """Return a turn with the results that the messages say it had."""
+    """Return a turn with the tool results that the messages contain."""
     said = {one.get("tool_call_id"): one["content"] for one in messages if one["role"] == "tool"}
     results = [
         replaced

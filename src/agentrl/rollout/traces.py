@@ -1,12 +1,12 @@
-"""OpenTelemetry spans of rollouts, in the words of its conventions for generative AI.
+"""OpenTelemetry spans of rollouts, named by its semantic conventions for generative AI.
 
     invoke_agent rollout        one attempt at a slot: its own trace
       chat MODEL                a turn
       execute_tool NAME         a tool call; its context travels to the MCP server in `_meta`
       evaluate SCORER           the score
 
-Comes in: what samplers do anyway. Goes out: spans, or nothing without `--otlp_endpoint`. Texts of
-messages, arguments and results are left out unless they are asked for: they may hold secrets.
+In: what samplers do anyway. Out: spans, or nothing without `--otlp_endpoint`. Texts of messages,
+arguments and results are omitted unless requested, because they may contain secrets.
 """
 
 import json
@@ -32,11 +32,11 @@ from agentrl.schema import DispatchedSamplingTask, Message, Record, Score, ToolC
 from agentrl.schema.image import shown_text
 
 MAX_CONTENT_CHARS = 20_000
-"""Of one attribute that holds texts; the rest is cut off."""
+"""Longest attribute that holds texts; the rest is cut off."""
 
 
 class Traces:
-    """Begins the spans of a process's rollouts; without a tracer they cost nothing.
+    """Starts the spans of a process's rollouts; without a tracer they cost nothing.
 
     Args:
         tracer: makes the spans.
@@ -53,7 +53,7 @@ class Traces:
         self._shows_content = show_content
 
     def rollout(self, record: Record) -> AbstractContextManager[Span]:
-        """Span an attempt, from its claim to its score."""
+        """Open the span of an attempt, from its claim to its score."""
         return self._span(
             "invoke_agent rollout",
             SpanKind.INTERNAL,
@@ -61,10 +61,10 @@ class Traces:
         )
 
     def chat(self, parent: Context) -> AbstractContextManager[Span]:
-        """Span a model call and the write that makes it durable; `describe_turn` says what it was.
+        """Open the span of a model call, its durable write included; see `describe_turn`.
 
         Args:
-            parent: the rollout's context. Calls of agents arrive in tasks of their own.
+            parent: the rollout's context. Agents' calls arrive in their own tasks.
         """
         name = f"chat {self._model}"
         return self._span(name, SpanKind.CLIENT, self._asked, parent=parent)
@@ -83,7 +83,7 @@ class Traces:
         num_prompt_tokens: int,
         messages: Sequence[Message],
     ) -> None:
-        """Say what a turn was.
+        """Add the details of a turn.
 
         Args:
             span: of the turn.
@@ -124,7 +124,7 @@ class Traces:
 
     @contextmanager
     def tool(self, call: ToolCall) -> Iterator[Callable[[ToolResult], ToolResult]]:
-        """Span a tool call; what is yielded notes its result and returns it."""
+        """Open the span of a tool call; the yielded function records its result and returns it."""
 
         def asked() -> dict[str, Any]:
             return {
@@ -148,11 +148,11 @@ class Traces:
             yield note
 
     def evaluation(self, record: Record) -> AbstractContextManager[Span]:
-        """Span the scoring of a rollout; `describe_score` says what came out."""
+        """Open the span of a rollout's scoring; `describe_score` adds the result."""
         return self._span("evaluate", SpanKind.INTERNAL, partial(_identity, record))
 
     def describe_score(self, span: Span, score: Score) -> None:
-        """Say what a rollout scored, in the form of the conventions' evaluation event."""
+        """Add a rollout's score, as the conventions' evaluation event."""
         if not span.is_recording():
             return
         span.update_name(f"evaluate {score.scorer}")
@@ -181,7 +181,7 @@ class Traces:
         self, name: str, kind: SpanKind, attributes: Mapping[str, Any], parent: Context | None
     ) -> Iterator[Span]:
         span = self._tracer.start_span(name, context=parent, kind=kind, attributes=attributes)
-        # An error's text may quote messages, so that its type has to do.
+        # Only the error's type: its text may quote messages.
         with use_span(
             span, end_on_exit=True, record_exception=False, set_status_on_exception=False
         ):
@@ -194,7 +194,7 @@ class Traces:
 
 @contextmanager
 def open_traces(config: RootConfig) -> Iterator[Traces]:
-    """Open the traces of a sampler process, as its flags say."""
+    """Open the traces of a sampler process, as configured."""
     endpoint = config.run.otlp_endpoint
     if endpoint is None:
         yield Traces()

@@ -1,8 +1,8 @@
-"""The writes of one rollout: its turns in their order, and what is known of them later.
+"""The writes of one rollout: its turns in order, and what becomes known of them later.
 
-In: turns whose place is not known yet, results of their tools, rewards. Out: durable turns. Each write
-runs in a task of its own, so that a caller who is cancelled takes no turn along. Knows the store;
-servers and prompts are the sampler's.
+In: turns whose place is not known yet, results of their tools, rewards. Out: durable turns. Each
+write runs in its own task, which survives the cancellation of its caller. Knows the store; servers
+and prompts belong to the sampler.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class TurnWrites:
         self._additions: list[asyncio.Task[None]] = []
 
     async def append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
-        """Store a turn as the next one; the write goes on when the caller is cancelled.
+        """Store a turn as the next one; the write continues if the caller is cancelled.
 
         Returns:
             The turn with its id and its index.
@@ -56,7 +56,7 @@ class TurnWrites:
         self._additions.append(asyncio.create_task(writing))
 
     def reward(self, rewards: Mapping[int, float]) -> None:
-        """Store what turns earned, by their index; the next turn, and `finish`, wait for it."""
+        """Store the rewards of turns by index; the next turn and `finish` wait for it."""
         if not rewards:
             return
         by_id = {}
@@ -73,7 +73,7 @@ class TurnWrites:
         await self._flush()
 
     async def discard(self) -> None:
-        """Cancel the writes under way, and wait for their end."""
+        """Cancel the pending writes, and wait until they have ended."""
         writes: list[asyncio.Task[Any]] = [*self._appends, *self._additions]
         self._additions = []
         for write in writes:
@@ -92,7 +92,7 @@ class TurnWrites:
             turn_id = f"{self._record.id}/{self._record.fence}/{index}"
             turn = turn.model_copy(update={"id": turn_id, "index": index})
             if self._additions:
-                await asyncio.sleep(0)  # their writes have begun: this turn carries them
+                await asyncio.sleep(0)  # their writes have started: this turn carries them
             await self._store.turns.append(turn, self._record.fence)
             self.turns.append(turn)
             await self._flush()

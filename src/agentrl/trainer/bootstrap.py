@@ -76,7 +76,7 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
     disable_progress_bar()
 
     async def lead_until_signalled() -> T:
-        return await lead(ranks, stop_on_signals("the step is finished and saved first"))
+        return await lead(ranks, stop_on_signals("finishing and saving the step first"))
 
     def shape(world_size: int) -> MeshShape:
         return mesh_shape(config.trainer, world_size)

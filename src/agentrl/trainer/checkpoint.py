@@ -149,7 +149,7 @@ def latest_checkpoint(output_path: Path, *, at_most: int | None = None) -> Check
     newest = complete[-1]
     state = json.loads((newest / _STATE_FILE).read_text())
     if state["format"] != _FORMAT:
-        raise ConfigError(f"{newest}: checkpoint format {state['format']} is not known here")
+        raise ConfigError(f"{newest}: checkpoint format {state['format']} is not supported")
     return Checkpoint(
         path=newest, step=int(state["step"]), history=History.model_validate(state["history"])
     )
@@ -174,7 +174,7 @@ def check_has_database(checkpoint: Checkpoint | None, run: Run | None) -> None:
     if checkpoint is not None and run is None:
         raise ConfigError(
             f"{checkpoint.path} is the checkpoint of a run whose database is empty; use another "
-            "--run_name, or --fresh --delete_existing to start anew"
+            "--run_name, or --fresh --delete_existing to start over"
         )
 
 

@@ -59,8 +59,8 @@ class RecordImages:
                 return ImageBook()
             record = next(iter(processors.values())).record_id
             raise TrainingError(
-                f"record {record} shows images, and the model reads text only; train on questions "
-                "and tools without images (--max_images 0), or a vision model"
+                f"record {record} shows images, but the model reads text only; train on questions "
+                "and tools without images (--max_images 0), or train a vision model"
             )
         found = {key: self._read[key] for key in processors if key in self._read}
         missing = [key for key in processors if key not in found]
@@ -70,7 +70,9 @@ class RecordImages:
             try:
                 shown = await asyncio.to_thread(self._reader.shown, file.data, turn.image_processor)
             except ImageError as error:
-                logger.warning("%s is not trained: image %s: %s", turn.record_id, key[0], error)
+                logger.warning(
+                    "%s is left out of training: image %s: %s", turn.record_id, key[0], error
+                )
                 continue
             found[key] = self._remember(key, shown)
         return ImageBook(found, self._reader.token_id)

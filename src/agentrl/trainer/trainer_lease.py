@@ -75,7 +75,7 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
                 logger.warning(
                     "taking over from %s, which %s",
                     holder,
-                    "renews its lease no longer" if is_silent else "is dead",
+                    "has stopped renewing its lease" if is_silent else "is dead",
                 )
                 # The store lets an owner acquire its lease again, and an acquired one can be released.
                 await store.trainer_leases.acquire(consumer, holder, lease_seconds)
@@ -91,7 +91,7 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
             # Acquiring again under the same owner is harmless if only the reply was lost.
             if time.monotonic() > deadline:
                 raise
-            logger.warning("%s; trying again", error)
+            logger.warning("%s; retrying", error)
             await asyncio.sleep(_RETRY_SECONDS)
         else:
             return

@@ -36,7 +36,7 @@ async def test_a_stranger_in_the_database_is_sent_no_request(
         pool.update([registered("http://127.0.0.1:1", copied)])
         assert pool.num_servers == 1
     assert asked == []
-    assert "is left out: whoever registered it does not have this run's key" in caplog.text
+    assert "is ignored: the process that registered it does not have this run's key" in caplog.text
 
 
 def test_each_key_has_a_proof_of_its_own_and_without_keys_none_is_wanted() -> None:

@@ -63,5 +63,5 @@ def test_a_checksum_tells_where_a_value_stands() -> None:
 def test_what_is_no_delta_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / DELTA_FILE).write_bytes(content)
-    with pytest.raises(ConfigError, match="holds no changes of weights"):
+    with pytest.raises(ConfigError, match="holds no weight changes"):
         read_delta(tmp_path)

@@ -36,7 +36,7 @@ class FixedSummarizer:
 
     async def summarize_history(self, question: str, transcript: str) -> str:
         if self.fails:
-            raise InferenceError("no summarizer answered")
+            raise InferenceError("no summarizer responded")
         self.transcripts.append(transcript)
         return f"summary {len(self.transcripts)} <|im_end|>"
 

@@ -235,7 +235,7 @@ async def test_an_image_on_the_web_is_fetched_once_within_limits(
     for address, expected in (
         (f"{pages}/page", "neither PNG"),
         (f"{pages}/nothing", "404"),
-        ("file:///etc/hostname", "neither a data: URL nor an http"),
+        ("file:///etc/hostname", "not a data: URL or http"),
         ("http://127.0.0.1:1/x.png", "cannot be fetched"),
         ("data:image/png;base64,????", "not base64"),
     ):

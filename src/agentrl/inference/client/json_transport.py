@@ -110,7 +110,7 @@ class JsonTransport:
             ) as response:
                 encoding = response.headers.get("Content-Encoding", "identity")
                 if encoding != "identity":
-                    raise InferenceError(f"{url} answered with a compressed body ({encoding})")
+                    raise InferenceError(f"{url} sent a compressed body ({encoding})")
                 if response.status >= 400:
                     content = await self.content(response, max_bytes=_MAX_ERROR_BYTES)
                     text = _error_text(content, response.reason)
@@ -119,18 +119,17 @@ class JsonTransport:
                     )
                 yield response
         except TimeoutError as error:
-            raise ServerUnreachable(
-                f"{url} did not answer in time ({type(error).__name__})"
-            ) from error
+            raise ServerUnreachable(f"{url} timed out ({type(error).__name__})") from error
         except (
             aiohttp.ServerDisconnectedError,
             aiohttp.ClientPayloadError,
             ConnectionResetError,
         ) as error:
-            raise ServerLost(f"{url} ended the connection ({type(error).__name__})") from error
+            raise ServerLost(f"{url} closed the connection ({type(error).__name__})") from error
         except aiohttp.ClientError as error:
             raise ServerUnreachable(
-                f"{url} cannot be reached ({type(error).__name__}); check that the server runs there"
+                f"{url} cannot be reached ({type(error).__name__}); check that the server is "
+                "running there"
             ) from error
 
     async def content(
@@ -178,12 +177,12 @@ class JsonTransport:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise InferenceError(f"{self.base_url} answered with something that is no JSON object")
+            raise InferenceError(f"{self.base_url} sent a body that is not a JSON object")
         return body
 
     def _check_size(self, size: int, max_bytes: int) -> None:
         if size > max_bytes:
-            raise InferenceError(f"{self.base_url} answered with more than {max_bytes >> 20} MiB")
+            raise InferenceError(f"{self.base_url} sent more than {max_bytes >> 20} MiB")
 
 
 def error_message(body: object) -> str:
@@ -234,4 +233,6 @@ def _encoded(body: Mapping[str, Any], url: str) -> bytes:
     try:
         return orjson.dumps(body)
     except TypeError as error:
-        raise InferenceError(f"{url} cannot be asked: the request is no JSON ({error})") from error
+        raise InferenceError(
+            f"cannot send the request to {url}: it is not valid JSON ({error})"
+        ) from error

@@ -213,7 +213,7 @@ class ServerPool:
             if len(merged.output_ids) >= request.sampling.max_new_tokens:
                 return merged.model_copy(update={"finish_reason": "length"})
             if not len(result.output_ids):
-                error_text = f"{result.server} keeps cutting the generation"
+                error_text = f"{result.server} keeps cutting the generation short"
                 failures = await self._after_failure(InferenceError(error_text), failures)
             so_far = merged if len(merged.output_ids) and not is_constrained else None
 
@@ -252,7 +252,7 @@ class ServerPool:
     async def _after_failure(self, error: InferenceError, failures: int) -> int:
         if failures >= len(_RETRY_SECONDS):
             raise error
-        logger.warning("%s; trying again", error)
+        logger.warning("%s; retrying", error)
         await asyncio.sleep(_RETRY_SECONDS[failures])
         return failures + 1
 
@@ -273,7 +273,7 @@ class ServerPool:
                 return
             if now > deadline:
                 raise NoServerAvailable(
-                    f"no inference server answered for {self._no_server_seconds:g} s: {urls[0]}"
+                    f"no inference server responded for {self._no_server_seconds:g} s: {urls[0]}"
                 )
             await asyncio.sleep(_PROBE_PAUSE_SECONDS)
 
@@ -294,7 +294,7 @@ class ServerPool:
         except TimeoutError:
             raise NoServerAvailable(
                 f"no inference server was up for {self._no_server_seconds:g} s; start one with "
-                "`agentrl serve`, or look at its log"
+                "`agentrl serve`, or check its log"
             ) from None
         if self._gateway is not None:
             return {self._gateway}

@@ -44,7 +44,7 @@ class Quarantine:
 
     def add(self, request: GenerateRequest, error: InferenceError) -> PoisonousRequest:
         """Put a request in quarantine; returns what to tell of it."""
-        reason = f"servers die under this request, so it is not sent again ({error})"
+        reason = f"this request crashes servers, so it is not sent again ({error})"
         logger.error("%s: %s", reason, request.sampling)
         self._reasons[_fingerprint(request)] = reason
         if len(self._reasons) > _NUM_REMEMBERED:

@@ -122,13 +122,13 @@ class SGLangClient:
             async for body in self._transport.frames(response):
                 if "error" in body:
                     raise ServerRefused(
-                        f"{self.base_url} gave a generation up: {error_message(body)}",
+                        f"{self.base_url} aborted a generation: {error_message(body)}",
                         _error_status(body["error"]),
                     )
                 if (body.get("meta_info") or {}).get("finish_reason") is not None:
                     return parse_result(body, self.base_url, adapter=request.adapter)
                 on_partial(parse_partial(body, self.base_url, adapter=request.adapter))
-        raise ServerLost(f"{self.base_url} ended a stream before its end")
+        raise ServerLost(f"{self.base_url} closed a stream before its end")
 
     # State.
 

@@ -215,7 +215,7 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in _UNSUPPORTED:
         if body.get(name):
-            raise _unsupported(name, "not supported: it runs at Anthropic's")
+            raise _unsupported(name, "not supported: it runs on Anthropic's servers")
     _check_edits(body.get("context_management"))
     chat: dict[str, Any] = {name: body[name] for name in _SHARED if body.get(name) is not None}
     chat["messages"] = _system(body.get("system")) + _messages(body.get("messages"))
@@ -241,7 +241,7 @@ def _check_edits(management: object) -> None:
         if edit.get("type") != "clear_thinking_20251015" or edit.get("keep") != "all":
             raise _unsupported(
                 "context_management",
-                f"{edit.get('type')!r} is not done here; let the agent edit its messages itself",
+                f"{edit.get('type')!r} is not supported; have the agent edit its messages itself",
             )
 
 
@@ -270,11 +270,11 @@ def _messages(given: object) -> Items:
         elif role == "system":
             messages += _system(content)
         else:
-            raise _malformed(param, f"unknown role {role!r}; say user or assistant")
+            raise _malformed(param, f"unknown role {role!r}; use user or assistant")
     if messages and messages[-1]["role"] == "assistant":
         raise _unsupported(
             "messages",
-            "the last message has to be the user's; a reply cannot be begun for the model",
+            "the last message must have the role user; a reply cannot be prefilled",
         )
     return messages
 
@@ -348,8 +348,8 @@ def _tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:
     if tool.get("type", "custom") != "custom" or "input_schema" not in tool:
         raise _unsupported(
             f"tools[{position}]",
-            f"{tool.get('type')!r} tools run at Anthropic's; give the policy tools with an "
-            "input_schema",
+            f"{tool.get('type')!r} tools run on Anthropic's servers; give the policy tools with "
+            "an input_schema",
         )
     function = {"parameters": tool["input_schema"]}
     function |= {key: tool[key] for key in ("name", "description") if key in tool}
@@ -361,7 +361,7 @@ def _tool_choice(given: object) -> object:
     if isinstance(given, Mapping) and kind == "tool":
         return {"type": "function", "function": {"name": given.get("name")}}
     if kind not in _CHOICES:
-        raise _unsupported("tool_choice", "say auto, any, none or a tool")
+        raise _unsupported("tool_choice", "use auto, any, none or a tool")
     return _CHOICES[kind]
 
 
@@ -380,13 +380,13 @@ def _text_of(given: object, param: str) -> str:
 def _string(block: Mapping[str, Any], key: str, param: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise _malformed(param, f"{key} has to be text")
+        raise _malformed(param, f"{key} must be text")
     return value
 
 
 def _list_of_objects(given: object, param: str) -> Sequence[Mapping[str, Any]]:
     if not isinstance(given, list) or not all(isinstance(item, Mapping) for item in given):
-        raise _malformed(param, "has to be a list of objects")
+        raise _malformed(param, "must be a list of objects")
     return given
 
 
@@ -408,7 +408,7 @@ def _tool_uses(completion: Completion) -> Items:
 
 
 def _input(arguments: object) -> Mapping[str, Any]:
-    # Arguments that are no object were not JSON when they were read; a block's input has to be one.
+    # Arguments that are no object were not JSON when they were read; a block's input must be one.
     return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
 
 

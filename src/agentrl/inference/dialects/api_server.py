@@ -171,7 +171,7 @@ class APIServer:
         session = self._session_of(http, bearer_key(http.headers))
         name = http.path_params["model"]
         if name not in session.models:
-            raise APIError(f"there is no model {name!r}", status=404, code="model_not_found")
+            raise APIError(f"unknown model {name!r}", status=404, code="model_not_found")
         return JSONResponse(_card(name))
 
     def _session_of(self, http: Request, key: str) -> ModelSession:
@@ -185,8 +185,8 @@ class APIServer:
             found = next((s for s in self._sessions.values() if _same(key, s.key)), None)
             if found is None:
                 raise APIError(
-                    "the API key is no rollout's; use the base_url or api_key that the agent was "
-                    "given",
+                    "the API key belongs to no rollout; use the base_url or api_key that the "
+                    "agent was given",
                     status=401,
                     code="invalid_api_key",
                 )
@@ -195,7 +195,9 @@ class APIServer:
         if found is None:
             raise session_over()
         if (key or self._needs_key) and not _same(key, found.key):
-            raise APIError("the API key is not this rollout's", status=401, code="invalid_api_key")
+            raise APIError(
+                "the API key belongs to another rollout", status=401, code="invalid_api_key"
+            )
         return found
 
 
@@ -229,7 +231,7 @@ async def _on_http_exception(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = error.detail
     if error.status_code == 404:
-        detail = f"there is no route {http.url.path}"
+        detail = f"unknown route {http.url.path}"
         if "/v1/v1/" in http.url.path:
-            detail += "; Anthropic's clients add /v1 to the address themselves"
+            detail += "; Anthropic's clients add /v1 to the base URL themselves"
     return await _on_api_error(http, APIError(detail, status=error.status_code))

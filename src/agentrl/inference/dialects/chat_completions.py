@@ -57,7 +57,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         APIError: it is malformed, or asks for what is not supported.
     """
     parsed = parse_body(_ChatBody, body)
-    require(not parsed.top_logprobs, "top_logprobs", "alternatives are not kept; use 0")
+    require(not parsed.top_logprobs, "top_logprobs", "alternatives are not returned; use 0")
     tools = tuple(_read_tool(tool, i) for i, tool in enumerate(parsed.tools or ()))
     must_call, called_tool = _forced(parsed.tool_choice, [t["function"]["name"] for t in tools])
     return ChatRequest(
@@ -155,16 +155,16 @@ def _as_json(arguments: Any) -> str:
 def _forced(
     choice: str | Mapping[str, Any] | None, names: Sequence[str]
 ) -> tuple[bool, str | None]:
-    """Return whether a tool has to be called, and which one if only one is possible."""
+    """Return whether a tool must be called, and which one if only one is possible."""
     if choice in (None, "auto", "none"):
         return False, None
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         function = choice.get("function", choice)  # `/v1/responses` has the name beside the type
         name = function.get("name") if isinstance(function, Mapping) else None
-        require(name in names, "tool_choice", f"there is no tool {name!r} among the tools")
+        require(name in names, "tool_choice", f"the request's tools have no {name!r}")
         return True, name
-    require(choice in ("required", "any"), "tool_choice", "say none, auto, required or a function")
-    require(bool(names), "tool_choice", "there are no tools of which one could be called")
+    require(choice in ("required", "any"), "tool_choice", "use none, auto, required or a function")
+    require(bool(names), "tool_choice", "the request has no tools to call")
     return True, names[0] if len(names) == 1 else None
 
 
@@ -178,12 +178,12 @@ def _json_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any]
     require(
         kind == "json_schema",
         "response_format",
-        f"there is no type {kind!r}; say text, json_object or json_schema",
+        f"unknown type {kind!r}; use text, json_object or json_schema",
     )
     inner = response_format.get("json_schema")
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
     param = "response_format.json_schema.schema"
-    require(isinstance(schema, dict), param, "has to be a JSON schema, an object")
+    require(isinstance(schema, dict), param, "must be a JSON schema (an object)")
     assert isinstance(schema, dict)
     fault = _schema_fault(json.dumps(schema))
     if fault is not None:
@@ -220,7 +220,7 @@ def _read_tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:
         and isinstance(function, dict)
         and isinstance(function.get("name"), str),
         f"tools[{position}]",
-        "only functions with a name can be shown to the policy",
+        "only functions with a name are supported",
     )
     assert isinstance(function, dict)
     # Other keys (`strict`) are meant for the provider, not for the model.

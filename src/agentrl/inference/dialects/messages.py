@@ -27,7 +27,7 @@ def read_message(raw: Mapping[str, Any], position: int) -> Message:
         raise APIError(f"{param}: unknown role {role!r}", param=param)
     content = content_of(raw.get("content"), param)
     if not isinstance(content, str) and role not in _SEEN_ROLES:
-        raise _unsupported(param, "only messages of users and tools may hold images")
+        raise _unsupported(param, "only user and tool messages may hold images")
     message: Message = {"role": _ROLES.get(role, role), "content": content}
     if role == "assistant":
         calls = raw.get("tool_calls") or ()
@@ -58,7 +58,7 @@ def content_of(content: object, param: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise APIError(f"{param}: content has to be text or a list of parts", param=param)
+        raise APIError(f"{param}: content must be text or a list of parts", param=param)
     parts = [_part(part, param) for part in content]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -69,7 +69,7 @@ def _part(part: object, param: str) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
-        raise _unsupported(param, "a part of a content has to be an object")
+        raise _unsupported(param, "each part of the content must be an object")
     kind = part.get("type")
     if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
@@ -80,7 +80,7 @@ def _part(part: object, param: str) -> dict[str, Any]:
         address = image.get("url") if isinstance(image, dict) else image
         if isinstance(address, str) and address:
             return image_part(address)
-        raise _unsupported(param, "an image needs its image_url; files are not stored here")
+        raise _unsupported(param, "an image needs an image_url; uploaded files are not supported")
     raise _unsupported(param, f"content of type {kind!r} is not supported; send text or images")
 
 

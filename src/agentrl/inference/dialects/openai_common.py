@@ -24,20 +24,20 @@ _SAMPLING = (
     "repetition_penalty",
 )
 _REFUSED = {
-    "logit_bias": "logits are not shifted: the trainer's policy would not be the one that sampled",
+    "logit_bias": "it would sample from another policy than the one that is trained",
     "min_tokens": "a reply ends where the policy ends it",
     "ignore_eos": "a reply ends where the policy ends it",
     "functions": "send them as tools",
-    "function_call": "say tool_choice",
+    "function_call": "use tool_choice",
     "structured_outputs": "send a schema as response_format",
     "guided_json": "send a schema as response_format",
     "guided_regex": "send a schema as response_format",
     "guided_grammar": "send a schema as response_format",
-    "continue_final_message": "a reply cannot be begun for the policy",
-    "chat_template": "the run's template is used; set it with --chat_template",
-    "chat_template_kwargs": "the run's are used; set them with --chat_template_kwargs",
-    "web_search_options": "nothing is searched here; give the policy a tool",
-    "audio": "the policy writes text",
+    "continue_final_message": "a reply cannot be prefilled",
+    "chat_template": "the run's template applies; set it with --chat_template",
+    "chat_template_kwargs": "the run's settings apply; set them with --chat_template_kwargs",
+    "web_search_options": "give the policy a search tool instead",
+    "audio": "the policy writes text only",
 }
 """Fields that would change what is sampled, and what to do instead."""
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
@@ -84,7 +84,7 @@ class CompletionBody(BaseModel):
         Raises:
             APIError: several answers are asked for, or too many stop texts.
         """
-        require(self.n in (None, 1), "n", "has to be 1; make several calls instead")
+        require(self.n in (None, 1), "n", "must be 1; make several calls instead")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         require(
             len(stop) <= _MAX_STOPS and all(0 < len(text) <= _MAX_STOP_CHARS for text in stop),

@@ -158,7 +158,7 @@ _FIELDS = {
     "instructions": "the system message",
     "input": "a text, or a list of items",
     "previous_response_id": "the response that this one continues",
-    "tools": "functions; those that run at OpenAI's are not offered",
+    "tools": "functions; tools that run on OpenAI's servers are not supported",
     "text": "`format` holds a schema that the reply has to follow",
 }
 _SCHEMA: Schema = {
@@ -193,7 +193,7 @@ def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> di
     chat["messages"] = messages
     if body.get("tools"):
         if not isinstance(body["tools"], list):
-            raise APIError("tools: has to be a list", param="tools")
+            raise APIError("tools: must be a list", param="tools")
         chat["tools"] = [
             tool for i, given in enumerate(body["tools"]) for tool in _tools(given, f"tools[{i}]")
         ]
@@ -211,7 +211,7 @@ def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> di
 def _response_format(given: object) -> Mapping[str, Any]:
     """Return `text.format` as the `response_format` of a chat request."""
     if not isinstance(given, Mapping):
-        raise APIError("text.format: has to be an object", param="text.format")
+        raise APIError("text.format: must be an object", param="text.format")
     if given.get("type") != "json_schema":
         return given
     return {"type": "json_schema", "json_schema": {k: v for k, v in given.items() if k != "type"}}
@@ -221,12 +221,12 @@ def _messages(given: object) -> Items:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
-        raise APIError("input: has to be text or a list of items", param="input")
+        raise APIError("input: must be text or a list of items", param="input")
     messages: Items = []
     for position, item in enumerate(given):
         param = f"input[{position}]"
         if not isinstance(item, dict):
-            raise APIError(f"{param}: has to be an object", param=param)
+            raise APIError(f"{param}: must be an object", param=param)
         kind = item.get("type", "message")
         if kind == "message":
             messages.append(
@@ -268,8 +268,8 @@ def _tools(given: object, param: str, namespace: object = None) -> Iterator[dict
         return
     if not isinstance(given, Mapping) or kind != "function":
         raise APIError(
-            f"{param}: {kind!r} tools run at OpenAI's; give the policy functions, and switch these "
-            "off in the agent's settings",
+            f"{param}: {kind!r} tools run on OpenAI's servers; give the policy functions, and "
+            "turn these off in the agent's settings",
             code="unsupported_value",
             param=param,
         )

@@ -59,7 +59,7 @@ class ChatRequest(CallRequest):
     may_call: bool
     """Tool calls are returned as such; otherwise they are text like any other."""
     must_call: bool
-    """The reply has to be a tool call."""
+    """The reply must be a tool call."""
     called_tool: str | None
     """The tool that it has to call; None where the model may choose."""
     json_schema: Mapping[str, Any] | None
@@ -152,7 +152,9 @@ class ModelSession(ABC):
         Raises:
             APIError: the request cannot be answered.
         """
-        raise APIError("texts are not completed here; use /v1/chat/completions", status=404)
+        raise APIError(
+            "text completion is not supported here; use /v1/chat/completions", status=404
+        )
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt of a conversation has; nothing is sampled.
@@ -212,7 +214,7 @@ class ModelSession(ABC):
 def session_over() -> APIError:
     """Return the answer to a call that no rollout waits for."""
     return APIError(
-        "this rollout is over or never began; its address serves one attempt at one task",
+        "this rollout has ended or never started; its address serves one attempt at one task",
         status=404,
         code="session_not_found",
     )

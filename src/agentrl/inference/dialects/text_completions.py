@@ -32,10 +32,10 @@ class _TextBody(CompletionBody):
 
 def _read_text(body: Mapping[str, Any]) -> TextRequest:
     parsed = parse_body(_TextBody, body)
-    require(not parsed.echo, "echo", "the prompt is not repeated; use false")
+    require(not parsed.echo, "echo", "the prompt cannot be echoed; use false")
     require(parsed.best_of in (None, 1), "best_of", "use 1")
-    require(parsed.suffix is None, "suffix", "text is only added at the end")
-    require((parsed.logprobs or 0) <= 1, "logprobs", "alternatives are not kept; use 1")
+    require(parsed.suffix is None, "suffix", "text can only be appended; leave it out")
+    require((parsed.logprobs or 0) <= 1, "logprobs", "alternatives are not returned; use 1")
     prompt = parsed.prompt
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]

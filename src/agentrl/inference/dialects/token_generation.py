@@ -29,12 +29,12 @@ from agentrl.inference.openapi import schema_of
 from agentrl.inference.wire import MAX_INT32
 
 _REFUSED_SAMPLING = {
-    "prompt_logprobs": "those of the prompt are not computed",
-    "stop_token_ids": "replies end at the model's own; send texts as stop",
+    "prompt_logprobs": "logprobs of the prompt are not computed",
+    "stop_token_ids": "replies end at the model's own stop tokens; send texts as stop",
     "bad_words": "a reply is the policy's own",
     "allowed_token_ids": "a reply is the policy's own",
-    "logits_processors": "logits are not changed",
-    "include_stop_str_in_output": "token ids hold what was sampled",
+    "logits_processors": "the policy's logits are not changed",
+    "include_stop_str_in_output": "token ids hold exactly what was sampled",
 }
 
 
@@ -60,8 +60,8 @@ class _GenerateCall:
 
     def __init__(self, body: Mapping[str, Any], session: ModelSession) -> None:
         parsed = parse_body(_GenerateBody, body)
-        require(not parsed.stream, "stream", "answers are whole; use false")
-        require(not parsed.features, "features", "prompts of tokens hold no images here")
+        require(not parsed.stream, "stream", "streaming is not supported here; use false")
+        require(not parsed.features, "features", "token prompts cannot hold images here")
         ids = parsed.token_ids
         require(
             bool(ids) and 0 <= min(ids) <= max(ids) <= MAX_INT32, "token_ids", "one list of ids"

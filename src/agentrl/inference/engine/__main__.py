@@ -44,22 +44,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port, 0 for a free one (30000)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float64")
-    parser.add_argument("--weight-version", help="label of the weights at the start (0)")
-    parser.add_argument("--max-running-requests", type=int, help="sequences decoded together (64)")
-    parser.add_argument("--max-queued-requests", type=int, help="requests that may wait")
+    parser.add_argument("--weight-version", help="initial label of the weights (0)")
+    parser.add_argument("--max-running-requests", type=int, help="sequences decoded at once (64)")
+    parser.add_argument("--max-queued-requests", type=int, help="requests that may be queued")
     parser.add_argument("--context-length", type=int, help="longest sequence (the model's limit)")
     parser.add_argument("--prefill-tokens-per-step", type=int, help="prompt tokens per step (1024)")
     parser.add_argument("--kv-cache-bytes", type=int, help="memory for running sequences")
-    parser.add_argument("--prefix-cache-bytes", type=int, help="memory for prefixes that are kept")
+    parser.add_argument("--prefix-cache-bytes", type=int, help="memory for cached prefixes")
     parser.add_argument("--num-threads", type=int, help="CPU threads of torch")
-    parser.add_argument("--log-requests", help="file that gets every request's token ids")
+    parser.add_argument(
+        "--log-requests", help="file to which every request's token ids are written"
+    )
     parser.add_argument(
         "--weight-root",
         action="append",
         dest="weight_roots",
-        help="directory from below which new weights are loaded; repeat for several (any)",
+        help="directory below which new weights may lie; repeatable (any)",
     )
-    parser.add_argument("--seed", type=int, help="seed of requests that bring none (0)")
+    parser.add_argument("--seed", type=int, help="seed of requests without their own (0)")
     return parser
 
 

@@ -59,7 +59,7 @@ class DeviceSharing:
                 if not await self._store.trainer_leases.holder_has_device():
                     return
             except StoreError as error:
-                logger.warning("the start is put off: %s", error)
+                logger.warning("start postponed: %s", error)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def is_awake(self, client: SGLangClient, service: InferenceService) -> bool:
@@ -76,7 +76,7 @@ class DeviceSharing:
             now = time.monotonic()
             self._updating_since = self._updating_since or now
             if now - self._updating_since > self._timeout_seconds + _GRACE_SECONDS:
-                raise ServerUnusable("it was left on its way to sleep, or from it")
+                raise ServerUnusable("it was left while going to sleep or waking up")
             return False
         self._updating_since = None
         if service.status == "asleep":
@@ -85,7 +85,7 @@ class DeviceSharing:
         if service.status == "up":
             self._is_down_by_supervisor = False
         elif not self._is_down_by_supervisor:
-            raise ServerUnusable(f"it was taken out: {service.error}")
+            raise ServerUnusable(f"it was taken out of service: {service.error}")
         return True
 
     async def _wake_if_abandoned(self, client: SGLangClient, service: InferenceService) -> None:
@@ -93,11 +93,11 @@ class DeviceSharing:
             return
         if not await self._store.services.claim_sleeping(service.id):
             return  # the next trainer's publisher claimed it first
-        logger.warning("server %s sleeps, and its trainer is gone; waking it", service.base_url)
+        logger.warning("server %s is asleep and its trainer is gone; waking it", service.base_url)
         try:
             policy = await self._latest_files(self._timeout_seconds)
             if policy is None:
-                raise InferenceError("no version is published")
+                raise InferenceError("no version has been published")
             await wake(client, policy, timeout_seconds=self._timeout_seconds)
         except InferenceError as error:
             raise ServerUnusable(f"it did not wake up: {error}") from error

@@ -103,7 +103,7 @@ class ServerHeartbeat:
             try:
                 await self._beat(client)
             except StoreError as error:
-                logger.warning("heartbeat put off: %s", error)
+                logger.warning("heartbeat postponed: %s", error)
 
     async def deregister(self, reason: str) -> None:
         """Set the server down, if it was ever registered."""
@@ -143,7 +143,7 @@ class ServerHeartbeat:
             await self._end_forgotten_pause(client, service)
         except InferenceError as error:
             if service.status == "up":
-                logger.warning("server %s is taken out: %s", self.url, error)
+                logger.warning("server %s is taken out of service: %s", self.url, error)
                 await self._take_out(service, error)
 
     async def _end_forgotten_pause(self, client: SGLangClient, service: InferenceService) -> None:
@@ -158,7 +158,7 @@ class ServerHeartbeat:
         self._paused_since = self._paused_since or time.monotonic()
         seconds = time.monotonic() - self._paused_since
         if self._is_own and seconds > self._inference.server_hang_seconds:
-            raise ServerUnusable(f"paused for {seconds:.0f} s, and it cannot be resumed")
+            raise ServerUnusable(f"paused for {seconds:.0f} s, and resuming it failed")
         if seconds > PAUSED_SECONDS:
             said = f"was paused for {seconds:.0f} s without a publication; resumed"
             now = await self._store.services.heartbeat(self._service_id, error=said)
@@ -178,7 +178,7 @@ class ServerHeartbeat:
             ServerUnusable: it was started here, and has been silent for too long.
         """
         silent_seconds = time.monotonic() - self._answered_at
-        logger.warning("server %s does not answer: %s", self.url, error)
+        logger.warning("server %s is not responding: %s", self.url, error)
         # A sleeping server gets no requests anyway, and is still the trainer's to wake.
         if service.status not in ("down", "asleep"):
             await self._take_out(service, error)

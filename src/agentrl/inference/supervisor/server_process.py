@@ -59,8 +59,8 @@ def check_keys(inference: InferenceSection) -> None:
     """
     if not is_loopback(inference.inference_host) and inference.inference_admin_key is None:
         raise ConfigError(
-            f"--inference_host {inference.inference_host} is reachable from outside, and whoever "
-            "has the API key could exchange the weights; set AGENTRL_ADMIN_KEY as well"
+            f"--inference_host {inference.inference_host} is reachable from outside, and anyone "
+            "with the API key could replace the weights; set AGENTRL_ADMIN_KEY as well"
         )
 
 
@@ -80,8 +80,8 @@ def sglang_python() -> str:
         if first_line.startswith("#!"):
             return first_line[2:].strip()
     raise ConfigError(
-        "--inference_backend sglang: SGLang is not installed; install it in an environment of its "
-        "own and put its `sglang` command on PATH, or give running servers with --inference_urls"
+        "--inference_backend sglang: SGLang is not installed; install it in its own environment "
+        "and put its `sglang` command on PATH, or pass running servers with --inference_urls"
     )
 
 

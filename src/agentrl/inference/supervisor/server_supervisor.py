@@ -52,7 +52,7 @@ async def run_server(config: RootConfig, uri: str) -> None:
         InferenceError: a server did not start, or died too often.
         StoreError: the store is unreachable.
     """
-    stop = stop_on_signals("the server is ended first")
+    stop = stop_on_signals("stopping the server first")
     plans = _plans(config)
     logger.info("starting %d server(s) for run %s", len(plans), config.run.run_name)
     async with TrajectoryStore.connect(uri, database=config.run.run_name) as store:
@@ -118,7 +118,7 @@ async def lone_server(
                     healthy.cancel()
                     log = process.log_path(port)
                     raise InferenceError(
-                        f"the server ended at its start; the end of {log} says: {process.log_tail()}"
+                        f"the server exited during startup; the end of {log}: {process.log_tail()}"
                     )
                 healthy.result()
                 if adapter is not None:
@@ -162,7 +162,7 @@ class _End:
         how = f"exited with status {status}"
         if status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
-        return cls(f"{how} {'while it was serving' if was_serving else 'at its start'}", True)
+        return cls(f"{how} {'while it was serving' if was_serving else 'during startup'}", True)
 
 
 class ServerSupervisor:
@@ -224,13 +224,13 @@ class ServerSupervisor:
                     is_crash = end.is_death and heartbeat.is_registered
                     num_crashes += is_crash
                     num_deaths += not is_crash
-                    logger.warning("server %s %s; it is started again", heartbeat.url, end.reason)
+                    logger.warning("server %s %s; restarting it", heartbeat.url, end.reason)
                     if process is not None:
                         await process.discard()
                     if num_deaths > max_restarts or num_crashes > MAX_CRASHES:
                         raise InferenceError(
-                            f"the server on {heartbeat.url} ended {num_deaths + num_crashes} "
-                            f"times, the last time it {end.reason}; see its log "
+                            f"the server on {heartbeat.url} failed {num_deaths + num_crashes} "
+                            f"times; the last time it {end.reason}; see its log "
                             f"{self._plan.log_prefix}*.log"
                         )
 
@@ -307,7 +307,7 @@ class ServerSupervisor:
                 return None
             if died in done:
                 return _End.of_process(died.result(), was_serving=heartbeat.is_registered)
-            return _End(f"is restarted: {serving.exception()}")
+            return _End(f"became unusable: {serving.exception()}")
         finally:
             died.cancel()
             stopped.cancel()

@@ -52,8 +52,8 @@ class WeightCatchUp:
                 return policy
             if time.monotonic() > deadline:
                 raise InferenceError(
-                    f"version {policy.version} was not written within {seconds:g} s; it is "
-                    "published again when the trainer is back"
+                    f"version {policy.version} was not written within {seconds:g} s; the trainer "
+                    "publishes it again when it is back"
                 )
             await asyncio.sleep(0.1)
 
@@ -115,4 +115,4 @@ async def _unload(client: SGLangClient, name: str) -> None:
     try:
         await client.unload_adapter(name)
     except InferenceError as error:
-        logger.warning("server %s keeps adapter %s: %s", client.base_url, name, error)
+        logger.warning("server %s could not unload adapter %s: %s", client.base_url, name, error)

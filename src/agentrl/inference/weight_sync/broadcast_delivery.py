@@ -90,7 +90,9 @@ class BroadcastRound:
             except InferenceError as error:
                 self.drop(name, error)
             except TimeoutError:
-                self.drop(name, InferenceError(f"{client.base_url} took too long for new weights"))
+                self.drop(
+                    name, InferenceError(f"{client.base_url} timed out while loading new weights")
+                )
 
         count = len(self.servers)
         await asyncio.gather(*(run(*server) for server in list(self.servers.items())))
@@ -280,7 +282,7 @@ class BroadcastDelivery:
         for server, task in installing.items():
             url = round_.servers[server].base_url
             if not task.done():
-                round_.drop(server, InferenceError(f"{url} was silent as weights came"))
+                round_.drop(server, InferenceError(f"{url} was silent while it received weights"))
             elif isinstance(error := task.exception(), InferenceError) and not _is_fine(error):
                 round_.drop(server, error)
             task.cancel()
@@ -346,7 +348,7 @@ def _num_ranks(client: SGLangClient, info: Mapping[str, object]) -> int:
     for key, flag in (("dp_size", "--dp-size"), ("pp_size", "--pp-size")):
         if info.get(key, 1) != 1:
             raise InferenceError(
-                f"{client.base_url} runs with {flag} {info[key]}, which takes no broadcast weights; "
-                "use --weight_sync disk"
+                f"{client.base_url} runs with {flag} {info[key]}, which does not support "
+                "broadcast weights; use --weight_sync disk"
             )
     return int(str(info.get("tp_size", 1)))

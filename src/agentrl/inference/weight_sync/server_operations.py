@@ -87,7 +87,7 @@ async def update_to_policy(client: SGLangClient, policy: Policy, publish: Publis
             mode=publish.publish_mode,
             timeout_seconds=publish.publish_timeout_seconds,
         )
-    async with _bounded(client, publish.publish_timeout_seconds, "for an adapter"):
+    async with _bounded(client, publish.publish_timeout_seconds, "to load an adapter"):
         if policy.adapter not in await client.adapters():
             await client.load_adapter(policy.adapter, policy.path)
     return 0.0
@@ -120,7 +120,7 @@ async def update_server(
         InferenceError: the server refused, failed, or took too long. A server that hangs may be
             left paused; it has to be brought up to date before it is used again.
     """
-    async with _bounded(client, timeout_seconds, "for new weights"):
+    async with _bounded(client, timeout_seconds, "to load new weights"):
         mode = await supported_mode(client, mode)
         started = time.monotonic()
         try:
@@ -154,11 +154,11 @@ async def put_to_sleep(client: SGLangClient, *, mode: PauseMode, timeout_seconds
     Raises:
         InferenceError: it cannot, failed, or took too long.
     """
-    async with _bounded(client, timeout_seconds, "to give its memory up"):
+    async with _bounded(client, timeout_seconds, "to release its memory"):
         if not (await client.server_info()).get("enable_memory_saver"):
             raise InferenceError(
-                f"{client.base_url} gives no memory up: start it with --colocated, too "
-                "(SGLang's --enable-memory-saver)"
+                f"{client.base_url} releases no memory; start it with --colocated, too (SGLang's "
+                "--enable-memory-saver)"
             )
         await client.pause(await supported_mode(client, mode))
         await _flush(client)

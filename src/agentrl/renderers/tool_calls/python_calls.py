@@ -195,7 +195,7 @@ class _Reader:
         try:
             value: object = ast.literal_eval(text)
         except (SyntaxError, ValueError):
-            raise FormatError(f"{text!r} is no number") from None
+            raise FormatError(f"{text!r} is not a number") from None
         self.position += len(text)
         return value
 

@@ -1,8 +1,8 @@
-"""`--agent_command`: an unchanged program plays a rollout, as a process of its own.
+"""`--agent_command`: an unmodified program runs a rollout in its own process.
 
 The program finds the policy's address and key in its environment, under the names that OpenAI's and
 Anthropic's clients read, and works in an empty folder that is its home. What it prints, or writes
-into `{answer_file}`, is the answer; a status other than 0 is a failure of the agent.
+into `{answer_file}`, is the answer; a nonzero exit status is a failure of the agent.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from agentrl.schema.agent_endpoint import AgentEndpoint
 
 PLACEHOLDERS = ("query", "task_id", "model", "base_url", "anthropic_base_url", "answer_file")
 _QUESTION = {"query", "task_id"}
-# `${NAME}` is a shell's own.
+# `${NAME}` belongs to the shell.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _MAX_OUTPUT_BYTES = 1 << 20
@@ -33,10 +33,10 @@ _END_SECONDS = 2.0
 
 
 def configured_agent(section: AgentSection) -> AgentFunction:
-    """Return the agent that plays: a function (`agent`), or a program (`agent_command`).
+    """Return the configured agent: a function (`agent`), or a program (`agent_command`).
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: it cannot be loaded.
     """
     return command_agent(section) if section.agent is None else load_agent(section.agent)
 
@@ -45,7 +45,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
     """Return the agent that runs `agent_command`.
 
     Raises:
-        ConfigError: program or script do not exist, or a placeholder is missing or unknown.
+        ConfigError: the program or script does not exist, or a placeholder is missing or unknown.
     """
     command = "" if section.agent_command is None else section.agent_command.get_secret_value()
     try:
@@ -54,7 +54,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
         raise ConfigError(f"--agent_command: {error}") from None
     if not words or shutil.which(words[0]) is None:
         program = words[0] if words else ""
-        raise ConfigError(f"--agent_command: there is no program {program!r} on this machine")
+        raise ConfigError(f"--agent_command: program {program!r} not found on this machine")
     _check_placeholders(_PLACEHOLDER.findall(command))
     program = words[0] if "/" not in words[0] else _found(words[0])
     words = [program, *map(_found, words[1:])]
@@ -76,7 +76,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
                 "anthropic_base_url": endpoint.anthropic_base_url,
                 "answer_file": str(answer_file),
             }
-            # After splitting, so that a question stays one argument whatever it holds.
+            # Substituted after splitting: a question stays one argument whatever it contains.
             arguments = [_PLACEHOLDER.sub(lambda m: values[m[1]], word) for word in words]
             variables = {**environment, **_endpoint_variables(endpoint), "HOME": folder}
             printed = await _run(arguments, variables, folder)
@@ -95,18 +95,17 @@ def _check_placeholders(named: Sequence[str]) -> None:
             )
     if _QUESTION.isdisjoint(named):
         raise ConfigError(
-            "--agent_command has no {query}: the program would not be told the question, which is put "
-            "there"
+            "--agent_command has no {query}; add it where the program expects the question"
         )
 
 
 def _found(word: str) -> str:
-    """Return a word of the command; a file by its whole path, as programs work in other folders.
+    """Return a word of the command; files as absolute paths, as programs run in another folder.
 
     Raises:
-        ConfigError: it is a script of Python that does not exist.
+        ConfigError: it names a Python script that does not exist.
     """
-    if os.path.isfile(word):  # Path's method raises for what is too long for a name
+    if os.path.isfile(word):  # Path.is_file raises on names that are too long
         return str(Path(word).absolute())
     if re.fullmatch(r"[^\s{]+\.py", word):
         folder = Path(word).absolute().parent
@@ -115,7 +114,7 @@ def _found(word: str) -> str:
 
 
 def _written(path: Path) -> str | None:
-    """Return what a program wrote as its answer; None where it wrote none."""
+    """Return what a program wrote as its answer; None if it wrote none."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -123,7 +122,7 @@ def _written(path: Path) -> str | None:
 
 
 def _endpoint_variables(endpoint: AgentEndpoint) -> dict[str, str]:
-    """Return the policy's address in the names that clients and litellm read."""
+    """Return the policy's address under the variable names that clients and litellm read."""
     return {
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_BASE": endpoint.base_url,
@@ -138,11 +137,11 @@ def _endpoint_variables(endpoint: AgentEndpoint) -> dict[str, str]:
 
 
 async def _run(arguments: list[str], environment: Mapping[str, str], folder: str) -> str:
-    """Run a program to its end; return what it printed.
+    """Run a program until it exits; return what it printed.
 
     Raises:
-        AgentError: it cannot be started.
-        UserCodeError: it ended with another status than 0.
+        AgentError: it could not be started.
+        UserCodeError: it exited with a nonzero status.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -163,18 +162,18 @@ async def _run(arguments: list[str], environment: Mapping[str, str], folder: str
         status = await process.wait()
     finally:
         await _end(process)
-    # Where it is not kept, a process of another session may hold the pipes open after its end.
+    # If it left its session, such a process may hold the pipes open after the program has exited.
     with contextlib.suppress(TimeoutError):
         out, err = await asyncio.wait_for(reading, _END_SECONDS)
         if status == 0:
             return out
         last = next((line for line in reversed(err.splitlines()) if line.strip()), "")
-        raise UserCodeError(f"{arguments[0]} ended with status {status}: {last.strip()[:500]}")
-    raise UserCodeError(f"{arguments[0]} left processes behind that keep its output open")
+        raise UserCodeError(f"{arguments[0]} exited with status {status}: {last.strip()[:500]}")
+    raise UserCodeError(f"{arguments[0]} left processes running that keep its output open")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a program and whatever it started."""
+    """Kill a program and everything it started."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if process.returncode is None:
             _signal_group(process.pid, number)
@@ -190,7 +189,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 async def _last_bytes(stream: asyncio.StreamReader) -> str:
-    """Read to the end; return the last mebibyte as text."""
+    """Read until end of file; return the last mebibyte as text."""
     kept = bytearray()
     while chunk := await stream.read(1 << 16):
         kept += chunk

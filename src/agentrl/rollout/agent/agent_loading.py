@@ -1,4 +1,4 @@
-"""What an agent is, and how `--agent` names one."""
+"""Loads agents: what an agent function is, and how `--agent` names one."""
 
 from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
@@ -10,52 +10,57 @@ from agentrl.schema.agent_endpoint import AgentEndpoint
 
 ENTRY_POINTS = "agentrl.agents"
 IS_ELSEWHERE = "is_elsewhere"
-"""Attribute of agents that run in another process: what is called here only waits for it."""
+"""Attribute of agents that run in another process; the function called here only waits for that
+process.
+"""
 
 Returned = AgentResult | str | None
 AgentFunction = Callable[[MCPTask, AgentEndpoint], Awaitable[Returned] | Returned]
-"""Works on a task by calling the model at the endpoint, and returns the answer, or an `AgentResult`.
-A plain function runs in a thread of its own. None or an empty text means that there is no answer."""
+"""Works on a task by calling the model at the endpoint, and returns the answer, or an
+`AgentResult`. A plain function runs in its own thread. None or an empty string means no answer.
+"""
 
 
 def load_agent(name: str) -> AgentFunction:
-    """Return the agent that a name stands for.
+    """Return the agent with this name.
 
     Args:
         name: `path/to/file.py:function`, `package.module:function`, or the name of an entry point
             in the group `agentrl.agents`.
 
     Raises:
-        ConfigError: it is missing, fails on import, or is no function of (task, endpoint).
+        ConfigError: it is missing, fails on import, or is not a function of (task, endpoint).
     """
     source, _, attribute = name.rpartition(":")
     if source.endswith(":") or attribute.endswith(")"):
         plain = f"{source.rstrip(':')}:{attribute.partition('(')[0]}"
-        raise ConfigError(f"--agent {name}: write {plain}, the file and its function")
+        raise ConfigError(f"--agent {name}: use {plain} (file and function)")
     if not source:
         agent = _entry_point(name)
     else:
         module = load_user_module(source, f"--agent {name}")
         if not hasattr(module, attribute):
-            raise ConfigError(f"--agent {name}: there is no {attribute!r} in {source}")
+            raise ConfigError(f"--agent {name}: {source} has no attribute {attribute!r}")
         agent = getattr(module, attribute)
     return _checked(name, agent)
 
 
 def program_ended(end: SystemExit) -> UserCodeError:
-    """Return what it means for a rollout that its agent ends the program."""
-    return UserCodeError(f"the agent ended the program ({end.code}) instead of returning an answer")
+    """Return the error of a rollout whose agent exited the program."""
+    return UserCodeError(
+        f"the agent exited the program ({end.code}) instead of returning an answer"
+    )
 
 
 def _entry_point(name: str) -> object:
     if name.endswith(".py"):
-        raise ConfigError(f"--agent {name} names no function; write {name}:function")
+        raise ConfigError(f"--agent {name} does not name a function; use {name}:function")
     found = entry_points(group=ENTRY_POINTS)
     if name not in found.names:
         known = f"installed: {', '.join(sorted(found.names))}" if found.names else "none installed"
         raise ConfigError(
-            f"--agent {name}: no such entry point in the group {ENTRY_POINTS} ({known}); for a "
-            "function of your own say file.py:function"
+            f"--agent {name}: no such entry point in the group {ENTRY_POINTS} ({known}); for your "
+            "own function, use file.py:function"
         )
     try:
         return found[name].load()
@@ -65,7 +70,7 @@ def _entry_point(name: str) -> object:
 
 def _checked(name: str, agent: object) -> AgentFunction:
     if not callable(agent):
-        raise ConfigError(f"--agent {name}: {agent!r} is no function of (task, endpoint)")
+        raise ConfigError(f"--agent {name}: {agent!r} is not a function of (task, endpoint)")
     check_agent_function(agent, f"--agent {name}")
     function: AgentFunction = agent
     return function

@@ -1,7 +1,7 @@
-"""`AgentSampler`: runs somebody else's agent as a rollout.
+"""`AgentSampler`: runs a third-party agent as a rollout.
 
-The agent calls the policy through `AgentEndpointServer`, which gives every rollout an address of
-its own and records the calls made there.
+The agent calls the policy through `AgentEndpointServer`, which gives every rollout its own address
+and records the calls made there.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from agentrl.schema.agent_endpoint import AgentEndpoint
 log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 5.0
-"""How long a cancelled agent may take to end."""
+"""How long a cancelled agent may take to finish."""
 _FORWARDING_TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 _INFRASTRUCTURE = (AgentRLError, ConnectionError, TimeoutError, socket.gaierror)
 
 
 class AgentEndpointServer:
-    """Serves the policy to the agents of a sampler process; `open` is the usual way to one."""
+    """Serves the policy to the agents of a sampler process; usually created by `open`."""
 
     def __init__(
         self, section: AgentSection, model: str, forwarded: ForwardedModels, server: APIServer
@@ -59,7 +59,7 @@ class AgentEndpointServer:
             model: name of the trained model.
 
         Raises:
-            ConfigError: the address cannot be listened on.
+            ConfigError: it cannot listen on the address.
         """
         async with (
             open_client(timeout=_FORWARDING_TIMEOUT, headers=NOT_COMPRESSED) as client,
@@ -73,7 +73,7 @@ class AgentEndpointServer:
     async def serve(
         self, sampler: AsyncSampler[Any]
     ) -> AsyncIterator[tuple[RecordingSession, AgentEndpoint]]:
-        """Record the calls of one rollout until the context ends; yields where to make them."""
+        """Record the calls of one rollout until the context ends; yields the endpoint to call."""
         session = RecordingSession(sampler, self._section, self._model, self._forwarded, self._said)
         async with self._server.serve(session) as endpoint:
             yield session, replace(endpoint, forwards=True)
@@ -82,11 +82,11 @@ class AgentEndpointServer:
 class AgentSampler(AsyncSampler[MCPTask]):
     """Runs an agent on a task and records its calls to the policy.
 
-    What the agent returns is the answer, or holds it inside the task's answer schema; a reward that
-    it hands over (`AgentResult`) is the score, in place of the scorer's. An agent that
-    raises failed because of what the policy said (outcome `agent_error`, score 0), unless a failure
-    of the infrastructure or a call that the endpoint refuses caused it, or the policy was never
-    asked: that ends the attempt without a score.
+    The agent's return value is the answer, or contains it in the form of the task's answer schema.
+    A reward that it returns (`AgentResult`) replaces the scorer's score. If the agent raises, the
+    policy's output is taken as the cause (outcome `agent_error`, score 0). The attempt ends without
+    a score instead if the cause was an infrastructure failure or a call that the endpoint refused,
+    or if the policy was never asked.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         self._error = ""
 
     async def run(self) -> RolloutResult:
-        """Run the agent to its end, or to the end of its time."""
+        """Run the agent until it finishes or times out."""
         self.context.check_scorer(self.task)
         async with self._endpoints.serve(self) as (session, endpoint):
             running = asyncio.create_task(self._run_agent(endpoint))
@@ -128,7 +128,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         return self._answered(running.result(), session)
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
-        """Take the agent's reward, or let the task's scorer judge the answer.
+        """Return the agent's reward, or let the task's scorer judge the answer.
 
         A rollout with neither scores 0.
         """
@@ -147,18 +147,18 @@ class AgentSampler(AsyncSampler[MCPTask]):
                 returned = await _in_thread(self._agent, self.task, endpoint)
                 if inspect.isawaitable(returned):
                     returned = await returned
-        except SystemExit as end:  # which asyncio hands on to the whole process
+        except SystemExit as end:  # which asyncio would propagate to the whole process
             raise program_ended(end) from end
         return returned
 
     async def _end(self, running: asyncio.Task[object]) -> None:
-        """Cancel the agent; go on without it if it does not end in time."""
+        """Cancel the agent; continue without it if it does not finish in time."""
         if running.done():
             return
         running.cancel()
         _, pending = await asyncio.wait({running}, timeout=CANCEL_SECONDS)
         if pending:
-            log.warning("%s: the agent keeps running after it was cancelled", self.record.id)
+            log.warning("%s: the agent is still running after it was cancelled", self.record.id)
 
     def _answered(self, returned: object, session: RecordingSession) -> RolloutResult:
         try:
@@ -169,8 +169,8 @@ class AgentSampler(AsyncSampler[MCPTask]):
             raise AgentError(f"the agent ended the attempt: {result.error}")
         if session.limit is None and not any(turn.trainable for turn in self.turns):
             raise AgentError(
-                "the agent returned without one model call to the policy, so there is nothing to "
-                "train on; it has to call the model at the base_url and api_key that it is given"
+                "the agent returned without calling the policy, so there is nothing to train on; "
+                "make it call the model with the base_url and api_key that it is given"
             )
         self.reward_turns(self._rewards_by_turn(result))
         outcome: Outcome = "turns_limit" if result.truncated else "no_answer"
@@ -188,12 +188,12 @@ class AgentSampler(AsyncSampler[MCPTask]):
         )
 
     def _rewards_by_turn(self, result: AgentResult) -> dict[int, float]:
-        """Return what each turn earned, by its index."""
+        """Return the reward of each turn by index."""
         steps = tuple(result.step_rewards)
         calls = [turn.index for turn in self.turns if turn.trainable]
         if len(steps) > len(calls):
             raise AgentError(
-                f"the agent returned {len(steps)} step_rewards for {len(calls)} calls of the policy"
+                f"the agent returned {len(steps)} step_rewards for {len(calls)} policy calls"
             )
         return {
             index: reward for index, reward in zip(calls, steps, strict=False) if reward is not None
@@ -203,7 +203,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         if not self.turns:
             seconds = self.context.rollout.rollout_timeout_seconds
             raise AgentError(
-                f"the agent had no reply of the policy within rollout_timeout_seconds={seconds:g}"
+                f"the agent got no reply from the policy within rollout_timeout_seconds={seconds:g}"
             )
         return RolloutResult("time_limit")
 
@@ -218,10 +218,10 @@ class AgentSampler(AsyncSampler[MCPTask]):
 
 
 async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoint) -> object:
-    """Call a plain function in a daemon thread of its own.
+    """Call a plain function in its own daemon thread.
 
-    Its own, because as many rollouts may block at once as the process runs; a daemon, because a
-    thread cannot be ended and must not delay the end of the process.
+    Its own, because every rollout of the process may block at the same time. A daemon, because a
+    thread cannot be killed and must not delay the exit of the process.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
@@ -240,7 +240,7 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
         try:
             result = agent(task, endpoint)
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            # Whatever the agent raises belongs to the rollout, not to this thread.
+            # Whatever the agent raises is raised in the rollout, not in this thread.
             failure = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failure)
@@ -254,7 +254,7 @@ def _is_infrastructure(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and everything that led to it."""
+    """Yield an error and all its causes."""
     pending, seen = [error], set()
     while pending:
         current = pending.pop()

@@ -1,7 +1,8 @@
-"""`AgentThread`: where agents that are coroutines run, apart from the sampler's own event loop.
+"""`AgentThread`: runs coroutine agents outside the sampler's own event loop.
 
-In: an agent function. Out: one that does the same from any loop. An agent that blocks (a client that is not
-async inside `async def`) waits for the endpoint that the sampler serves: on one loop both would wait for ever.
+In: an agent function. Out: one that does the same from any loop. An agent that blocks (a client
+that is not async inside `async def`) waits for the endpoint that the sampler serves: on a shared
+loop, both would wait forever.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ _END_SECONDS = 2.0
 
 
 class AgentThread:
-    """An event loop in a thread of its own, which the first agent that needs it starts."""
+    """An event loop in its own thread, started by the first agent that needs it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -36,7 +37,7 @@ class AgentThread:
     @classmethod
     @contextlib.contextmanager
     def open(cls) -> Iterator[Self]:
-        """Run agents until the context ends; one that blocks the loop then ends with the process."""
+        """Run agents until the context ends; one that still blocks then ends with the process."""
         self = cls()
         try:
             with self._running:
@@ -63,7 +64,7 @@ class AgentThread:
 
     @property
     def notice(self) -> str:
-        """What people should know of it; see `LoopWatch.notice`."""
+        """What users should know about it; see `LoopWatch.notice`."""
         return self._watch.notice
 
     def wrapped(self, agent: AgentFunction) -> AgentFunction:

@@ -1,8 +1,8 @@
 """The calls of one rollout so far, and how the next prompt follows from them.
 
 A request that repeats an earlier request and its reply, and adds to it, continues that turn: its
-prompt is that turn's ids, as sampled, and the ids of what was added. Any other request is rendered
-anew and branches from the turn with which it shares the longest token prefix.
+prompt consists of that turn's ids, as sampled, and the ids of the additions. Any other request is
+rendered from scratch and branches from the turn with which it shares the longest token prefix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,8 @@ from agentrl.schema import DispatchedSamplingTask, Message, num_shared_ids
 from agentrl.schema.image import image_addresses
 
 FORK = "fork"
-"""The prompt shares less than another turn's prompt: a parallel call, or a sub-agent's."""
+"""The prompt shares less than the whole prompt of another turn: a parallel call, or a sub-agent's.
+"""
 EDITED_CONTEXT = "edited_context"
 """The prompt shares a part of another turn's reply, but its history was edited."""
 
@@ -34,7 +35,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """How a request is prompted."""
+    """The prompt of a request and how it was derived."""
 
     prompt: Prompt
     tools: str
@@ -44,7 +45,7 @@ class Plan:
     messages: tuple[Message, ...]
     """The conversation with the policy's replies as they were sampled."""
     added: tuple[Message, ...]
-    """The messages that the continued turn does not have; all of them if there is none."""
+    """The messages that the continued turn does not have; all of them if no turn is continued."""
     results: tuple[Message, ...] = ()
     """Tool messages at the beginning of `added` that answer the calls of that turn."""
     text: str | None = None
@@ -53,7 +54,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class _AnsweredCall:
-    """An answered call, as a later one may build upon it."""
+    """An answered call that a later call may continue."""
 
     plan: Plan
     turn: AnsweredTurn
@@ -71,7 +72,7 @@ class CallHistory:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._calls: list[_AnsweredCall] = []
-        # The scope is the tools: they stand in the prompt before all messages.
+        # The tools form the scope: they precede all messages in the prompt.
         self._by_conversation = ContinuationIndex[_AnsweredCall]()
         self._by_reply: dict[str, list[_AnsweredCall]] = {}
 
@@ -171,10 +172,10 @@ class CallHistory:
         )
 
     def _branch(self, ids: np.ndarray, tools: str, images: tuple[str, ...] = ()) -> Prompt:
-        """Return `ids` as a branch of the turn with which they share most."""
+        """Return `ids` as a branch of the turn that shares the longest prefix with them."""
         best, most = None, 0
         for answered in self._calls:
-            # A turn says which tools were shown by the root that it goes back to.
+            # The tools that a turn was shown are those of its root.
             if answered.plan.tools == tools:
                 shared = num_shared_ids(ids, answered.turn.full_ids)
                 if shared > most:
@@ -196,7 +197,7 @@ class CallHistory:
 
         Args:
             messages: a conversation, or the end of one.
-            behind: the call that they follow, and its reply as the framework sent it back.
+            behind: the call that they follow, and its reply as sent back by the framework.
         """
         own_ids: dict[str, str] = {}
         names: dict[str, str] = {}
@@ -225,7 +226,7 @@ def _plan_of_text(prompt: Prompt, text: str, added: str) -> Plan:
 
 
 def _best(candidates: Sequence[_AnsweredCall], sent: Message) -> _AnsweredCall:
-    """Return the one whose calls have the ids that were sent back, or else the latest."""
+    """Return the call whose tool-call ids were sent back, else the latest."""
     ids = _call_ids(sent)
     same = [answered for answered in candidates if list(answered.sent_ids) == ids]
     return (same or candidates)[-1]

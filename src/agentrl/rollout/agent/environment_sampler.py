@@ -1,4 +1,4 @@
-"""Environments as samplers: the environment's own process plays a task, and its calls are recorded."""
+"""Environments as samplers: the environment's own process runs a task, and its calls are recorded."""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,10 +17,10 @@ from agentrl.schema.agent_endpoint import AgentEndpoint
 
 
 class EnvironmentSampler(AgentSampler):
-    """Runs an environment on one of its tasks; the reward that it gives is the score.
+    """Runs an environment on one of its tasks; the environment's reward is the score.
 
-    An environment that fails, or is still at work when the rollout's time is up, ends the attempt
-    without a score: neither says anything of the policy. The time begins when it is set up.
+    An environment that fails or times out ends the attempt without a score, because neither reveals
+    anything about the policy. The time starts once the environment is set up.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class EnvironmentSampler(AgentSampler):
         self._set_up = set_up
 
     async def run(self) -> RolloutResult:
-        """Set the environment up, then run it to its end, or to the end of its time."""
+        """Set up the environment, then run it until it finishes or times out."""
         await self._set_up()
         limit = self.context.rollout.rollout_timeout_seconds
         self.deadline = self.context.servers.clock.now() + limit
@@ -46,8 +46,8 @@ class EnvironmentSampler(AgentSampler):
     def _out_of_time(self, session: RecordingSession) -> RolloutResult:
         if not session.was_asked_last:
             raise AgentError(
-                f"{self._name} was at work when the rollout's time was up (--rollout_timeout_seconds "
-                f"{self.context.rollout.rollout_timeout_seconds:g})"
+                f"{self._name} was still running when the rollout timed out "
+                f"(--rollout_timeout_seconds {self.context.rollout.rollout_timeout_seconds:g})"
             )
         return super()._out_of_time(session)
 
@@ -56,7 +56,7 @@ class EnvironmentProcesses:
     """The environments of a sampler process, each started with its first task.
 
     Args:
-        section: which interpreter runs them, and which variables they get.
+        section: their interpreter and the environment variables that they receive.
         endpoints: where they reach the policy.
     """
 
@@ -68,7 +68,7 @@ class EnvironmentProcesses:
     @classmethod
     @contextlib.contextmanager
     def open(cls, section: DataSection, endpoints: AgentEndpointServer) -> Iterator[Self]:
-        """Keep the processes until the context ends."""
+        """Keep the processes running until the context ends."""
         opened = cls(section, endpoints)
         try:
             yield opened
@@ -79,7 +79,7 @@ class EnvironmentProcesses:
     def sampler(
         self, task: EnvironmentTask, record: Record, context: RolloutContext
     ) -> EnvironmentSampler:
-        """Return what runs a task; a `MakeSampler` for environments.
+        """Return the sampler of a task; a `MakeSampler` for environments.
 
         Args:
             task: names its environment, with arguments and row.
@@ -99,7 +99,7 @@ class EnvironmentProcesses:
         )
 
     def process_of(self, task: EnvironmentTask) -> EnvironmentProcess:
-        """Return the process that plays a task, started if it does not run."""
+        """Return the process that runs a task; start it if necessary."""
         uri = EnvironmentUri.of(task)
         key = repr(uri)
         process = self._processes.get(key)

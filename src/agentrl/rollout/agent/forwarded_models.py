@@ -1,6 +1,6 @@
-"""Models that are not trained: an agent's calls for them are forwarded, and stored without tokens.
+"""Models that are not trained: an agent's calls to them are forwarded, and stored without tokens.
 
-The servers are OpenAI-compatible and anybody's; `--agent_routes` names them.
+The servers speak OpenAI's protocol and may belong to third parties; `--agent_routes` names them.
 """
 
 import json
@@ -22,7 +22,7 @@ from agentrl.runtime.bounded_replies import json_of, read_reply
 from agentrl.schema import Message, ToolCall
 
 FORWARDED_REFUSED = "refused_by_server"
-"""Code of the refusal of another model's server."""
+"""Error code for a request that another model's server refused."""
 _TRY_AGAIN = (408, 409, 429)
 _MAX_REPLY_BYTES = 16 << 20
 _MAX_ERROR_CHARS = 500
@@ -58,9 +58,9 @@ class ForwardedModels:
         """Read where the models are.
 
         Args:
-            models: name of a model -> `base_url`, and if need be `model` (its name there) and
+            models: name of a model -> `base_url` and, if needed, `model` (its name there) and
                 `api_key_env` (the environment variable that holds the key).
-            client: is closed by its owner.
+            client: used but not closed; its owner closes it.
         """
         self._client = client
         self._models = {
@@ -85,8 +85,8 @@ class ForwardedModels:
             body: the request as the agent made it.
 
         Raises:
-            InferenceError: the endpoint gave no answer, or may give one later.
-            APIError: it refused the request as such.
+            InferenceError: the endpoint did not answer, or may answer a retry.
+            APIError: it refused the request itself.
         """
         model = self._models[name]
         sent = {key: value for key, value in body.items() if key != "stream_options"}
@@ -115,13 +115,13 @@ class ForwardedModels:
 
 
 class ForwardedCalls:
-    """The calls of one rollout for other models: turns beside the policy's, without loss."""
+    """One rollout's calls to other models: turns alongside the policy's, without loss."""
 
     def __init__(self, sampler: AsyncSampler[Any], models: ForwardedModels) -> None:
         self._sampler = sampler
         self._models = models
         self._turns = ContinuationIndex[int]()
-        """Indexes of turns; the scope of a conversation is the model's name."""
+        """Indices of turns; the scope of a conversation is the model's name."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -132,12 +132,12 @@ class ForwardedCalls:
         """Return another model's reply; the turn is durable on return.
 
         Args:
-            request: is forwarded as the agent made it.
+            request: forwarded unchanged.
             messages: its messages, images under the addresses where they are stored.
 
         Raises:
             InferenceError: the endpoint gave no answer.
-            APIError: it refused the request as such.
+            APIError: it refused the request itself.
         """
         started_at = self._sampler.now()
         reply = await self._models.ask(request.model, request.raw)
@@ -210,6 +210,6 @@ def _read(name: str, model: ForwardedModel, reply: bytes) -> _ForwardedReply:
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
-    """Return a number of tokens; 0 where none is said, or none that can be."""
+    """Return a number of tokens; 0 if it is missing or impossible."""
     value = usage.get(name)
     return value if isinstance(value, int) and 0 <= value <= _MAX_COUNT else 0

@@ -1,4 +1,4 @@
-"""`RecordingSession`: a rollout's calls are matched to earlier ones, sampled, stored and answered."""
+"""`RecordingSession`: matches a rollout's calls to earlier ones, samples, stores and answers them."""
 
 import json
 import logging
@@ -49,8 +49,8 @@ _LIMIT_CODES: dict[Outcome, str] = {"length_limit": "context_length_exceeded"}
 _LIMIT_TEXTS: dict[Outcome, str] = {
     "length_limit": "the policy's context is full: this model's maximum context length is "
     "{max_tokens} tokens (--max_prompt_tokens, --context_length)",
-    "turns_limit": "the rollout made as many model calls as it may (--max_turns)",
-    "time_limit": "the rollout's time is up (--rollout_timeout_seconds)",
+    "turns_limit": "the rollout reached its limit of model calls (--max_turns)",
+    "time_limit": "the rollout timed out (--rollout_timeout_seconds)",
 }
 
 
@@ -58,19 +58,19 @@ _POLICYS_DOING = frozenset(
     {*_LIMIT_TEXTS, *_LIMIT_CODES.values()}
     | {HALF_CHARACTER, CANNOT_RENDER, FORWARDED_REFUSED, "unsupported_content"}
 )
-"""Codes of refusals that follow from what the policy said, how much, or what its tools returned."""
+"""Codes of refusals caused by what the policy said, how much it said, or what its tools returned.
+"""
 
 
 class RecordingSession(ModelSession):
     """Answers the calls of one rollout with the policy: every call is a turn of its Record.
 
-    A failure of the infrastructure is remembered until the same call succeeds, and a refusal that
-    is not the policy's doing until another call succeeds: a rollout that ends with either is not
-    scored.
+    An infrastructure failure is remembered until the same call succeeds; a refusal that the policy
+    did not cause, until another call succeeds. A rollout that ends with either is not scored.
 
     Attributes:
         limit: the limit that the last refused call reached.
-        refusal: why a call was refused that the agent's own settings made wrong.
+        refusal: why a call was refused because of the agent's own settings.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class RecordingSession(ModelSession):
         forwarded: ForwardedModels,
         said: set[tuple[Any, ...]],
     ) -> None:
-        """Begin with no call made.
+        """Start without any calls.
 
         Args:
             sampler: samples and stores the calls.
             section: how the agent's calls are answered.
             model: name of the trained model.
             forwarded: the models that calls are forwarded to.
-            said: the kinds of refusals that the process has warned of.
+            said: the kinds of refusals that the process has already warned about.
         """
         super().__init__(model)
         self.limit: Outcome | None = None
@@ -110,12 +110,12 @@ class RecordingSession(ModelSession):
 
     @property
     def failure(self) -> Exception | None:
-        """A failure of the infrastructure after which the same call did not succeed."""
+        """An infrastructure failure after which the same call has not succeeded."""
         return next(iter(self._failures.values()), None)
 
     @property
     def was_asked_last(self) -> bool:
-        """Whether it is the policy that the agent waits for, or that a limit stopped."""
+        """Whether the agent is waiting for the policy, or a limit stopped the policy."""
         return self._num_sampling > 0 or self.limit is not None
 
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
@@ -138,7 +138,7 @@ class RecordingSession(ModelSession):
         """
         if request.model != self.model:
             self._require_forwarded(request.model)
-            raise APIError(f"{request.model!r} is forwarded for /v1/chat/completions only")
+            raise APIError(f"{request.model!r} is available through /v1/chat/completions only")
         return await self._guarded(f"{request.prompt}", self._complete(request, on_delta))
 
     async def count_tokens(self, request: ChatRequest) -> int:
@@ -148,7 +148,10 @@ class RecordingSession(ModelSession):
             APIError: the conversation cannot be rendered, or is another model's.
         """
         if request.model != self.model:
-            raise APIError(f"tokens of {request.model!r} are not counted here", status=404)
+            raise APIError(
+                f"tokens can be counted only for {self.model!r}, not for {request.model!r}",
+                status=404,
+            )
         messages = await self._with_kept_images(request.messages)
         self._check_seen(messages)
         if not self._sampler.context.may_fit(messages, request.tools):
@@ -161,8 +164,8 @@ class RecordingSession(ModelSession):
     def _require_forwarded(self, model: str) -> None:
         if model not in self._forwarded.models:
             raise APIError(
-                f"the model {model!r} is not served here (served: {', '.join(self.models)}); ask "
-                "for one of these, or name its server with --agent_routes",
+                f"the model {model!r} is not served here (available: {', '.join(self.models)}); "
+                "ask for one of these, or name its server with --agent_routes",
                 status=404,
                 code="model_not_found",
                 param="model",
@@ -172,7 +175,7 @@ class RecordingSession(ModelSession):
         return await self._forwarded.ask(request, await self._with_kept_images(request.messages))
 
     async def _guarded(self, call_key: str, call: Coroutine[Any, Any, Completion]) -> Completion:
-        """Await a call; answer its errors as API errors, and remember the infrastructure's."""
+        """Await a call; raise its errors as API errors, and remember infrastructure failures."""
         try:
             completion = await call
         except LimitReached as limit:
@@ -183,7 +186,7 @@ class RecordingSession(ModelSession):
         except APIError:
             raise
         except PoisonousRequest as error:
-            # The status keeps clients from sending it again.
+            # This status keeps clients from retrying.
             self._failures[call_key] = error
             raise APIError(str(error), code="request_quarantined") from None
         except Exception as error:
@@ -197,8 +200,8 @@ class RecordingSession(ModelSession):
         return completion
 
     def _limit_error(self, outcome: Outcome) -> APIError:
-        # A shorter prompt may be answered; beyond the other limits nothing is. Programs that send
-        # again what was wrong do not do so with what is forbidden.
+        # A shorter prompt may still be answered; past the other limits, nothing is. Programs that
+        # retry bad requests (400) do not retry forbidden ones (403).
         return APIError(
             _LIMIT_TEXTS[outcome].format(max_tokens=self._sampler.context.max_prompt_len),
             status=400 if outcome == "length_limit" else 403,
@@ -206,14 +209,14 @@ class RecordingSession(ModelSession):
         )
 
     def refused(self, error: APIError) -> None:
-        """Remember a refusal unless the policy caused it, and say it once a process."""
+        """Remember a refusal unless the policy caused it, and log it once per process."""
         if error.status >= 500 or error.code in _POLICYS_DOING:
             return
         self.refusal = error
         kind = (error.status, error.code, error.param)
         if kind not in self._said:
             self._said.add(kind)
-            log.warning("a model call of the agent was refused: %s (said once)", error)
+            log.warning("the agent's model call was refused: %s (logged once)", error)
 
     async def _chat(self, request: ChatRequest, on_delta: OnDelta | None) -> Completion:
         messages = await self._with_kept_images(request.messages)
@@ -254,7 +257,7 @@ class RecordingSession(ModelSession):
             ids = np.asarray(request.prompt, dtype=np.int64)
             size = renderer.vocab_size
             if ids.min() < 0 or ids.max() >= size:
-                raise APIError(f"prompt: token ids have to be in [0, {size})", param="prompt")
+                raise APIError(f"prompt: token ids must be in [0, {size})", param="prompt")
             plan = self._history.plan_ids(ids.astype(np.int32), renderer.decode(ids))
         deltas = on_delta and DeltaStream(
             lambda ids: all_content(renderer.parse(ids)), on_delta, stop=request.sampling.stop
@@ -287,7 +290,7 @@ class RecordingSession(ModelSession):
                 )
         except ServerRefused as error:
             if "grammar" in fields and error.status == 400 and not error.is_transient:
-                raise unusable_schema(f"no reply can be held to it: {error}") from None
+                raise unusable_schema(f"replies cannot be constrained to it: {error}") from None
             raise
 
     def _sampling_fields(self, request: ChatRequest | TextRequest) -> dict[str, Any]:
@@ -300,7 +303,7 @@ class RecordingSession(ModelSession):
         if asked.max_tokens is not None:
             most = context.sampling_params(self._sampler.record.split).max_new_tokens
             fields["max_new_tokens"] = min(most, asked.max_tokens)
-        # Where a call is required, it takes the place of the reply that follows the schema.
+        # A required call takes the place of the reply that follows the schema.
         if isinstance(request, ChatRequest) and not request.must_call:
             schema = request.json_schema
             if schema is not None:
@@ -338,8 +341,9 @@ class RecordingSession(ModelSession):
                 role
             ):
                 raise APIError(
-                    f"the policy sees no images in messages of role {role!r}: its chat template "
-                    "shows none; describe them in words, or train a model that sees images",
+                    f"the policy cannot see images in messages of role {role!r}: its chat "
+                    "template does not render them; describe them in words, or train a model "
+                    "that sees images",
                     code="unsupported_content",
                     param="messages",
                 )
@@ -404,7 +408,7 @@ def _text_of(message: Message) -> str:
 def _with_addresses(
     messages: Sequence[Message], addresses: Mapping[str, str]
 ) -> tuple[Message, ...]:
-    """Return messages whose images have other addresses: old one -> new one."""
+    """Return messages with the addresses of their images replaced: old one -> new one."""
 
     def moved(part: Mapping[str, Any]) -> dict[str, Any]:
         if part["type"] == "text":

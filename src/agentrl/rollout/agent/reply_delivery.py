@@ -1,4 +1,4 @@
-"""Sampled replies as agents are given them: as messages, and as text while they are sampled."""
+"""Sampled replies in the form that agents receive: as messages, and as text during sampling."""
 
 import time
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from agentrl.schema import Message
 _SECONDS_BETWEEN = 0.05
 _PAUSE_PER_READING = 9
 _OPENERS = "<[{"
-"""What tool calls and thinking begin with."""
+"""First characters of tool calls and thinking."""
 _LONGEST_OPENER = 40
 
 
 def as_delivered(reply: Reply, *, may_call: bool, stop: tuple[str, ...] = ()) -> Message:
-    """Return a reply as the agent is given it, arguments as objects.
+    """Return a reply as the agent receives it, with arguments as objects.
 
-    A call that cannot be parsed is delivered as the text in which it stands.
+    A call that cannot be parsed is delivered as the text that contains it.
     """
     message: Message = {"role": "assistant"}
     if reply.reasoning.strip():
@@ -71,22 +71,22 @@ def cut(text: str, stop: tuple[str, ...]) -> str:
 
 
 def all_content(reply: Reply) -> Reply:
-    """Return the continuation of a plain text, in which nothing is thinking or a call."""
+    """Return the continuation of a plain text, without looking for thinking or calls."""
     return replace(reply, content=reply.text, reasoning="", tool_calls=())
 
 
 class DeltaStream:
-    """Sends the text of a growing reply as far as it is certain to stay as it is.
+    """Streams the text of a growing reply as far as it can no longer change.
 
-    Tool calls and what follows them are not sent: only the whole reply says whether they are any.
-    The whole reply may turn out differently after all: a stray `</think>` makes thinking of what
-    was content, a call ends thinking that never ended. Then text that was sent stays in it.
+    Tool calls and what follows them are not sent: only the whole reply shows whether they are
+    calls. The whole reply may still be read differently: a stray `</think>` turns content into
+    thinking, and a call ends unclosed thinking. Text that was already sent then stays in the reply.
 
     Args:
         read: parses ids.
         on_delta: receives the text.
         stop: texts before which the reply ends.
-        calls_may_lead: a reply that begins with a brace or bracket may be a call.
+        calls_may_lead: whether a reply that starts with a brace or bracket may be a call.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class DeltaStream:
         self._due = 0.0
 
     def update(self, ids: np.ndarray) -> None:
-        """Send what was added; at most every 50 ms, as all ids are parsed each time.
+        """Send the additions, at most every 50 ms, because all ids are parsed each time.
 
-        A long reply is parsed less often: that takes a tenth of the event loop's time at most.
+        A long reply is parsed less often: parsing takes at most a tenth of the event loop's time.
 
         Args:
             ids: all ids so far, int32 [T].
@@ -129,7 +129,7 @@ class DeltaStream:
             self._send("content", self._settled(content))
 
     def whole(self, message: Message) -> Message:
-        """Return the whole reply so that it begins with what was sent."""
+        """Return the whole reply, adjusted to start with what was sent."""
         for kind, sent in self._sent.items():
             text = message.get(kind, "")
             if not text.startswith(sent):
@@ -143,9 +143,9 @@ class DeltaStream:
             self._on_delta(Delta(kind, text[len(sent) :]))
 
     def _settled(self, text: str) -> str:
-        """Return the beginning of a text that stays as it is whatever follows."""
+        """Return the part of a text that nothing after it can change."""
         text = cut(text, self._stop)
-        text = text.rstrip("\ufffd")  # a character of which not all bytes are there
+        text = text.rstrip("\ufffd")  # an incomplete character
         tail = max(0, len(text) - _LONGEST_OPENER)
         ends = [place for opener in _OPENERS if (place := text.find(opener, tail)) >= 0]
         ends += [

@@ -33,20 +33,23 @@ from agentrl.store import TrajectoryStore
 log = logging.getLogger(__name__)
 
 SCORING_RETRY_SECONDS = 10.0
-"""How long a Record waits for its next scoring after a scorer could not decide."""
+"""How long a Record waits before scoring is retried after a scorer could not decide."""
 
 GROUP_SECONDS = 15.0
-"""How long a Record waits for the rest of its group before somebody looks again. Whoever has the group
-judged gives it its score at once; the look makes up for one who died, or whose try failed."""
+"""How long a Record waits for the rest of its group before a sampler checks again. The process that
+has the group judged scores the Record at once; the check covers a process that died or failed.
+"""
 
 DEFECT_RETRY_SECONDS = 1.0
-"""How long after a defect showed a scoring function is called once more."""
+"""How long after a defect a scoring function is called once more."""
 
 _ANSWER_CHARACTERS = 80
-"""Of an answer in a log line."""
+"""Longest answer in a log line."""
 
 MAX_CLAIMS_PER_ATTEMPT = 3
-"""Claims of a slot per attempt of `max_attempts`, after which an absent server counts as well."""
+"""Claims of a slot per attempt of `max_attempts`; beyond these, a claim that found no server counts
+as an attempt as well.
+"""
 
 # `Any`: each sampler takes its own kind of task.
 MakeSampler = Callable[[Any, Record, RolloutContext], AsyncSampler[Any]]
@@ -55,7 +58,7 @@ CancelReason = Literal["lease_lost", "release", "abandon"]
 
 @dataclass
 class SlotCounts:
-    """The slots of a process by what became of them."""
+    """Counts a process's slots by outcome."""
 
     finished: int = 0
     scored: int = 0
@@ -65,7 +68,7 @@ class SlotCounts:
     released: int = 0
     lost: int = 0
     resumed: int = 0
-    """Rollouts that another process had begun."""
+    """Rollouts that another process had started."""
     num_output_tokens: int = 0
     branches: Counter[str] = field(default_factory=Counter)
     """Turns whose prompts do not extend their parents in full, by reason (`drift`, ...)."""
@@ -75,15 +78,15 @@ class SlotCounts:
 
 
 class RolloutAttempt:
-    """Runs the rollout of one claimed slot and scores it, or scores a rollout that ended before.
+    """Runs the rollout of one claimed slot and scores it, or scores a rollout that ended earlier.
 
     Args:
         task: the question.
         record: the claimed slot.
         context: clients and settings of the process.
         make_sampler: builds the slot's sampler.
-        counts: where the end is counted.
-        on_generated: called when the rollout needs the servers no longer.
+        counts: where the outcome is counted.
+        on_generated: called when the rollout no longer needs the servers.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class RolloutAttempt:
         return self.record.id, self.record.fence
 
     def start(self, *, scoring_only: bool = False) -> asyncio.Task[None]:
-        """Begin in the background; the returned task never raises but when it is cancelled."""
+        """Begin in the background; the returned task raises only if it is cancelled."""
         self.needs_servers = not scoring_only
         work = self._score_again if scoring_only else self._run
         self._job = asyncio.create_task(self._guarded(work), name=self.record.id)
@@ -125,7 +128,8 @@ class RolloutAttempt:
         """End the attempt early; the reason decides what is written."""
         if self._job is not None and self.cancel_reason is None:
             self.cancel_reason = reason
-            # A task that is cancelled before its first step never takes one, not even to release.
+            # A task that is cancelled before its first step never runs, not even to release the
+            # slot.
             if self._has_begun:
                 self._job.cancel()
 
@@ -215,17 +219,17 @@ class RolloutAttempt:
             await self._store.scores.set(*self.lease, score)
             self._counts.scored += 1
         if group is not None:
-            num_scored = await group.score_waiting()  # other attempts count meanwhile
+            num_scored = await group.score_waiting()  # other attempts change the counts meanwhile
             self._counts.scored += num_scored
 
     async def _evaluated(
         self, sampler: AsyncSampler[Any], result: RolloutResult, group: GroupVerdict | None
     ) -> Score | None:
-        """Return the score; None while a task whose tries are judged together waits for others.
+        """Return the score; None while a task whose Records are judged together waits for others.
 
         Raises:
-            ScorerDefect: the scoring raised the same way twice, as a first time may be an accident; or it
-                hangs, or ended its process.
+            ScorerDefect: scoring raised the same error twice (once may be an accident), hangs, or
+                ended its process.
         """
         seen: set[str] = set()
         while True:
@@ -251,13 +255,14 @@ class RolloutAttempt:
             await asyncio.sleep(DEFECT_RETRY_SECONDS)
 
     async def _dead_letter(self, result: RolloutResult, defect: ScorerDefect) -> None:
-        """Leave the Record without a score; the group goes on without it."""
+        """Leave the Record without a score; the group continues without it."""
         self._counts.unscorable += 1
         self._counts.defects[defect.kind] += 1
         if self._counts.defects[defect.kind] == 1:
             log.warning(
-                "%s: %s; the answer was %r. The group goes on without this record; after the "
-                "scorer is mended, `agentrl store rescore --scorer %s` scores it (said once)",
+                "%s: %s; the answer was %r. The group continues without this record; fix the "
+                "scorer, then score the record with `agentrl store rescore --scorer %s` (logged "
+                "once)",
                 self.record.id,
                 defect,
                 textwrap.shorten(str(result.final_answer), _ANSWER_CHARACTERS, placeholder="..."),
@@ -267,7 +272,7 @@ class RolloutAttempt:
 
     async def _after_cancel(self) -> None:
         if self.cancel_reason != "release":
-            # The lease belongs to another process, or there is no time left: write nothing.
+            # The lease belongs to another process, or no time is left: write nothing.
             self._counts.lost += self.cancel_reason == "lease_lost"
             return
         self._counts.released += 1
@@ -278,14 +283,14 @@ class RolloutAttempt:
         record_id = self.record.id
         if isinstance(error, LeaseLost):
             self._counts.lost += 1
-            log.warning("%s: lease lost, nothing more is written", record_id)
+            log.warning("%s: lease lost, no further writes", record_id)
         elif self._is_servers_fault(error):
             log.warning("%s: released (%s)", record_id, error)
             self._counts.backoff.add()
             self._counts.released += 1
             await self._store.records.release(*self.lease)
         elif self.phase == "scoring":
-            log.warning("%s: scoring put off (%s)", record_id, text)
+            log.warning("%s: scoring postponed (%s)", record_id, text)
             await self._store.scores.postpone(*self.lease, text, SCORING_RETRY_SECONDS)
         else:
             self._counts.failed += 1
@@ -297,10 +302,10 @@ class RolloutAttempt:
             await self._store.records.fail_attempt(*self.lease, text, max_attempts)
 
     def _is_servers_fault(self, error: Exception) -> bool:
-        """Whether the attempt does not count, because no server, or no database, could be reached.
+        """Whether the attempt does not count because no server or no database could be reached.
 
-        The number of such claims is limited: a prompt that crashes servers must not circulate for
-        ever.
+        The number of such claims is limited: a prompt that crashes servers must not circulate
+        forever.
         """
         if len(self.record.attempts) >= MAX_CLAIMS_PER_ATTEMPT * self._context.rollout.max_attempts:
             return False
@@ -313,7 +318,7 @@ class RolloutAttempt:
             await write
         except StoreError as error:
             # The lease expires by itself, and the slot is claimed again.
-            log.warning("%s: left to expire (%s)", self.record.id, error)
+            log.warning("%s: leaving the lease to expire (%s)", self.record.id, error)
 
 
 class LeaseRenewal:
@@ -334,7 +339,7 @@ class LeaseRenewal:
         self._attempts[attempt.record.id] = attempt
 
     def remove(self, attempt: RolloutAttempt) -> None:
-        """Renew this attempt's lease no longer."""
+        """Stop renewing this attempt's lease."""
         if self._attempts.get(attempt.record.id) is attempt:
             del self._attempts[attempt.record.id]
 
@@ -345,8 +350,8 @@ class LeaseRenewal:
             try:
                 await self.renew()
             except StoreError as error:
-                # Fencing keeps a late holder harmless, so the rollouts go on meanwhile.
-                log.warning("heartbeat failed, trying again: %s", error)
+                # Fencing makes a late holder harmless, so the rollouts continue meanwhile.
+                log.warning("heartbeat failed, retrying: %s", error)
 
     async def renew(self) -> None:
         """Renew all leases at once, and cancel the attempts that have lost theirs."""
@@ -355,8 +360,8 @@ class LeaseRenewal:
             return
         leases = [attempt.lease for attempt in held.values()]
         for record_id in await self._store.records.renew(leases, self._lease_seconds):
-            # An attempt that ended while the heartbeat was under way has no lease to lose.
+            # An attempt that ended during the heartbeat has no lease to lose.
             attempt = held[record_id]
             if self._attempts.get(record_id) is attempt:
-                log.warning("%s: lease lost, its rollout is stopped", record_id)
+                log.warning("%s: lease lost, stopping its rollout", record_id)
                 attempt.cancel("lease_lost")

@@ -1,7 +1,7 @@
-"""What bounds a sampler's claims: the run's state, the servers' load, and failures in a row.
+"""What limits a sampler's claims: the run's state, the servers' load, and consecutive failures.
 
-In: the run document, the servers' reports, the ends of rollouts. Out: how many rollouts may run, and
-why none may. Nothing here claims or runs anything.
+In: the run document, the servers' reports, the outcomes of rollouts. Out: how many rollouts may
+run, or why none may. Nothing here claims or runs anything.
 """
 
 import logging
@@ -23,11 +23,11 @@ SERVER_SILENCE_SECONDS = 30.0
 START_PER_SERVER = 8
 """Rollouts per server before the first report on its load."""
 UNKNOWN_PER_SERVER = 64
-"""Rollouts per server where no server reports its load."""
+"""Rollouts per server if no server reports its load."""
 _DECREASE = 0.75
 
 MAX_FAILURES_IN_A_ROW = 3
-"""Failed rollouts in a row after which only one is tried at a time."""
+"""Consecutive failed rollouts after which only one runs at a time."""
 MAX_BACKOFF_SECONDS = 60.0
 
 WaitReason = Literal[
@@ -36,13 +36,13 @@ WaitReason = Literal[
 """Keys of `SamplerInfo.seconds_waiting`; `trouble` is the backoff after failures."""
 
 _WAITING_TEXT: dict[WaitReason, str] = {
-    "no_run": "the run has not begun",
+    "no_run": "the run has not started",
     "paused": "sampling is paused (control.sampling_paused of the run)",
-    "no_server": "no inference server is up; start one with `agentrl serve`, or look at its log",
-    "no_task": "there is no slot to claim",
-    "no_scoring": "there is nothing to score",
-    "trouble": "rollouts keep failing, only one is tried at a time (see the warnings above)",
-    "admission": "the trainer has not yet admitted further groups",
+    "no_server": "no inference server is up; start one with `agentrl serve`, or check its log",
+    "no_task": "no slot to claim",
+    "no_scoring": "nothing to score",
+    "trouble": "rollouts keep failing; running one at a time (see the warnings above)",
+    "admission": "the trainer has not admitted further groups yet",
 }
 
 
@@ -82,8 +82,8 @@ class RunWatch:
     def run_ended(self, resume_grace_seconds: float) -> bool:
         """Return whether the run is over.
 
-        A run that was over before this process began may be about to be resumed; it counts as over
-        after `resume_grace_seconds`.
+        A run that was over before this process started may be about to be resumed; it counts as
+        over after `resume_grace_seconds`.
         """
         if self.run is None or self.run.status not in ENDED_RUNS:
             self._seen_alive = self._seen_alive or self.run is not None
@@ -160,7 +160,7 @@ class ConcurrencyLimit:
 
 @dataclass
 class FailureBackoff:
-    """Failures of the infrastructure since the last rollout that came to its end.
+    """Infrastructure failures since the last rollout that finished.
 
     Every failure costs its slot an attempt, so while rollouts keep failing only one runs at a time,
     after a pause that grows with the length of the outage.
@@ -178,7 +178,7 @@ class FailureBackoff:
         self.num_failures += 1
 
     def clear(self) -> None:
-        """Forget the failures: a rollout came to its end."""
+        """Reset the count: a rollout finished."""
         self.num_failures = 0
 
     @property
@@ -188,7 +188,7 @@ class FailureBackoff:
 
     @property
     def is_pausing(self) -> bool:
-        """Whether it is too early for the next try."""
+        """Whether it is too early for the next rollout."""
         outage_seconds = self._last_at - self._first_at
         pause = min(max(outage_seconds, 1.0), MAX_BACKOFF_SECONDS)
         return self.is_active and time.monotonic() < self._last_at + pause
@@ -196,24 +196,24 @@ class FailureBackoff:
 
 @dataclass
 class WaitingTimes:
-    """The time in which there was nothing to do, by reason."""
+    """The time spent idle, by reason."""
 
     log_interval_seconds: float
-    """Between two log lines that give the same reason."""
+    """Interval between log lines with the same reason."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     reason: WaitReason | None = None
-    """Why nothing happens now; None while there is work."""
+    """Why the sampler is idle now; None while there is work."""
     _since: float = field(default_factory=time.monotonic)
     _logged: WaitReason | None = None
     _logged_at: float = float("-inf")
 
     def switch(self, reason: WaitReason | None, *, is_idle: bool) -> None:
-        """Add the time since the last switch to its reason, and go on with this one.
+        """Add the time since the last switch to its reason, and switch to this one.
 
         Args:
-            reason: why nothing is claimed; None: something is.
-            is_idle: whether no rollout runs either; only then is the reason logged, unless it is one
-                for which running rollouts wait as well.
+            reason: why nothing is claimed; None while slots are claimed.
+            is_idle: whether no rollout runs either. The reason is logged only then, unless running
+                rollouts wait for the same reason.
         """
         now = time.monotonic()
         if self.reason is not None:

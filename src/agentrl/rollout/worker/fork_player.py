@@ -1,7 +1,7 @@
-"""Plays the tries of a fork: from the parent's stored turns to Records of their own, with scores.
+"""Runs the rollouts of a fork: from the parent's stored turns to new, scored Records.
 
-The context of a sampler comes in; ended Records go out, one by one. Tries are claimed, leased, scored
-and given up as those of a run are (`attempt`), in the store of the forks.
+In: the context of a sampler. Out: finished Records, one by one. The Records are claimed, leased,
+scored and abandoned like those of a run (`attempt`), in the store of the forks.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from agentrl.schema import (
 from agentrl.schema.fork import shown_before
 from agentrl.store import TrajectoryStore
 
-_ONE_REPLY = "one reply of the policy: nobody but its agent can go on with this task"
+_ONE_REPLY = "a single reply of the policy: only the task's own agent can continue from here"
 
 
 class OneReply(AsyncSampler[Task]):
-    """Samples the turn of a fork and ends there: the rest is known to a program of the user's."""
+    """Samples the turn of a fork and ends there: only the user's program knows how to continue."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class OneReply(AsyncSampler[Task]):
 
 
 async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: int) -> Task:
-    """Store a fork and its pending tries; return its Task, which asks what the parent's did.
+    """Store a fork and its pending Records; return its Task, which asks the parent's question.
 
     Args:
         store: of the run.
-        fork: where the tries begin.
+        fork: where the Records start.
         task: the parent's.
-        num_tries: how many tries.
+        num_tries: how many Records.
     """
     pending = {"status": "created", "completed_at": None, "num_generations": num_tries}
     own = task.model_copy(update={"id": fork.id, "group_scores": {}, **pending})
@@ -107,20 +107,20 @@ async def play(
     is_agents: bool,
     max_running: int,
 ) -> AsyncIterator[Record]:
-    """Play the tries of a fork, and yield each when it has ended.
+    """Run the rollouts of a fork, and yield each Record when it has ended.
 
     Args:
         context: of the run, with its own store.
-        fork: where the tries begin.
+        fork: where the Records start.
         task: what `store_fork` returned.
         parent: all turns of the parent's attempt.
-        tools_keep_state: recorded results have to stand in for calls.
-        is_agents: an agent of the user's played the parent.
-        max_running: tries at a time.
+        tools_keep_state: recorded results must replace tool calls.
+        is_agents: the parent was run by the user's agent.
+        max_running: concurrent rollouts.
 
     Raises:
-        ConfigError: the fork cannot be played.
-        StoreError: the store went away.
+        ConfigError: the fork cannot be run.
+        StoreError: the store became unavailable.
     """
     point = partial(
         ForkPoint,
@@ -130,7 +130,7 @@ async def play(
         sampling=fork.sampling,
         tools_keep_state=tools_keep_state,
     )
-    point()  # raises what every try would raise
+    point()  # raises what every rollout would raise
     whole = isinstance(task, MCPTask) and not is_agents and sampler_class_for(task) is MCPSampler
     store = context.store.forked
     rollout = context.rollout.model_copy(update={"max_attempts": 1, "scoring": "own"})
@@ -175,12 +175,12 @@ async def play(
         for job in (renewing, *running):
             job.cancel()
         await asyncio.gather(renewing, *running, return_exceptions=True)
-        # Nobody else would go on with them.
+        # No other process would continue them.
         left = [attempt.record for attempt in running.values()]
         while (unbegun := await claim()) is not None:
             left.append(unbegun)
         for record in left:
-            with contextlib.suppress(LeaseLost):  # its rollout had ended, and was being scored
+            with contextlib.suppress(LeaseLost):  # its rollout had ended and was being scored
                 await store.records.fail_attempt(record.id, record.fence, "interrupted", 1)
 
 

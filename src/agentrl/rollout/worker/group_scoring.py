@@ -1,8 +1,8 @@
-"""Scores by a scorer that sees the whole group: decided once, when the last try has ended.
+"""Scoring by a scorer that sees the whole group: decided once, when the last rollout has ended.
 
-Every attempt asks for its own score. The one that finds all tries ended has the group judged and
-keeps the verdict with the Task before any Record has a score, so that a crash in between, or a second
-process that judges at the same moment, cannot mix two verdicts.
+Every attempt asks for its own score. The one that finds all rollouts ended has the group judged and
+stores the verdict with the Task before any Record has a score. A crash in between, or a second
+process that judges at the same moment, therefore cannot mix two verdicts.
 """
 
 from typing import Self
@@ -14,7 +14,7 @@ _UNDER_WAY = frozenset({"pending", "running"})
 
 
 class GroupVerdict:
-    """The scores of all tries of a task, as the attempt at one of them needs them.
+    """The scores of all Records of a task, for the attempt at one of them.
 
     Args:
         context: clients and settings of the process.
@@ -28,13 +28,13 @@ class GroupVerdict:
 
     @classmethod
     def of(cls, context: RolloutContext, task: Task) -> Self | None:
-        """Return the verdict on a task whose tries are judged together; None for any other."""
+        """Return the verdict of a task whose Records are judged together; None for any other."""
         if isinstance(task, MCPTask) and context.scoring.sees_group(context.scorer_of(task)):
             return cls(context, task)
         return None
 
     async def score_of(self, record: Record) -> Score | None:
-        """Return a finished Record's score; None while other tries of its group are under way.
+        """Return a finished Record's score; None while other rollouts of its group are running.
 
         Raises:
             ScoringError: the scorer could not decide.
@@ -54,13 +54,13 @@ class GroupVerdict:
         return self._scores[record.traj_id]
 
     async def score_waiting(self) -> int:
-        """Give the Records of a decided group their scores where nobody holds them.
+        """Score the Records of a decided group that no process holds.
 
-        Call it after the attempt's own Record has its score or waits: whoever decided the group
-        meanwhile could not score a Record that was held.
+        Call it after the attempt's own Record has its score or waits: a process that decided the
+        group meanwhile could not score a Record that was held.
 
         Returns:
-            How many got theirs here; those that are held get it from their holders.
+            How many were scored here; their holders score the others.
         """
         store, task_id = self._context.store, self._task.id
         scores = self._scores or await store.scores.of_group(task_id)

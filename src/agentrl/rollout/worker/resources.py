@@ -1,4 +1,4 @@
-"""Open the clients that all rollouts of a process share, as the configuration names them."""
+"""Opens the clients that all rollouts of a process share, as configured."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -80,9 +80,9 @@ async def open_context(
 def _is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
     """Return whether another sampler may resume a dead one's rollout where it stopped.
 
-    It may not where contexts are rewritten: the summaries behind a rewrite are not stored, and new
-    ones would give another context than the recorded turns had. Nor may it resume the rollout of a
-    user's agent or of an environment, of whose state nothing is known.
+    Not if contexts are rewritten: the summaries behind a rewrite are not stored, and new ones would
+    lead to a different context than that of the recorded turns. Not if a user's agent or an
+    environment runs the rollout either: its state is unknown.
     """
     if config.agents.has_agent or config.data.environments:
         return False
@@ -91,7 +91,7 @@ def _is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
 
 
 def tools_config(section: ToolsSection) -> ToolsConfig:
-    """Return the tool servers that the flags name; none at all is allowed.
+    """Return the tool servers that the flags name, possibly none.
 
     Raises:
         ConfigError: the description of a server is malformed.
@@ -128,13 +128,16 @@ def check_tools(
         specs: the tools.
 
     Raises:
-        ConfigError: the chat template shows no results, or the tools leave no room in a prompt.
+        ConfigError: the chat template does not render tool results, or the tools leave no room in a
+            prompt.
     """
     if not specs:
         return
     renderer.check_shows_results()
     if not renderer.traits.shows_tools:
-        log.warning("the model's chat template shows no tools; the system prompt describes them")
+        log.warning(
+            "the model's chat template does not render tools; describing them in the system prompt"
+        )
     tools = [spec.openai() for spec in specs]
     num_tokens = len(renderer.render([{"role": "user", "content": "x"}], tools))
     room = sampling.max_prompt_tokens
@@ -142,9 +145,9 @@ def check_tools(
         room = min(room, context_length - 1)
     if num_tokens >= room:
         raise ConfigError(
-            f"{len(specs)} tools take {num_tokens} tokens to describe, and a prompt may have {room} "
-            "(--max_prompt_tokens, --context_length, the model's own limit); show fewer with "
-            "--mcp_tool_names"
+            f"{len(specs)} tools take {num_tokens} tokens to describe, and a prompt may have "
+            f"{room} (--max_prompt_tokens, --context_length, the model's own limit); select fewer "
+            "with --mcp_tool_names"
         )
 
 
@@ -158,7 +161,7 @@ def check_shown_tools(config: RootConfig, specs: Sequence[ToolSpec]) -> None:
 
 
 def served_context_length(inference: InferenceSection, model_dir: Path) -> int | None:
-    """Return the longest sequence that the servers take, in tokens, if it is known.
+    """Return the longest sequence that the servers accept, in tokens, if known.
 
     It comes from `--context_length`, else from the model's `config.json`. Servers refuse longer
     sequences, and generations that ask for more tokens than are left.
@@ -175,7 +178,7 @@ def served_context_length(inference: InferenceSection, model_dir: Path) -> int |
 
 
 class _NoScoring:
-    """The scoring of processes whose sampler class brings its own evaluation."""
+    """The scoring of processes whose sampler class evaluates its own rollouts."""
 
     def check(self, scorer: str) -> None:
         raise _no_scorers()

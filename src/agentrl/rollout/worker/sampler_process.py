@@ -1,7 +1,7 @@
 """The sampler process of `agentrl sample`: from its configuration to its exit status. Torch-free.
 
-It assembles a `SamplingScheduler` from the flags (scorers, summarizer, agent gateway) and serves its
-metrics. The scheduler knows nothing of gateway and metrics, so that programs which embed it need
+It assembles a `SamplingScheduler` from the flags (scorers, summarizer, agent gateway) and serves
+its metrics. The scheduler does not know the gateway or the metrics: programs that embed it need
 neither.
 """
 
@@ -40,14 +40,14 @@ GC_THRESHOLD = 10_000
 
 
 def run_sampler(config: RootConfig, split: Split | None = None) -> int:
-    """Sample until the run is over, nothing is left to do, or a signal ends it.
+    """Sample until the run is over, no work is left, or a signal ends it.
 
     Args:
         config: the process's configuration.
         split: claim only slots of this split; None means any.
 
     Returns:
-        The exit status: 0, or 130 when a second signal cut the drain short.
+        The exit status: 0, or 130 if a second signal cut the drain short.
 
     Raises:
         ConfigError: a flag, file, model, tool server or scorer cannot be used.
@@ -58,10 +58,10 @@ def run_sampler(config: RootConfig, split: Split | None = None) -> int:
 
 
 def collect_less_garbage() -> None:
-    """Let the garbage collector run less often, and over fewer objects.
+    """Make the garbage collector run less often and over fewer objects.
 
-    Imported modules stay for good and are set aside. Rollouts hold many objects, and reference
-    counting frees nearly all of them, so a run every few hundred objects finds next to nothing.
+    Imported modules live forever and are frozen. Rollouts hold many objects, and reference counting
+    frees nearly all of them, so a collection every few hundred objects finds next to nothing.
     """
     gc.collect()
     gc.freeze()
@@ -72,7 +72,7 @@ def collect_less_garbage() -> None:
 async def open_judgement(
     config: RootConfig,
 ) -> AsyncIterator[tuple[RegisteredScoring, ModelSummarizer | None]]:
-    """Load the scorers, and the model that summarizes if one is named.
+    """Load the scorers and, if configured, the summarizer.
 
     Raises:
         ConfigError: a file, model or scorer cannot be used.
@@ -118,7 +118,7 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
 async def _agent_sampler(
     config: RootConfig, agents: AgentThread, stack: AsyncExitStack
 ) -> MakeSampler | None:
-    """Return what runs the configured agent, and environments, on tasks; None without either."""
+    """Return the sampler factory for the configured agent and environments; None without either."""
     if not config.agents.has_agent and not config.data.environments:
         return None
     agent = agents.wrapped(configured_agent(config.agents)) if config.agents.has_agent else None
@@ -138,7 +138,7 @@ async def _agent_sampler(
 
 
 def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:
-    """Yield the Prometheus metrics of a sampler; none before its loop has begun."""
+    """Yield the Prometheus metrics of a sampler; none before its loop has started."""
     if state is None:
         return
     counts = state.counts

@@ -1,7 +1,7 @@
 """The loop of a sampler process: claim slots, run their rollouts, wait, drain.
 
-In: the run and its slots in the store, and an event that asks for the end. Out: finished and scored
-Records, and the process's own report in the store. Signals and configuration are the caller's.
+In: the run and its slots in the store, and a stop event. Out: finished and scored Records, and the
+process's own report in the store. Signals and configuration belong to the caller.
 """
 
 import asyncio
@@ -29,44 +29,44 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoopTimes:
-    """Intervals and patience of the loop, in seconds."""
+    """Intervals and timeouts of the loop, in seconds."""
 
     busy_refresh: float = 1.0
-    """Age up to which the run document is trusted while there is work."""
+    """Maximum age of the run document while there is work."""
     idle_poll: float = 0.2
-    """Between two looks for work when there was none."""
+    """Interval between checks for work when there was none."""
     report: float = 2.0
-    """Between two reports of the process about itself."""
+    """Interval between the process's reports about itself."""
     scoring: float = 3.0
-    """Between two looks for scoring that other processes left behind."""
+    """Interval between checks for scoring that other processes left behind."""
     log_waiting: float = 30.0
-    """Between two log lines that say why nothing happens."""
+    """Interval between log lines that say why the sampler is idle."""
     log_progress: float = 60.0
-    """Between two log lines that say what is done; the first ones come sooner."""
+    """Interval between progress log lines; the first ones come sooner."""
     scoring_grace: float = 5.0
-    """For scoring under way when the process ends."""
+    """Time for running scorers when the process ends."""
     store_patience: float = 60.0
     """Longest outage of the store before the process gives up."""
     wind_up: float = 20.0
-    """For begun groups when the run is completed."""
+    """Time for started groups when the run is completed."""
     resume_grace: float = 30.0
     """How long a process that finds its run over waits for the run to be resumed."""
 
 
 @dataclass(frozen=True)
 class LoopState:
-    """What a sampler is doing now, and did so far."""
+    """What a sampler is doing now and has done so far."""
 
     num_running: int
     max_running: int
-    """Rollouts that it would run now if there were enough slots."""
+    """Rollouts that it would run now, given enough slots."""
     num_servers: int
     counts: SlotCounts
     seconds_waiting: dict[str, float]
 
 
 class SamplingLoop:
-    """Claims slots and runs their rollouts, as many at a time as `ConcurrencyLimit` says.
+    """Claims slots and runs their rollouts, as many at a time as `ConcurrencyLimit` allows.
 
     Args:
         context: clients and settings of the process.
@@ -74,7 +74,7 @@ class SamplingLoop:
         make_sampler: builds a slot's sampler.
         splits: claim only slots of these splits; None means any.
         times: intervals and patience.
-        notice: returns what people should know of the process, or "".
+        notice: returns what users should know about the process, or "".
     """
 
     def __init__(
@@ -122,17 +122,18 @@ class SamplingLoop:
         """Sample until `stop` is set or the run is over; then drain, unless `abandoned` is set.
 
         Raises:
-            StoreError: the store was away for longer than `store_patience`.
+            StoreError: the store was unavailable for longer than `store_patience`.
         """
         lease = self._context.rollout.lease_seconds
         chores = [
             asyncio.create_task(self._renewal.run()),
             asyncio.create_task(self._say_progress()),
-            # Reports tell the reaping whether the server takes writes: several in a lease.
+            # Reports show the reaper whether the server accepts writes, so several are sent per
+            # lease.
             asyncio.create_task(self._every(min(self._times.report, lease / 6), self._report)),
             asyncio.create_task(self._every(lease / 3, self._reap)),
         ]
-        # This process cannot know whether the server's clock stepped a moment before it began.
+        # This process cannot know whether the server's clock stepped just before it started.
         self._context.store.clock.distrust()
         await self._guard(self._register)
         try:
@@ -157,7 +158,7 @@ class SamplingLoop:
                 except StoreError as error:
                     if time.monotonic() - self._store_seen_at > self._times.store_patience:
                         raise
-                    log.warning("the store does not answer, trying again: %s", error)
+                    log.warning("the store is not responding, retrying: %s", error)
                     delay = 1.0
                 if delay is None:
                     return
@@ -192,12 +193,12 @@ class SamplingLoop:
         if not full and await self._claim_scoring(urgent=idle or scores_only):
             return 0.0
         if reason in ("no_task", "no_scoring") and idle and await self._all_done():
-            log.info("nothing is left to do")
+            log.info("no work is left")
             return None
         return times.idle_poll
 
     async def _pause(self, seconds: float, stopped: asyncio.Task[bool]) -> None:
-        """Wait, but no longer than until the stop or, at full capacity, the end of a rollout."""
+        """Wait, but only until a stop is requested or, at full capacity, a rollout ends."""
         waits: list[asyncio.Task[bool]] = [stopped]
         if self._is_full():
             self._room_made.clear()
@@ -212,8 +213,8 @@ class SamplingLoop:
     def _is_full(self) -> bool:
         """Return whether no further slot may be claimed now.
 
-        A rollout that needs the servers no longer makes room at once: they must not idle during
-        its last writes or a slow judgement. The number of attempts altogether is bounded as well.
+        A rollout that no longer needs the servers makes room at once: they must not idle during its
+        last writes or slow scoring. The total number of attempts is bounded as well.
         """
         capacity = self._capacity()
         return self._num_generating() >= capacity or len(self._jobs) >= 2 * capacity
@@ -236,7 +237,7 @@ class SamplingLoop:
         self._waiting.switch(reason, is_idle=not self._jobs)
 
     async def _wind_up(self) -> float | None:
-        """Finish the groups that were begun, so that the run leaves none incomplete."""
+        """Finish the groups that were started, to leave none incomplete."""
         assert self._watch.run is not None
         now = time.monotonic()
         if self._wind_up_until is None:
@@ -249,7 +250,7 @@ class SamplingLoop:
             # Rollouts that other processes still finish will have to be scored.
             return 0.0 if await self._claim_scoring(urgent=True) else self._times.idle_poll
         may_claim = not self._is_full() and self._watch.num_servers > 0
-        # Slots are claimed in order, so every group before the last one claimed was begun.
+        # Slots are claimed in order, so every group before the last one claimed was started.
         if may_claim and self._begun_groups and await self._claim(self._begun_groups):
             return 0.0
         return self._times.idle_poll if self._jobs else None
@@ -317,13 +318,13 @@ class SamplingLoop:
                         return False
                     num_records += 1
                     break
-        # No record at all means that the tasks are still to come.
+        # Without any records, the tasks have yet to be added.
         return num_records > 0
 
     async def _drain(self, abandoned: asyncio.Event) -> None:
         """Let rollouts end within `drain_seconds`, release the others, and let scoring finish."""
         if self._jobs:
-            log.info("draining: %d slots are held", len(self._jobs))
+            log.info("draining: %d slots still held", len(self._jobs))
         given_up = asyncio.create_task(abandoned.wait())
         try:
             await self._until_ended("running", self._context.rollout.drain_seconds, given_up)
@@ -345,7 +346,7 @@ class SamplingLoop:
     async def _until_ended(
         self, phase: str | None, seconds: float, given_up: asyncio.Task[bool]
     ) -> None:
-        """Wait until no attempt is in this phase (None: any), at most `seconds`, unless given up."""
+        """Wait until no attempt is in this phase (None: any), for `seconds` or until abandoned."""
         deadline = time.monotonic() + seconds
         while not given_up.done():
             left = deadline - time.monotonic()
@@ -398,4 +399,4 @@ class SamplingLoop:
         try:
             await chore()
         except StoreError as error:
-            log.warning("%s failed, trying again later: %s", chore.__name__.strip("_"), error)
+            log.warning("%s failed, will retry later: %s", chore.__name__.strip("_"), error)

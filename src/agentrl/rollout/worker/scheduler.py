@@ -1,4 +1,4 @@
-"""`SamplingScheduler`: samples a run, with the registered sampler classes or a user's own."""
+"""`SamplingScheduler`: samples a run with the registered sampler classes or the user's own."""
 
 import asyncio
 import logging
@@ -44,24 +44,25 @@ def sampler_class_for(task: Task) -> SamplerClass:
     """
     if isinstance(task, EnvironmentTask):
         raise ConfigError(
-            f"task {task.id} is played by {task.env_id}: start the sampler with --env {task.env_id}"
+            f"task {task.id} belongs to environment {task.env_id}; start the sampler with --env "
+            f"{task.env_id}"
         )
     for cls in type(task).__mro__:
         if cls in _SAMPLERS:
             return _SAMPLERS[cls]
     raise ConfigError(
-        f"task {task.id} is of kind {task.kind!r}, for which no sampler is registered "
-        "(use agentrl.rollout.register_sampler)"
+        f"task {task.id} has kind {task.kind!r}, which has no registered sampler (register one "
+        "with agentrl.rollout.register_sampler)"
     )
 
 
 class SamplingScheduler:
     """Claims slots, runs and scores their rollouts, and renews their leases.
 
-    `run` returns when the run is completed or failed, when there is nothing left to do and
-    `exit_when_done` is set, or after SIGTERM or SIGINT. On the first signal it stops claiming, gives
-    running rollouts `drain_seconds`, and releases the slots of the others, which does not count as
-    an attempt. On the second it ends at once and leaves the leases to expire.
+    `run` returns when the run is completed or failed, when no work is left and `exit_when_done` is
+    set, or after SIGTERM or SIGINT. On the first signal it stops claiming, gives running rollouts
+    `drain_seconds`, and releases the slots of the others, which does not count as an attempt. On
+    the second signal it exits at once and leaves the leases to expire.
 
     Args:
         config: the process's configuration.
@@ -74,7 +75,7 @@ class SamplingScheduler:
         notice: returns what people should know of the process, or "".
 
     Raises:
-        ConfigError: `config` is something else than the flags of this process.
+        ConfigError: `config` is not the configuration of this process.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class SamplingScheduler:
     ) -> None:
         if not isinstance(config, RootConfig):
             raise ConfigError(
-                f"SamplingScheduler: config is a {type(config).__name__}; take "
+                f"SamplingScheduler: config is a {type(config).__name__}; pass "
                 "agentrl.config.command_line.parse_flags(sys.argv[1:])"
             )
         self.owner = new_lease_owner()
@@ -107,18 +108,18 @@ class SamplingScheduler:
 
     @property
     def state(self) -> LoopState | None:
-        """What the sampler is doing; None before it has begun. May be read from any thread."""
+        """What the sampler is doing; None before it has started. May be read from any thread."""
         return None if self._loop is None else self._loop.state
 
     async def run(self) -> int:
-        """Sample until there is a reason to end; return the process's exit status.
+        """Sample until the run ends or the process is stopped; return the exit status.
 
         Raises:
             ConfigError: the configuration names something that does not exist or is not reachable.
-            StoreError: the store was away for too long.
+            StoreError: the store was unavailable for too long.
         """
         log.info("joining run %s", self._config.run.run_name)
-        with signal_events("no new slots are claimed", self._stop, self._abandoned):
+        with signal_events("claiming no new slots", self._stop, self._abandoned):
             async with open_context(self._config, self._scoring, self._summarizer) as context:
                 if self._dataset is not None:
                     log.info("%d new tasks", await context.store.tasks.add(self._dataset))
@@ -130,14 +131,14 @@ class SamplingScheduler:
         return INTERRUPTED if self._abandoned.is_set() else 0
 
     async def _check_scorers(self, store: TrajectoryStore) -> None:
-        """Refuse tasks that could be sampled but not scored; later tasks are checked one by one."""
+        """Refuse tasks that could be sampled but not scored; later ones are checked singly."""
         if self._scoring is None or self._config.rollout.scoring == "elsewhere":
             return
         for scorer in await store.tasks.open_scorers(self._splits):
             self._scoring.check(scorer)
 
     def stop(self) -> None:
-        """Ask for a graceful end; asked a second time, end at once."""
+        """Ask for a graceful stop; the second call stops at once."""
         (self._abandoned if self._stop.is_set() else self._stop).set()
 
 

@@ -1,7 +1,7 @@
 """The summarizer: language models that read long texts for the policy.
 
-When no model answers, that is a failure of the infrastructure: the attempt fails and is repeated,
-so the policy never sees an error text in place of a page.
+If no model answers, that is an infrastructure failure: the attempt fails and is repeated, so the
+policy never sees an error message in place of a page.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from agentrl.rewards.chat import Retryable, ask_models, open_chat_client
 log = logging.getLogger(__name__)
 
 PAGE_SEPARATOR = "\n=======\n"
-"""Stands between the pages that one tool call fetched."""
+"""Separates the pages that one tool call fetched."""
 DEFAULT_PURPOSE = "whatever may help to answer the question that the page was opened for"
 _WHOLE_TEXT_WORDS = ("full", "complete", "raw", "entire")
 
@@ -79,7 +79,7 @@ class ModelSummarizer:
     async def open(
         cls, settings: SummarizerSettings, policy_tokenizer_dir: Path
     ) -> AsyncIterator["ModelSummarizer"]:
-        """Load the tokenizer and hold a client open.
+        """Load the tokenizer and keep a client open.
 
         Raises:
             ConfigError: there is no tokenizer in the configured directory.
@@ -95,8 +95,8 @@ class ModelSummarizer:
     ) -> str | None:
         """Return a summary of a tool's result, page by page, or None to keep the result.
 
-        Only results of `browse_tools` beyond `min_prompt_length` tokens are summarized, and only
-        where the call does not ask for the whole text.
+        Only results of `browse_tools` beyond `min_prompt_length` tokens are summarized, and only if
+        the call does not ask for the whole text.
 
         Raises:
             InferenceError: none of the models answered.
@@ -149,7 +149,7 @@ class ModelSummarizer:
         try:
             model, summary = await ask_models(self._client, self._settings, prompt, _visible_text)
         except InferenceError as error:
-            raise InferenceError(f"no summarizer answered: {error}") from error
+            raise InferenceError(f"no summarizer responded: {error}") from error
         if self._settings.enable_logging:
             log.info("summary by %s: %s", model, summary)
         return summary

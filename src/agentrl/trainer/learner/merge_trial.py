@@ -65,12 +65,12 @@ def with_exact_merge(settings: LearnerSettings, shape: MeshShape) -> LearnerSett
             continue
         if shape.cp > 1:
             raise ConfigError(
-                f"--cp_size {shape.cp} needs layers that know token trees, and {config.model_type} "
-                f"models have others: {reason} (use 1)"
+                f"--cp_size {shape.cp} needs layers that support token trees, which those of "
+                f"{config.model_type} models do not: {reason} (use 1)"
             )
         logger.warning(
-            "NOT MERGED: %s models train one turn a forward pass, as with --merge none, which is "
-            "exact and shares no prefixes: %s",
+            "NOT MERGED: %s models train one turn per forward pass, as with --merge none; "
+            "gradients are exact, but prefixes are not shared: %s",
             config.model_type,
             reason,
         )
@@ -93,7 +93,7 @@ def why_unmerged(config: PretrainedConfig, *, trust_remote_code: bool = False) -
             _keep_outcome(outcome, copy.model_type, error)
     except Exception as failure:  # noqa: BLE001 - modeling code of anybody
         first = (str(failure).strip().splitlines() or [""])[0]
-        return f"a small copy of it could not be tried out ({type(failure).__name__}: {first})"
+        return f"a small copy of it could not be tested ({type(failure).__name__}: {first})"
     if error <= _TOLERANCE:
         return None
     return f"gradients of a small copy on token trees are off by {error:.2g}"
@@ -156,4 +156,4 @@ def _keep_outcome(path: Path, model_type: str, error: float) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"model_type": model_type, "error": error}) + "\n")
     except OSError as failure:
-        logger.info("the outcome of the trial is not kept: %s", failure)
+        logger.info("the outcome of the trial could not be saved: %s", failure)

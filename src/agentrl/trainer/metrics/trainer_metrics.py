@@ -22,7 +22,7 @@ _LAST = {
     "clip_fraction": "Share of target tokens that the clip range cut off at the last step.",
     "drop_fraction": "Share of target tokens beyond the hard drop range at the last step.",
     "merge_tokens": "Tokens of separate rows over those computed at the last step.",
-    "tokens_per_second": "Tokens through the model a second at the last step.",
+    "tokens_per_second": "Tokens per second through the model at the last step.",
     "mfu": "Model FLOPs utilization at the last step.",
 }
 
@@ -39,7 +39,9 @@ def trainer_metrics(history: History) -> Iterator[Metric]:
     yield _counter("forward_tokens", "Tokens through the model.", _sum(steps, "num_forward_tokens"))
     yield _by("masked_tokens", "Sampled tokens left out of the loss.", "reason", _masked(steps))
     yield _by("dropped_records", "Records not trained on.", "reason", history.dropped())
-    yield _by("staleness_records", "Records by versions behind.", "versions", history.staleness())
+    yield _by(
+        "staleness_records", "Records by policy versions behind.", "versions", history.staleness()
+    )
     yield _by("seconds", "Wall time by phase.", "phase", dict(history.seconds))
     if steps:
         for name, text in _LAST.items():

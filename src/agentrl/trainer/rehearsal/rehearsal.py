@@ -160,7 +160,8 @@ def rehearse_run(
     ) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"the model at {model_path} needs values to be followed: {reason}"
+            f"the model at {model_path} cannot be rehearsed, because its shapes depend on values: "
+            f"{reason}"
         ) from error
     return replace(
         max(stages, key=lambda stage: stage.peak),

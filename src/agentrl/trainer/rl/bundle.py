@@ -127,7 +127,7 @@ def unpacked(file: Path) -> Iterator[Bundle]:
     """Unpack a bundle for the length of the block.
 
     Raises:
-        ConfigError: the file is no bundle, or larger inside than it may be.
+        ConfigError: the file is not a bundle, or larger inside than it may be.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-bundle-") as name:
         folder = Path(name)
@@ -135,7 +135,7 @@ def unpacked(file: Path) -> Iterator[Bundle]:
             _extract(file, folder)
         except (tarfile.TarError, EOFError, OSError) as error:
             reason = str(error).partition(":\n")[0]
-            raise ConfigError(f"{file} is no bundle: {reason}") from None
+            raise ConfigError(f"{file} is not a bundle: {reason}") from None
         _check_config(file, folder / CONFIG_FILE)
         given = {
             "config": str(folder / CONFIG_FILE),
@@ -169,7 +169,7 @@ def _first_step(file: Path, folder: Path) -> int:
     path = folder / _STEPS_FILE
     text = path.read_bytes()[: _MAX_STEP_DIGITS + 1] if path.is_file() else b""
     if not text.isdigit() or len(text) > _MAX_STEP_DIGITS:
-        raise ConfigError(f"{file} is no bundle: it does not say which steps it holds")
+        raise ConfigError(f"{file} is not a bundle: it does not state which steps it holds")
     return int(text)
 
 
@@ -179,14 +179,14 @@ def _last_step(file: Path, folder: Path) -> int:
     except ValueError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{file} is no bundle: its {METRICS_FILE} cannot be read: {reason}"
+            f"{file} is not a bundle: its {METRICS_FILE} cannot be read: {reason}"
         ) from None
 
 
 def _check_config(file: Path, path: Path) -> None:
     """Refuse what `write_bundle` does not write: other flags, and YAML that grows when it is read."""
     if not path.is_file():
-        raise ConfigError(f"{file} is no bundle: it holds no {CONFIG_FILE}")
+        raise ConfigError(f"{file} is not a bundle: it has no {CONFIG_FILE}")
     try:
         text = path.read_bytes()[: _MAX_CONFIG_BYTES + 1]
         if len(text) > _MAX_CONFIG_BYTES:
@@ -199,11 +199,13 @@ def _check_config(file: Path, path: Path) -> None:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{file} is no bundle: its {CONFIG_FILE} cannot be read: {reason}"
+            f"{file} is not a bundle: its {CONFIG_FILE} cannot be read: {reason}"
         ) from None
     foreign = [name for name in given if not _is_portable(name)]
     if foreign:
-        raise ConfigError(f"{file} is no bundle: it names {foreign[0]!s:.40}, which none does")
+        raise ConfigError(
+            f"{file} is not a bundle: it names {foreign[0]!s:.40}, which no bundle does"
+        )
 
 
 def _portable(config: RootConfig) -> dict[str, Any]:

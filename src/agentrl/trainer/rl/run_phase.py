@@ -31,4 +31,4 @@ class PhaseReporter:
             try:
                 await self._store.runs.set_phase(self._phase)
             except StoreError as error:
-                logger.warning("cannot say that the run is %s: %s", self._phase, error)
+                logger.warning("cannot record that the run is %s: %s", self._phase, error)

@@ -305,7 +305,8 @@ class GroupReader:
         services = await self._store.services.all()
         samplers = await self._store.samplers.all(alive_within=_REPORT_SECONDS)
         logger.info(
-            "step %d waits for samples: %d of %d groups; %d inference server(s) up, %d sampler(s)",
+            "step %d is waiting for samples: %d of %d groups; %d inference server(s) up, %d "
+            "sampler(s)",
             step,
             num_usable,
             groups_per_step,

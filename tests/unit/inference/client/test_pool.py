@@ -122,7 +122,9 @@ async def test_a_prompt_of_a_million_bytes_is_sent_whole(
 async def test_a_request_with_half_a_surrogate_pair_fails_in_one_line(pool: ServerPool) -> None:
     pool.update([service("http://127.0.0.1:9")])
     request = GenerateRequest(input_ids=[1], sampling=SamplingParams(stop=("\ud800",)))
-    with pytest.raises(InferenceError, match=r"/generate cannot be asked: the request is no JSON"):
+    with pytest.raises(
+        InferenceError, match=r"cannot send the request to \S+/generate: it is not valid JSON"
+    ):
         await pool.generate("record", request)
 
 

@@ -87,7 +87,7 @@ async def test_a_request_that_kills_is_sent_twice_and_its_neighbors_live() -> No
         )
     poisoned = results.pop(1)
     assert isinstance(poisoned, PoisonousRequest)
-    assert "servers die under this request" in str(poisoned)
+    assert "this request crashes servers" in str(poisoned)
     answers = [result for result in results if isinstance(result, GenerateResult)]
     assert [list(answer.output_ids) for answer in answers] == [[7, 8]] * 5
     assert first.deaths + second.deaths == 2
@@ -111,7 +111,7 @@ async def test_where_no_server_answers_no_request_is_to_blame() -> None:
     server = Mortal()
     server.is_cut_off = True
     async with pool_over(server, no_server_seconds=0.5) as pool:
-        with pytest.raises(NoServerAvailable, match=r"no inference server answered for 0\.5 s"):
+        with pytest.raises(NoServerAvailable, match=r"no inference server responded for 0\.5 s"):
             await pool.generate("record", WELL)
         server.is_cut_off = False
         assert (await pool.generate("record", WELL)).output_ids.tolist() == [7, 8]

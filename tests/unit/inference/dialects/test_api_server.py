@@ -158,7 +158,7 @@ async def test_errors_have_openais_form_and_name_the_field() -> None:
         "param": "messages",
         "code": "no_luck",
     }
-    assert "the body has to be JSON" in malformed.json()["error"]["message"]
+    assert "the body must be JSON" in malformed.json()["error"]["message"]
     assert "half of a character" in half.json()["error"]["message"]
     assert nowhere.status_code == 404
     assert nowhere.json()["error"]["message"].startswith("there is no route /")
@@ -191,13 +191,13 @@ async def test_what_no_server_can_do_is_refused_at_the_endpoint(field: str) -> N
 @pytest.mark.parametrize(
     ("field", "instead"),
     [
-        ({"logit_bias": {"7": 3}}, "not shifted"),
+        ({"logit_bias": {"7": 3}}, "another policy than the one that is trained"),
         ({"min_tokens": 4}, "where the policy ends it"),
         ({"ignore_eos": True}, "where the policy ends it"),
         ({"functions": [{"name": "look"}]}, "send them as tools"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "--chat_template_kwargs"),
         ({"structured_outputs": {"regex": "a+"}}, "response_format"),
-        ({"continue_final_message": True}, "cannot be begun"),
+        ({"continue_final_message": True}, "cannot be prefilled"),
     ],
 )
 async def test_a_field_that_would_change_what_is_sampled_is_refused_by_name(

@@ -97,7 +97,7 @@ async def test_a_server_gets_what_changed_and_with_another_version_everything(
     assert not await publish(4, writes_first=False)
     (lost,) = await store.services.all()
     assert lost.status == "down"
-    assert "since version 3, and the weights are of 2" in str(lost.error)
+    assert "relative to version 3, but the weights are those of 2" in str(lost.error)
     assert [path.name for path in tmp_path.glob("*-delta")] == ["000004-delta"]
 
 

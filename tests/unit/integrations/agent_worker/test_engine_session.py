@@ -39,7 +39,7 @@ async def test_the_endpoint_answers_each_rollout_at_its_own_address() -> None:
                     await create(**ask)
                 with pytest.raises(openai.BadRequestError, match="ask for the form in words"):
                     await create(**ask, response_format={"type": "json_object"})
-            with pytest.raises(openai.NotFoundError, match="this rollout is over"):
+            with pytest.raises(openai.NotFoundError, match="this rollout has ended"):
                 await create(**ask)
     assert seen[0] == ([USER], [tool])
     assert first.choices[0].finish_reason == "tool_calls"

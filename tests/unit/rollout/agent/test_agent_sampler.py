@@ -104,7 +104,7 @@ async def waits_for_ever(task: MCPTask, endpoint: AgentEndpoint) -> str:
                 agent,
                 {"rollout_timeout_seconds": 20.0},
                 RolloutResult("agent_error"),
-                "agent_error: UserCodeError: the agent ended the program (3) instead of returning",
+                "agent_error: UserCodeError: the agent exited the program (3) instead of returning",
             )
             for agent in (ends_the_program, ends_the_program_in_its_thread)
         ),
@@ -232,7 +232,7 @@ async def test_an_environment_that_hangs_is_no_failure_of_the_policy(
                     ends.append(str(error))
                 assert sampler.deadline > due  # the time of the set-up is not the rollout's
                 await sampler.discard()
-    assert "waits_for_ever was at work when the rollout's time was up" in ends[0]
+    assert "waits_for_ever was still running when the rollout timed out" in ends[0]
     assert ends[1] == RolloutResult("time_limit")
 
 
@@ -259,14 +259,14 @@ async def hides_a_refusal(task: MCPTask, endpoint: AgentEndpoint) -> str:
 @pytest.mark.parametrize(
     ("agent", "reason"),
     [
-        (never_asks, "without one model call to the policy"),
-        (asks_for_two_answers, "refused a call: n: has to be 1"),
+        (never_asks, "without calling the policy"),
+        (asks_for_two_answers, "refused a call: n: must be 1"),
         (hides_a_refusal, "refused a call: the model 'gpt-5' is not served here"),
         (outage_behind_it, "RuntimeError: my tool failed"),
         (fails_before_it_asks, "KeyError: 'a bug'"),
         (returns_no_text, "the agent returned dict"),
         (loses_its_game, "the agent ended the attempt: the game server is full"),
-        (rewards_a_call_that_was_not_made, "2 step_rewards for 1 calls of the policy"),
+        (rewards_a_call_that_was_not_made, "2 step_rewards for 1 policy calls"),
         (rewards_nothing_finite, "reward is nan, not a finite number"),
     ],
 )
@@ -373,7 +373,7 @@ async def test_an_agent_may_try_something_else_after_a_refusal(
             played = [await stage.play(probes) for _ in range(2)]
     assert [result for result, _ in played] == [RolloutResult("answered", "7")] * 2
     said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert [text for text in said if "n: has to be 1" in text] == said
+    assert [text for text in said if "n: must be 1" in text] == said
     assert len(said) == 1
 
 

@@ -121,12 +121,12 @@ async def test_a_stop_sequence_ends_the_reply_and_is_named(
         (
             {"messages": [*USER, {"role": "assistant", "content": "It is"}]},
             anthropic.BadRequestError,
-            "cannot be begun",
+            "cannot be prefilled",
         ),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
             anthropic.BadRequestError,
-            "run at Anthropic's",
+            "run on Anthropic's servers",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
@@ -142,7 +142,7 @@ async def test_a_stop_sequence_ends_the_reply_and_is_named(
                 }
             },
             anthropic.BadRequestError,
-            "'clear_tool_uses_20250919' is not done here",
+            "'clear_tool_uses_20250919' is not supported",
         ),
         ({"extra_body": {"context_management": 7}}, anthropic.BadRequestError, "list of objects"),
         ({"tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError, "'x'"),

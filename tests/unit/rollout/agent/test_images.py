@@ -112,15 +112,15 @@ async def test_images_in_the_responses_form_are_seen_too(
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([{"role": "user", "content": [shown(1)]}], "the policy sees no images"),
-        ([{"role": "system", "content": [shown(1)]}], "only messages of users and tools"),
+        ([{"role": "user", "content": [shown(1)]}], "the policy cannot see images"),
+        ([{"role": "system", "content": [shown(1)]}], "only user and tool messages"),
         (
             [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}],
             "'file' is not supported",
         ),
         (
             [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}],
-            "an image needs its image_url",
+            "an image needs an image_url",
         ),
     ],
 )
@@ -137,5 +137,5 @@ async def test_what_the_policy_cannot_see_is_refused_in_words(
     with serve_script(renderer, lambda _: "hm") as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            with pytest.raises(AgentError, match="without one model call"):
+            with pytest.raises(AgentError, match="without calling the policy"):
                 await stage.play(agent)

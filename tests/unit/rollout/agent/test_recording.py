@@ -568,10 +568,10 @@ async def test_a_call_after_the_rollout_is_refused_and_one_under_way_is_ended(
     with serve_script(renderer, lambda prompt: "hm") as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            with pytest.raises(AgentError, match="without one model call"):
+            with pytest.raises(AgentError, match="without calling the policy"):
                 await stage.play(agent)
             for call in (forgotten[0], ask(kept[0])):
-                with pytest.raises(openai.NotFoundError, match="this rollout is over"):
+                with pytest.raises(openai.NotFoundError, match="this rollout has ended"):
                     await call
     assert await store.database["turns"].count_documents({}) == 0
 
@@ -600,7 +600,7 @@ async def test_another_key_than_the_rollouts_is_refused(
     with serve_script(renderer, lambda prompt: "hm") as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            with pytest.raises(AgentError, match="without one model call"):
+            with pytest.raises(AgentError, match="without calling the policy"):
                 await stage.play(agent)
 
 
@@ -717,9 +717,9 @@ async def test_no_two_rollouts_give_their_calls_the_same_ids(
         ("chat/completions", {"messages": [{}] * 300_000}, "holds more than 200000 braces"),
         ("chat/completions", {"messages": [{}] * 30_000}, "messages: .* at most 20000 items"),
         ("responses", {"input": "x", "tools": ["look"]}, "tools\\[0\\]: 'look'"),
-        ("responses", {"input": "x", "tools": {"look": 1}}, "tools: has to be a list"),
+        ("responses", {"input": "x", "tools": {"look": 1}}, "tools: must be a list"),
         ("responses", {"input": "x", "previous_response_id": ["a"]}, "there is no response"),
-        ("responses", {"input": "x", "text": {"format": "json"}}, "text.format: has to be"),
+        ("responses", {"input": "x", "text": {"format": "json"}}, "text.format: must be"),
     ],
 )
 async def test_a_malformed_body_is_refused_and_is_no_failure_of_the_infrastructure(

@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_a_stream_leaves_no_turn(
     with serve_script(renderer, lambda _: REPLY, hold=hold) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            with pytest.raises(AgentError, match="without one model call"):
+            with pytest.raises(AgentError, match="without calling the policy"):
                 await stage.play(agent)
         hold.set()
     assert await store.database["turns"].count_documents({}) == 0

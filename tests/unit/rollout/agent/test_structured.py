@@ -1,4 +1,4 @@
-"""Replies that have to be JSON of a schema."""
+"""Replies that must be JSON of a schema."""
 
 import json
 from pathlib import Path
@@ -123,9 +123,9 @@ async def test_a_reply_that_may_call_tools_is_json_or_a_call(
 @pytest.mark.parametrize(
     ("response_format", "message"),
     [
-        ({"type": "grammar"}, "no type 'grammar'; say text, json_object or json_schema"),
-        ({"type": "json_schema"}, "response_format.json_schema.schema: has to be a JSON schema"),
-        ({"type": "json_schema", "json_schema": {"schema": []}}, "has to be a JSON schema"),
+        ({"type": "grammar"}, "unknown type 'grammar'; use text, json_object or json_schema"),
+        ({"type": "json_schema"}, "response_format.json_schema.schema: must be a JSON schema"),
+        ({"type": "json_schema", "json_schema": {"schema": []}}, "must be a JSON schema"),
         (
             {"type": "json_schema", "json_schema": {"schema": {"type": "strng"}}},
             "response_format: type: 'strng' is not valid",
@@ -204,5 +204,5 @@ def test_a_grammar_says_what_the_models_own_template_leaves_open(tmp_path: Path)
     grammar = plain.json_grammar({"type": "object"})
     assert (grammar.kind, json.loads(grammar.text)) == ("json_schema", {"type": "object"})
     other = Renderer.load(tmp_path / "closed", tool_call_parser="mistral")
-    with pytest.raises(RenderError, match="leave response_format out"):
+    with pytest.raises(RenderError, match="omit response_format"):
         other.json_grammar({}, may_call=True)

@@ -1,4 +1,4 @@
-"""Calls that the agent says have to be made."""
+"""Calls that the agent says must be made."""
 
 from typing import Any
 
@@ -73,8 +73,8 @@ async def test_a_required_call_is_begun_for_the_policy_and_only_its_own_tokens_a
     ("tools", "choice", "expected"),
     [
         ([LOOK], {"type": "function", "function": {"name": "buy"}}, "no tool 'buy'"),
-        ([], "required", "no tools of which one could be called"),
-        ([LOOK], "sometimes", "say none, auto, required or a function"),
+        ([], "required", "the request has no tools to call"),
+        ([LOOK], "sometimes", "use none, auto, required or a function"),
         ([{"type": "function", "function": {"name": "<|im_end|>"}}], "required", "control token"),
     ],
 )

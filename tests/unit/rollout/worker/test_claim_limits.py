@@ -121,5 +121,5 @@ def test_a_sampler_whose_servers_are_gone_says_so_while_its_rollouts_wait(
         waiting.switch("no_server", is_idle=False)
         waiting.switch("no_server", is_idle=False)
     assert [record.getMessage() for record in caplog.records] == [
-        "waiting: no inference server is up; start one with `agentrl serve`, or look at its log"
+        "waiting: no inference server is up; start one with `agentrl serve`, or check its log"
     ]

@@ -149,7 +149,9 @@ async def test_tools_that_keep_state_are_not_called_and_recorded_results_go_as_f
     assert tool_log.read_text() == calls
     assert same.final_answer == "7"
     assert (other.status, len(turns)) == ("failed", 1)
-    assert "cannot be forked beyond turn 0: its call of look was not recorded" in str(other.error)
+    assert "cannot be forked after turn 0: the result of its call to look was not recorded" in str(
+        other.error
+    )
 
 
 async def test_of_an_agents_rollout_one_reply_is_sampled(

@@ -22,7 +22,7 @@ def renderer_with(directory: Path, template: str) -> Renderer:
 def test_a_template_without_results_of_tools_is_refused_if_there_are_tools(tmp_path: Path) -> None:
     renderer = renderer_with(tmp_path, QWEN25.replace("message.role == 'tool'", "false"))
     check_tools(SamplingSection(), None, renderer, [])
-    with pytest.raises(ConfigError, match="the model's chat template shows no results of tools"):
+    with pytest.raises(ConfigError, match="the model's chat template does not render tool results"):
         check_tools(SamplingSection(), None, renderer, SPECS)
 
 
@@ -34,7 +34,7 @@ def test_it_is_said_where_a_system_prompt_describes_the_tools(
     assert not caplog.records
     renderer = renderer_with(tmp_path / "without", QWEN25.replace("if tools", "if false"))
     check_tools(SamplingSection(), None, renderer, SPECS)
-    assert "shows no tools; the system prompt describes them" in caplog.text
+    assert "does not render tools; describing them in the system prompt" in caplog.text
 
 
 @pytest.mark.parametrize("limit", ["max_prompt_tokens", "context_length", "model"])

@@ -74,7 +74,7 @@ def test_frequencies_that_depend_on_the_row_are_never_tried(kind: str) -> None:
 
 def test_a_configuration_that_cannot_be_made_small_says_why() -> None:
     reason = why_unmerged(AutoConfig.for_model("rwkv"))
-    assert reason == "a small copy of it could not be tried out (KeyError: 'num_attention_heads')"
+    assert reason == "a small copy of it could not be tested (KeyError: 'num_attention_heads')"
 
 
 def test_an_outcome_is_kept_and_half_of_one_tried_again(

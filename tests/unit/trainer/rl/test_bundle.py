@@ -58,7 +58,7 @@ def test_a_file_that_is_much_larger_inside_is_not_unpacked(tmp_path: Path) -> No
 def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(b"nothing of the kind")
     with (
-        pytest.raises(ConfigError, match=r"b.tar is no bundle: .*[a-z]$"),
+        pytest.raises(ConfigError, match=r"b.tar is not a bundle: .*[a-z]$"),
         unpacked(tmp_path / "b.tar"),
     ):
         pass

@@ -265,9 +265,9 @@ class BatchScheduler:
             InferenceError: sequences are running, or about to; nothing has changed.
         """
         if self._are_weights_coming:
-            raise InferenceError("memory is not released while new weights come")
+            raise InferenceError("memory cannot be released during a weight update")
         if self._running or (self._waiting and not self.is_paused):
-            raise InferenceError("memory is released by an idle server only; pause it first")
+            raise InferenceError("only an idle server releases memory; pause it first")
         self._sampling = None
         self._memory.release(tags)
 

@@ -100,7 +100,7 @@ class EngineLoop:
                 if not self._scheduler.has_work and not self._may_answer_idle_call():
                     self._wake.wait()
         except Exception:
-            logger.exception("the engine cannot go on")
+            logger.exception("the engine cannot continue")
             on_death()
         finally:
             self._is_stopping = True
@@ -111,7 +111,7 @@ class EngineLoop:
         try:
             self._scheduler.step()
         except Exception as error:
-            logger.exception("a step failed; its sequences are computed one by one")
+            logger.exception("a step failed; computing its sequences one by one")
             self._scheduler.step_failed(error)
 
     def _answer_calls(self) -> None:

@@ -27,7 +27,7 @@ _MEMORY_BYTES = 1 << 30
 _COMPILE_SECONDS = 5.0
 _START_SECONDS = 60.0
 _NUM_KEPT = 1024
-_TOO_MUCH = "it takes more time, memory or recursion than a grammar may"
+_TOO_MUCH = "it exceeds the limits on a grammar's time, memory or recursion"
 
 
 class GrammarTrial:
@@ -72,7 +72,7 @@ class GrammarTrial:
                 self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
             if self._answer(_START_SECONDS) is None:
-                raise RuntimeError("the process that tries grammars out does not start")
+                raise RuntimeError("the process that tests grammars did not start")
             self._is_fresh = True
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps([grammar.kind, grammar.text]).encode() + b"\n")

@@ -63,8 +63,8 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     if not keeps_rows:
         set_attention(model, own_attention(model))
         logger.info(
-            "%s models keep more than keys and values: sequences are computed one by one, and a "
-            "prefix is used again only where it ends a turn",
+            "%s models keep more state than keys and values: sequences are computed one by one, "
+            "and a prefix is reused only where it ends a turn",
             config.model_type,
         )
     return model

@@ -193,8 +193,8 @@ class FrontEnd:
         place = Path(path).resolve()
         if roots and not any(place.is_relative_to(root.resolve()) for root in roots):
             raise InferenceError(
-                f"{path} is not below a directory that this server loads weights from "
-                f"(--weight-root; in a run, its output directory and --weight_roots)"
+                f"{path} is outside the directories that this server loads weights from "
+                "(--weight-root; in a run, its output directory and --weight_roots)"
             )
 
     async def load_adapter(self, name: str, path: str) -> None:
@@ -246,7 +246,7 @@ class FrontEnd:
         await self._call(partial(self._scheduler.release_memory, tags))
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Take memory again. Weights come without their values, which have to be loaded.
+        """Take memory again. Weights come without their values, which must be loaded.
 
         Raises:
             InferenceError: some of it was not released; nothing has changed.

@@ -299,13 +299,13 @@ class _Routes:
         body = await json_object(http)
         name, path = (typed(body, field, str, None) for field in ("lora_name", "lora_path"))
         if not name or not path:
-            raise HTTPException(400, "lora_name and lora_path have to be given")
+            raise HTTPException(400, "lora_name and lora_path must be given")
         return await self._adapters_after(self._engine.load_adapter(name, path))
 
     async def unload_adapter(self, http: Request) -> Response:
         name = typed(await json_object(http), "lora_name", str, None)
         if not name:
-            raise HTTPException(400, "lora_name has to be given")
+            raise HTTPException(400, "lora_name must be given")
         return await self._adapters_after(self._engine.unload_adapter(name))
 
     async def _adapters_after(self, change: Awaitable[None]) -> Response:
@@ -333,7 +333,7 @@ class _Routes:
         body = await json_object(http)
         backend = typed(body, "backend", str, "nccl")
         if backend != "gloo":
-            return failed(f"the embedded engine runs on the CPU and joins gloo, not {backend}")
+            return failed(f"the embedded engine runs on the CPU and supports gloo, not {backend}")
         seat = RankAssignment(
             host=required(body, "master_address", str),
             port=required(body, "master_port", int),
@@ -349,7 +349,7 @@ class _Routes:
     async def leave_group(self, http: Request) -> Response:
         name = typed(await json_object(http), "group_name", str, _GROUP)
         if not self._engine.broadcasts.leave(name):
-            return failed(f"the group {name} is not known here")
+            return failed(f"unknown group {name}")
         return JSONResponse({"success": True, "message": "The group was left."})
 
     async def update_from_group(self, http: Request) -> Response:
@@ -364,7 +364,9 @@ class _Routes:
         if load_format is not None:
             return failed(f"the embedded engine takes tensors one by one, not as {load_format}")
         if not self._is_update_open:
-            return failed("weights come between begin_weight_update and end_weight_update only")
+            return failed(
+                "weights are accepted only between begin_weight_update and end_weight_update"
+            )
         try:
             is_flushed = await self._engine.update_weights_from_group(
                 manifest,
@@ -390,7 +392,7 @@ async def _tags(http: Request) -> list[str]:
     """Return which parts of the memory are meant; none means all."""
     tags = typed(await json_object(http), "tags", list, [])
     if not all(isinstance(tag, str) for tag in tags):
-        raise HTTPException(400, "tags has to be a list of strings")
+        raise HTTPException(400, "tags must be a list of strings")
     return list(tags)
 
 

@@ -80,8 +80,8 @@ class PromptImages:
             length += images[-1].num_tokens - 1
             if length > self._max_positions:  # before the next one is decoded
                 raise InvalidRequest(
-                    f"image_data[{number}]: the prompt has more than {self._max_positions} positions "
-                    "with it, which is the context length"
+                    f"image_data[{number}]: with it, the prompt exceeds the context length of "
+                    f"{self._max_positions} positions"
                 )
         return expanded(ids, list(zip(places, images, strict=True)))
 

@@ -163,7 +163,7 @@ def _prompts(
             raise InvalidRequest(f"{name} is not supported: this engine reads text and images")
     text = body.get("text")
     if text is not None and not is_texts(text):
-        raise InvalidField("text has to be a string or a list of strings")
+        raise InvalidField("text must be a string or a list of strings")
     ids = body.get("input_ids")
     if ids is not None:  # it counts where both are given
         if is_ints(ids):
@@ -171,9 +171,9 @@ def _prompts(
         if isinstance(ids, list) and all(is_ints(item) for item in ids):
             _check_count(len(ids), limits)
             return ids, True
-        raise InvalidField("input_ids has to be a list of integers or a list of such lists")
+        raise InvalidField("input_ids must be a list of integers or a list of such lists")
     if text is None:
-        raise InvalidRequest("input_ids or text has to be given")
+        raise InvalidRequest("input_ids or text must be given")
     texts = [text] if isinstance(text, str) else text
     _check_count(len(texts), limits)
     longest = max(map(len, texts))
@@ -195,8 +195,8 @@ def _images(value: object, count: int, is_batch: bool) -> list[list[str]]:
         isinstance(item, list) and all(map(is_text, item)) for item in each
     ):
         raise InvalidField(
-            "image_data has to be a data: URL or a list of them; a list of such lists, one for each "
-            "prompt, where there are several"
+            "image_data must be a data: URL or a list of them; for several prompts, a list of "
+            "such lists, one for each prompt"
         )
     return each
 
@@ -204,7 +204,7 @@ def _images(value: object, count: int, is_batch: bool) -> list[list[str]]:
 def _check_count(count: int, limits: ModelLimits) -> None:
     if not 1 <= count <= limits.max_sequences:
         raise InvalidRequest(
-            f"a request asks for 1 to {limits.max_sequences} sequences, not {count}"
+            f"a request may ask for 1 to {limits.max_sequences} sequences, not {count}"
         )
 
 
@@ -217,7 +217,7 @@ def _routed_from(
     if not limits.has_experts:
         raise InvalidRequest("return_routed_experts: the model has no experts")
     if not 0 <= start <= min(map(len, prompts)):
-        raise InvalidRequest("routed_experts_start_len has to be in [0, number of prompt tokens]")
+        raise InvalidRequest("routed_experts_start_len must be in [0, number of prompt tokens]")
     return start
 
 
@@ -231,17 +231,15 @@ def _rids(value: object, count: int, is_batch: bool) -> list[str]:
         return [f"{value}_{number}" for number in range(count)] if is_batch else [value]
     if isinstance(value, list) and len(value) == count and all(map(is_text, value)):
         if len(set(value)) < count:
-            raise InvalidRequest("rid names one id twice")
+            raise InvalidRequest("rid contains the same id twice")
         return value
-    raise InvalidField("rid has to be a string, or a list of strings, one for each prompt")
+    raise InvalidField("rid must be a string, or a list of strings, one for each prompt")
 
 
 def _adapters(value: object, count: int, loaded: Mapping[str, Adapter]) -> list[Adapter | None]:
     names: list[Any] = value if isinstance(value, list) else [value] * count
     if len(names) != count or not all(name is None or is_text(name) for name in names):
-        raise InvalidField(
-            "lora_path has to be a string, or a list of strings, one for each prompt"
-        )
+        raise InvalidField("lora_path must be a string, or a list of strings, one for each prompt")
     for name in names:
         if name and name not in loaded:
             raise InvalidRequest(
@@ -258,7 +256,7 @@ def _check_prompt(prompt: list[int], limits: ModelLimits) -> None:
             f"the prompt has {len(prompt)} tokens, the context is {limits.context_length} tokens"
         )
     if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
-        raise InvalidRequest(f"token ids have to be in [0, {limits.vocab_size})")
+        raise InvalidRequest(f"token ids must be in [0, {limits.vocab_size})")
 
 
 def _field(body: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -276,5 +274,5 @@ def _flag(body: Mapping[str, Any], name: str, *, takes_null: bool = True) -> boo
         return False
     if not isinstance(value, bool):
         fault = InvalidParameter if value in (0, 1) else InvalidField
-        raise fault(f"{name} has to be a boolean")
+        raise fault(f"{name} must be a boolean")
     return value

@@ -54,13 +54,13 @@ def sampling_of_prompts(value: object, count: int) -> list[Mapping[str, Any]]:
     if isinstance(value, list) and len(value) == count:
         return [_checked_sampling(item) for item in value]
     raise InvalidField(
-        "sampling_params has to be an object, or a list of objects, one for each prompt"
+        "sampling_params must be an object, or a list of objects, one for each prompt"
     )
 
 
 def _checked_sampling(value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidField("sampling_params has to be an object")
+        raise InvalidField("sampling_params must be an object")
     for name, item in value.items():
         if name in _UNSUPPORTED:
             if item is not None:
@@ -70,7 +70,7 @@ def _checked_sampling(value: object) -> Mapping[str, Any]:
             raise InvalidParameter(f"sampling_params.{name} is not a known parameter")
         kind = SAMPLING_FIELDS[name]
         if item is not None and not kind.is_valid(item):
-            raise InvalidParameter(f"sampling_params.{name} has to be {kind.words}")
+            raise InvalidParameter(f"sampling_params.{name} must be {kind.words}")
     for name, (rule, low, high) in RANGES.items():
         item = value.get(name)
         if item is not None and not low <= item <= high:
@@ -118,7 +118,7 @@ def draw_params(
     # A minimal length takes them from the vocabulary; else those beyond it are just never drawn.
     num_ids = limits.vocab_size if min_new else MAX_INT32
     if stop_ids and not 0 <= min(stop_ids) <= max(stop_ids) < num_ids:
-        raise InvalidRequest(f"stop_token_ids have to be in [0, {num_ids})")
+        raise InvalidRequest(f"stop_token_ids must be in [0, {num_ids})")
     seed = given("sampling_seed", None)
     params = DrawParams(
         max_new_tokens=max_new,
@@ -152,7 +152,10 @@ def grammar_constraint(
     if len(given) > 1:
         raise InvalidRequest(f"only one of {', '.join(get_args(GrammarKind))} can be given")
     if sampling.get("min_new_tokens"):
-        raise InvalidRequest("min_new_tokens: a grammar says where a reply may end")
+        raise InvalidRequest(
+            "min_new_tokens: not supported together with a grammar, which decides where a reply "
+            "may end"
+        )
     if len(given[0].text) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(
             f"the {given[0].kind} has {len(given[0].text)} characters, at most {MAX_GRAMMAR_CHARS} "
@@ -169,7 +172,7 @@ def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:
     for key, number in value.items():
         # Python refuses to read numerals of thousands of digits.
         if not (key.isdecimal() and len(key) < 20 and int(key) < limits.vocab_size):
-            raise InvalidRequest(f"logit_bias: {key[:20]} is no token id")
+            raise InvalidRequest(f"logit_bias: {key[:20]} is not a token id")
         if not -_MAX_BIAS <= number <= _MAX_BIAS:
             raise InvalidRequest(f"logit_bias must be in [{-_MAX_BIAS:g}, {_MAX_BIAS:g}]")
         bias[int(key)] = float(number)

@@ -58,7 +58,7 @@ async def unless_disconnected(
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise HTTPException(499, "the client is gone")
+            raise HTTPException(499, "the client disconnected")
         return working.result()
     finally:
         leaving.cancel()
@@ -92,12 +92,12 @@ def typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise HTTPException(400, f"{name} has to be of type {kind.__name__}")
+        raise HTTPException(400, f"{name} must be of type {kind.__name__}")
     return value
 
 
 def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return a field that has to be there.
+    """Return a field that must be there.
 
     Raises:
         HTTPException: it is missing, or of another type.
@@ -109,14 +109,14 @@ def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def one_of(body: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
-    """Return a field that has to be one of the values; the first when it is left out.
+    """Return a field that must be one of the values; the first when it is left out.
 
     Raises:
         HTTPException: it is something else.
     """
     value = body.get(name, values[0])
     if value not in values:
-        raise HTTPException(400, f"{name} has to be one of {', '.join(values)}")
+        raise HTTPException(400, f"{name} must be one of {', '.join(values)}")
     return str(value)
 
 

@@ -75,9 +75,7 @@ class TextCodec:
     def grammars(self, vocab_size: int, end_ids: frozenset[int]) -> GrammarCompiler:
         """Return what compiles grammars for this tokenizer; see there."""
         if self._tokenizer is None or not end_ids:
-            raise InvalidRequest(
-                "a reply cannot be held to a grammar without tokenizer and eos_token"
-            )
+            raise InvalidRequest("a grammar needs a tokenizer and an eos_token")
         return GrammarCompiler(self._tokenizer, vocab_size, end_ids)
 
     def of_output(

@@ -49,7 +49,8 @@ def check_base(delta: WeightDelta, label: str) -> None:
     """
     if delta.base is not None and delta.base != label:
         raise InferenceError(
-            f"the changes are those since version {delta.base}, and the weights are of {label}"
+            f"the changes are relative to version {delta.base}, but the weights are those of "
+            f"{label}"
         )
 
 
@@ -74,7 +75,9 @@ def apply_changes(delta: WeightDelta, model: PreTrainedModel) -> list[torch.Tens
         changed.append(place)
     for name, wanted in delta.checksums.items():
         if not wanted.fits(places[name]):
-            raise InferenceError(f"{name} is not what was published: its checksum differs")
+            raise InferenceError(
+                f"{name} differs from what was published: its checksum does not match"
+            )
     return changed
 
 
@@ -87,12 +90,12 @@ def _check(name: str, change: TensorChange, places: Mapping[str, torch.Tensor]) 
             raise InferenceError(f"the model has no tensor {name}")
         place = places[name]
         if values.ndim != 1 or positions.shape != values.shape or positions.dtype != torch.int32:
-            raise InferenceError(f"{name}: positions and values do not belong together")
+            raise InferenceError(f"{name}: positions and values do not match")
         if not bool(((positions >= 0) & (positions < place.numel())).all()):
             raise InferenceError(f"{name}: a position is outside of the tensor")
     if torch.promote_types(values.dtype, place.dtype) != place.dtype:
         raise InferenceError(
-            f"{name}: the changes are {dtype_name(values.dtype)}, and the weights are held in "
+            f"{name}: the changes are {dtype_name(values.dtype)}, but the weights are held in "
             f"{dtype_name(place.dtype)}"
         )
     if problem := not_finite(name, values):

@@ -142,7 +142,7 @@ def place_of(name: str, shape: Sequence[int], places: Mapping[str, torch.Tensor]
         raise InferenceError(f"the model has no tensor {name}")
     if tuple(place.shape) != tuple(shape):
         raise InferenceError(
-            f"{name} has shape {tuple(shape)}, the model wants {tuple(place.shape)}"
+            f"{name} has shape {tuple(shape)}, the model expects {tuple(place.shape)}"
         )
     return place
 

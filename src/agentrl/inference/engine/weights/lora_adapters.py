@@ -55,7 +55,7 @@ def read_adapter(name: str, path: str, model: PreTrainedModel) -> Adapter:
         tensors = load_file(Path(path) / "adapter_model.safetensors")
         rank, scaling = int(config["r"]), float(config["lora_alpha"]) / int(config["r"])
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, SafetensorError) as error:
-        raise InferenceError(f"no LoRA adapter can be read from {path}: {error}") from error
+        raise InferenceError(f"cannot read a LoRA adapter from {path}: {error}") from error
     for feature in _UNSUPPORTED:
         if config.get(feature):
             raise InferenceError(f"{path}: adapters with {feature} are not supported")
@@ -72,7 +72,7 @@ def read_adapter(name: str, path: str, model: PreTrainedModel) -> Adapter:
         wanted = ((rank, linear.in_features), (linear.out_features, rank))
         if (tuple(a.shape), tuple(b.shape)) != wanted:
             raise InferenceError(
-                f"{path}: {layer} wants A and B of shapes {wanted[0]}, {wanted[1]}"
+                f"{path}: {layer} expects A and B of shapes {wanted[0]}, {wanted[1]}"
             )
         if not bool(torch.isfinite(a).all() & torch.isfinite(b).all()):
             raise InferenceError(f"{path}: {layer} has values that are not finite")
@@ -109,7 +109,7 @@ class LoadedAdapters(Mapping[str, Adapter]):
         """
         async with self._loading:
             if name in self._loaded:
-                raise InferenceError(f"an adapter {name} is loaded already")
+                raise InferenceError(f"an adapter {name} is already loaded")
             self._loaded[name] = await asyncio.to_thread(read_adapter, name, path, self._model)
 
     def retire(self, name: str) -> "asyncio.Future[None]":

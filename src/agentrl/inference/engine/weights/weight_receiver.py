@@ -62,7 +62,7 @@ def awaited_tensors(manifest: WeightManifest, model: PreTrainedModel) -> list[Aw
     """
     names, dtypes, shapes = manifest.names, manifest.dtypes, manifest.shapes
     if not names or not len(names) == len(dtypes) == len(shapes):
-        raise InferenceError("names, dtypes and shapes have to be lists of one length above 0")
+        raise InferenceError("names, dtypes and shapes must be non-empty lists of equal length")
     places = model_places(model)
     return [
         AwaitedTensor.of(name, _dtype(name, dtype), place_of(name, shape, places))
@@ -73,7 +73,7 @@ def awaited_tensors(manifest: WeightManifest, model: PreTrainedModel) -> list[Aw
 def _dtype(name: str, dtype: str) -> torch.dtype:
     found = dtype_named(str(dtype))
     if found is None:
-        raise InferenceError(f"{name}: there is no dtype {dtype}")
+        raise InferenceError(f"{name}: unknown dtype {dtype}")
     return found
 
 
@@ -109,7 +109,7 @@ class WeightReceiver:
             InferenceError: it is not.
         """
         if name not in self._groups:
-            raise InferenceError(f"Failed to receive weights: the group {name} is not known here")
+            raise InferenceError(f"Failed to receive weights: unknown group {name}")
 
     async def receive(self, name: str, awaited: Sequence[AwaitedTensor]) -> None:
         """Receive the tensors of a manifest over a group.

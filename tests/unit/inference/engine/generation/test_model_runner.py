@@ -134,7 +134,7 @@ def test_experts_that_a_model_does_not_have_are_refused() -> None:
     dense = ModelLimits(256, 272, frozenset())
     with pytest.raises(InvalidRequest, match="the model has no experts"):
         parse(body, dense)
-    with pytest.raises(InvalidRequest, match="routed_experts_start_len has to be in"):
+    with pytest.raises(InvalidRequest, match="routed_experts_start_len must be in"):
         parse(body | {"routed_experts_start_len": 3}, LIMITS)
 
 
@@ -154,7 +154,7 @@ def test_new_weights_of_experts_are_read_whole_or_not_at_all(
     for changed, message in (
         (lacking, "experts of model.layers.2.mlp.experts.gate_up_proj are missing"),
         (unknown, "the model has no tensor model.layers.2.mlp.experts.8.up_proj.weight"),
-        (odd, r"has shape \(15, 32\), the model wants \(16, 32\)"),
+        (odd, r"has shape \(15, 32\), the model expects \(16, 32\)"),
     ):
         save_file(changed, other / "model.safetensors", {"format": "pt"})
         with pytest.raises(InferenceError, match=message):

@@ -34,7 +34,7 @@ async def app(model: PreTrainedModel, checkpoint: Path) -> AsyncIterator[httpx.A
 
 
 async def refused(app: httpx.AsyncClient, content: str) -> str:
-    """Send a body that has to be refused; returns the line that says why."""
+    """Send a body that must be refused; returns the line that says why."""
     answer = await app.post("/generate", content=content.encode("utf-8", "surrogatepass"))
     assert answer.status_code == 400, answer.text
     # The engine is there, and computes what it always did.

@@ -64,9 +64,9 @@ def test_values_that_are_not_finite_are_told(model: PreTrainedModel) -> None:
     ("changes", "message"),
     [
         ({"names": ["model.nothing.weight"]}, "the model has no tensor"),
-        ({"shapes": [[65]]}, r"has shape \(65,\), the model wants \(64,\)"),
+        ({"shapes": [[65]]}, r"has shape \(65,\), the model expects \(64,\)"),
         ({"dtypes": ["float33"]}, "there is no dtype float33"),
-        ({"shapes": []}, "lists of one length"),
+        ({"shapes": []}, "non-empty lists of equal length"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(
