@@ -10,7 +10,7 @@ RIGHT_ABOVE = 0.5
 """Scores above this count as right, all others as wrong."""
 
 _NO_SPREAD = 1e-9
-"""A deviation below this is rounding."""
+"""A smaller deviation is rounding error."""
 
 
 def group_advantages(
@@ -32,7 +32,7 @@ def group_advantages(
     With fewer than two scores there is no baseline and the advantage is 0.
 
     Args:
-        scores: one entry a record; None where the infrastructure failed. Those are in no baseline.
+        scores: one entry per record; None if the infrastructure failed. Those are in no baseline.
         kind: the estimator.
         adv_scaling: factor on the result.
         sign_clip: wrong records (score <= 0.5) get no positive and right ones no negative
@@ -53,7 +53,7 @@ def group_advantages(
 def returns_to_go(
     scores: Sequence[float | None], step_rewards: Sequence[Sequence[float | None]]
 ) -> np.ndarray:
-    """Return what every record of a group still earns from each turn on, float64 [G, T].
+    """Return the return-to-go of every record of a group at each turn, float64 [G, T].
 
     With R_i the score of record i and r_i,k the reward of its turn k (0 where it has none),
 
@@ -118,7 +118,7 @@ def turn_advantages(
 
     Args:
         advantages: of its turns, neither clipped nor scaled.
-        overrides: per turn, None where there is none.
+        overrides: per turn, None if there is none.
         right: whether the record's score counts as right.
         adv_scaling: factor on the result.
         sign_clip: as in `group_advantages`.
@@ -138,7 +138,7 @@ def turn_advantages(
 def step_normalized(advantages: np.ndarray, num_targets: np.ndarray) -> np.ndarray:
     """Return advantages with mean 0 and standard deviation 1 over the step's target tokens.
 
-    Advantages that are all equal become 0.
+    If all advantages are equal, they become 0.
 
     Args:
         advantages: of every turn of the step [T].

@@ -138,8 +138,8 @@ def kl_penalty(
         return difference
     if kind == "k2":
         return 0.5 * difference.square()
-    # Only the exponential is bounded: far above the reference the gradient stays 1. Below, it goes on
-    # along its tangent, so that a lost token is still pulled back.
+    # Only the exponential is bounded: far above the reference the gradient stays 1. Below, it goes
+    # on along its tangent, which still pulls back a lost token.
     exponent = (-difference).clamp(max=MAX_LOG_RATIO)
     beyond = -difference - exponent
     return torch.expm1(exponent) + beyond * exponent.exp() + difference
@@ -155,7 +155,7 @@ def sequence_sums(
         sequences: number of each token's sequence, int64 [N], below N.
         mean: divide by the number of tokens.
     """
-    # Room for N sequences: to count them would wait for the device.
+    # Room for N sequences: counting them would wait for the device.
     sums = torch.zeros_like(values).index_add(0, sequences, values)
     if mean:
         counts = torch.zeros_like(values).index_add(0, sequences, torch.ones_like(values))

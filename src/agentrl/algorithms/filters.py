@@ -1,4 +1,4 @@
-"""Which records of a group are trained on, from facts about the group alone.
+"""Selects the records of a group to train on, from facts about the group alone.
 
 Every filter returns a reason for what it drops; reasons end up in the ledger and the metrics.
 """
@@ -32,9 +32,9 @@ class RecordFacts:
     num_turns: int
     outcome: str | None
     has_targets: bool = True
-    """Something was sampled from the policy."""
+    """Whether anything was sampled from the policy."""
     has_step_scores: bool = False
-    """Some of its turns have scores of their own."""
+    """Whether some of its turns have their own scores."""
 
     @property
     def is_right(self) -> bool:
@@ -73,17 +73,18 @@ def filter_group(
 ) -> tuple[RecordDrop | None, ...]:
     """Return for each record the reason to leave it out, or None to train on it.
 
-    Records without a score or sampled tokens are always left out. A group whose scores spread by less than
-    `min_score_spread` teaches nothing and is left out whole, unless turns of it have scores of
-    their own. Then either `balance_sample` applies (with n = min(wrong, right), n + 1 wrong and
-    n + 2 right records stay, drawn by `seed`), or both of the others do.
+    Records without a score or sampled tokens are always left out. A group whose scores spread by
+    less than `min_score_spread` teaches nothing and is left out as a whole, unless some of its
+    turns have their own scores. Then either `balance_sample` applies (with n = min(wrong, right), n
+    + 1 wrong and n + 2 right records stay, drawn by `seed`), or both of the others do.
 
     Args:
         group: the facts.
         min_score_spread: smallest difference between best and worst score.
         balance_sample: keep about as many right as wrong records.
         min_turns: right records with fewer turns are left out.
-        reserve_context_error_count: records that hit a length or turn limit and stay; -1 for all.
+        reserve_context_error_count: number of records that reached a length or turn limit and stay;
+            -1 for all.
         seed: draws which records stay.
     """
     reasons: list[RecordDrop | None] = [_never_trained(record) for record in group.records]
@@ -146,7 +147,7 @@ def efficiency_shaped(group: GroupFacts) -> tuple[float | None, ...]:
 
 
 def _surplus(indices: Sequence[int], quota: int, rng: np.random.Generator) -> list[int]:
-    """Return those of `indices` that are over the quota, drawn at random."""
+    """Return those of `indices` that exceed the quota, drawn at random."""
     order = rng.permutation(len(indices))
     return [indices[position] for position in order[quota:].tolist()]
 

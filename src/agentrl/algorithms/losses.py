@@ -1,12 +1,12 @@
 """Policy losses, unreduced, one value per target token: arrays in, arrays out.
 
-Notation: mu = behavior policy (the sampler), pi = policy in training, r = pi/mu, A = advantage,
-sg = stop-gradient. A target token is a sampled token of one turn; if several records sampled the same
-token, each has a target token of its own. `agentrl.algorithms.reductions` holds the weights: the
-scalar loss is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
+Notation: mu = behavior policy (the sampler), pi = policy in training, r = pi/mu, A = advantage, sg
+= stop-gradient. A target token is a sampled token of one turn; if several records sampled the same
+token, each has its own target token. `agentrl.algorithms.reductions` holds the weights: the scalar
+loss is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
 
-The hard drop range is AgentRL's: no paper but MiniRL's has one. The other losses bound or ignore the
-ratio by themselves, and a range beside that would make them different losses.
+The hard drop range is AgentRL's; of the papers, only MiniRL's has one. The other losses bound or
+ignore the ratio by themselves, and an additional range would make them different losses.
 """
 
 from dataclasses import dataclass
@@ -78,9 +78,8 @@ def policy_loss(
 ) -> TargetLosses:
     """Return the policy loss of every target token.
 
-    With `lower = 1 - epsilon` and `upper = 1 + epsilon + epsilon_higher` (DAPO, 2503.14476, is
-    GRPO with 0.2, 0.08 and the `token_mean` reduction), and r = pi/pi_p where proximal logprobs
-    are given:
+    With `lower = 1 - epsilon` and `upper = 1 + epsilon + epsilon_higher` (DAPO, 2503.14476, is GRPO
+    with 0.2, 0.08 and the `token_mean` reduction), and r = pi/pi_p if proximal logprobs are given:
 
     - GRPO: `-min(r*A, clip(r, lower, upper)*A)`. With `beta1` the gradient of tokens clipped from
       below (r < lower, A < 0) is `beta1 * lower * A * grad(log pi)` instead of 0; with `beta2`
@@ -97,9 +96,9 @@ def policy_loss(
         policy_logprobs: log pi [N], carries the gradient.
         behavior_logprobs: log mu [N].
         advantages: A [N].
-        settings: which formula, with its knobs.
-        proximal_logprobs: log pi_p [N] (decoupled PPO); mu takes its place when not given. The
-            drop range and `TargetLosses.ratio` stay with pi/mu.
+        settings: the formula and its parameters.
+        proximal_logprobs: log pi_p [N] (decoupled PPO); mu by default. The drop range and
+            `TargetLosses.ratio` always use pi/mu.
         staleness: policy versions that a token is behind [N]; needed with `out_of_date_decay`.
         sequences: number of each target token's turn, int64 [N], below N (GSPO only). A turn must not be
             split over calls.
@@ -185,7 +184,7 @@ def _log_ratio(policy_logprobs: torch.Tensor, other_logprobs: torch.Tensor) -> t
 def _clipped_surrogate(
     ratio: torch.Tensor, advantages: torch.Tensor, settings: LossSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `-min(r*A, clip(r)*A)`, dually clipped, and where the plain side was not taken."""
+    """Return `-min(r*A, clip(r)*A)`, dual-clipped, and where the unclipped term was not taken."""
     plain = ratio * advantages
     bounded = ratio.clamp(*settings.clip_range) * advantages
     objective, clipped = torch.minimum(plain, bounded), bounded.detach() < plain.detach()

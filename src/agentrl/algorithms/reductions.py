@@ -15,7 +15,7 @@ Reduction = Literal["token_mean", "sequence_mean", "sequence_sum"]
 
 
 def reduction_kind(*, token_level_loss: bool, skip_length_normalization: bool) -> Reduction:
-    """Return the reduction that AgentRL's two flags name."""
+    """Return the reduction selected by AgentRL's two flags."""
     if token_level_loss:
         return "token_mean"
     return "sequence_sum" if skip_length_normalization else "sequence_mean"

@@ -1,8 +1,8 @@
-"""`StepBatch`: everything that one optimizer step trains on, as arrays that can travel.
+"""`StepBatch`: everything that one optimizer step trains on, as arrays that ranks can exchange.
 
-Selected groups come in; micro-batches for every rank go out, built on rank 0 and sent to the others.
-The weight of each target token in the loss is fixed here, over the whole step, before the tokens are
-spread over rows and ranks. Works on arrays; knows no store.
+In: selected groups. Out: micro-batches for every rank, built on rank 0 and sent to the others. The
+weight of each target token in the loss is fixed here, over the whole step, before the tokens are
+spread over rows and ranks. Works on arrays; does not know the store.
 """
 
 from collections import Counter
@@ -71,10 +71,10 @@ class StepStats:
 
 @dataclass(frozen=True, eq=False)
 class StepBatch:
-    """The same number of micro-batches for every rank, and figures about the step."""
+    """The micro-batches of every rank, equal in number, and figures about the step."""
 
     micro_batches: tuple[tuple[MicroBatch, ...], ...]
-    """`[rank][i]`; a rank with fewer rows is filled up with empty ones."""
+    """`[rank][i]`; a rank with fewer rows is padded with empty ones."""
     turn_ids: tuple[str, ...]
     record_ids: tuple[str, ...]
     stats: StepStats
@@ -98,7 +98,7 @@ def build_step(
         policy_version: version of the weights that the step starts from.
         token_budget: tokens of one forward pass; `none` passes every turn whole.
         reduction: how targets are averaged, see `target_weights`; a sequence is a Record.
-        merge: prefix sharing in the forward pass; `none` is one turn a forward pass.
+        merge: prefix sharing in the forward pass; `none` means one turn per forward pass.
         num_ranks: data-parallel ranks.
         attention_cost: cost of a visible pair in units of a token's cost outside attention; rows
             are balanced over ranks by this estimate of time.
@@ -235,7 +235,7 @@ class _TargetTable:
 def _with_stand_ins(
     shares: tuple[tuple[MicroBatch, ...], ...],
 ) -> tuple[tuple[MicroBatch, ...], ...]:
-    """Let rows without images encode the step's smallest one where others have some."""
+    """Let rows without images encode the step's smallest image if other rows have images."""
     images = [
         image
         for share in shares

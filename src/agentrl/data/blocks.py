@@ -1,6 +1,6 @@
 """The blocks of a row's attention matrix that hold a visible pair.
 
-A row's subtree intervals come in, a plan per block goes out, without an N x N mask. The plan drives
+In: a row's subtree intervals. Out: a plan per block, without an N x N mask. The plan drives
 FlexAttention's kernel and counts its work. Arrays only, no torch.
 
 Shape legend: N tokens of the row, P tokens above it.
@@ -44,7 +44,7 @@ def key_ends(row: PackedRow, num_above: int = 0) -> np.ndarray:
 
 
 def plan_blocks(ends: np.ndarray, num_above: int = 0, *, block: int = BLOCK) -> BlockPlan:
-    """Return the blocks that attention has to visit.
+    """Return the blocks that attention must visit.
 
     Args:
         ends: int32 [P + N], see `key_ends`.

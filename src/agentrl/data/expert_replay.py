@@ -1,8 +1,8 @@
 """The experts that the servers chose for each token of a turn, assembled from the stored turns.
 
-A turn stores the experts of the tokens that its own call computed; those of its prefix belong to its
-ancestors. Turns of a group share tokens, but their servers may have chosen differently: then one
-choice has to win, because the trainer computes a shared token once.
+A turn stores the experts of the tokens that its own call computed; those of its prefix belong to
+its ancestors. Turns of a group share tokens, but their servers may have chosen differently: then
+one choice must win, because the trainer computes a shared token once.
 
 Shape legend: P prompt tokens, T sampled tokens, W = layers * experts per token.
 """
@@ -40,10 +40,10 @@ def with_routed_experts(
 
 
 def agree_on_experts(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...], int]:
-    """Settle on one choice of experts for each token that turns of a group share.
+    """Choose one set of experts for each token that turns of a group share.
 
-    The first turn in depth-first order with a known choice decides, so that the result does not
-    depend on how the group is merged and packed.
+    The first turn in depth-first order with a known choice decides, so the result does not depend
+    on how the group is merged and packed.
 
     Returns:
         The turns in the given order, and the number of tokens whose known choice was replaced.

@@ -63,12 +63,12 @@ def plan_bins(
         token_budget: tokens of one pass, repeated prefixes included.
         num_ranks: data-parallel ranks.
         attention_cost: cost of a visible pair in units of a token's cost outside attention.
-        one_path_each: every branch becomes a bin of its own, whatever its length: for models whose
-            layers do not know token trees.
+        one_path_each: every branch becomes a separate bin of any length: for models whose layers do
+            not support token trees.
 
     Returns:
         The bins of each rank: those in chunks first, then by falling cost. Ranks may differ by one
-        bin; `build_step` fills up with empty rows.
+        bin; `build_step` pads with empty rows.
     """
     if one_path_each:
         alone = [Bin.of([branch.alone()]) for branch in branches]
@@ -131,8 +131,8 @@ def _balance_across_ranks(
 ) -> tuple[tuple[Bin, ...], ...]:
     """Assign bins to ranks in rounds of falling cost.
 
-    The direction alternates between rounds, so that no rank always receives the most expensive bin
-    of a round and the totals are balanced as well.
+    The direction alternates between rounds: no rank always receives the most expensive bin of a
+    round, which balances the totals as well.
     """
     shares: list[list[Bin]] = [[] for _ in range(num_ranks)]
     ordered = sorted(bins, key=lambda bin_: (-bin_.num_chunks, -bin_.cost(attention_cost)))

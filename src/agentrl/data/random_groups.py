@@ -1,6 +1,6 @@
 """Random groups with every kind of branching, as input for checks of merged training.
 
-`agentrl verify merge`, tests and benchmarks use them in place of rollouts.
+`agentrl verify merge`, tests and benchmarks use them instead of rollouts.
 """
 
 from collections.abc import Sequence
@@ -41,10 +41,10 @@ def random_group(
     Args:
         rng: source of all randomness.
         vocabulary: token ids are below this, except those of images.
-        num_records: tries of the group.
+        num_records: records of the group.
         num_turns: turns of each.
         task_id: name of the group.
-        images: prompts show them here and there.
+        images: shown in some of the prompts.
     """
     moves = [
         [
@@ -66,8 +66,8 @@ def group_of_moves(
 ) -> SelectedGroup:
     """Return a group whose records make the given moves.
 
-    Outputs begin with tokens from a small vocabulary, so that records share sampled tokens and such
-    tokens carry several advantages, versions and logprobs.
+    Outputs start with tokens from a small vocabulary: records then share sampled tokens, which
+    carry several advantages, versions and logprobs.
 
     Args:
         rng: draws tokens, logprobs, temperatures, versions and advantages.
@@ -139,7 +139,7 @@ class _RandomRecord:
     def add_turn(self, parent: int | None, shared: int, added: list[int]) -> None:
         """Append a turn with a random output to the given context."""
         index = len(self.turns)
-        # Few distinct first tokens, so that samples of a group agree for some tokens.
+        # Few distinct first tokens, to make samples of a group agree on some tokens.
         output = self._ids(1, 4, vocabulary=2) + self._ids(0, 4)
         cut = int(self._rng.integers(0, len(output) + 1))
         before = self._full[parent][:shared] if parent is not None else []
@@ -189,7 +189,7 @@ class _RandomRecord:
         return None, 0, self._ids(3, 6)
 
     def some_image(self) -> list[int]:
-        """Return an image, or none, as it stands among tokens."""
+        """Return an image, or none, as it appears among tokens."""
         drawn = int(self._rng.integers(0, 2 * len(self._images))) if self._images else 0
         return [-1 - drawn] if drawn < len(self._images) else []
 

@@ -15,7 +15,7 @@ from agentrl.data.shown_images import RowImages, ShownImage
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Token trees in depth-first order, and the (source, target) pairs whose logprobs are wanted.
+    """Token trees in depth-first order, and the (source, target) pairs whose logprobs are computed.
 
     Token k is visible to token q exactly if `k <= q < subtree_ends[k]`: a token sees its ancestors
     and itself.
@@ -32,18 +32,21 @@ class PackedRow:
     targets: np.ndarray
     """int64 [T], token ids that were sampled."""
     temperatures: np.ndarray
-    """float32 [T], sampling temperature that divides the logits (1 where sampling was greedy)."""
+    """float32 [T], sampling temperature that divides the logits (1 if sampling was greedy)."""
     routed_experts: np.ndarray | None = None
-    """int16 [N, W], experts of each token, layer by layer; -1 where the model's own router chooses.
-    None if it chooses for all tokens."""
+    """int16 [N, W], experts of each token, layer by layer; -1 if the model's own router chooses.
+    None if it chooses for all tokens.
+    """
     images: RowImages | None = None
     """None if the row shows none."""
     rotary_positions: np.ndarray | None = None
-    """int64 [3, N], time, row and column of each token on its path, where a row shows images to a
-    model that counts them so; None: all three are `positions`."""
+    """int64 [3, N], time, row and column of each token on its path, if a row shows images to a
+    model that counts them; None: all three are `positions`.
+    """
     stand_in: ShownImage | None = None
-    """Where rows of other ranks show images: encoded without being shown where this row, or a chunk of
-    it, shows none, because encoding takes part in the ranks' collective operations."""
+    """Set if rows of other ranks show images: encoded, but not shown, if this row or a chunk of it
+    shows none, because encoding takes part in the ranks' collective operations.
+    """
 
     @property
     def num_tokens(self) -> int:
@@ -64,8 +67,9 @@ class PackedRow:
 def empty_row() -> PackedRow:
     """Return a row of one token and no targets.
 
-    A rank without work left passes it through the model, so that all ranks take part in the same
-    number of collective operations. Without targets, its contribution to every gradient is exactly 0.
+    A rank without work left passes it through the model, because all ranks must take part in the
+    same number of collective operations. Without targets, its contribution to every gradient is
+    exactly 0.
     """
     none = np.empty(0, dtype=np.int64)
     return PackedRow(

@@ -1,8 +1,8 @@
-"""From a finished group to the turns that are trained on.
+"""Selects the turns of a finished group that are trained on.
 
-Scores, tokens, logprobs and versions are facts that samplers stored; advantages and drops are derived
-here. Every record and turn that is left out gets a reason, for the ledger and the metrics. Pure
-function of its inputs: works on arrays and knows no store.
+Scores, tokens, logprobs and versions are facts that samplers stored; advantages and drops are
+derived here. Every record and turn that is left out gets a reason, for the ledger and the metrics.
+A pure function of its inputs: works on arrays and does not know the store.
 """
 
 from collections import Counter
@@ -46,10 +46,10 @@ TurnDrop = Literal[
 ]
 """Why a turn is left out; `record` if its whole record is left out.
 
-`no_version`: no one knows which policy sampled some of its tokens, so neither its age nor its ratios
-are known. `penalties`: its logprobs are after penalties on repeated tokens, the policy's are not.
-`placeholder`: the policy sampled the token of an image, for which there is none. `positions`: the
-server made other positions of its images than their processor does.
+`no_version`: the policy that sampled some of its tokens is unknown, and with it the turn's age and
+ratios. `penalties`: its logprobs include penalties on repeated tokens, the policy's do not.
+`placeholder`: the policy sampled the token of an image without there being one. `positions`: the
+server computed different positions for its images than their processor does.
 """
 
 
@@ -82,7 +82,7 @@ class SelectedGroup:
 
     @property
     def usable(self) -> bool:
-        """Say whether anything is left to train on."""
+        """Return whether anything is left to train on."""
         return bool(self.turns)
 
 
@@ -101,7 +101,7 @@ def select_group(
         algorithm: filters, advantages and freshness.
         policy_version: version of the weights that the step starts from.
         seed: draws the records that `balance_sample` and `reserve_context_error_count` keep.
-        images: what the records show; nothing is trained of a turn with another image.
+        images: images of the records; a turn with any other image is left out.
 
     Raises:
         ValueError: the records are not of one Task, or turns are missing.
@@ -170,7 +170,8 @@ def turn_staleness(turn: TurnTokens, policy_version: int) -> int:
 
 
 def _facts(record: DBRecordData) -> RecordFacts:
-    # A try that never sampled the policy says nothing of it: it must not move the others' baseline.
+    # A record that never sampled the policy says nothing about it and must not shift the others'
+    # baseline.
     has_targets = any(turn.trainable and len(turn.output_ids) for turn in record.turns)
     return RecordFacts(
         record_id=record.record_id,
@@ -199,7 +200,7 @@ def _turn_verdicts(
     tokens = with_routed_experts(turn_tokens(record.turns, images), record.turns)
     stored = {turn.id: turn for turn in record.turns}
     own_turns = [stored[turn.turn_id] for turn in tokens]
-    # With rewards of its own, a turn keeps its sign: a bad step on the way to a right answer stays one.
+    # A turn with its own rewards keeps its sign: a bad step on the way to a right answer stays bad.
     has_steps = any(reward is not None for reward in _step_rewards(record))
     values = turn_advantages(
         [advantages[turn.index] for turn in own_turns],
@@ -212,8 +213,8 @@ def _turn_verdicts(
         _never_usable(turn, own, images or ImageBook())
         for turn, own in zip(tokens, own_turns, strict=True)
     ]
-    # A rollout that was resumed, or took long, holds turns of several versions: it counts as old as
-    # its oldest turn. Turns that no known version sampled have no age.
+    # A rollout that was resumed, or took long, holds turns of several versions: its oldest turn
+    # determines its age. Turns from unknown versions have no age.
     ages = [
         turn_staleness(turn, policy_version)
         for turn, reason in zip(tokens, unusable, strict=True)
@@ -230,7 +231,7 @@ def _turn_verdicts(
 
 
 def _step_rewards(record: DBRecordData) -> list[float | None]:
-    """Return what each turn earned by the record's scorer, else by its rollout; None for the others."""
+    """Return each turn's reward from the record's scorer, else its rollout; None without one."""
     steps = () if record.score is None else record.score.step_scores
     given = [steps[index] if index < len(steps) else None for index in range(len(record.turns))]
     return [
@@ -240,7 +241,7 @@ def _step_rewards(record: DBRecordData) -> list[float | None]:
 
 
 def _without_steps(score: float | None, record: DBRecordData) -> float | None:
-    """Return a score less what its turns earned, if that is part of it."""
+    """Return a score without the turns' rewards, if these are part of it."""
     if score is None or record.score is None or not record.score.value_includes_steps:
         return score
     return score - sum(reward or 0.0 for reward in _step_rewards(record))
@@ -251,7 +252,7 @@ def _never_usable(
 ) -> TurnDrop | None:
     """Return why no importance ratio of the turn would be right, or None."""
     if np.isnan(turn.behavior_logprobs).any():
-        return "no_logprobs"  # given text, which nobody sampled
+        return "no_logprobs"  # given text, which was not sampled
     if (turn.versions == NO_VERSION).any():
         return "no_version"
     if images.stray_tokens(turn.full_ids, turn.images):

@@ -1,8 +1,8 @@
 """`ShownImage`: an image among the tokens of a turn, and how many positions it takes there.
 
-A stored turn holds one placeholder an image, as the chat template wrote it. The trainer computes what
-the model reads instead: for every placeholder the tokens around an image and one position for each
-of its features. Works on arrays; decodes no images.
+A stored turn holds one placeholder per image, as written by the chat template. The trainer computes
+what the model reads instead: for every placeholder, the tokens around an image and one position for
+each of its features. Works on arrays; does not decode images.
 
 Shape legend: N tokens, K images among them.
 """
@@ -21,21 +21,22 @@ class ShownImage:
     """An image as a model reads it."""
 
     key: str
-    """Two images are read alike exactly if their keys are equal."""
+    """Two images are read identically exactly if their keys are equal."""
     data: bytes
     """The file."""
     processor: Mapping[str, Any]
-    """Settings of the image processor that makes pixels of it."""
+    """Settings of the image processor that computes its pixels."""
     image_token_id: int
     num_positions: int
     """Features of the image: positions that hold its token."""
     grid: tuple[int, int] | None = None
-    """Rows and columns of these positions where a model counts both (M-RoPE); None where it counts
-    them like text."""
+    """Rows and columns of these positions if the model counts both (M-RoPE); None if it counts them
+    like text.
+    """
     is_whole: bool = False
     """Whether its tokens attend to one another in both directions."""
     before: tuple[int, ...] = ()
-    """Tokens that the model's processor puts before them, in place of the placeholder."""
+    """Tokens that the model's processor inserts before them, in place of the placeholder."""
     after: tuple[int, ...] = ()
 
     @property
@@ -70,10 +71,10 @@ class ImageBook:
     images: Mapping[tuple[str, str], ShownImage] = field(default_factory=dict)
     """By their stored address and `processor_key`."""
     token_id: int | None = None
-    """The token of images; None for a model of text."""
+    """The token of images; None for a text-only model."""
 
     def stray_tokens(self, turn_ids: np.ndarray, placed: Sequence[PlacedImage]) -> int:
-        """Return how many tokens of an image stand in a turn where there is none."""
+        """Return how many image tokens a turn has that belong to no image."""
         if self.token_id is None:
             return 0
         return int((turn_ids == self.token_id).sum()) - sum(
@@ -82,7 +83,7 @@ class ImageBook:
 
 
 def processor_key(processor: Mapping[str, Any]) -> str:
-    """Return what tells the settings of one image processor from another's."""
+    """Return a key that identifies the settings of an image processor."""
     return hashlib.sha256(json.dumps(processor, sort_keys=True).encode()).hexdigest()
 
 
@@ -135,10 +136,10 @@ class RowImages:
 def expanded(
     token_ids: np.ndarray, places: Sequence[tuple[int, ShownImage]]
 ) -> tuple[np.ndarray, tuple[PlacedImage, ...]]:
-    """Return tokens with the images that their placeholders stand for.
+    """Return tokens with placeholders replaced by their images.
 
     Args:
-        token_ids: int32, one placeholder an image.
+        token_ids: int32, one placeholder per image.
         places: index of each placeholder, rising, and its image.
     """
     parts: list[np.ndarray] = []
@@ -156,8 +157,9 @@ def expanded(
 def rotary_positions(length: int, images: Sequence[PlacedImage]) -> np.ndarray:
     """Return the position of each token of a path, as time, row and column, int64 [3, length].
 
-    An image is one moment, its rows and columns count from there, and what follows it goes on after
-    the larger of the two (M-RoPE of Qwen2-VL, arXiv 2409.12191). Text counts all three alike.
+    An image is one moment in time, its rows and columns count from there, and the tokens after it
+    continue from the larger of the two (M-RoPE of Qwen2-VL, arXiv 2409.12191). For text, all three
+    are equal.
     """
     positions = np.empty((3, length), dtype=np.int64)
     done = following = 0

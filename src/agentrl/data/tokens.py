@@ -1,8 +1,8 @@
-"""`TurnTokens`: a turn as the trainer sees it, with its whole prompt and without text.
+"""`TurnTokens`: a turn as the trainer sees it: its whole prompt and reply as token ids.
 
 Turns are stored as additions to their parents; here their full prompts are restored. Turns that
 extend each other are views into one array, so the memory of a record grows with its tokens rather
-than with tokens times turns. Works on arrays; knows no store.
+than with tokens times turns. Works on arrays; does not know the store.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ class TurnTokens:
     behavior_logprobs: np.ndarray
     """float32 [T], after temperature."""
     versions: np.ndarray
-    """int32 [T], policy version that sampled each token; `NO_VERSION` where none is known."""
+    """int32 [T], policy version that sampled each token; `NO_VERSION` if unknown."""
     temperature: float = 1.0
     advantage: float = 0.0
     routed_experts: np.ndarray | None = None
@@ -78,12 +78,12 @@ def turn_tokens(
     """Return the trainable turns of any number of records, record by record.
 
     Turns of an untrained model and turns without a sampled token are not returned. They must be
-    passed nevertheless, because later prompts are stored as additions to them. Nor are turns with an
-    image that `images` lacks.
+    passed nevertheless, because later prompts are stored as additions to them. Turns with an image
+    that `images` lacks are not returned either.
 
     Args:
         turns: all turns of one attempt of each record, in any order.
-        images: those that the turns show, as far as they can be read.
+        images: those that the turns show and that can be read.
 
     Raises:
         ValueError: a turn is missing, has no prompt, shares more tokens than its parent has, or has
@@ -124,7 +124,7 @@ def _record_tokens(turns: Sequence[DispatchedSamplingTask], book: ImageBook) -> 
 def _image_places(
     turns: Sequence[DispatchedSamplingTask], book: ImageBook
 ) -> list[list[tuple[int, ShownImage]] | None]:
-    """Return where the placeholders of every turn's images stand; None if one cannot be read."""
+    """Return the positions of every turn's image placeholders; None if an image cannot be read."""
     found: list[list[tuple[int, ShownImage]] | None] = []
     for turn in turns:
         before = found[turn.parent] if turn.parent is not None and turn.shared_images else []
@@ -166,7 +166,7 @@ def _full_lengths(turns: Sequence[DispatchedSamplingTask]) -> list[int]:
 def _chains(
     turns: Sequence[DispatchedSamplingTask], lengths: Sequence[int]
 ) -> tuple[list[int], dict[int, int]]:
-    """Return the chain of every turn, and the turn by which each extended turn is extended.
+    """Return the chain of every turn, and the turn that extends each extended turn.
 
     A turn is extended by the first later turn that contains its whole path. The last sampled token
     is not part of the path, so a prompt that drops it (an end-of-turn token) still extends it.

@@ -4,13 +4,13 @@ Turns that extend each other form one path. Paths are sorted lexicographically. 
 path are those after its common prefix with the previous path, and writing the new tokens of all paths
 in order *is* the depth-first preorder of the compressed trie.
 
-Target tokens are a flat list beside the tree, one per (turn, sampled token). Two turns that sampled
-the same token after the same context share its node and have two targets; a token that one turn
-sampled and another has in its prompt has one target. Masks, advantages and normalizers belong to
-targets, never to nodes.
+Target tokens are a flat list alongside the tree, one per (turn, sampled token). Two turns that
+sampled the same token after the same context share its node and have two targets; a token that one
+turn sampled and another has in its prompt has one target. Masks, advantages and normalizers belong
+to targets, never to nodes.
 
-Tokens of images have the same id whatever they show. Paths are therefore compared by a key that tells
-images apart.
+Image tokens have the same id for all images. Paths are therefore compared by a key that
+distinguishes images.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

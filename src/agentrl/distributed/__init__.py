@@ -1,4 +1,4 @@
-"""The trainer's ranks: mesh, sharding, collectives and sharded state on disk. Knows no flags."""
+"""The trainer's ranks: mesh, sharding, collectives, sharded state on disk. Does not know flags."""
 
 from agentrl.distributed.mesh import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.saving import StateWriter, read_state

@@ -1,8 +1,8 @@
 """Broadcasts weights from one sender to many receivers over a separate process group.
 
 The group is the one that SGLang forms for `/init_weights_update_group`: a TCP store on the sender's
-side, keys prefixed as `torch.distributed` prefixes them, and one backend on top. It stays out of
-torch's global state, so it coexists with the trainer's groups and can be dropped when a receiver is
+side, keys prefixed as `torch.distributed` prefixes them, and one backend on top. It does not use
+torch's global state, so it coexists with the trainer's groups and can be dropped if a receiver is
 lost. Tensors are sent from, and received into, their final memory without a copy. Knows neither
 servers nor policies.
 """
@@ -37,7 +37,7 @@ _GLOO_THREADS = 4
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """A receiver's rank in a group, and where to meet the sender."""
+    """A receiver's rank in a group, and the sender's address."""
 
     host: str
     """The sender's address."""
@@ -55,7 +55,7 @@ class Rendezvous:
         Args:
             host: an address of this machine that the receivers reach.
             world_size: ranks of the group, the sender's included.
-            timeout_seconds: bound on forming the group.
+            timeout_seconds: timeout for forming the group.
 
         Raises:
             BroadcastError: the address is not this machine's.
@@ -138,7 +138,7 @@ class BroadcastGroup:
         Args:
             tensors: of any shape and dtype, but the same on all ranks; all on the CPU or all on one
                 GPU. They travel as flat bytes, uint8 [nbytes].
-            timeout_seconds: bound on each tensor.
+            timeout_seconds: timeout for each tensor.
             arrived: called with the index of each complete tensor, in order, in another thread, and
                 with gloo while later tensors are in flight.
 
@@ -205,7 +205,7 @@ def _form(
 
 
 def _address_towards(seat: RankAssignment) -> str:
-    """Return this machine's address on the way to the sender."""
+    """Return this machine's address on the route to the sender."""
     family, kind, _, _, address = socket.getaddrinfo(seat.host, seat.port, type=socket.SOCK_DGRAM)[
         0
     ]

@@ -9,6 +9,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_named(name: str) -> torch.dtype | None:
-    """Return the dtype of a name; None where there is none."""
+    """Return the dtype of a name; None if there is none."""
     found = getattr(torch, name, None)
     return found if isinstance(found, torch.dtype) else None

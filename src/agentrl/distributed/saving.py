@@ -1,8 +1,8 @@
 """Training state on disk in torch's distributed checkpoint format; each rank writes its shards.
 
 State written on one mesh can be read on any other. All ranks must share the file system. The format
-is pickles; reading accepts torch's own descriptions of tensors and plain values in them, so that a
-checkpoint of somebody else runs nothing.
+uses pickles; reading accepts only torch's own descriptions of tensors and plain values, so an
+untrusted checkpoint cannot run code.
 """
 
 import io
@@ -86,7 +86,7 @@ def read_state(state: State, directory: Path, ranks: Ranks) -> None:
     """Read a state of `StateWriter` into `state`, in place (collective).
 
     Raises:
-        ConfigError: the files hold more than a state, such as a command.
+        ConfigError: the files hold more than a state, such as code to run.
         CheckpointException: the directory holds no such state.
     """
     _expect_one_process()
@@ -111,7 +111,7 @@ _DESCRIPTIONS = {
     ("collections", "OrderedDict"),
     *(("pathlib", name) for name in ("PosixPath", "PurePosixPath", "WindowsPath")),
 }
-"""What a description of tensors is made of: data, and functions that look them up."""
+"""Allowed contents of a description of tensors: data, and functions that look them up."""
 
 
 class _DescriptionUnpickler(pickle.Unpickler):
@@ -123,10 +123,10 @@ class _DescriptionUnpickler(pickle.Unpickler):
 
 
 class _DescriptionReader(FileSystemReader):
-    """Reads files of the directory alone, and descriptions of tensors alone."""
+    """Reads only files of the directory, and only descriptions of tensors."""
 
     refusal: pickle.UnpicklingError | None = None
-    """Why a description was refused; torch passes on the text alone."""
+    """Why a description was refused; torch passes on only the text."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = self._get_metadata_path(kwargs.get("rank"))
@@ -150,7 +150,8 @@ class _DescriptionReader(FileSystemReader):
 
 class _PlainValuePlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        # torch's own planner would run what the file says, so it is given what was read here.
+        # torch's own planner would run code from the file, so it receives the description read
+        # here.
         plain = io.BytesIO()
         torch.save(torch.load(value, weights_only=True), plain)
         plain.seek(0)
@@ -167,5 +168,5 @@ def _errors_in_one_line(directory: Path) -> Iterator[None]:
 
 
 def _expect_one_process() -> None:
-    # torch warns each time that a single process writes or reads a checkpoint.
+    # torch warns whenever a single process writes or reads a checkpoint.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -1,12 +1,12 @@
 """`Stages`: the ranks along `pp`, through which the rows of a step pass one after the other.
 
-torch's pipelining runs the schedules: 1F1B where there is a backward pass, GPipe where there is none. It
-sends tensors of one shape, while rows differ in length; every rank of a share knows all of its rows, so
-hidden states travel in tensors of the longest row's size and are cut where they arrive. Nothing is
-computed on what fills them up.
+torch's pipelining runs the schedules: 1F1B with a backward pass, GPipe without. It sends tensors of
+one shape, while rows differ in length; every rank of a share knows all of its rows, so hidden
+states travel in tensors of the longest row's size and are cut on arrival. Nothing is computed on
+the padding.
 
-In come functions that compute a row on this rank's stage, out come the last stage's results. Knows
-neither models nor losses.
+In: functions that compute a row on this rank's stage. Out: the last stage's results. Knows neither
+models nor losses.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,13 +26,14 @@ from agentrl.distributed.sharding import untied, whole_tensor
 from agentrl.errors import AgentRLError
 
 Compute = Callable[[int, torch.Tensor | None], torch.Tensor]
-"""Computes a row on this stage: its number and the hidden states [1, tokens, D] of the stage before (None
-on the first) to its own hidden states or, on the last stage, to what the loss is made of."""
+"""Computes a row on this stage: its number and the hidden states [1, tokens, D] of the previous
+stage (None on the first) to its own hidden states or, on the last stage, to the inputs of the loss.
+"""
 Loss = Callable[[int, torch.Tensor], torch.Tensor]
 """Returns the loss of a row from its number and what the last stage computed."""
 
 _ROWS_OF_A_STAGE = 8
-"""Rows that pass together, for each stage; the more, the less stages wait for each other."""
+"""Rows that pass together, per stage; with more rows, stages wait less for each other."""
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -41,7 +42,7 @@ def _unchanged(part: torch.Tensor) -> torch.Tensor:
 
 
 class Stages:
-    """The stages of one model, as the rank of one of them sees them."""
+    """The stages of one model, from the point of view of one stage's rank."""
 
     def __init__(
         self, mesh: DeviceMesh, device: torch.device, *, width: int, dtype: torch.dtype
@@ -60,7 +61,7 @@ class Stages:
         """This rank's stage, from 0."""
         self.count = mesh.size()
         ranks = dist.get_process_group_ranks(self._group)
-        # Of the many pipelines side by side, one gathers for rank 0; the others only take part.
+        # Of the parallel pipelines, one gathers for rank 0; the others only take part.
         self._leads_to_main = ranks[0] == 0
 
     @property
@@ -130,7 +131,8 @@ class Stages:
         """Gather the tensors of all stages one by one (collective); they are yielded on rank 0.
 
         Args:
-            parts: this stage's tensors, sharded or not; what several stages have is taken once.
+            parts: this stage's tensors, sharded or not; tensors that several stages have are
+                gathered once.
             convert: changes device or precision of each before it is gathered.
         """
         described: list[Any] = [None] * self.count
@@ -175,7 +177,7 @@ class Stages:
         return whole
 
     def _rounds(self, num_rows: int) -> Iterator[range]:
-        """Yield the rows that pass together: torch holds memory for the hidden states of them all."""
+        """Yield the rows that pass together: torch allocates memory for all their hidden states."""
         num_rounds = -(-num_rows // (_ROWS_OF_A_STAGE * self.count))
         edges = [num_rows * number // num_rounds for number in range(num_rounds + 1)]
         for start, end in pairwise(edges):
@@ -193,18 +195,18 @@ class Stages:
             self.count,
             self._device,
             input_args=number if self.number == 0 else hidden,
-            # What the last stage makes is sent nowhere, so that its shape may differ from row to row.
+            # The last stage's output is not sent, so its shape may differ from row to row.
             output_args=torch.zeros((), dtype=self._dtype) if self.is_last else hidden,
             group=self._group,
         )
 
     def _run(self, schedule: Any, rows: range, *, has_target: bool = False) -> None:
-        places = torch.zeros(len(rows), dtype=torch.int64)  # torch cuts what it is given into rows
+        places = torch.zeros(len(rows), dtype=torch.int64)  # torch cuts its input into rows
         given = (places,) if self.number == 0 else ()
         target = places if has_target else None
         try:
             schedule.step(*given, target=target, return_outputs=False)
-        except RuntimeError as error:  # torch wraps what a stage raised
+        except RuntimeError as error:  # torch wraps the exception of a stage
             if isinstance(error.__cause__, AgentRLError):
                 raise error.__cause__ from None
             raise
@@ -222,7 +224,7 @@ def whole_tensors(
 
 
 class _Stage(nn.Module):
-    """The module that torch's stage calls, row by row in their order.
+    """The module that torch's stage calls, row by row in order.
 
     It has no parameters, which torch would take care of.
     """

@@ -1,4 +1,4 @@
-"""The only door to inference servers: SGLang's HTTP, spoken by SGLang and the embedded engine."""
+"""The only access to inference servers: SGLang's HTTP API, of SGLang and the embedded engine."""
 
 from agentrl.inference.client.pool import ServerPool
 from agentrl.inference.client.sglang_client import OnPartial, SGLangClient

@@ -1,4 +1,4 @@
-"""The OpenAPI description of a server of this room, written from what its requests are checked with.
+"""The OpenAPI description of a server in this room, generated from its request checks.
 
 In: routes, and for each body the JSON schema of its checks. Out: the document of `/openapi.json`.
 """
@@ -14,7 +14,7 @@ Schema = dict[str, Any]
 _SHARED = "#/components/schemas/"
 _ANSWERS = {
     "200": {"description": "Done."},
-    "400": {"description": "The request breaks a rule; the answer says which."},
+    "400": {"description": "The request breaks a rule, which the answer names."},
 }
 
 
@@ -23,13 +23,13 @@ def description(title: str, routes: Iterable[Route], bodies: Mapping[str, Schema
 
     Args:
         title: the server's name.
-        routes: what it serves.
-        bodies: schemas of request bodies, by path; any object where there is none.
+        routes: the server's routes.
+        bodies: schemas of request bodies, by path; any object if there is none.
     """
     paths: dict[str, Schema] = {}
     shared: Schema = {}
     for route in routes:
-        # Starlette says `{name:path}` for a parameter that may hold slashes.
+        # Starlette writes `{name:path}` for a parameter that may contain slashes.
         path = route.path_format
         for method in sorted((route.methods or set()) - {"HEAD"}):
             operation: Schema = {

@@ -1,7 +1,7 @@
-"""Bodies of HTTP requests from outside, read within bounds.
+"""Reads bodies of untrusted HTTP requests within limits.
 
-Bytes are counted before anything is parsed, nesting before anything walks through the result. What
-comes out is a JSON object whose texts can be encoded and whose numbers are finite.
+Bytes are counted before parsing, and nesting before anything traverses the result. Out: a JSON
+object whose texts can be encoded and whose numbers are finite.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from starlette.requests import Request
 from agentrl.errors import APIError
 
 MAX_NESTING = 100
-"""Levels of arrays and objects. Much of Python walks such values recursively."""
+"""Levels of arrays and objects. Much Python code traverses such values recursively."""
 HALF_CHARACTER = "half_character"
-"""Code of the refusal of a text that the policy may have written, in the arguments of a call."""
+"""Error code for malformed text that the policy may have written, in the arguments of a call."""
 _BODY_SECONDS = 60.0
 _MAX_OBJECTS = 200_000
 _MAX_VALUES = 4_000_000
-"""Token ids of a prompt are values. A parser keeps the event loop until it is done."""
+"""Token ids of a prompt are values. A parser blocks the event loop until it is done."""
 _HALF = (
     "the body holds half of a character (a lone \\ud800 to \\udfff), which is not text; remove it"
 )
@@ -30,7 +30,7 @@ async def read_json_object(http: Request, max_bytes: int) -> Mapping[str, Any]:
     """Return the JSON object that a request carries.
 
     Raises:
-        APIError: it carries something else, too much of it, or sends it too slowly.
+        APIError: it carries anything else, is too large, or arrives too slowly.
     """
     raw = await _read(http, max_bytes)
     num_objects = raw.count(b"{")
@@ -54,7 +54,7 @@ async def read_json_object(http: Request, max_bytes: int) -> Mapping[str, Any]:
 
 
 def nests_deeper(value: Any, most: int) -> bool:
-    """Return whether arrays and objects lie within each other more than so many levels deep."""
+    """Return whether arrays and objects nest more than `most` levels deep."""
     level = [value] if type(value) in (dict, list) else []
     for _ in range(most):
         level = [
@@ -74,7 +74,7 @@ async def _read(http: Request, max_bytes: int) -> bytearray:
         async with asyncio.timeout(_BODY_SECONDS):
             async for chunk in http.stream():
                 size += len(chunk)
-                # The rest is read, but not kept: a client reads no answer while it still sends.
+                # The rest is read and dropped: a client reads no answer while it is still sending.
                 if size <= max_bytes:
                     kept += chunk
     except TimeoutError:

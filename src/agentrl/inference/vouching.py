@@ -1,7 +1,8 @@
-"""Which registered servers may be sent keys: those whose supervisor knew the keys already.
+"""Decides which registered servers may receive keys: those whose supervisor already knew them.
 
-Whoever may write to the run's database can register an address. A supervisor therefore adds a proof
-of each key to its registration: the key's HMAC over the address, which fits no other address.
+Anyone who can write to the run's database can register an address. A supervisor therefore adds a
+proof of each key to its registration: the key's HMAC over the address, which is valid for no other
+address.
 """
 
 import hmac
@@ -18,7 +19,7 @@ _told: set[str] = set()
 
 
 def proof(base_url: str, key: SecretStr | None) -> str | None:
-    """Return the proof that whoever registers an address knows a key; None without a key."""
+    """Return the proof that the process registering an address knows a key; None without a key."""
     if key is None:
         return None
     return hmac.digest(key.get_secret_value().encode(), base_url.encode(), "sha256").hex()
@@ -27,14 +28,14 @@ def proof(base_url: str, key: SecretStr | None) -> str | None:
 def with_data_key(
     services: Sequence[InferenceService], key: SecretStr | None
 ) -> list[InferenceService]:
-    """Return the servers that may be sent the key of the data routes."""
+    """Return the servers that may receive the key of the data routes."""
     return [it for it in services if _is_proved(it, it.data_proof, key)]
 
 
 def with_control_key(
     services: Sequence[InferenceService], key: SecretStr | None
 ) -> list[InferenceService]:
-    """Return the servers that may be sent the key of the control routes."""
+    """Return the servers that may receive the key of the control routes."""
     return [it for it in services if _is_proved(it, it.control_proof, key)]
 
 

@@ -21,20 +21,20 @@ STREAM_INTERVAL = 8
 START_VERSION = 0
 """Policy version of a label that is not a number (a server's own `default`)."""
 MIXED_LABEL = "mixed"
-"""Label of a server that has received only a part of new weights."""
+"""Label of a server that has received only part of the new weights."""
 MIXED_VERSION = -1
-"""Version of that label; no policy has it, and nothing that was sampled under it is used."""
+"""Version of that label; no policy has it, and nothing sampled under it is used."""
 
 LoadFormat = Literal["auto", "delta"]
 """What a directory of weights holds: a checkpoint, or the changes since another version."""
 
 MAX_INT32 = 2**31 - 1
-"""Largest `top_k` and token id: servers keep both in tensors of 32 bits."""
+"""Largest `top_k` and token id: servers store both in 32-bit tensors."""
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 MAX_GRAMMAR_CHARS = 64_000
-"""Compiling takes time and memory, and native code recurses over what it compiles."""
+"""Limited because compiling takes time and memory, and native code recurses over the grammar."""
 MIN_REPETITION_PENALTY = 1e-6
-"""Logits are divided by it; a float32 takes no less to 0, and quotients to infinity."""
+"""Logits are divided by it: in float32, smaller values become 0, and quotients infinite."""
 
 
 def new_rid() -> str:
@@ -52,7 +52,7 @@ class GenerateRequest(Value):
     extra_key: str | None = None
     """Namespace of the server's prefix cache."""
     adapter: str | None = None
-    """Name of the adapter to sample from; the model alone when not given."""
+    """Name of the adapter to sample from; the model alone by default."""
     image_data: tuple[str, ...] = ()
     """`data:` URLs of the images, one for each placeholder in `input_ids`."""
     routed_from: int | None = None
@@ -70,7 +70,7 @@ class GenerateResult(Value):
     """Half-open and contiguous; they cover `output_ids` exactly."""
     finish_reason: FinishReason
     matched: int | str | None = None
-    """Token id or string that ended the generation; None when nothing matched."""
+    """Token id or string that ended the generation; None if nothing matched."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose keys and values were reused."""
@@ -78,8 +78,9 @@ class GenerateResult(Value):
     server: str = ""
     """Base address of the server."""
     routed_experts: bytes = b""
-    """Routed experts of every token from `routed_from` to the last but one, int32 [tokens, layers,
-    experts per token]; of the last computation, where a token was computed more than once."""
+    """Routed experts of every token from `routed_from` to the second to last, int32 [tokens,
+    layers, experts per token]; of the last computation, if a token was computed more than once.
+    """
 
 
 def policy_version(label: object) -> int:
@@ -94,7 +95,7 @@ def adapter_version(name: str) -> int:
     """Return the policy version in an adapter's name, `RUN-..-v12`.
 
     Raises:
-        InferenceError: there is none.
+        InferenceError: the name has none.
     """
     version = name.rpartition("-v")[2]
     if not version.isdecimal():
@@ -159,8 +160,8 @@ def parse_result(
             that the server reports is the base model's.
 
     Raises:
-        ServerRefused: the server aborted the generation with an error status, or its weights were
-            of two versions.
+        ServerRefused: the server aborted the generation with an error status, or sampled with
+            weights of two versions.
         InferenceError: the response lacks tokens or logprobs.
     """
     try:
@@ -184,7 +185,7 @@ def _result(
         message = f"{server} aborted a generation: {reason.get('message', 'no reason given')}"
         raise ServerRefused(message, int(reason["status_code"]))
     if kind == "abort":
-        # Ids or logprobs may lack their last few when a request is cut while it waits.
+        # The last few ids or logprobs may be missing if a request is cut while it waits.
         length = min(len(output_ids), len(logprobs))
         output_ids, logprobs = output_ids[:length], logprobs[:length]
     if len(output_ids) != len(logprobs) or np.isnan(logprobs).any():
@@ -268,10 +269,10 @@ def _spans(meta: Mapping[str, Any], length: int, adapter: str | None) -> tuple[V
 
 
 def fit_spans(spans: Iterable[VersionSpan], length: int) -> tuple[VersionSpan, ...]:
-    """Cut and join spans so that they cover `[0, length)` exactly.
+    """Trim and join spans to cover `[0, length)` exactly.
 
     A server may report spans for tokens that it did not deliver, so the number of tokens decides.
-    Neighbors of the same version are joined.
+    Adjacent spans of the same version are joined.
     """
     fitted: list[VersionSpan] = []
     for span in spans:

@@ -1,7 +1,7 @@
 """The configuration of a LoRA adapter, read from its directory.
 
-A directory in PEFT's format comes in, an `AdapterShape` goes out. Samplers and the launcher import
-this module, so it must not import torch.
+In: a directory in PEFT's format. Out: an `AdapterShape`. Samplers and the launcher import this
+module, so it must not import torch.
 """
 
 import json
@@ -22,7 +22,7 @@ class AdapterShape:
     alpha: int
     """The update is scaled by `alpha / rank`."""
     target_modules: tuple[str, ...]
-    """Last names of the linear layers of the decoder blocks that it changes."""
+    """Last name components of the linear layers in the decoder blocks that it changes."""
     base: str
     """Name or directory of the base model; inference servers read it when they load the adapter."""
 

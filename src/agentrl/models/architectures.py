@@ -1,8 +1,8 @@
-"""What a model's configuration says before its weights are read: how it can be divided over ranks.
+"""Checks a model's configuration before its weights are read: how it divides over ranks.
 
-In comes a configuration as transformers reads it, or as `config.json` has it (`raw_config`), so that
-commands can refuse a mesh before anything imports torch. Whether a model trains on token trees is not
-decided here but tried out (`trainer.learner.merge_trial`).
+In: a configuration as read by transformers, or plain `config.json` (`raw_config`), which lets
+commands refuse a mesh before anything imports torch. Whether a model trains on token trees is
+tested elsewhere (`trainer.learner.merge_trial`).
 """
 
 import importlib.util
@@ -49,10 +49,10 @@ class Sizes(Protocol):
 
 
 def raw_config(model_path: Path) -> Any:
-    """Return what a checkpoint's `config.json` says, as attributes; what it leaves out is absent.
+    """Return a checkpoint's `config.json` as attributes; missing keys are missing attributes.
 
     Raises:
-        ConfigError: it is no JSON object.
+        ConfigError: it is not a JSON object.
     """
     try:
         values = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
@@ -68,11 +68,11 @@ def check_can_be_computed(model_path: Path, config: Any, *, trust_remote_code: b
 
     Args:
         model_path: the checkpoint's directory.
-        config: what `raw_config` returned of it.
+        config: its `raw_config`.
         trust_remote_code: whether code that the checkpoint brings may run.
 
     Raises:
-        ConfigError: it is quantized, or no language model that transformers knows.
+        ConfigError: it is quantized, or not a language model that transformers supports.
     """
     given = f"--model_name_or_path {model_path}"
     quantization = getattr(config, "quantization_config", None)
@@ -102,9 +102,9 @@ def check_can_be_computed(model_path: Path, config: Any, *, trust_remote_code: b
 
 @cache
 def _language_models() -> frozenset[str]:
-    """Return the model types of transformers' language models; none where it is not installed.
+    """Return the model types of transformers' language models; none if it is not installed.
 
-    Read from its source, since importing it takes seconds and brings torch.
+    Read from its source, because importing it takes seconds and loads torch.
     """
     found = importlib.util.find_spec("transformers")
     if found is None or found.origin is None:
@@ -119,13 +119,13 @@ def _language_models() -> frozenset[str]:
 def has_plain_layers(config: Any) -> bool:
     """Return whether the embedded engine can keep a model's keys and values as rows of one tensor."""
     kinds = set(getattr(config, "layer_types", None) or [FULL_ATTENTION])
-    # Mistral's layers have a window without a kind of their own.
+    # Mistral's layers have a window without a separate layer type.
     window = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
     return config.model_type in ROW_CACHED_MODEL_TYPES and kinds == {FULL_ATTENTION} and not window
 
 
 def decoder_config(config: Any) -> Any:
-    """Return what describes the decoder; models of several modalities have a section for it."""
+    """Return the decoder's configuration; multimodal models have a section for it."""
     text = getattr(config, "text_config", None) or config
     return SimpleNamespace(**{"model_type": None, **text}) if isinstance(text, dict) else text
 
@@ -133,7 +133,7 @@ def decoder_config(config: Any) -> Any:
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _SCAN_HEADS = ("linear_num_value_heads", "linear_num_heads", "mamba_num_heads", "mamba_n_heads")
 _SCAN_GROUPS = ("linear_num_key_heads", "n_groups", "mamba_n_groups")
-"""Names of what recurrent layers have of each; heads of a group share keys and queries."""
+"""Names of the numbers of heads in recurrent layers; heads of a group share keys and queries."""
 
 
 def _check_scan_heads(config: Any, shape: Sizes) -> None:
@@ -148,10 +148,10 @@ def _check_scan_heads(config: Any, shape: Sizes) -> None:
 
 
 def check_parallel_support(config: Any, shape: Sizes) -> None:
-    """Refuse meshes into which a model does not go.
+    """Refuse meshes that do not fit a model.
 
     Raises:
-        ConfigError: names the flag and the number that it does not divide.
+        ConfigError: the message names the flag and the number that it does not divide.
     """
     if getattr(config, "vision_config", None) and max(shape.tp, shape.pp) > 1:
         flag = f"--tp_size {shape.tp}" if shape.tp > 1 else f"--pp_size {shape.pp}"

@@ -1,4 +1,4 @@
-"""Write a policy as a Hugging Face checkpoint: safetensors, config, tokenizer, chat template.
+"""Writes a policy as a Hugging Face checkpoint: safetensors, config, tokenizer, chat template.
 
 Readers (inference servers, other tools) may open the directory at any time, so it becomes visible
 only when it is complete.
@@ -19,7 +19,7 @@ from agentrl.models.policy import PolicyModel
 from agentrl.runtime.atomic_directory import atomic_directory
 
 TEMPLATE_FILE = "chat_template.jinja"
-# Files that inference servers read and `save_pretrained` of a model does not write.
+# Files that inference servers read but a model's `save_pretrained` does not write.
 _COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -54,7 +54,7 @@ def save_hf(
     tokenizer_files: Mapping[str, bytes] | None = None,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> Path:
-    """Write a checkpoint; `path` appears whole or not at all.
+    """Write a checkpoint; `path` appears complete or not at all.
 
     Args:
         policy: the model whose config (and weights, unless given) are written.

@@ -1,7 +1,7 @@
-"""What the files of a model directory say before anything reads its weights.
+"""Checks the files of a model directory before anything reads its weights.
 
-In goes a directory; out come the names of its tensors, or a `ConfigError` that says what the directory
-is instead of a checkpoint. Only headers are read, and torch is not imported, so that a mistake costs
+In: a directory. Out: the names of its tensors, or a `ConfigError` that says what the directory is
+instead of a checkpoint. Only headers are read, and torch is not imported: a mistake shows within
 milliseconds.
 """
 
@@ -12,17 +12,17 @@ from agentrl.errors import ConfigError
 
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100 << 20
-"""In bytes; the bound of safetensors itself."""
+"""In bytes; the limit of safetensors itself."""
 _POINTER = b"version https://git-lfs"
 
 
 def check_is_checkpoint(path: Path, given: str, *, with_weights: bool = True) -> None:
-    """Refuse a directory that is no checkpoint in Hugging Face's layout.
+    """Refuse a directory that is not a checkpoint in Hugging Face's layout.
 
     Args:
         path: the directory.
         given: the flag and its value, for messages.
-        with_weights: the weights are to be there, too.
+        with_weights: also require the weights.
 
     Raises:
         ConfigError: a file is missing or damaged.
@@ -38,7 +38,7 @@ def check_is_checkpoint(path: Path, given: str, *, with_weights: bool = True) ->
 
 
 def tensor_names(path: Path) -> frozenset[str]:
-    """Return the names of a checkpoint's tensors; none where its weights were not fetched.
+    """Return the names of a checkpoint's tensors; empty if its weights were not fetched.
 
     Raises:
         ConfigError: a file is missing or damaged.
@@ -59,7 +59,7 @@ def tensor_names(path: Path) -> frozenset[str]:
 
 
 def _header(file: Path) -> dict[str, object]:
-    """Return what a safetensors file says of its tensors."""
+    """Return the header of a safetensors file, which describes its tensors."""
     with file.open("rb") as opened:
         begin = opened.read(len(_POINTER))
         if begin == _POINTER:
@@ -87,7 +87,7 @@ def _object(text: bytes, file: Path) -> dict[str, dict[str, list[int]]]:
 
 
 def _instead(path: Path) -> str:
-    """Return what a directory holds in place of a checkpoint, as the end of a message."""
+    """Return what a directory holds instead of a checkpoint, as the end of a message."""
     if (path / "adapter_config.json").is_file():
         return (
             "; it holds an adapter (LoRA): name its base model, or merge the two first (PEFT's "

@@ -99,7 +99,7 @@ def is_expert(name: str) -> bool:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return each alias of a tied parameter with the name under which the parameter comes first."""
+    """Return each alias of a tied parameter with the name under which the parameter appears first."""
     first: dict[int, str] = {}
     tied = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

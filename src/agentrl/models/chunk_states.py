@@ -1,7 +1,8 @@
-"""`ChunkStates`: what passes between the chunks of a row, layer by layer.
+"""`ChunkStates`: the values that pass between the chunks of a row, layer by layer.
 
-Two forms. Values of tokens (keys and values of attention, inputs of a convolution) are read by later
-chunks for the whole path above them. Recurrent states are read only where a later segment starts.
+There are two forms. Values of tokens (keys and values of attention, inputs of a convolution) are
+read by later chunks for the whole path above them. Recurrent states are read only where a later
+segment starts.
 
 Shape legend: N tokens of the chunk, P tokens on the path above it, I tokens above whose states it
 continues, E of its own tokens whose states later chunks continue.
@@ -19,7 +20,7 @@ TokenValues = tuple[torch.Tensor, ...]
 
 
 class ChunkStates:
-    """Given by earlier chunks, and made for later ones."""
+    """Values received from earlier chunks, and values created for later ones."""
 
     def __init__(
         self,
@@ -48,13 +49,13 @@ class ChunkStates:
         """States [E, ...] behind the tokens of `exports`, filled in by its forward pass."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what earlier chunks gave."""
+        """Yield the values received from earlier chunks."""
         for values in self.above.values():
             yield from values
         yield from self.continued.values()
 
     def extend(self, place: Place, *values: torch.Tensor) -> TokenValues:
-        """Record a layer's own values, and return them with those above prepended."""
+        """Record a layer's own values; return them with those above prepended."""
         self.made[place] = values
         if not self.num_above:
             return values

@@ -2,12 +2,12 @@
 
 The row is cut into chunks in depth-first order. The first pass runs them in order without gradients
 and keeps what later chunks read: keys, values and inputs of convolutions of every token, and the
-recurrent states that later segments continue. The caller then computes the loss from the logprobs of
-the whole row. The second pass runs the chunks in reverse order and recomputes each with what lies
-above it as leaves. Its backward pass starts from two kinds of gradient: those of its logprobs, and
-those of what it made for later chunks, which these have accumulated. It adds the gradients of what
-lies above it to the accumulators of earlier chunks. Reverse order makes this exact: what a chunk makes
-is read only by itself and by later chunks.
+recurrent states that later segments continue. The caller then computes the loss from the logprobs
+of the whole row. The second pass runs the chunks in reverse order and recomputes each with what
+lies above it as leaves. Its backward pass starts from two kinds of gradient: those of its logprobs,
+and those of the values it created for later chunks, which these have accumulated. It adds the
+gradients of what lies above it to the accumulators of earlier chunks. Reverse order makes this
+exact: only a chunk itself and later chunks read what it creates.
 
 Memory: the activations of one chunk, plus what passes between chunks and its gradients for the whole
 row, a small fraction of the activations of the whole row.
@@ -60,7 +60,7 @@ class RowChunk:
 def cut_row(row: PackedRow, num_chunks: int) -> list[RowChunk | None]:
     """Cut a row into chunks of about the same length, and never through an image.
 
-    The encoder makes an image whole, and in some families its tokens attend to one another.
+    The encoder produces an image as a whole, and in some families its tokens attend to one another.
 
     Returns:
         Exactly `num_chunks` entries. All ranks of a sharded model must make the same number of
@@ -84,7 +84,7 @@ def cut_row(row: PackedRow, num_chunks: int) -> list[RowChunk | None]:
 
 
 class ChunkedPass:
-    """One forward and backward pass over a row, a chunk at a time.
+    """One forward and backward pass over a row, one chunk at a time.
 
     Example:
         passes = ChunkedPass(policy, row, num_chunks=4)
@@ -162,7 +162,7 @@ class ChunkedPass:
                 continue
             targets = torch.from_numpy(chunk.targets).to(gradient.device)
             owed = [(output.logprobs, gradient.index_select(0, targets)), *debts.of(chunk, given)]
-            # Without a gradient of their own: every parameter below their layer is frozen.
+            # Without a gradient: every parameter below their layer is frozen.
             owed = [(root, debt) for root, debt in owed if root.requires_grad]
             torch.autograd.backward(
                 [root for root, _ in owed], [debt.to(root.dtype) for root, debt in owed]
@@ -229,7 +229,7 @@ class ChunkedPass:
 
 
 class Debts:
-    """Gradients of what chunks made for later ones, summed in float32 or higher.
+    """Gradients of the values that chunks created for later ones, summed in float32 or higher.
 
     bfloat16 has 8 bits of precision: a sum over many chunks would lose its small terms.
     """
@@ -248,7 +248,7 @@ class Debts:
         }
 
     def of(self, chunk: RowChunk, made: ChunkStates) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield what a chunk made, each with its gradient from later chunks."""
+        """Yield a chunk's values, each with its gradient from later chunks."""
         for place, values in made.made.items():
             for part, debt in zip(values, self._values[place], strict=True):
                 yield part, debt[:, :, chunk.tokens]
@@ -257,7 +257,7 @@ class Debts:
             yield states, torch.stack([debts[token] for token in chunk.exported.tolist()])
 
     def add(self, chunk: RowChunk, given: ChunkStates) -> None:
-        """Add the gradients of what a chunk was given by those above it."""
+        """Add the gradients of the values that a chunk received from those above it."""
         for place, values in given.above.items():
             for part, debt in zip(values, self._values[place], strict=True):
                 if part.grad is not None:

@@ -29,7 +29,7 @@ class FlopCount:
     """12 * layers * heads * head size, for each (query, key) pair that the mask lets through. Layers
     with a window count per token instead, as if every token saw a full one."""
     per_head_position: float
-    """6 * hidden size * vocabulary; 4 where the head is frozen."""
+    """6 * hidden size * vocabulary; 4 if the head is frozen."""
 
     @classmethod
     def of(cls, policy: PolicyModel) -> Self:

@@ -1,7 +1,7 @@
 """Load a policy from a Hugging Face checkpoint.
 
-A directory comes in, a `PolicyModel` goes out. Weights are always read from files: a missing tensor
-is an error, never a random initialization. Each rank allocates only its own shards (see `weights`).
+In: a directory. Out: a `PolicyModel`. Weights are always read from files: a missing tensor is an
+error, never a random initialization. Each rank allocates only its own shards (see `weights`).
 """
 
 from collections.abc import Callable
@@ -50,8 +50,8 @@ def load_policy(
 
     Args:
         path: directory of a checkpoint.
-        dtype: precision of parameters and computation. With float64, nothing of the model
-            computes in less.
+        dtype: precision of parameters and computation. With float64, the whole model computes in
+            float64.
         device: where the model computes.
         attention: a back end's `implementation` (see `models.attention`); None: the model's own.
         trust_remote_code: run Python code from the checkpoint.
@@ -62,14 +62,14 @@ def load_policy(
         cpu_offload: keep the parameters in host memory; `prepare` must shard them accordingly.
 
     Raises:
-        ConfigError: the directory holds no checkpoint, or its weights do not match its
+        ConfigError: the directory is not a checkpoint, or its weights do not match its
             configuration.
     """
     config = read_config(path, trust_remote_code=trust_remote_code)
     if attention is not None:
         check_device(attention, torch.device(device))
         check_images(attention, config)
-    # Without memory also where tensors are fake: torch can give memory to meta tensors alone.
+    # Without memory even if tensors are fake: torch can allocate memory only for meta tensors.
     with unset_fake_temporarily():
         policy = wrap_policy(
             _without_weights(Path(path), config, dtype, attention, trust_remote_code),
@@ -130,8 +130,8 @@ def read_config(path: str | Path, *, trust_remote_code: bool = False) -> Pretrai
 def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> PolicyModel:
     """Wrap a transformers model as a trainable policy.
 
-    Dropout and routers' noise are off, since policy logprobs have to be reproducible: only layers
-    that recompute their activations are in training mode.
+    Dropout and router noise are off, because policy logprobs must be reproducible: only layers that
+    recompute their activations are in training mode.
     """
     if model.dtype == torch.float64:
         # transformers computes experts with torch's grouped matrix products, which lack float64.

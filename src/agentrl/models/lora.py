@@ -113,7 +113,7 @@ def adapter_tensors(policy: PolicyModel, stages: Stages | None = None) -> dict[s
 def save_adapter(
     policy: PolicyModel, path: Path, tensors: dict[str, torch.Tensor], *, dtype: torch.dtype
 ) -> Path:
-    """Write an adapter as PEFT does; `path` appears whole or not at all.
+    """Write an adapter as PEFT does; `path` appears complete or not at all.
 
     Args:
         policy: source of the adapter's configuration.
@@ -139,7 +139,7 @@ def load_adapter(policy: PolicyModel, path: Path) -> None:
     """Load a policy's adapter from a directory; every rank reads the same files.
 
     Raises:
-        ConfigError: the directory holds no adapter, or one with other layers or another rank.
+        ConfigError: the directory holds no adapter, or one with different layers or rank.
     """
     try:
         found = load_file(path / WEIGHTS_FILE)
@@ -206,7 +206,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path) -> Path:
     Args:
         adapter: directory of the adapter.
         base: Hugging Face directory of its base model.
-        target: directory to create; it appears whole or not at all.
+        target: directory to create; it appears complete or not at all.
 
     Returns:
         The directory.

@@ -1,7 +1,7 @@
-"""Activations in host memory: what a backward pass needs waits outside of the device.
+"""Activations in host memory: the backward pass's inputs wait outside of the device.
 
-In comes nothing, out comes a context for forward passes. Values are copied bit by bit, so that
-gradients are the same with it and without.
+Provides a context for forward passes. Values are copied bit by bit, so gradients are the same with
+and without it.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor, Placement
 
 HOST = torch.device("cpu")
 _SMALLEST_BYTES = 1024
-"""Copies of less cost more time than they save memory."""
+"""Smaller copies cost more time than the memory they save is worth."""
 
 
 @dataclass(frozen=True, eq=False)
 class _OnHost:
-    """A tensor that waits, or one rank's part of it."""
+    """An offloaded tensor, or one rank's part of it."""
 
     values: torch.Tensor
     device: torch.device
@@ -30,7 +30,7 @@ class _OnHost:
 
 @contextmanager
 def activations_in_host_memory() -> Iterator[None]:
-    """Copy what forward passes save for the backward pass to the host, and back when it is used."""
+    """Copy values saved for the backward pass to the host, and back when they are used."""
     with saved_tensors_hooks(_to_host, _to_device):
         yield
 
@@ -38,7 +38,7 @@ def activations_in_host_memory() -> Iterator[None]:
 def _to_host(tensor: torch.Tensor) -> torch.Tensor | _OnHost:
     base = tensor if tensor._base is None else tensor._base
     if isinstance(base, nn.Parameter) or tensor.nbytes < _SMALLEST_BYTES:
-        return tensor  # weights stay on the device whether saved or not
+        return tensor  # weights stay on the device, saved or not
     layout = None
     local = tensor
     if isinstance(tensor, DTensor):

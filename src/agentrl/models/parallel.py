@@ -1,9 +1,9 @@
 """Split a policy's weights and activations over the `tp` and `ep` dimensions of a mesh.
 
 Tensor parallelism is torch's, with sequence parallelism between the blocks: weights are split by
-columns and rows, activations between the blocks by tokens, embedding and LM head by vocabulary. Parts of
-layers that are arranged otherwise (scans, latent attention, sinks, shared experts) are whole on every
-rank and compute the rank's own tokens.
+columns and rows, activations between the blocks by tokens, embedding and LM head by vocabulary.
+Parts of layers with another structure (scans, latent attention, sinks, shared experts) are whole on
+every rank and compute the rank's own tokens.
 
 Experts are distributed whole over the product of `ep` and `tp`: with sequence parallelism, the ranks
 along both dimensions hold different tokens at that point. Each token is sent to the ranks of its
@@ -54,7 +54,7 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
         mesh: see `distributed.mesh`; None for a single process.
 
     Raises:
-        ConfigError: the model's layers cannot be divided so.
+        ConfigError: the model's layers cannot be divided this way.
     """
     if mesh is None:
         return policy
@@ -68,7 +68,7 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
                 _deal_out(module.experts, mesh["experts"])
     if mesh["tp"].size() > 1:
         _split_tensors(model, mesh["tp"])
-        # The model's own attention and scans would see this rank's tokens alone.
+        # The model's own attention and scans would see only this rank's tokens.
         if any(map(_follows_paths, model.modules())) and not computes_trees(model):
             raise ConfigError(
                 f"--tp_size: layers of {model.config.model_type} models cannot be divided when "
@@ -80,10 +80,10 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
 
 
 def check_divisible(model: Any, *, tp: int, ep: int) -> None:
-    """Refuse to divide layers that are arranged in another way than those known here.
+    """Refuse to divide layers with an unknown structure.
 
     Raises:
-        ConfigError: names the flag and the part of a layer.
+        ConfigError: the message names the flag and the part of a layer.
     """
     family = model.config.model_type
     if tp > 1 and getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None):
@@ -116,13 +116,13 @@ def _is_known_attention(module: nn.Module) -> bool:
     """Return whether an attention layer can be split by heads."""
     if not {"q_proj", "o_proj"} <= _names(module) <= _ATTENTION:
         return False
-    # One norm weight for the heads of all ranks is known; one for all heads together is not.
+    # A norm weight that all heads share is supported; one across all heads together is not.
     norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     return all(norm is None or norm.weight.numel() == module.head_dim for norm in norms)
 
 
 def _has_known_experts(module: nn.Module) -> bool:
-    """Return whether a module is a mixture whose stacks of experts can be dealt out."""
+    """Return whether a module is a mixture whose stacks of experts can be distributed."""
     experts: Any = getattr(module, "experts", None)
     return is_mixture(module) and _names(experts) - {"act_fn"} == _EXPERT_STACKS
 
@@ -150,7 +150,7 @@ def _split_tensors(model: Any, mesh: DeviceMesh) -> None:
             _replicate(part, mesh)
     head = model.get_output_embeddings()
     is_tied = getattr(head, "weight", head) is getattr(embedding, "weight", embedding)
-    if hasattr(embedding, "weight"):  # else another stage of a pipeline has it
+    if hasattr(embedding, "weight"):  # otherwise, another stage of a pipeline has it
         lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
         parallelize_module(embedding, mesh, lookup, src_data_rank=None)
     if hasattr(head, "weight"):
@@ -162,7 +162,7 @@ def _split_tensors(model: Any, mesh: DeviceMesh) -> None:
 
 
 def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
-    """Return how the parts of a layer are split that are arranged as known."""
+    """Return the split of a layer's parts that have a known structure."""
     plan: dict[str, ParallelStyle] = {}
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     if attention is not None and _is_known_attention(attention):
@@ -181,7 +181,7 @@ def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
 
 
 def _see_whole_stretch(part: nn.Module, mesh: DeviceMesh) -> None:
-    """Give a part of a layer, whose weights are split, the tokens of all `tp` ranks."""
+    """Give a part of a layer with split weights the tokens of all `tp` ranks."""
 
     def gather(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         own = arguments[0] if arguments else keywords["hidden_states"]
@@ -195,8 +195,8 @@ def _see_whole_stretch(part: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _follows_paths(module: nn.Module) -> bool:
-    """Return whether a layer on each rank's own tokens needs those of the other ranks."""
-    # In transformers, attention has a `scaling`; of what else is numbered, only scans are no blocks.
+    """Return whether a layer that computes own tokens needs those of the other ranks."""
+    # In transformers, attention has a `scaling`; other numbered modules are blocks or scans.
     is_block = isinstance(module, GradientCheckpointingLayer)
     is_scan = hasattr(module, "layer_idx") and not hasattr(module, "scaling") and not is_block
     return hasattr(module, SEES_OWN_TOKENS) or is_scan
@@ -205,7 +205,7 @@ def _follows_paths(module: nn.Module) -> bool:
 def _compute_on_own_tokens(part: nn.Module, mesh: DeviceMesh) -> None:
     """Replicate a part of a layer, so that each `tp` rank computes its own tokens with it.
 
-    What follows paths in it exchanges tokens for heads (see `row_split`).
+    Its path-following layers exchange tokens for heads (see `row_split`).
     """
     for module in part.modules():
         if hasattr(module, "scaling") and hasattr(module, "layer_idx"):

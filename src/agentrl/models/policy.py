@@ -65,7 +65,7 @@ class PolicyModel(nn.Module):
         self.split = RowSplit()
         """How rows are split over ranks; set by `models.parallel`."""
         self.stage = WHOLE
-        """What a stage of a pipeline has of the model."""
+        """The part of the model that this pipeline stage has."""
 
     @property
     def device(self) -> torch.device:
@@ -81,7 +81,7 @@ class PolicyModel(nn.Module):
         states: ChunkStates | None = None,
         given: torch.Tensor | None = None,
     ) -> TargetLogprobs | torch.Tensor:
-        """Return the logprobs of the row's target tokens, or what the next stage goes on with.
+        """Return the logprobs of the row's target tokens, or the input of the next stage.
 
         Args:
             row: token trees and target tokens.
@@ -101,7 +101,7 @@ class PolicyModel(nn.Module):
         with unrounded(self.model.dtype):
             own_ND = self._hidden_states(row, share, states, given)
         if not self.stage.is_last:
-            return own_ND[None].clone()  # FSDP2 warns of views
+            return own_ND[None].clone()  # FSDP2 warns about views
         hidden_ND = share.whole_stretch(own_ND)
         found = self._own_targets(hidden_ND, share.own_targets(row), chunk_size, with_entropy)
         return TargetLogprobs(
@@ -173,7 +173,7 @@ class PolicyModel(nn.Module):
             if not computes_trees(self.model):
                 extra |= kind_keywords(self.model, row.images, row.num_tokens)
                 if row.rotary_positions is not None:
-                    # The model's own positions, so that they are the reference of ours.
+                    # The model's own positions: they are the reference for ours.
                     extra |= grid_keywords(self.model, self.reader, row.images)
         if row.routed_experts is not None:
             choices = share.between_blocks(share.own(row.routed_experts))
@@ -244,7 +244,7 @@ def _distinct_rows(row: PackedRow) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class _Skipped:
-    """What a model's blocks return where only their last hidden states are known."""
+    """Output of a model's blocks if only their last hidden states are known."""
 
     def __init__(self, last_hidden_state: torch.Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -258,7 +258,7 @@ class _Skipped:
 
 
 def _logits(model: PreTrainedModel, hidden_CD: torch.Tensor) -> torch.Tensor:
-    """Return the logits [C, V] that a model makes of last hidden states.
+    """Return the logits [C, V] that a model computes from last hidden states.
 
     The model's own forward pass computes them, with its blocks skipped: a head may scale or cap
     logits, or multiply hidden states, as its family does.

@@ -1,4 +1,4 @@
-"""Resolve a model name to a directory, and check a model's configuration before a run starts.
+"""Resolves a model name to a directory, and checks a model's configuration before a run starts.
 
 A local directory is used as it is; a hub id is downloaded once into the hub's cache. Commands call
 these checks before they start processes, so this module must not import torch.
@@ -24,7 +24,7 @@ def resolve_model(
 
     Args:
         name_or_path: a directory or a hub id.
-        with_weights: fetch the weights of a hub id too, which may be many gigabytes.
+        with_weights: also fetch the weights of a hub id, which may be many gigabytes.
         flag: names the model, for messages.
 
     Raises:
@@ -71,9 +71,9 @@ def check_router_replay(model_path: Path) -> None:
 
 
 def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
-    """Refuse adapters on layers that the model has not, or on experts.
+    """Refuse adapters on layers that the model lacks, or on experts.
 
-    transformers stacks experts, so they are no linear layers.
+    transformers stacks experts, so they are not linear layers.
 
     Raises:
         ConfigError: there is no layer of such a name, or the model is a mixture of experts, and a

@@ -1,4 +1,4 @@
-"""Routers of mixture-of-experts models that take the server's choice of experts.
+"""Makes routers of mixture-of-experts models use the server's choice of experts.
 
 Server and trainer compute the same token with different precision, batches and kernels, so their
 routers sometimes choose different experts; the trained policy then differs from the one that
@@ -20,8 +20,9 @@ from transformers import PreTrainedModel
 from agentrl.errors import ConfigError
 
 ROUTED_EXPERTS = "routed_experts"
-"""Keyword argument that carries a row's choices to the decoder layers: int64 [N, L, K]; at -1 the
-layer's own router chooses."""
+"""Keyword argument that carries a row's choices to the decoder layers: int64 [N, L, K]; at -1, the
+layer's own router chooses.
+"""
 
 
 def is_mixture(module: nn.Module) -> bool:
@@ -70,7 +71,7 @@ def _hand_over(number: int, layer: Any, arguments: Any, keywords: dict[str, Any]
 def _route(gate: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return logits [N, E], and weights and indices [N, K] of the chosen experts.
 
-    Computes as Qwen3-MoE's router does, except that a float64 model stays in float64.
+    Computes like Qwen3-MoE's router, except that a float64 model stays in float64.
     """
     logits = linear(hidden.reshape(-1, gate.hidden_dim), gate.weight)
     exact = torch.promote_types(logits.dtype, torch.float32)

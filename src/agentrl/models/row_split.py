@@ -6,8 +6,8 @@ arXiv 2309.14509). Attention sees the whole token tree and needs no change. Ring
 that a later block sees all of an earlier one, which is false for trees. `tp` splits the stretch again
 between the attention and MLP blocks (Korthikanti et al., arXiv 2205.05198).
 
-Layers whose weights every `tp` rank has compute on the rank's own tokens, also where their attention or
-their scan follows paths: the exchange of tokens for heads then goes over `cp` and `tp` together.
+Layers whose weights every `tp` rank has compute the rank's own tokens, even if their attention or
+scan follows paths: tokens are then exchanged for heads over `cp` and `tp` together.
 
 Rows are padded to a multiple of the number of ranks; padding is cut off before attention.
 
@@ -180,7 +180,7 @@ class RowShare:
             values: [P / (cp * tp), X, ...] of a recurrent layer.
 
         Returns:
-            [N, X / (cp * tp), ...]; ranks share a head where there are fewer heads than ranks.
+            [N, X / (cp * tp), ...]; ranks share a head if there are fewer heads than ranks.
         """
         if self._row is None:
             return values

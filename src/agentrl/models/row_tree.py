@@ -1,9 +1,10 @@
 """`RowTree`: a row as a tree of segments, for layers that carry a state along a path.
 
 For attention, a segment is a stretch of the row in which every token is the first child of the one
-before it (`segment_starts`). A recurrent layer has to be able to run over a segment without asking
-whose state to continue: its segments are also cut behind every token from which a later one starts,
-and behind the tokens whose states a later chunk continues. Those that do not depend on one another form a *round*: one call of the layer.
+before it (`segment_starts`). A recurrent layer must be able to run over a segment without choosing
+between states: its segments are also cut after every token from which a later one starts, and after
+the tokens whose states a later chunk continues. Segments that do not depend on one another form a
+*round*: one call of the layer.
 
 Works on arrays; knows no tensors and no layers.
 
@@ -31,10 +32,12 @@ class Round:
     starts: np.ndarray
     """int64 [S], first token of each."""
     ends: np.ndarray
-    """int64 [S], token behind the last."""
+    """int64 [S], token after the last."""
     parents: np.ndarray
     """int64 [S], number of the state that each continues: 0 is the state before a path, 1 to I are
-    those of `imports`, and the others are those behind the segments of earlier rounds, in order."""
+    those of `imports`, and the others are the final states of the segments of earlier rounds, in
+    order.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +63,7 @@ class RowTree:
         Args:
             row: N tokens in depth-first preorder.
             num_above: P.
-            exported: E own tokens whose states are wanted, rising.
+            exported: E own tokens whose states are requested, rising.
         """
         parents = _parents(row, num_above)
         exported = np.asarray(exported, dtype=np.int64)
@@ -74,7 +77,7 @@ class RowTree:
         segment_of = np.cumsum(is_first) - 1
         above = parents[starts]
         imports = np.unique(above[(above >= 0) & (above < num_above)])
-        # The segment above each; -1 where the state does not come from this row.
+        # The segment above each; -1 if the state does not come from this row.
         owner = np.where(above >= num_above, segment_of[np.maximum(above - num_above, 0)], -1)
         level = np.zeros(len(starts), dtype=np.int64)
         for segment in np.flatnonzero(owner >= 0).tolist():  # in preorder, owners come first

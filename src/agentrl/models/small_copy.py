@@ -1,8 +1,8 @@
-"""A small random model of the same structure as a large one, to try out what its layers do.
+"""Builds a small random model with the structure of a large one, to test its layers.
 
-A configuration comes in; a model with one layer of each kind goes out, whose widths, windows and
-vocabulary fit into milliseconds. What says how layers compute (activations, scales, caps, patterns of
-layers, width of convolutions) stays as it is.
+In: a configuration. Out: a model with one layer of each kind, whose widths, windows and vocabulary
+are small enough to run in milliseconds. Settings that define the computation of layers
+(activations, scales, caps, patterns of layers, width of convolutions) stay unchanged.
 """
 
 from typing import Any
@@ -83,21 +83,21 @@ _VISION_AT_MOST = {
     "num_position_embeddings": 64,
     "position_embedding_size": 64,
 }
-"""The same of image encoders."""
+"""The same for image encoders."""
 _FEW_BLOCKS = (("deepstack_visual_indexes", [0]), ("fullatt_block_indexes", [1]))
 _NUM_IMAGE_TOKENS = 16
 _HEAD_PAIRS = (
     ("num_key_value_heads", "num_attention_heads"),
     ("linear_num_key_heads", "linear_num_value_heads"),
 )
-"""Numbers of heads whose ratio says how many share one: each becomes 2 at most."""
+"""Numbers of heads whose ratio is the number of heads that share one: each becomes at most 2."""
 
 
 def small_config(config: PretrainedConfig) -> PretrainedConfig:
     """Return the configuration of a small model with a layer of each kind.
 
     Raises:
-        Exception: the family's configuration class refuses the values; it may be anybody's code.
+        Exception: the family's configuration class refuses the values; it may be third-party code.
     """
     if config.get_text_config() is not config:
         return _small_composite(config)
@@ -107,7 +107,7 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def small_image_processor(config: PretrainedConfig) -> dict[str, Any]:
-    """Return settings with which the family's image processor reads images for a small copy."""
+    """Return settings for the family's image processor to read images for a small copy."""
     vision: Any = config.vision_config
     if hasattr(vision, "spatial_merge_size"):
         return {
@@ -165,7 +165,7 @@ def _small_encoder(values: dict[str, Any], hidden_size: int) -> dict[str, Any]:
 
 
 def text_vocabulary(config: PretrainedConfig) -> int:
-    """Return the number of tokens of a small copy that are no images'."""
+    """Return the number of a small copy's tokens that do not stand for images."""
     size: int = config.get_text_config().vocab_size
     return size - _NUM_IMAGE_TOKENS if reads_images(config) else size
 
@@ -182,7 +182,7 @@ def _small_values(values: dict[str, Any]) -> dict[str, Any]:
         values["head_dim"] = _HEAD_SIZE
     else:
         values["hidden_size"] = values["num_attention_heads"] * _HEAD_SIZE
-    if values.get("kv_lora_rank"):  # where a head is asked for, its rotary part is meant
+    if values.get("kv_lora_rank"):  # for the size of a head, its rotary part is used
         values["head_dim"] = values["qk_rope_head_dim"]
     if "mamba_n_heads" in values:
         width = values.get("mamba_expand", 1) * values["hidden_size"]
@@ -195,7 +195,7 @@ def _small_values(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with those of `_AT_MOST` cut down, also where a layer has its own."""
+    """Return values limited to `_AT_MOST`, including those of single layers."""
     found = dict(values)
     for name, value in values.items():
         if name in _AT_MOST and isinstance(value, int):
@@ -207,8 +207,8 @@ def _bounded(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that speak of layers, for the first layer of each kind."""
-    if "num_hidden_layers" not in values:  # the list of layers says it
+    """Return the values that describe layers, for the first layer of each kind."""
+    if "num_hidden_layers" not in values:  # given by the list of layers
         values["num_hidden_layers"] = len(values["layers_block_type"])
     number = values["num_hidden_layers"]
     by_layer = {
@@ -216,7 +216,7 @@ def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if isinstance(value, (list, tuple))
         and len(value) == number > 1
-        and name != "full_attn_idxs"  # numbers of layers, which `layer_types` says as well
+        and name != "full_attn_idxs"  # layer numbers, which `layer_types` contains as well
     }
     first: dict[tuple[str, ...], int] = {}
     for layer, kind in enumerate(zip(*by_layer.values(), strict=True)):
@@ -240,7 +240,8 @@ def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
 def small_model(config: PretrainedConfig, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """Return a random float64 model of a small configuration.
 
-    Nothing is left at 0 or 1 (norms, sinks, biases, time steps), so that a forgotten term shows.
+    No parameter stays at 0 or 1 (norms, sinks, biases, time steps), which would hide a missing
+    term.
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
@@ -252,7 +253,7 @@ def small_model(config: PretrainedConfig, *, trust_remote_code: bool = False) ->
 
 @torch.no_grad()
 def randomized(model: PreTrainedModel) -> PreTrainedModel:
-    """Move every parameter of a small model off the value that it starts from (in place)."""
+    """Move every parameter of a small model away from its initial value (in place)."""
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)

@@ -1,10 +1,10 @@
-"""The layers of a model that a stage of a pipeline keeps.
+"""Reduces a model to the layers of one pipeline stage.
 
-A stage is the family's own model, in which other modules stand where other stages have their layers, so
-that no forward pass is written anew and every parameter keeps its name. They pass hidden states on; the
-one in front of the stage's own layers puts in those that the stage before sent. The first stage has the
-embedding, the last one the norm behind the layers and the head. A head that is tied to the embedding is
-on both, and the sum of both gradients goes to each.
+A stage is the family's own model with placeholders for the layers of other stages: no forward pass
+has to be rewritten, and every parameter keeps its name. Placeholders pass hidden states through;
+the one before the stage's own layers inserts those received from the previous stage. The first
+stage has the embedding, the last one the final norm and the head. A head that is tied to the
+embedding is on both, and each gets the sum of both gradients.
 """
 
 import copy
@@ -21,16 +21,16 @@ from agentrl.models.small_copy import small_config, small_model
 
 @dataclass(frozen=True, eq=False)
 class ModelStage:
-    """What a stage has of a model."""
+    """The part of a model that a stage has."""
 
     number: int
     count: int
     entry: "_Elsewhere | None"
-    """Where hidden states of the stage before come in; None on the first stage."""
+    """Where the hidden states of the previous stage enter; None on the first stage."""
     elsewhere: tuple[str, ...]
-    """Beginnings of the names of parameters that other stages have."""
+    """Name prefixes of the parameters that other stages have."""
     tied: str | None
-    """Name of the parameter that is embedding and head in one, if this stage has it."""
+    """Name of the parameter that is both embedding and head, if this stage has it."""
 
     @property
     def is_last(self) -> bool:
@@ -38,35 +38,35 @@ class ModelStage:
         return self.number == self.count - 1
 
     def is_tied(self, name: str) -> bool:
-        """Return whether a policy's parameter is embedding and head in one."""
+        """Return whether a policy's parameter is both embedding and head."""
         return self.tied is not None and name.endswith(f".{self.tied}")
 
     def has(self, name: str) -> bool:
-        """Return whether a parameter of the whole model, by its name, is this stage's."""
+        """Return whether this stage has a parameter of the whole model, by name."""
         return not name.startswith(self.elsewhere) if self.elsewhere else True
 
 
 WHOLE = ModelStage(0, 1, None, (), None)
-"""The only stage of a model that no pipeline divides."""
+"""The only stage of a model without a pipeline."""
 
 
 class _Elsewhere(nn.Module):
-    """Stands where another stage has a layer."""
+    """Placeholder for a layer of another stage."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        # Models ask their layers of which kind they are.
+        # Models query the kind of their layers.
         kept = {name: value for name, value in vars(layer).items() if isinstance(value, str)}
         self.__dict__.update(kept)
         self.given: torch.Tensor | None = None
-        """Hidden states to put in."""
+        """Hidden states to insert."""
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return hidden_states if self.given is None else self.given
 
 
 def keep_stage(model: PreTrainedModel, number: int, count: int) -> ModelStage:
-    """Take out of a model what other stages have (in place).
+    """Remove from a model what other stages have (in place).
 
     Args:
         model: whole, on any device.
@@ -80,7 +80,7 @@ def keep_stage(model: PreTrainedModel, number: int, count: int) -> ModelStage:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head.weight is embedding.weight
     is_first, is_last = number == 0, number == count - 1
-    # Rounded up: the layers that are over go to early stages, as the last one has the head.
+    # Rounded up: surplus layers go to early stages, because the last one has the head.
     start, end = (-(-len(base.layers) * edge // count) for edge in (number, number + 1))
     removed = []
     for place, layer in enumerate(base.layers):
@@ -108,7 +108,7 @@ def keep_stage(model: PreTrainedModel, number: int, count: int) -> ModelStage:
 
 
 def check_stages(config: PretrainedConfig, count: int, *, trust_remote_code: bool = False) -> None:
-    """Refuse models whose layers hand on more than hidden states, tried out on a small random copy.
+    """Refuse models whose layers pass on more than hidden states; tests a small random copy.
 
     Raises:
         ConfigError: two stages of the copy do not compute what the whole copy does.

@@ -1,8 +1,8 @@
-"""Rows through the stages of a pipeline: what the last stage computes of them, and its gradients.
+"""Passes rows through the stages of a pipeline, forward and backward.
 
-A row within the budget is one pass. A row in chunks is a pipeline of its own, whose rows are its chunks:
-forward in their order, then backward in reverse order, as `ChunkedPass` does on one rank. Each stage keeps
-what passes between chunks in its own layers.
+A row within the budget is one pass. A row in chunks is a separate pipeline whose rows are the
+chunks: forward in order, then backward in reverse order, as `ChunkedPass` does on one rank. Each
+stage keeps what passes between chunks in its own layers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ class StagedRows:
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "with_entropy": with_entropy}
         self._around = around
         self.made: dict[int, TargetLogprobs] = {}
-        """What the last stage computed of each row, without a graph; empty on other stages."""
+        """The last stage's outputs for each row, without a graph; empty on other stages."""
 
     def forward(self) -> None:
         """Pass all rows forward (collective)."""
@@ -89,7 +89,7 @@ class StagedChunks(ChunkedPass):
             row: N tokens, T target tokens.
             stages: of the pipeline.
             split: how rows are split over further ranks.
-            num_chunks: that the budget asks for; equal on all ranks.
+            num_chunks: number that the budget requires; equal on all ranks.
             chunk_size: positions that go through the LM head at a time.
         """
         super().__init__(
@@ -138,7 +138,8 @@ class StagedChunks(ChunkedPass):
                 return made
 
             def owed() -> Iterator[torch.Tensor]:
-                # A stage ends its chunks in this order: what later ones owe is known by now.
+                # A stage finishes its chunks in this order, so the gradients from later chunks are
+                # known by now.
                 while ended:
                     debts.add(*ended.pop())
                 for part, debt in debts.of(chunk, states):
@@ -162,7 +163,7 @@ class StagedChunks(ChunkedPass):
 
 
 class _Paying(torch.autograd.Function):
-    """Its first input; in the backward pass, what is owed to the others joins their gradients."""
+    """Returns its first input; the backward pass adds pending gradients to the others."""
 
     @staticmethod
     def forward(
@@ -179,7 +180,7 @@ class _Paying(torch.autograd.Function):
 def _kept(
     made: dict[int, TargetLogprobs], number: int, output: TargetLogprobs | torch.Tensor
 ) -> torch.Tensor:
-    """Keep what the last stage made without its graph; return what torch's stage goes on with."""
+    """Keep the last stage's outputs without their graph; return what torch's stage continues with."""
     if not isinstance(output, TargetLogprobs):
         return output
     made[number] = output._replace(logprobs=output.logprobs.detach())

@@ -1,8 +1,8 @@
-"""Models of float64 stay in float64, also where a modeling file names float32.
+"""Keeps float64 models in float64, even if a modeling file casts to float32.
 
 Norms, routers, rotary angles and scans of most families compute in float32, whatever the model's
-precision. That is right for bfloat16, and hides errors of training below 1e-8 when a float64 model is
-to show them.
+precision. That is right for bfloat16, but hides training errors below 1e-8 that a float64 model
+should reveal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def unrounded(dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return a context in which a model of this precision computes; float64 is never rounded there."""
+    """Return the context for a model of this precision; float64 is never rounded in it."""
     return _Unrounded() if dtype == torch.float64 else nullcontext()
 
 
@@ -45,7 +45,7 @@ class _Unrounded(TorchFunctionMode):
     ) -> Any:
         if function is torch.Tensor.float:
             function = torch.Tensor.double
-        # Called for every operation: nothing is made anew where nothing changes.
+        # Called for every operation: unchanged values are not copied.
         if any(argument is torch.float32 for argument in args):
             args = tuple(map(_wider, args))
         if kwargs and any(argument is torch.float32 for argument in kwargs.values()):

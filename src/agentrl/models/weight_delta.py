@@ -1,13 +1,13 @@
-"""What changed between two versions of a model's weights, as a file.
+"""The changes between two versions of a model's weights, as a file.
 
-In: the tensors of a version, and of the one before, under their names in the checkpoint. Out: a
-directory with one safetensors file: for each tensor that changed, the positions and values that did, or
-the whole tensor where that is smaller, and a checksum (CRC-32) of every tensor of the new version, changed or
-not. Whoever applies it thereby knows that it has the very bits of the version. Knows neither servers nor
-policies.
+In: the tensors of a version, and of the previous one, under their names in the checkpoint. Out: a
+directory with one safetensors file: for each changed tensor, the changed positions and values, or
+the whole tensor if that is smaller; and a checksum (CRC-32) of every tensor of the new version,
+changed or not. With the checksums, a reader can verify that its result equals the version bit for
+bit. Knows neither servers nor policies.
 
-At the learning rates of reinforcement learning most float32 values change in a step, but few of the
-bfloat16 values that they round to.
+At the learning rates of reinforcement learning, most float32 values change in a step, but few of
+the bfloat16 values that they round to.
 
 Shape legend: K changed values of a tensor.
 """
@@ -36,27 +36,29 @@ _MOST_POSITIONS = 2**31
 
 @dataclass(frozen=True, eq=False)
 class TensorChange:
-    """How one tensor differs from the version before."""
+    """How one tensor differs from the previous version."""
 
     values: torch.Tensor
     """The changed values [K], or the whole tensor."""
     positions: torch.Tensor | None = None
-    """int32 [K], places of the values in the flattened tensor; None where it is whole."""
+    """int32 [K], positions of the values in the flattened tensor; None if it is whole."""
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in the file."""
+        """Size in the file."""
         return self.values.nbytes + (0 if self.positions is None else self.positions.nbytes)
 
 
 @dataclass(frozen=True)
 class TensorChecksum:
-    """What a tensor of a version is, to the bit."""
+    """Identifies the exact values of a tensor."""
 
     crc: int
     """CRC-32 of its bytes."""
     dtype: str
-    """Its precision in the version, such as `bfloat16`; whoever holds it in a higher one rounds back."""
+    """Its precision in the version, such as `bfloat16`; copies in a higher precision are rounded
+    back.
+    """
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorChecksum":
@@ -65,7 +67,7 @@ class TensorChecksum:
         return cls(zlib.crc32(data), dtype_name(tensor.dtype))
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor holds the version's values, in its precision or a higher one."""
+        """Return whether a tensor holds the version's values, in the same or a higher precision."""
         dtype = dtype_named(self.dtype)
         return dtype is not None and self == TensorChecksum.of(tensor.to(dtype))
 
@@ -75,22 +77,22 @@ class WeightDelta:
     """The changes from one version to the next."""
 
     base: str | None
-    """Label of the version that it is applied to; None where it holds every tensor whole."""
+    """Label of the version that it is applied to; None if it holds every tensor whole."""
     changes: Mapping[str, TensorChange]
     checksums: Mapping[str, TensorChecksum]
     """Of all tensors of the new version, by name."""
 
     @property
     def num_bytes(self) -> int:
-        """What the changes take in the file."""
+        """Size of the changes in the file."""
         return sum(change.num_bytes for change in self.changes.values())
 
 
 def change_between(old: torch.Tensor | None, new: torch.Tensor) -> TensorChange | None:
-    """Return how a tensor changed, bit for bit; None where it did not.
+    """Return how a tensor changed, bit for bit; None if it did not.
 
     Args:
-        old: the version before, of the same shape and dtype, contiguous; None when there is none.
+        old: the previous version, of the same shape and dtype, contiguous; None if there is none.
         new: contiguous, on the CPU.
     """
     if old is None or new.numel() >= _MOST_POSITIONS:
@@ -105,7 +107,7 @@ def change_between(old: torch.Tensor | None, new: torch.Tensor) -> TensorChange 
 
 
 def write_delta(delta: WeightDelta, directory: Path) -> None:
-    """Write a delta; the directory appears whole or not at all.
+    """Write a delta; the directory appears complete or not at all.
 
     Raises:
         WriteError: writing failed, for example on a full disk.

@@ -1,4 +1,4 @@
-"""Read a checkpoint's safetensors into a model on torch's meta device.
+"""Reads a checkpoint's safetensors into a model on torch's meta device.
 
 The model is built, split and sharded without memory. Each rank then allocates its own shards and
 reads them from the files: its memory never exceeds its shards plus one piece of one tensor.
@@ -29,10 +29,10 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 log = logging.getLogger(__name__)
-# Heads that predict further tokens: in modules of their own, or as layers behind the last one.
+# Heads that predict further tokens: in separate modules, or as layers after the last one.
 _FURTHER_TOKENS = re.compile(r"(?:^|\.)mtp(?:\.|_)")
 _LAYER = re.compile(r"^model\.(?:language_model\.)?layers\.(\d+)\.")
-# Tensors in old checkpoints that models now compute.
+# Tensors of old checkpoints that models now compute.
 _COMPUTED = ("rotary_emb.inv_freq",)
 
 
@@ -81,7 +81,7 @@ def read_weights(
         names = [name, *aliases.get(name, [])]
         found = next((other for other in names if other in files.names), name)
         shape = tuple(parameter.shape)
-        is_whole = found in files.names  # some families store stacks of experts as they are
+        is_whole = found in files.names  # some families store stacks of experts unchanged
         wanted[name] = [whole_piece(found, shape)] if is_whole else list(pieces(found, shape))
     buffers = _stored_buffers(model)
     expected = {piece.name for parts in wanted.values() for piece in parts} | buffers.keys()
@@ -111,7 +111,7 @@ def _stored_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def is_converted(model: PreTrainedModel) -> bool:
-    """Return whether a family's checkpoints may be arranged otherwise than its models."""
+    """Return whether a family's checkpoints may be arranged differently than its models."""
     return bool(get_model_conversion_mapping(model, add_legacy=False))
 
 
@@ -204,15 +204,15 @@ def _check_missing(files: _WeightFiles, wanted: set[str]) -> None:
 
 
 def _check_unexpected(model: PreTrainedModel, path: Path, names: Collection[str]) -> None:
-    """Refuse tensors that the model has no place for, but for heads that predict further tokens.
+    """Refuse tensors that the model has no place for, except heads that predict further tokens.
 
-    Many families are published with such heads, for servers that draft with them. transformers' models
-    have none.
+    Many families are published with such heads, which servers use to draft tokens. transformers'
+    models have none.
     """
     config = model.config.get_text_config()
     first = getattr(config, "num_hidden_layers", 0)
     behind = range(first, first + (getattr(config, "num_nextn_predict_layers", 0) or 0))
-    # Names of its class, and what a model adds by its configuration (Gemma 4's shared keys).
+    # Names from its class, and those that its configuration adds (Gemma 4's shared keys).
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
 
     def is_left_out(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 The environment offers what Hugging Face chat templates expect (a sandbox, `tojson` without HTML
 escapes, `raise_exception`, `strftime_now`, loop controls, `generation` blocks). Templates come from
-the hub and are untrusted: they run in Jinja's immutable sandbox and see plain JSON values only.
+the hub and are untrusted: they run in Jinja's immutable sandbox and see only plain JSON values.
 """
 
 import json
@@ -71,18 +71,18 @@ class ChatTemplate:
 
         Args:
             source: Jinja source.
-            variables: what the template sees beside messages and tools (`eos_token`,
+            variables: what the template sees in addition to messages and tools (`eos_token`,
                 `enable_thinking`, ...).
 
         Raises:
-            ConfigError: the source is no valid template.
+            ConfigError: the source is not a valid template.
         """
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
         self.source = source
-        """As it was given."""
+        """The template's source, unchanged."""
         self._variables = dict(variables)
 
     def variables(self) -> frozenset[str]:

@@ -1,6 +1,6 @@
-"""A growing conversation with the model, and how the next prompt follows from an earlier turn.
+"""A growing conversation with the model; derives the next prompt from an earlier turn.
 
-Messages come in, prompts as token ids go out. The caller adds messages in order, so the turn that a
+In: messages. Out: prompts as token ids. The caller adds messages in order, so the turn that a
 prompt continues is known; `inference.dialects.continuation` infers it for clients that resend all
 messages with every call. Knows neither servers nor documents.
 """
@@ -26,12 +26,12 @@ class Prompt:
     Attributes:
         ids: the whole prompt, int32 [P].
         parent: index of the turn that it continues; None for a fresh context.
-        shared_len: leading ids taken over from that turn's prompt and output.
+        shared_len: leading ids reused from that turn's prompt and output.
         branch_reason: why it does not continue that turn in full, if it does not.
-        rewritten: the context was edited: it is not that turn's with something added.
+        rewritten: the context was edited rather than only extended.
         images: addresses of its images, one for each placeholder in `ids`.
-        shared_images: leading ones taken over from that turn's prompt.
-        num_begun: trailing ids with which the reply begins: given, not sampled.
+        shared_images: leading images reused from that turn's prompt.
+        num_begun: trailing ids that start the reply: given, not sampled.
     """
 
     ids: np.ndarray
@@ -50,11 +50,11 @@ class Prompt:
 
     @property
     def added_images(self) -> tuple[str, ...]:
-        """The images whose placeholders stand in the added ids."""
+        """The images whose placeholders are among the added ids."""
         return self.images[self.shared_images :]
 
     def beginning(self, ids: np.ndarray) -> "Prompt":
-        """Return the prompt with `ids`, int32 [B], added as the beginning of the reply."""
+        """Return the prompt with `ids`, int32 [B], added as the start of the reply."""
         whole = np.concatenate([self.ids, ids]).astype(np.int32)
         return replace(self, ids=whole, num_begun=len(ids))
 
@@ -67,12 +67,12 @@ class Prompt:
     ) -> "Prompt":
         """Return the prompt with its images, sharing nothing from the first one that differs.
 
-        A placeholder has the same ids whichever image it stands for, so ids alone do not tell.
+        A placeholder has the same ids for every image, so ids alone do not distinguish images.
 
         Args:
             images: addresses of its images, in the order of their placeholders.
             before: those of the prompt of the turn that it continues.
-            image_token_id: the placeholder; None where the model has none.
+            image_token_id: the placeholder; None if the model has none.
 
         Raises:
             RenderError: there are more or fewer placeholders than images.
@@ -97,11 +97,11 @@ class Prompt:
 
 @dataclass(frozen=True, eq=False)
 class AnsweredTurn:
-    """A turn as a later prompt builds upon it.
+    """A turn that a later prompt may build on.
 
     Attributes:
         index: of the turn.
-        messages: what it was asked, and its reply as it was sampled.
+        messages: its prompt's messages, and its reply as sampled.
         full_ids: prompt and output ids, int32 [F].
         images: addresses of the images of its prompt.
     """
@@ -141,7 +141,7 @@ class AnsweredTurn:
 
 @dataclass
 class Conversation:
-    """Messages so far, and the turn that the next prompt builds upon.
+    """Messages so far, and the turn that the next prompt builds on.
 
     Append messages with `add`; `AsyncSampler.generate` adds the model's replies. To edit the
     history (drop tool results, summarize), call `rewrite`: the next prompt then branches from the
@@ -170,7 +170,7 @@ class Conversation:
 
     @property
     def history(self) -> list[Message]:
-        """All messages, those that the model has not seen yet included."""
+        """All messages, including those that the model has not seen yet."""
         return [*self.messages, *self.pending]
 
     def add(self, *messages: Message) -> None:

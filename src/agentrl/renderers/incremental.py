@@ -1,6 +1,6 @@
-"""Incremental rendering: what a template adds after a reply, where it only appends.
+"""Incremental rendering: what a template adds after a reply, if it only appends.
 
-Text in, text out; `PromptIncrement` says what came of it in tokens.
+Text in, text out; `PromptIncrement` holds the result in tokens.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class PromptIncrement:
     exact: bool
     """The prompt extends the parent's ids in full."""
     reason: str | None
-    """Why it does not (`drift`, `stop_token`, or the caller's own reason); None where it does."""
+    """Why it does not (`drift`, `stop_token`, or the caller's own reason); None if it does."""
 
     def prompt_ids(self, parent_full_ids: np.ndarray) -> np.ndarray:
         """Return the whole prompt, int32 [shared_len + A]."""
@@ -37,7 +37,7 @@ class PromptIncrement:
     def after_common_prefix(
         cls, parent_full_ids: np.ndarray, ids: np.ndarray, reason: str
     ) -> "PromptIncrement":
-        """Return a prompt that was rendered anew as what it adds to what it shares."""
+        """Return a newly rendered prompt as an increment to its common prefix."""
         shared_len = num_shared_ids(ids, np.asarray(parent_full_ids))
         exact = shared_len == len(parent_full_ids)
         return cls(
@@ -58,11 +58,11 @@ class IncrementalRenderer:
         format_: ToolCallFormat,
         stop_literals: Mapping[int, str],
     ) -> None:
-        """Work for a template, whose model writes calls in a format.
+        """Prepare for a template whose model writes calls in a format.
 
         Args:
             template: the model's.
-            traits: what is known of it.
+            traits: its traits.
             format_: how the model writes calls.
             stop_literals: the ids that end a turn, and their texts.
         """
@@ -74,14 +74,14 @@ class IncrementalRenderer:
     def text_after_reply(
         self, conversation: EscapedConversation, text: str, num_before: int
     ) -> tuple[str, str] | None:
-        """Return how the template closes the parent's reply, and what it puts behind that; or None.
+        """Return how the template closes the parent's reply and what it adds after that, or None.
 
-        None means that appending does not hold: with the new messages, the template renders the
-        parent's prompt or reply otherwise than before.
+        None means that the template does not only append: with the new messages, it renders the
+        parent's prompt or reply differently.
 
         Args:
             conversation: the messages up to the parent's reply, and the new ones.
-            text: what the template makes of all of them.
+            text: the template's text for all of them.
             num_before: how many messages there are up to the parent's reply, itself included.
         """
         prompt_text, close_text = self._traits.prompt_text, self._traits.close_text
@@ -89,7 +89,7 @@ class IncrementalRenderer:
         if close_text is None:
             return None
         if not prompt.endswith(prompt_text):
-            # Behind results, some templates ask for nothing: the model goes on in its turn.
+            # After results, some templates add no generation prompt: the model continues its turn.
             open_ = conversation.rendered(
                 self._template, num_before - 1, add_generation_prompt=False
             )
@@ -103,7 +103,7 @@ class IncrementalRenderer:
             return self._text_behind_calls(conversation, text, num_before, prompt)
         reply = self._traits.spoken(conversation.messages[num_before - 1])
         spoken = prompt_text + reply
-        # Templates leave out thinking that says nothing, or add it: nobody's words change by that.
+        # Templates omit empty thinking, or add it, which changes no content.
         marks = self._traits.marks
         forms = [spoken, marks.empty.sub("", spoken)]
         if marks.close not in spoken:
@@ -115,10 +115,10 @@ class IncrementalRenderer:
         return None
 
     def text_after_stop(self, close_text: str, behind: str, last_id: int) -> tuple[str, int]:
-        """Return what is to follow the parent's ids, and how many of them to give up first.
+        """Return the text to append to the parent's ids, and how many of these to drop first.
 
         The model closes its own turn by a stop token, which the template writes too: in the closing
-        text, or (GLM) as the beginning of what follows.
+        text, or (GLM) as the start of what follows.
 
         Args:
             close_text: how the template closes the reply.
@@ -133,17 +133,17 @@ class IncrementalRenderer:
             return rest + behind, 0
         if (close_text + behind).startswith(literal):
             return (close_text + behind).removeprefix(literal), 0
-        # It stopped with another token than the template ends turns with.
+        # It stopped with a different token than the one with which the template ends turns.
         return close_text + behind, 1
 
     def _text_behind_calls(
         self, conversation: EscapedConversation, text: str, num_before: int, prompt: str
     ) -> tuple[str, str] | None:
-        """Do the same for a reply whose calls the template writes by itself.
+        """Do the same for a reply whose calls the template renders itself.
 
-        It may write them with other spaces than the model did, or in another order of parts. That is
-        no drift if what it wrote means the same: read like a reply, it gives the same thinking, the same
-        prose and the same calls.
+        It may render them with different spacing or order of parts than the model did. That is not
+        drift if the meaning is the same: parsed as a reply, it yields the same thinking, prose and
+        calls.
         """
         message = conversation.messages[num_before - 1]
         closed = conversation.rendered(self._template, num_before, add_generation_prompt=False)
@@ -162,7 +162,7 @@ class IncrementalRenderer:
         )
         functions = [call["function"] for call in message["tool_calls"]]
         thought = message.get(self._traits.reasoning_key or "")
-        # Without a place of its own, thinking is in the content.
+        # Without a separate field, thinking is part of the content.
         said = written.prose if thought is None else f"{written.reasoning} {written.content}"
         same = said.split() == f"{thought or ''} {message.get('content') or ''}".split()
         same = same and [(call.name, call.arguments) for call in written.tool_calls] == [
@@ -172,10 +172,10 @@ class IncrementalRenderer:
 
 
 def _match_spaced(text: str, start: int, expected: str) -> int | None:
-    """Return where `expected` ends in `text` if it stands at `start`, else None.
+    """Return where `expected` ends in `text` if it occurs at `start`, else None.
 
-    White space inside `expected` may differ: templates trim and pad replies, while the sampled
-    tokens stay as they are.
+    Whitespace inside `expected` may differ: templates trim and pad replies, while sampled tokens
+    are kept.
     """
     if text.startswith(expected, start):
         return start + len(expected)

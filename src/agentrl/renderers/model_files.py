@@ -24,7 +24,7 @@ class ModelFiles:
     """`bos_token`, `eos_token`, ... as the template may use them."""
     stop_token_ids: tuple[int, ...]
     image_token_id: int | None
-    """Placeholder of an image in the template's text, where the model's configuration names one."""
+    """Placeholder of an image in the template's text, if the model's configuration names one."""
     image_processor: dict[str, Any]
     """Settings of the model's image processor; empty for models without."""
 
@@ -99,21 +99,21 @@ def _chat_template(path: Path, config: dict[str, Any]) -> str:
 
 
 def image_placeholder(path: Path) -> int | None:
-    """Return the token that a model's template writes for an image; None for a model of text."""
+    """Return the token that a model's template writes for an image; None for a text-only model."""
     config = _read_json(path / "config.json")
-    # Gemma 3's template writes what begins an image; the image's own token follows behind it.
+    # Gemma 3's template writes the token that opens an image; the image's own token follows it.
     names = ("boi_token_index",) if config.get("model_type") == "gemma3" else ()
     named = (config.get(name) for name in (*names, "image_token_id", "image_token_index"))
     return next((value for value in named if isinstance(value, int)), None)
 
 
 def image_processor(path: Path) -> dict[str, Any]:
-    """Return the settings of a model's image processor; empty where its directory has none."""
+    """Return the settings of a model's image processor; empty if its directory has none."""
     settings = _read_json(path / "preprocessor_config.json")
     nested = _read_json(path / "processor_config.json").get("image_processor")
     if not settings and isinstance(nested, dict):
         settings = nested
-    # Code of the checkpoint's is not run; what is left says how pixels are made.
+    # The checkpoint's own code is not run; the remaining settings define how pixels are computed.
     return {name: settings[name] for name in sorted(settings) if name not in _NOT_SETTINGS}
 
 

@@ -1,9 +1,9 @@
 """Messages to token ids and back, for one model.
 
-Token in, token out: what a model sampled is never decoded and encoded again. The prompt of a next
-turn is the parent's ids, as they were, and the ids of the text that the template puts behind them.
-Where the template rewrites history instead (or the context was edited), the prompt is rendered
-anew and shares with its parent what it still has in common.
+Token in, token out: what a model sampled is never decoded and encoded again. The prompt of the next
+turn consists of the parent's ids, unchanged, and the ids of the text that the template adds after
+them. If the template rewrites history instead (or the context was edited), the prompt is rendered
+from scratch and shares the longest common prefix with its parent.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class Renderer:
         tool_call_parser: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> None:
-        """Build a renderer; `load` is the usual way to one."""
+        """Build a renderer; use `load` as a rule."""
         self._tokenizer = files.tokenizer
         self._template = ChatTemplate(
             files.chat_template, {**files.named_tokens, **(template_variables or {})}
@@ -65,14 +65,16 @@ class Renderer:
             [token.content for token in added],
         )
         self.traits = template_traits(self._template, self._format)
-        """What the chat template does with tools, calls and thinking."""
-        # Not by the token: a tokenizer may have that of relatives that think.
+        """How the chat template handles tools, calls and thinking."""
+        # Not decided by the token: a tokenizer may have the token of related models that think.
         self._knows_thinking = self.traits.marks.open in files.chat_template
         self._untrusted = UntrustedTextEncoder(
             files.tokenizer, files.tokenizer_json, self._format.control, self.traits.marks
         )
         self.image_token_id = files.image_token_id
-        """Placeholder that stands once for every image of a prompt; None for models without."""
+        """Placeholder that appears once for every image of a prompt; None for models without
+        images.
+        """
         self.image_processor = files.image_processor
         """Settings of the model's image processor."""
         self.stop_token_ids = files.stop_token_ids
@@ -101,7 +103,7 @@ class Renderer:
         Args:
             model_dir: directory in Hugging Face's layout; no weights are read.
             tool_call_parser: name of the format in which the model writes tool calls; None or
-                `auto` takes the one that the chat template shows.
+                `auto` chooses the one that the chat template shows.
             template_variables: further variables of the template (`enable_thinking`, ...).
             chat_template: source of a template instead of the directory's own.
 
@@ -121,7 +123,7 @@ class Renderer:
         """Return the renderer of the policy that the flags describe; see `load`.
 
         Raises:
-            ConfigError: see `load`, or the template reads no variable of a name that is given.
+            ConfigError: see `load`, or the template does not use a given variable.
         """
         renderer = cls.load(
             model_dir,
@@ -154,11 +156,11 @@ class Renderer:
 
     @property
     def control_token_ids(self) -> frozenset[int]:
-        """Ids that only the template and the model may produce, never text from outside."""
+        """Ids that only the template and the model may produce, never untrusted text."""
         return self._untrusted.control_ids
 
     def image_fields(self, images: Sequence[str]) -> dict[str, Any]:
-        """Return the fields of a turn that say how the images it adds are read."""
+        """Return the fields of a turn that describe how its added images are read."""
         if not images:
             return {}
         return {
@@ -174,7 +176,7 @@ class Renderer:
         """Refuse tools for a model that would not see their results.
 
         Raises:
-            ConfigError: the template refuses or leaves out messages of the role `tool`.
+            ConfigError: the template rejects or omits messages of the role `tool`.
         """
         if not self.traits.shows_results:
             raise ConfigError(
@@ -186,8 +188,8 @@ class Renderer:
     def check_fits(self, num_rows: int) -> None:
         """Refuse a tokenizer with tokens that the model has no embedding for.
 
-        Added tokens that no prompt holds do no harm; some families have one for images that the model
-        without images lacks.
+        Added tokens that no prompt contains are harmless; some families have one for images that
+        the text-only model lacks.
 
         Args:
             num_rows: tokens that the model knows.
@@ -197,7 +199,7 @@ class Renderer:
         """
         known = self._tokenizer.get_vocab(with_added_tokens=False).values()
         prompt: list[int] = []
-        with contextlib.suppress(RenderError):  # the template wants more than a question
+        with contextlib.suppress(RenderError):  # the template requires more than a question
             prompt = self.render([{"role": "user", "content": "x"}]).tolist()
         largest = max(*known, *prompt, *self._stop_literals)
         if largest >= num_rows:
@@ -217,7 +219,7 @@ class Renderer:
         """Return the prompt ids of a conversation, int32 [P].
 
         Raises:
-            RenderError: the template or the tokenizer cannot do it.
+            RenderError: the template or the tokenizer cannot render it.
         """
         conversation, text = self._escaped(messages, tools, add_generation_prompt)
         return _int32(self._untrusted.encode(text, conversation.literals))
@@ -232,8 +234,8 @@ class Renderer:
     ) -> np.ndarray:
         """Return what a model would have sampled to give this reply, int32 [T].
 
-        That is what the template writes between the generation prompt and the token that ends the
-        turn, this token included.
+        That is the template's text between the generation prompt and the token that ends the turn,
+        including this token.
 
         Args:
             history: the messages that the reply answers.
@@ -243,8 +245,8 @@ class Renderer:
                 the next one.
 
         Raises:
-            RenderError: the template cannot write the reply behind its own generation prompt, or
-                ends it with none of the model's stop tokens.
+            RenderError: the template cannot write the reply after its own generation prompt, or
+                does not end it with one of the model's stop tokens.
         """
         conversation, closed = self._escaped([*history, reply], tools, False)
         num_before = len(conversation.messages) - 1
@@ -253,7 +255,7 @@ class Renderer:
             spoken = closed[len(prompt) :]
         elif conversation.messages[-1].get("tool_calls") or self.traits.close_text is None:
             raise RenderError("the template writes a reply otherwise than it asks for one")
-        else:  # the generation prompt begins a thought, which the template takes out of replies
+        else:  # the generation prompt opens thinking, which the template removes from replies
             spoken = str(conversation.messages[-1].get("content") or "")
             spoken = spoken.removeprefix(opening(prompt, self.traits.marks))
             spoken += self.traits.close_text
@@ -276,17 +278,17 @@ class Renderer:
         new_messages: Sequence[Message],
         tools: Tools = (),
     ) -> PromptIncrement:
-        """Return the prompt of the next turn as what it adds to its parent.
+        """Return the prompt of the next turn as an increment to its parent.
 
         Args:
             parent_full_ids: prompt and output ids of the parent turn, int32 [F].
             messages_before: the parent's messages and, last, the assistant message of its reply
                 (`Reply.message`).
-            new_messages: what came since (tool results, a user's message).
+            new_messages: messages since then (tool results, a user's message).
             tools: the tools that the parent was shown.
 
         Raises:
-            RenderError: the template or the tokenizer cannot do it.
+            RenderError: the template or the tokenizer cannot render it.
         """
         if not messages_before or messages_before[-1].get("role") != "assistant":
             raise RenderError(
@@ -316,10 +318,10 @@ class Renderer:
         *,
         reason: str,
     ) -> PromptIncrement:
-        """Render an edited context anew, sharing the longest common prefix with its parent.
+        """Render an edited context, sharing the longest common prefix with its parent.
 
         Raises:
-            RenderError: the template or the tokenizer cannot do it.
+            RenderError: the template or the tokenizer cannot render it.
         """
         conversation, text = self._escaped(messages, tools, True)
         return self._branch(parent_full_ids, conversation, text, reason)
@@ -327,13 +329,13 @@ class Renderer:
     def parse(
         self, output_ids: Sequence[int] | np.ndarray, *, turn: int = 0, tools: Tools = ()
     ) -> Reply:
-        """Take a turn's output apart; never raises on what a model wrote.
+        """Parse a turn's output; never raises on a model's text.
 
         Args:
             output_ids: sampled ids, with or without the end-of-turn token, int [T].
             turn: index of the turn; it numbers the tool calls.
             tools: the tools that the model was shown; in formats that write all values as text,
-                their schemas say what the values mean.
+                their schemas determine the types.
         """
         ids = [int(id_) for id_ in output_ids]
         if ids and ids[-1] in self.stop_token_ids:
@@ -357,16 +359,16 @@ class Renderer:
         )
 
     def call_beginning(self, tool: str | None = None) -> np.ndarray:
-        """Return the ids with which a reply begins that calls a tool, int32 [B].
+        """Return the first ids of a reply that calls a tool, int32 [B].
 
-        They end where the model's own tokens may go on.
+        They end where the model's own tokens may continue.
 
         Args:
             tool: name of the tool; None leaves it to the model.
 
         Raises:
-            RenderError: the format of the model's calls does not say how one begins, or the name
-                holds a control token.
+            RenderError: the format of the model's calls does not define how a call starts, or the
+                name contains a control token.
         """
         if tool is not None and self._untrusted.count(tool):
             raise RenderError(f"the tool's name {tool!r} contains a control token")
@@ -381,14 +383,14 @@ class Renderer:
         )
 
     def json_grammar(self, schema: Mapping[str, Any], *, may_call: bool = False) -> Grammar:
-        """Return the grammar of a reply that has to be JSON, thinking aside.
+        """Return the grammar of a reply that must be JSON, apart from thinking.
 
         Args:
             schema: the JSON schema.
             may_call: a reply may call tools instead.
 
         Raises:
-            RenderError: the format of the model's calls does not say how one begins.
+            RenderError: the format of the model's calls does not define how a call starts.
         """
         if self._format.split is not None:
             raise RenderError(
@@ -419,11 +421,11 @@ class Renderer:
         return str(self._tokenizer.decode([int(id_) for id_ in ids], skip_special_tokens=False))
 
     def sampled_ids(self, text: str) -> np.ndarray:
-        """Return the ids of text that a model wrote: its control tokens among them, int32 [T]."""
+        """Return the ids of text that a model wrote, control tokens included, int32 [T]."""
         return _int32(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of text from outside the model: no control token among them, int32 [T].
+        """Return the ids of untrusted text, without control tokens, int32 [T].
 
         Raises:
             RenderError: the tokenizer has no plain form of a literal in the text.
@@ -436,9 +438,9 @@ class Renderer:
     def _escaped(
         self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool
     ) -> tuple[EscapedConversation, str]:
-        """Return the escaped conversation and the text that the template makes of it.
+        """Return the escaped conversation and its rendered text.
 
-        Where the template shows no tools, a system prompt that does may stand in front.
+        If the template does not render tools, a system prompt may describe them.
         """
         if tools and not self.traits.shows_tools:
             messages = told_of_tools(
@@ -453,8 +455,8 @@ class Renderer:
         )
         if not conversation.dangling:
             return conversation, text
-        # The template may join untrusted texts so that a literal arises. If escaping the loose ends
-        # takes a literal away, one did.
+        # The template may join untrusted texts into a literal. If escaping their ends removes a
+        # literal, that has happened.
         guarded = self._untrusted.escape(messages, tools, edges=True)
         guarded_text = guarded.rendered(
             self._template, len(messages), add_generation_prompt=add_generation_prompt
@@ -470,7 +472,7 @@ class Renderer:
         tools: Tools,
         following: Sequence[Message],
     ) -> str:
-        """Return the stop token with which the message after these begins."""
+        """Return the stop token that starts the message after these."""
         num_messages = len(conversation.messages)
         closed = conversation.rendered(self._template, num_messages, add_generation_prompt=False)
         after: Message = {"role": "user", "content": "x"}

@@ -1,4 +1,4 @@
-"""Replies: what a model said in one turn, taken apart, and the grammar of one that has to be JSON."""
+"""Replies: parses what a model said in one turn; the grammar of a JSON reply."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,24 +26,25 @@ Thinking = Literal["none", "optional", "begun"]
 """Whether a reply thinks first; `begun`: the prompt has opened the block."""
 
 _MAX_FUTILE = 64
-"""How often calls are looked for in vain in one reply. Each look may read all of its rest; with this
-bound, time grows with the length of a reply, however often it begins a call or a thought."""
+"""Limit on unsuccessful searches for calls in one reply. Each search may read the whole rest; with
+this limit, time is linear in the length of a reply, however often it starts a call or a thought.
+"""
 _BETWEEN = Regex(pattern=r"\n{0,2}")
-"""What models write between thinking and what they say."""
+"""Text that models write between thinking and content."""
 
 
 @dataclass(frozen=True)
 class MessageForm:
-    """How a reply is to stand in the conversation, for the model's chat template to write it again."""
+    """How a reply is represented in the conversation for the model's chat template to reproduce it."""
 
     structured: bool = False
-    """With its calls as `tool_calls`, not as the text they were written as."""
+    """With its calls as `tool_calls`, not as their text."""
     begun: Message | None = None
-    """The message itself, where the prompt has begun its thinking; see `TemplateTraits.begun_form`."""
+    """The message itself, if the prompt has opened its thinking; see `TemplateTraits.begun_form`."""
     reasoning_key: str | None = None
-    """Where the template looks for the thinking of a reply whose calls stand apart."""
+    """Field in which the template looks for the thinking of a reply with structured calls."""
     in_channels: bool = False
-    """It is made of channels, of which its message shows nothing."""
+    """It consists of channels, which its message does not show."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,19 @@ class Reply:
     """One turn of the model."""
 
     text: str
-    """Everything it wrote, the end-of-turn token excepted."""
+    """Everything it wrote except the end-of-turn token."""
     content: str
-    """What is outside thinking and outside tool calls: where an answer may stand."""
+    """Text outside thinking and tool calls, which may contain an answer."""
     reasoning: str
     """What it thought."""
     tool_calls: tuple[ToolCall, ...]
     prose: str = ""
-    """Everything but the tool calls, thinking and its tags included."""
+    """Everything except tool calls; includes thinking and its tags."""
     form: MessageForm = MessageForm()
 
     @property
     def message(self) -> Message:
-        """The assistant message that stands for this turn in the conversation."""
+        """The assistant message that represents this turn in the conversation."""
         form = self.form
         if not (form.in_channels or (form.structured and self.tool_calls)):
             return form.begun or {"role": "assistant", "content": self.text}
@@ -71,7 +72,7 @@ class Reply:
         if form.reasoning_key is not None and self.reasoning.strip():
             thought, said = self.reasoning.strip(), self.content.strip()
             if form.in_channels and self.tool_calls and said:
-                # Beside a call, the template has a place for one text.
+                # Alongside a call, the template has a place for one text.
                 thought, said = f"{thought}\n\n{said}", ""
             message |= {form.reasoning_key: thought, "content": said}
         if not self.tool_calls:
@@ -97,20 +98,20 @@ def parse_reply(
     marks: ThinkingMarks = THINK,
     form: MessageForm | None = None,
 ) -> Reply:
-    """Take the text of one turn apart.
+    """Parse the text of one turn.
 
     Thinking and calls are told apart from left to right: a `<think>` inside a call is part of the
-    call, a call inside thinking is part of the thinking. Thinking that never ends is ended by the
-    well-formed calls with which the reply ends, if it does.
+    call, a call inside thinking is part of the thinking. Unclosed thinking ends where the
+    well-formed calls at the end of the reply start, if any.
 
     Args:
         text: what the model wrote.
         format_: how it writes calls.
         starts_inside: the prompt ended inside a block of thinking.
-        turn: number of the turn; calls without an id get one made of it and their position.
-        tools: the tools that it was shown; their schemas say what untyped values mean.
-        marks: how it marks its thinking.
-        form: of the message that stands for it.
+        turn: number of the turn; calls without an id get one made from it and their position.
+        tools: the tools that it was shown; their schemas determine the types of untyped values.
+        marks: the marks of its thinking.
+        form: of the message that represents it.
     """
     if format_.split is not None:
         reasoning, said, found = format_.split(text, tools)
@@ -172,7 +173,7 @@ class _Splitter:
             position = self._speak(position)
 
     def _think(self, position: int) -> int:
-        """Take thinking that begins at `position`; return where it is over."""
+        """Read thinking that starts at `position`; return its end."""
         self._has_thought = True
         end = self._text.find(self._marks.close, position)
         if end >= 0:
@@ -183,7 +184,7 @@ class _Splitter:
         return end
 
     def _closing_calls(self, position: int) -> int:
-        """Return where the well-formed calls begin with which the reply ends, or its end."""
+        """Return the start of the well-formed calls at the end of the reply, or its end."""
         begin: int | None = None
         until = position
         section = self._marked(position)
@@ -199,13 +200,13 @@ class _Splitter:
         return begin
 
     def _speak(self, position: int) -> int:
-        """Take what is said from `position` up to a call or thinking, and that too."""
+        """Read content from `position` up to a call or thinking, and that too."""
         text = self._text
         section = self._section(position)
         until = len(text) if section is None else section.start
         mark = self._marks.either.search(text, position, until)
         if mark is not None and mark[0] == self._marks.close:
-            # Its beginning is missing: the prompt may have opened the block.
+            # Its start is missing: the prompt may have opened the block.
             self.reasoning += [*self.said, text[position : mark.start()]]
             self.said.clear()
             self._has_said = False
@@ -244,7 +245,7 @@ class _Splitter:
         return self._num_futile < _MAX_FUTILE
 
     def _marked(self, position: int) -> CallSection | None:
-        """Return the next section of calls; it is looked for once, however often it is asked for."""
+        """Return the next section of calls; repeated calls search only once."""
         if self._format.scan is None:
             return None
         if self._next is not None:
@@ -269,14 +270,14 @@ def reply_grammar(
     marks: ThinkingMarks = THINK,
     call_mark: str | None = None,
 ) -> Grammar:
-    """Return the grammar of replies that are JSON of a schema.
+    """Return the grammar of replies that are JSON conforming to a schema.
 
     Args:
         schema: the JSON schema.
-        thinking: whether there may be thinking before.
+        thinking: whether thinking may precede the JSON.
         marks: how it is marked.
-        call_mark: how tool calls begin that may stand in the JSON's place; what follows the mark
-            is free. None: there may be none.
+        call_mark: start of tool calls that may replace the JSON; text after it is unconstrained.
+            None: no calls are allowed.
     """
     if thinking == "none" and call_mark is None:
         return Grammar(kind="json_schema", text=json.dumps(schema))

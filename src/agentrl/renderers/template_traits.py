@@ -1,4 +1,4 @@
-"""What a chat template does, found by trying it on short conversations."""
+"""Detects what a chat template does by rendering short conversations."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,33 +20,33 @@ class TemplateTraits:
     """How a template writes the turns of a model."""
 
     prompt_text: str
-    """What it puts behind the messages to ask for a reply."""
+    """Generation prompt: text after the messages that asks for a reply."""
     close_text: str | None
-    """What it puts behind a reply; None where it does not write replies as they are."""
+    """Text after a reply; None if it does not write replies verbatim."""
     wants_structured_calls: bool
-    """It shows calls and their results rightly only where they stand beside the assistant's text.
+    """It renders calls and their results correctly only as structured `tool_calls`.
 
-    To Mistral's templates, an answered call that is not marked as one is an assistant's message out of
-    turn; Gemma 4's leave its result out; DeepSeek V3.2's ask for no reply to it; Kimi K2's take the
-    thinking out of what seems to be an answer.
+    Given calls as plain text, Mistral's templates reject the assistant's message as out of turn;
+    Gemma 4's omit the result; DeepSeek V3.2's add no generation prompt; Kimi K2's remove the
+    thinking from what looks like an answer.
     """
     begun_form: BegunForm
-    """How a reply stands in the conversation whose thinking the prompt has begun.
+    """How a reply is represented in the conversation if the prompt has opened its thinking.
 
-    `text`: as it was written (Qwen3.5 looks for the end of the thinking alone); `opened`: with the
-    prompt's beginning of it in front (Nemotron 3 looks for both marks); `reasoning`: apart from what
-    was said, in `reasoning_content` (Qwen3.8 takes thinking from nowhere else).
+    `text`: as it was written (Qwen3.5 looks for the end of the thinking alone); `opened`: preceded
+    by the prompt's opening mark (Nemotron 3 looks for both marks); `reasoning`: separate from the
+    content, in `reasoning_content` (Qwen3.8 reads thinking only from there).
     """
     marks: ThinkingMarks
-    """How the model marks its thinking."""
+    """The marks of the model's thinking."""
     reasoning_key: str | None
-    """Where the template takes the thinking of a message with calls from; None: from its content."""
+    """Field from which the template reads the thinking of a message with calls; None: its content."""
     shows_system: bool
-    """The model is shown a system prompt."""
+    """Whether the template renders system prompts."""
     shows_tools: bool
-    """The model is told of its tools."""
+    """Whether the template renders tools."""
     shows_results: bool
-    """The model is told what its tools returned."""
+    """Whether the template renders tool results."""
 
     @property
     def starts_inside_thinking(self) -> bool:
@@ -54,11 +54,11 @@ class TemplateTraits:
         return self.marks.ends_inside(self.prompt_text)
 
     def begun_message(self, text: str) -> Message:
-        """Return the assistant message of a reply whose thinking the prompt has begun."""
+        """Return the assistant message of a reply whose thinking the prompt has opened."""
         return _begun_message(self.begun_form, self.prompt_text, text, self.marks)
 
     def spoken(self, message: Message) -> str:
-        """Return a reply from its message, as it was written behind the prompt."""
+        """Return a reply, as written after the prompt, from its message."""
         content = str(message.get("content") or "")
         if "reasoning_content" in message and self.begun_form == "reasoning":
             return f"{message['reasoning_content']}{self.marks.close}{content}"
@@ -70,7 +70,7 @@ class TemplateTraits:
 
 
 def template_traits(template: ChatTemplate, format_: ToolCallFormat) -> TemplateTraits:
-    """Try a template.
+    """Detect the traits of a template.
 
     Args:
         template: the model's.
@@ -113,7 +113,7 @@ def answered_call(call_id: str, result: Message) -> list[Message]:
 
 
 def tools_as_shown(template: ChatTemplate) -> str:
-    """Return what a template makes of a question with a tool; nothing if it shows no tools."""
+    """Return a template's text for a question with a tool; empty if it does not render tools."""
     tool: dict[str, Any] = {
         "type": "function",
         "function": {
@@ -168,7 +168,7 @@ def _reasoning_key(template: ChatTemplate, call_id: str) -> str | None:
 
 
 def opening(prompt_text: str, marks: ThinkingMarks) -> str:
-    """Return how a prompt begins the thinking inside which it ends."""
+    """Return the text with which a prompt opens the thinking that it ends in."""
     return marks.open + prompt_text.rpartition(marks.open)[2]
 
 

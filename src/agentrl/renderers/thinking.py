@@ -1,4 +1,4 @@
-"""How models mark their thinking, and how to tell it from what they say."""
+"""How models mark their thinking, and how to separate it from content."""
 
 import re
 from functools import cached_property
@@ -7,22 +7,22 @@ from agentrl.renderers.tool_calls.harmony import IN_CHANNELS, split_channels
 
 
 class ThinkingMarks:
-    """What a family of models writes before and behind its thinking."""
+    """The marks that a family of models writes before and after its thinking."""
 
     def __init__(self, open_: str, close: str) -> None:
-        """Take both marks; `open_` without the line break that some put behind it."""
+        """Store both marks; `open_` without the line break that some models put after it."""
         self.open, self.close = open_, close
-        # Gemma 4's beginning is a token and a word.
+        # Gemma 4's opening mark is a token and a word.
         self.tokens = (open_.removesuffix("thought"), close)
 
     @cached_property
     def either(self) -> re.Pattern[str]:
-        """Return what finds the next mark."""
+        """Return the pattern that finds the next mark."""
         return re.compile(f"{re.escape(self.open)}|{re.escape(self.close)}")
 
     @cached_property
     def empty(self) -> re.Pattern[str]:
-        """Return what finds thinking that says nothing, and the space behind it."""
+        """Return the pattern that finds empty thinking and the space after it."""
         return re.compile(rf"{re.escape(self.open)}\s*{re.escape(self.close)}\s*")
 
     def ends_inside(self, text: str) -> bool:
@@ -40,14 +40,14 @@ _KINDS = (
 
 
 def thinking_marks(text: str) -> ThinkingMarks:
-    """Return the marks that a chat template or a reply has; `<think>` where it has none."""
+    """Return the marks that a chat template or a reply has; `<think>` if it has none."""
     return next((marks for marks in _KINDS if marks.open in text or marks.close in text), THINK)
 
 
 def has_finished_thinking(text: str) -> bool:
     """Return whether a reply has ended its last block of thinking.
 
-    Not the contrary of `ends_inside`: without any mark, the prompt may have begun a block.
+    Not the opposite of `ends_inside`: without any mark, the prompt may have opened a block.
     """
     if IN_CHANNELS.match(text):
         return bool(split_channels(text).said)
@@ -56,7 +56,7 @@ def has_finished_thinking(text: str) -> bool:
 
 
 def without_thinking(text: str) -> str:
-    """Return what follows the last block of thinking; the whole text where none has ended."""
+    """Return what follows the last block of thinking; the whole text if no block has ended."""
     if IN_CHANNELS.match(text):
         return split_channels(text).said or text
     return text.rpartition(thinking_marks(text).close)[2]
@@ -65,8 +65,8 @@ def without_thinking(text: str) -> str:
 def split_reasoning(text: str, *, starts_inside: bool = False) -> tuple[str, str]:
     """Return (reasoning, visible text).
 
-    Thinking that never ends is all reasoning. An end without its beginning makes all text before it
-    reasoning: the prompt may have opened the block.
+    Unclosed thinking is all reasoning. A closing mark without an opening one makes all text before
+    it reasoning: the prompt may have opened the block.
 
     Args:
         text: what the model wrote.

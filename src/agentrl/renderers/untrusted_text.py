@@ -1,11 +1,11 @@
-"""Text from outside the model must not become control tokens: it is escaped before rendering.
+"""Escapes untrusted text before rendering: it must not become control tokens.
 
 An added token such as `<|im_end|>` is a boundary that only the chat template may set. The same
 characters in a user's question, a tool's result or a tool's description are text. Before the
-template is rendered, each such literal in untrusted text is replaced by one private-use character (a
-marker) that occurs nowhere in the conversation; after rendering, markers are encoded as the plain
-characters of their literal by a tokenizer that knows no added tokens. Text without such literals
-passes untouched, and so tokenizes as the model's own template would have it.
+template is rendered, each such literal in untrusted text is replaced by one private-use character
+(a marker) that occurs nowhere in the conversation; after rendering, markers are encoded as the
+plain characters of their literal by a tokenizer that knows no added tokens. Text without such
+literals passes unchanged, and thus tokenizes exactly as with the model's own template.
 """
 
 import copy
@@ -25,13 +25,13 @@ from agentrl.renderers.thinking import THINK, ThinkingMarks
 from agentrl.schema import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# What an assistant itself writes with added tokens. Its other control tokens end or begin turns.
+# Added tokens that an assistant itself writes. Its other control tokens end or start turns.
 _ASSISTANT_TAGS = ("<tool_call>", "</tool_call>")
 _FIRST_MARKER = 0xF0000
 _PRIVATE_USE_RANGE = "\U000f0000-\U0010fffd"
 _PRIVATE_USE = re.compile(f"[{_PRIVATE_USE_RANGE}]")
 KNOWN_BEGINNINGS = 32
-"""Rendered prompts whose ids are kept."""
+"""Number of rendered prompts whose ids are cached."""
 
 
 def _pattern(literals: Iterable[str]) -> re.Pattern[str]:
@@ -40,7 +40,7 @@ def _pattern(literals: Iterable[str]) -> re.Pattern[str]:
 
 
 class _Markers:
-    """Private-use characters, each standing for one literal, none of them in the conversation."""
+    """Private-use characters, each for one literal, none of which occurs in the conversation."""
 
     def __init__(self, taken: set[str]) -> None:
         self._taken = taken
@@ -69,9 +69,9 @@ class EscapedConversation:
     messages: list[Message]
     tools: list[dict[str, Any]]
     literals: Mapping[str, str]
-    """Marker -> the literal that it stands for."""
+    """Marker -> its literal."""
     dangling: bool
-    """A text begins or ends with a part of a literal, so that a template could complete it."""
+    """A text starts or ends with a part of a literal, which a template could complete."""
 
     def rendered(self, template: ChatTemplate, stop: int, *, add_generation_prompt: bool) -> str:
         """Return the text that a template makes of the first `stop` messages.
@@ -98,14 +98,14 @@ class UntrustedTextEncoder:
 
         Args:
             tokenizer: the model's.
-            tokenizer_json: the same as its file says.
+            tokenizer_json: the contents of its file.
             own_control: control tokens that the model writes inside its turns.
             marks: how it marks its thinking.
         """
         self._tokenizer = tokenizer
         self._bare = _without_added_tokens(tokenizer_json)
         added = tokenizer.get_added_tokens_decoder()
-        # Runs of spaces are added tokens in some vocabularies; they bound nothing.
+        # Runs of spaces are added tokens in some vocabularies; they are not control tokens.
         control = {id_: token for id_, token in added.items() if token.content.strip()}
         self.control_ids = frozenset(control)
         literals = [token.content for token in control.values()]
@@ -121,7 +121,7 @@ class UntrustedTextEncoder:
         self._starts = frozenset(text[0] for text in literals)
         self._ends = frozenset(text[-1] for text in literals)
         edges = "".join(map(re.escape, sorted(self._starts | self._ends)))
-        # Nearly all strings hold none of these, and one search tells.
+        # Nearly all strings contain none of these, and one search shows it.
         self._suspicious = re.compile(f"[{edges}{_PRIVATE_USE_RANGE}]")
         self._longest = max((len(text) for text in literals), default=0)
         self._plain: dict[str, list[int]] = {}
@@ -144,7 +144,7 @@ class UntrustedTextEncoder:
         Args:
             messages: in OpenAI form.
             tools: OpenAI-form schemas.
-            edges: also escape the parts of literals with which texts begin or end.
+            edges: also escape parts of literals at the start or end of texts.
 
         Raises:
             RenderError: a message has an unknown role, or holds more than text and images.
@@ -181,7 +181,7 @@ class UntrustedTextEncoder:
         )
 
     def count(self, text: str) -> int:
-        """Return how many control literals stand in a text."""
+        """Return the number of control literals in a text."""
         return sum(1 for _ in self._any_control.finditer(text))
 
     def encode(
@@ -190,13 +190,13 @@ class UntrustedTextEncoder:
         """Return the ids of rendered text.
 
         Args:
-            text: what the template made of an escaped conversation, or a part of it.
+            text: the rendered text of an escaped conversation, or a part of it.
             literals: the conversation's markers.
             after_token: the text follows a token, so nothing is put before it (tokenizers of the
-                SentencePiece family put a space before the beginning of a text).
+                SentencePiece family put a space before the start of a text).
 
         Raises:
-            RenderError: untrusted text would become a control token in spite of everything.
+            RenderError: untrusted text would become a control token despite escaping.
         """
         pieces = re.split(f"([{''.join(literals)}])", text) if literals else [text]
         ids: list[int] = []
@@ -220,13 +220,14 @@ class UntrustedTextEncoder:
         return ids[1:]
 
     def _encode_beginning(self, text: str) -> "array[int]":
-        """Return the ids of text that follows nothing; the tries of a group all begin alike."""
+        """Return the ids of a prompt's start; cached, because a group's records start alike."""
         return array("i", self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _plain_ids(self, literal: str) -> list[int]:
         """Return the ids of a literal as plain characters."""
         if literal not in self._plain:
-            # Cut into ever smaller pieces: a vocabulary may hold the literal as an ordinary word.
+            # Split into ever smaller pieces: a vocabulary may contain the literal as an ordinary
+            # word.
             for size in range(len(literal), 0, -1):
                 ids = [
                     id_
@@ -245,7 +246,7 @@ class UntrustedTextEncoder:
     def _suspects(
         self, messages: Sequence[Message], tools: Tools
     ) -> Iterator[tuple[str, re.Pattern[str]]]:
-        """Yield the strings that hold a character of interest, with what must not stand in them."""
+        """Yield the strings with a character of interest, with the literals they must not contain."""
         for message in messages:
             for key, value, pattern in self._fields(message):
                 for text in filter(self._suspicious.search, _strings_in([key, value])):
@@ -262,10 +263,10 @@ class UntrustedTextEncoder:
         return suspects
 
     def _fields(self, message: Message) -> Iterator[tuple[str, Any, re.Pattern[str]]]:
-        """Yield a message's fields with what must not stand in them.
+        """Yield a message's fields with the literals they must not contain.
 
-        What an assistant says may hold the tokens that its model writes. The values of structured
-        calls are text, whoever wrote them.
+        An assistant's text may contain the tokens that its model writes. The values of structured
+        calls are always text.
         """
         spoken = message["role"] == "assistant"
         for key, value in message.items():
@@ -273,14 +274,14 @@ class UntrustedTextEncoder:
             yield key, value, self._assistant_control if own else self._any_control
 
     def _head(self, text: str) -> str:
-        """Return the end of a literal with which a text begins, space aside (templates trim)."""
+        """Return the end of a literal at the start of a text, ignoring space (templates trim)."""
         text = text.lstrip()[: self._longest]
         if self._ends.isdisjoint(text):
             return ""
         return next((text[:k] for k in range(len(text), 0, -1) if text[:k] in self._suffixes), "")
 
     def _tail(self, text: str) -> str:
-        """Return the beginning of a literal with which a text ends, space aside."""
+        """Return the start of a literal at the end of a text, ignoring space."""
         text = text.rstrip()[-self._longest :]
         if self._starts.isdisjoint(text):
             return ""
@@ -297,10 +298,10 @@ class UntrustedTextEncoder:
 
 
 def _without_added_tokens(tokenizer_json: str) -> Tokenizer:
-    """Return the same tokenizer blind to added tokens."""
+    """Return the same tokenizer without its added tokens."""
     definition = json.loads(tokenizer_json)
     definition["added_tokens"] = []
-    # Post-processors name special tokens, which are no longer there; they add, never split.
+    # Post-processors refer to special tokens, which are gone; they add tokens and never split text.
     definition["post_processor"] = None
     return Tokenizer.from_str(json.dumps(definition))
 
@@ -309,7 +310,7 @@ def _plain_message(message: Message) -> Message:
     """Return the message as templates expect it: content as one text, arguments as objects.
 
     Content with images stays a list, without their addresses; other parts are joined. OpenAI's wire
-    form has the arguments of a call as JSON inside a string, and templates take the object.
+    format has the arguments of a call as JSON inside a string; templates expect the object.
 
     Raises:
         RenderError: an unknown role, or a part that is neither text nor an image.

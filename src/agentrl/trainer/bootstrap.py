@@ -55,11 +55,11 @@ class _Start:
     """The first message of rank 0 to the other ranks."""
 
     settings: LearnerSettings | None
-    """None: rank 0 failed before it had settings, and the other ranks end."""
+    """None: rank 0 failed before it had settings, and the other ranks exit."""
 
 
 def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
-    """Join the trainer's process group and do this rank's part of the work.
+    """Join the trainer's process group and run this rank's part of the work.
 
     Args:
         name: name of the process in its log.
@@ -92,7 +92,7 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
 
 @contextmanager
 def ending_ranks_on_error(ranks: Ranks) -> Iterator[None]:
-    """Tell the other ranks, which wait for their settings, to end if the block fails."""
+    """If the block fails, tell the other ranks, which wait for their settings, to exit."""
     try:
         yield
     except BaseException:
@@ -198,7 +198,7 @@ def mesh_shape(trainer: TrainerSection, world_size: int) -> MeshShape:
     """Return the mesh of `world_size` ranks.
 
     Raises:
-        ConfigError: the flags ask for another number of ranks.
+        ConfigError: the flags require a different number of ranks.
     """
     check_mesh(trainer, world_size)
     return MeshShape.of(

@@ -119,7 +119,7 @@ class Draft:
 def _link_or_copy(source: str, target: str) -> str:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or one without hard links
         shutil.copy2(source, target)
     return target
 
@@ -132,7 +132,7 @@ def latest_checkpoint(output_path: Path, *, at_most: int | None = None) -> Check
         at_most: the newest one of this step or an earlier one.
 
     Raises:
-        ConfigError: it was written by a version of this program that is not known.
+        ConfigError: its format is not supported.
     """
     root = checkpoints_root(output_path)
     if not root.is_dir():
@@ -156,7 +156,7 @@ def latest_checkpoint(output_path: Path, *, at_most: int | None = None) -> Check
 
 
 class RankStates(Protocol):
-    """The ranks' part of a checkpoint; see `WorkerGroup`, which torch-free importers do not need."""
+    """The ranks' part of a checkpoint. `WorkerGroup` implements it; importers stay torch-free."""
 
     async def save_state(self, directory: Path, *, in_background: bool) -> None:
         """Write the state; `in_background` returns once it is copied."""
@@ -166,7 +166,7 @@ class RankStates(Protocol):
 
 
 def check_has_database(checkpoint: Checkpoint | None, run: Run | None) -> None:
-    """Refuse to go on from a checkpoint whose records are gone.
+    """Refuse to resume from a checkpoint whose records are gone.
 
     Raises:
         ConfigError: there is a checkpoint, and no run in the database.
@@ -190,12 +190,12 @@ class CheckpointSaver:
         saved_step: int,
         on_saved: Callable[[int], Awaitable[object]] | None = None,
     ) -> None:
-        """Begin after the newest checkpoint.
+        """Start after the newest checkpoint.
 
         Args:
             output_path: the run's output directory.
             group: the ranks, whose state is written.
-            trainer: how and how many.
+            trainer: how to save, and how many to keep.
             saved_step: step of the newest checkpoint.
             on_saved: called with the step of every checkpoint once it is complete.
         """

@@ -1,7 +1,7 @@
-"""`RecordImages`: the images of records, from the store to how the model reads them.
+"""`RecordImages`: reads the images of records from the store in the form that the model takes.
 
-Rank 0 reads an image once, however many records and steps show it; what an image processor makes of it
-follows from the settings that are stored with the turns.
+Rank 0 reads an image once, however many records and steps show it; the processor settings stored
+with the turns determine its form.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _REMEMBERED_BYTES = 256 * 2**20
 
 
 def image_reader(path: Path, model: ModelSection) -> ImageReader | None:
-    """Return what reads images for the model in a directory; None if it reads text only."""
+    """Return the image reader of the model in a directory; None if it reads text only."""
     config = read_config(path, trust_remote_code=model.trust_remote_code)
     return ImageReader(config, path) if reads_images(config) else None
 
@@ -35,7 +35,7 @@ class RecordImages:
 
     Args:
         store: holds the images.
-        reader: of the model; None where it reads text only.
+        reader: of the model; None if it reads text only.
     """
 
     def __init__(self, store: TrajectoryStore, reader: ImageReader | None) -> None:

@@ -44,7 +44,7 @@ async def trainer_lease(
         yield
     except asyncio.CancelledError:
         if renewal.done() and not renewal.cancelled() and (error := renewal.exception()):
-            # The renewal cancelled this task, so the caller gets its error, not a cancellation.
+            # The renewal cancelled this task, so its error is raised instead of the cancellation.
             body.uncancel()
             raise error from None
         raise
@@ -68,8 +68,8 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
             lease = await _lease(store, consumer)
             holder = lease.owner if lease is not None else None
             first_seen = first_seen or lease
-            # Not renewed while it was waited for, though it has not expired: the server's clock was
-            # set back since.
+            # Not renewed during the wait, yet not expired: the server's clock was set back
+            # meanwhile.
             is_silent = time.monotonic() > deadline and lease == first_seen
             if holder is not None and (is_dead(holder) or (is_silent and not is_alive(holder))):
                 logger.warning(

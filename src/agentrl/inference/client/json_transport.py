@@ -29,7 +29,7 @@ the longest wait, in ms, for sent data to be acknowledged."""
 _HEALTH_SECONDS = 30.0
 _JSON_BODY = {"Content-Type": "application/json"}
 _MAX_REPLY_BYTES = 128 << 20
-"""Longest body, and longest frame of a stream: a million tokens with their logprobs and experts."""
+"""Largest body or stream frame: a million tokens with their logprobs and experts."""
 _MAX_ERROR_BYTES = 1 << 20
 
 
@@ -37,14 +37,14 @@ class JsonTransport:
     """Requests to one server. Every failure is an `InferenceError` that names the address."""
 
     def __init__(self, base_url: str) -> None:
-        """Prepare, inside a running event loop.
+        """Prepare a transport, inside a running event loop.
 
         Args:
             base_url: for example `http://127.0.0.1:30000`.
         """
         self.base_url = base_url.rstrip("/")
-        # Not httpx: its pool scans every connection for every request. At 64 concurrent generations
-        # that took more processor time than everything else in a rollout.
+        # Not httpx: its pool scans every connection for every request. At 64 concurrent
+        # generations, that took more processor time than everything else in a rollout.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,
@@ -52,7 +52,7 @@ class JsonTransport:
                 socket_factory=_keepalive_socket,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # The bound on replies counts the bytes that arrive.
+            # The limit on replies counts bytes as they arrive.
             headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
         )
@@ -62,7 +62,7 @@ class JsonTransport:
         await self._http.close()
 
     async def status(self, path: str) -> int | None:
-        """Return the status that the server answers a GET with, without a key; None for no answer."""
+        """Return the status of a GET without a key; None without a response."""
         timeout = aiohttp.ClientTimeout(_HEALTH_SECONDS)
         try:
             async with self._http.get(self.base_url + path, timeout=timeout) as response:
@@ -71,12 +71,12 @@ class JsonTransport:
             return None
 
     async def get(self, path: str, headers: dict[str, str]) -> dict[str, Any]:
-        """Return the JSON object that a GET answers with."""
+        """Return the JSON object that a GET returns."""
         async with self.response("GET", path, None, headers=headers) as response:
             return self.decode(await self.content(response))
 
     async def post(self, path: str, body: Mapping[str, Any], headers: dict[str, str]) -> None:
-        """Send a POST, of whose response only the status matters."""
+        """Send a POST; only the status of its response matters."""
         async with self.response("POST", path, body, headers=headers) as response:
             await self.content(response)
 
@@ -90,10 +90,10 @@ class JsonTransport:
         headers: dict[str, str],
         timeout_seconds: float | None = CONTROL_SECONDS,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield a successful response whose body is still to be read.
+        """Yield a successful response with its body unread.
 
         Raises:
-            ServerLost: the server ended the connection before the end of its response.
+            ServerLost: the server closed the connection before the end of its response.
             ServerUnreachable: there was no response, or reading it failed.
             ServerRefused: the response has an error status.
             InferenceError: the response is compressed.
@@ -103,7 +103,7 @@ class JsonTransport:
             async with self._http.request(
                 method,
                 url,
-                # From a file, aiohttp sends long bodies in chunks and yields to other tasks between.
+                # aiohttp sends a file in chunks and lets other tasks run in between.
                 data=None if body is None else BytesIO(_encoded(body, url)),
                 headers=headers | _JSON_BODY if body is not None else headers,
                 timeout=aiohttp.ClientTimeout(timeout_seconds, sock_connect=_CONNECT_SECONDS),
@@ -138,7 +138,7 @@ class JsonTransport:
         """Return the body of a response.
 
         Raises:
-            InferenceError: it is longer than any that a server has reason to send.
+            InferenceError: it is longer than any legitimate one.
         """
         body = bytearray()
         async for chunk in response.content.iter_any():
@@ -150,10 +150,11 @@ class JsonTransport:
         """Yield the objects of server-sent events up to `[DONE]`.
 
         Raises:
-            InferenceError: one is no JSON object, or has no end.
+            InferenceError: one is not a JSON object, or has no end.
         """
         buffer, searched = bytearray(), 0
-        # Not line by line: aiohttp bounds a line's length, and a frame holds all tokens so far.
+        # Not line by line: aiohttp limits the length of a line, and a frame holds all tokens so
+        # far.
         async for chunk in response.content.iter_any():
             buffer += chunk
             while (end := buffer.find(b"\n\n", searched)) >= 0:
@@ -170,7 +171,7 @@ class JsonTransport:
         """Return a decoded JSON object.
 
         Raises:
-            InferenceError: it is none.
+            InferenceError: it is not a JSON object.
         """
         try:
             body = orjson.loads(content)
@@ -186,7 +187,7 @@ class JsonTransport:
 
 
 def error_message(body: object) -> str:
-    """Return the message of an error body, in any of the shapes that SGLang sends.
+    """Return the message of an error body in any of the shapes that SGLang sends.
 
     The shapes are `{"error": {"message": ..}}`, `{"error": ".."}`, `{"message": ..}` (with
     `object: error`, or `success: false`), `{"error_message": ..}` of the adapters' routes and the
@@ -207,14 +208,14 @@ def error_message(body: object) -> str:
 def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """Return a socket whose connection fails when its peer has vanished.
 
-    A generation may take arbitrarily long, so nothing bounds the wait for its response. A machine
-    that lost power or network does not close its connections; the kernel has to probe for it.
+    A generation may take arbitrarily long, so the wait for its response has no timeout. A machine
+    that lost power or network does not close its connections; only the kernel's probes notice.
     """
     family, kind, protocol, _, _ = address
     opened = socket.socket(family, kind, protocol)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _PROBES.items():
-        if hasattr(socket, option):  # they differ between systems
+        if hasattr(socket, option):  # these options differ between systems
             opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return opened
 

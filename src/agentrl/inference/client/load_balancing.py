@@ -21,14 +21,17 @@ from agentrl.schema import InferenceService
 
 _STICKY_KEYS = 100_000
 _STICKY_SLACK = 8
-"""Requests that a conversation's server may have more than the idlest one and still be chosen: the
-cached keys and values of the history are worth that much waiting."""
+"""How many more requests than the idlest server a conversation's server may have and still be
+chosen: the cached keys and values of the history are worth that much waiting.
+"""
 _GROUP_EXCESS = 0.25
-"""Share by which a server may exceed its equal part of the requests, for the sake of the prompts
-that it has in cache."""
+"""Share by which a server may exceed its fair part of the requests, for the sake of the prompts in
+its cache.
+"""
 _PRESSED_REPORTS = 2
-"""Reports in a row after which a server counts as pressed. A single one may stem from the moment
-after a burst or an update, when running requests are recomputed."""
+"""Consecutive reports of memory pressure after which a server counts as pressed. A single one may
+come just after a burst or an update, when running requests are recomputed.
+"""
 
 
 class Pressure:
@@ -38,10 +41,10 @@ class Pressure:
         self._seen: dict[str, datetime] = {}
         self._in_a_row: Counter[str] = Counter()
         self.num_reports = 0
-        """How many times a new report has come in."""
+        """Number of new reports received."""
 
     def note(self, services: Sequence[InferenceService]) -> None:
-        """Record what servers report; a report that was seen before does not count again."""
+        """Record what servers report; a report counts only once."""
         is_new = False
         loads = {s.base_url.rstrip("/"): s.load for s in services if s.status == "up" and s.load}
         for url in self._seen.keys() - loads.keys():
@@ -64,12 +67,12 @@ class Pressure:
 
     @property
     def is_general(self) -> bool:
-        """Whether at least half of the servers that tell are pressed."""
+        """Whether at least half of the reporting servers are pressed."""
         return self._is_half(_PRESSED_REPORTS)
 
     @property
     def is_coming(self) -> bool:
-        """Whether half of them may be, by their last report alone."""
+        """Whether half of them may be pressed, by their last report alone."""
         return self._is_half(1)
 
     def _is_half(self, num_reports: int) -> bool:
@@ -78,7 +81,7 @@ class Pressure:
 
 
 class LoadBalancer:
-    """Chooses servers, and remembers which one a conversation was on."""
+    """Chooses servers, and remembers each conversation's server."""
 
     def __init__(self, pressure: Pressure) -> None:
         self._pressure = pressure
@@ -96,7 +99,7 @@ class LoadBalancer:
             candidates: addresses to choose from; not empty.
         """
         free = [url for url in candidates if not self._pressure.is_pressed(url)] or candidates
-        # Ties are broken at random, so that samplers do not all begin with the same server.
+        # Ties are broken at random: otherwise all samplers would start with the same server.
         idlest = min(free, key=lambda url: (self.in_flight[url], random.random()))
         known = self._sticky.get(key)
         if known is not None and known in candidates:

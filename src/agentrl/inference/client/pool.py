@@ -1,6 +1,6 @@
 """Generations over all registered servers, some of which fail or are updated meanwhile.
 
-Comes in: what the store says of the servers (`ServerPool.update`) and requests. Goes out: complete
+In: the store's records of the servers (`ServerPool.update`), and requests. Out: complete
 generations. The pool knows neither the store nor rollouts.
 """
 
@@ -31,19 +31,20 @@ from agentrl.schema import InferenceService
 logger = logging.getLogger(__name__)
 
 _SHUN_SECONDS = 3.0
-"""How long a server that failed is avoided while others are fine. The store takes longer to notice
-that a server is gone."""
+"""How long a failed server is avoided while others work. The store takes longer to notice that a
+server is gone.
+"""
 _CHECK_SECONDS = 0.05
 """Shortest time between two checks of a deadline."""
 _RETRY_SECONDS = (0.1, 0.3, 1.0, 3.0, 5.0, 5.0)
 _PROBE_SECONDS, _PROBE_PAUSE_SECONDS = 5.0, 0.3
-"""How long a server has to answer anything at all, and the pause before it is asked again."""
+"""How long a server has to respond at all, and the pause before the next probe."""
 
 
 class SamplingClock:
     """A clock in seconds that stops while all servers sleep, because the trainer has their device.
 
-    A rollout that waits for the trainer to release the device so loses none of its own time.
+    A rollout that waits for the trainer to release the device thus loses none of its own time.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class SamplingClock:
         self._asleep_since: float | None = None
 
     def note(self, services: Sequence[InferenceService]) -> None:
-        """Record the registered servers, as they are from now on."""
+        """Record the current state of the registered servers."""
         statuses = {service.status for service in services if service.status != "down"}
         now = time.monotonic()
         if self._asleep_since is not None:
@@ -104,7 +105,7 @@ class ServerPool:
 
         Args:
             api_key: bearer key of the data routes.
-            gateway: address that is used instead of the servers', and chooses among them.
+            gateway: address that is used instead of the servers'; the gateway chooses among them.
             no_server_seconds: how long a generation waits for a server before it fails.
         """
         self._api_key = api_key
@@ -130,12 +131,12 @@ class ServerPool:
             await client.close()
 
     def update(self, services: Sequence[InferenceService]) -> None:
-        """Take over the registered servers.
+        """Adopt the registered servers.
 
-        One that is being updated counts as usable: it holds requests and answers them later.
-        A server that is not vouched for is left out: it would be sent the key.
-        Generations on a server that is `down` are abandoned, since it may hang. A server that is
-        merely missing from `services` keeps its generations: its supervisor may be slow.
+        One that is being updated counts as usable: it holds requests and answers them later. A
+        server that is not vouched for is ignored: it would receive the key. Generations on a server
+        that is `down` are abandoned, since it may hang. A server that is merely missing from
+        `services` keeps its generations: its supervisor may be slow.
         """
         services = with_data_key(services, self._api_key)
         self.pressure.note(services)
@@ -153,7 +154,7 @@ class ServerPool:
 
     @property
     def num_servers(self) -> int:
-        """Number of servers that take generations."""
+        """Number of servers that accept generations."""
         return len(self._usable)
 
     async def generate(
@@ -166,20 +167,20 @@ class ServerPool:
     ) -> GenerateResult:
         """Sample a continuation on some server.
 
-        A generation that a server cut (for an update, say) is resumed where it was cut. One whose
-        server is lost starts again on another server: from the last streamed token, or from the
-        beginning if it was not streamed. One that is constrained by a grammar always starts from
-        the beginning, because a server's grammar state begins with the request; it is not streamed.
+        A generation that a server cut short (for an update, say) is resumed at that point. If its
+        server is lost, it continues on another server: from the last streamed token, or from the
+        start if it was not streamed. A generation that is constrained by a grammar always starts
+        over, because a server's grammar state starts with the request; it is not streamed.
 
         Args:
             key: of the conversation; its generations prefer the server that has its prefix in cache.
             request: what to sample.
-            on_partial: stream callback. Tokens that it was given are never taken back.
+            on_partial: stream callback. Tokens that it received are never revoked.
             group: of conversations with the same beginning, which prefer the same server at first.
 
         Raises:
             NoServerAvailable: no server was up in time.
-            PoisonousRequest: servers died under it.
+            PoisonousRequest: it crashes servers.
             InferenceError: servers failed repeatedly, or refused the request itself.
         """
         so_far: GenerateResult | None = None
@@ -257,10 +258,10 @@ class ServerPool:
         return failures + 1
 
     async def _until_alive(self) -> None:
-        """Return once a server answers; those that do not are avoided for a while.
+        """Return once a server responds; the others are avoided for a while.
 
         Raises:
-            NoServerAvailable: none answered in time.
+            NoServerAvailable: none responded in time.
         """
         deadline = time.monotonic() + self._no_server_seconds
         while True:
@@ -300,7 +301,7 @@ class ServerPool:
             return {self._gateway}
         now = time.monotonic()
         fine = {url for url in self._usable if self._shunned_until.get(url, 0.0) <= now}
-        # If none is fine, any of them is as good as another for the next try.
+        # If none works, any of them will do for the next attempt.
         return fine or self._usable
 
 
@@ -309,7 +310,7 @@ def _joined(so_far: GenerateResult | None, result: GenerateResult) -> GenerateRe
 
 
 def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> GenerateRequest:
-    """Return the request for what is missing after `so_far`, under an id of its own."""
+    """Return the request for what is missing after `so_far`, under a new id."""
     if so_far is None:
         return request.model_copy(update={"rid": new_rid()})
     sampling = request.sampling

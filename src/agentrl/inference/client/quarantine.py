@@ -1,8 +1,7 @@
-"""Requests under which servers die: found, and not sent again.
+"""Finds requests that crash servers, and stops sending them.
 
-A request that kills its server would kill the next one, too. The requests beside it see their
-server die as well; so those that are sent again begin one after the other, until each has shown
-that it kills nothing.
+A request that kills its server would kill the next one, too. Other requests in flight lose the same
+server; retries therefore start one after the other, until each has shown that it kills nothing.
 """
 
 import asyncio
@@ -18,21 +17,21 @@ from agentrl.inference.wire import GenerateRequest, GenerateResult
 logger = logging.getLogger(__name__)
 
 _PROBATION_SECONDS = 0.5
-"""How long a request is watched alone. One that kills does so with its first tokens."""
+"""How long a retry runs alone. A request that kills servers does so with its first tokens."""
 _MAX_DEATHS = 3
-"""Deaths that are taken for a coincidence where nothing proves that the request is the cause."""
+"""Server deaths after which a request counts as their cause even without proof."""
 _NUM_REMEMBERED = 1000
 
 
 class Quarantine:
-    """The requests of a process that are not sent any more, whatever their seeds."""
+    """The requests that a process no longer sends, whatever their seeds."""
 
     def __init__(self) -> None:
         self._reasons: OrderedDict[bytes, str] = OrderedDict()
         self.probation = asyncio.Lock()
 
     def trial(self, request: GenerateRequest) -> "Trial":
-        """Return the sendings of a request.
+        """Return the trial of a request.
 
         Raises:
             PoisonousRequest: it is in quarantine.
@@ -43,7 +42,7 @@ class Quarantine:
         return Trial(self, request)
 
     def add(self, request: GenerateRequest, error: InferenceError) -> PoisonousRequest:
-        """Put a request in quarantine; returns what to tell of it."""
+        """Put a request in quarantine; return the error to raise."""
         reason = f"this request crashes servers, so it is not sent again ({error})"
         logger.error("%s: %s", reason, request.sampling)
         self._reasons[_fingerprint(request)] = reason
@@ -53,7 +52,7 @@ class Quarantine:
 
 
 class Trial:
-    """The sendings of one request, and the servers that died under it."""
+    """The attempts to send one request, and the servers that died under it."""
 
     def __init__(self, quarantine: Quarantine, request: GenerateRequest) -> None:
         self._quarantine = quarantine
@@ -70,11 +69,11 @@ class Trial:
 
         Args:
             generate: sends it.
-            ready: returns when a server answers. Where none does, or something between here and the
-                servers ends all connections, what ends is not the request's doing.
+            ready: returns when a server responds. If none does, or something in between closes all
+                connections, the request is not to blame.
 
         Raises:
-            PoisonousRequest: a server died under it, and not the first one.
+            PoisonousRequest: a server died under it, and it was not the first.
             InferenceError: see `generate`.
         """
         try:

@@ -1,7 +1,7 @@
-"""Client of one inference server: SGLang's native HTTP, which the embedded engine speaks too.
+"""Client of one inference server: SGLang's native HTTP API, which the embedded engine shares.
 
-Requests come in as values, results and errors go out as values of `wire` and `errors`. Nothing here
-knows policies, the store, or that there are other servers. No other module speaks these routes.
+In: requests as values. Out: results and errors as values of `wire` and `errors`. Nothing here knows
+policies, the store, or other servers. No other module uses these routes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ class TensorList(Protocol):
 class SGLangClient:
     """Async context manager around one server's routes.
 
-    Every failure is an `InferenceError` that names the address; answers with an error status are
+    Every failure is an `InferenceError` that names the address; responses with an error status are
     `ServerRefused`.
     """
 
@@ -84,7 +84,7 @@ class SGLangClient:
 
     @property
     def base_url(self) -> str:
-        """The server's address, without a slash at its end."""
+        """The server's address, without a trailing slash."""
         return self._transport.base_url
 
     async def __aenter__(self) -> Self:
@@ -106,7 +106,7 @@ class SGLangClient:
 
         Args:
             request: what to sample.
-            on_partial: stream callback; without it the response comes whole.
+            on_partial: stream callback; without it the response comes in one piece.
         """
         sending = self._transport.response(
             "POST",
@@ -137,13 +137,13 @@ class SGLangClient:
         return await self._transport.status("/health") == _OK
 
     async def answers(self) -> bool:
-        """Return whether the server answers at all, whatever it says. Needs no key."""
+        """Return whether the server responds at all. Needs no key."""
         return await self._transport.status("/health") is not None
 
     async def is_paused(self) -> bool:
-        """Return whether the server says that it takes requests and does not work on them.
+        """Return whether the server reports that it accepts requests without processing them.
 
-        Servers without that route are taken for working.
+        Servers without that route count as running.
         """
         return await self._transport.status("/ready") == _UNAVAILABLE
 
@@ -174,18 +174,18 @@ class SGLangClient:
             token_usage=sum(usages) / len(usages) if usages else 0.0,
         )
 
-    # Control of generation; this and all that follows is sent with the control key.
+    # Control of generation; this and everything below is sent with the control key.
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
-        """Pause all generations; what becomes of those in flight is the mode's."""
+        """Pause all generations; the mode decides what happens to those in flight."""
         await self._control("/pause_generation", {"mode": mode})
 
     async def continue_(self) -> None:
-        """Let generations go on after a pause."""
+        """Continue generations after a pause."""
         await self._control("/continue_generation", {})
 
     async def abort(self, rid: str | None = None) -> None:
-        """Cut one generation, or all of them when no id is given."""
+        """Abort one generation, or all of them if no id is given."""
         await self._control("/abort_request", {"rid": rid} if rid else {"abort_all": True})
 
     async def flush_cache(self) -> None:
@@ -195,14 +195,14 @@ class SGLangClient:
     async def release_memory(self, tags: Sequence[str]) -> None:
         """Have the server release memory, of `weights` or of the `kv_cache`.
 
-        SGLang's scheduler dies if generations are running: pause it and flush its cache first.
+        SGLang's scheduler crashes if generations are running: pause it and flush its cache first.
         """
         await self._control("/release_memory_occupation", {"tags": list(tags)})
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
         """Have the server take released memory back; its contents are lost.
 
-        SGLang's scheduler dies if the memory was not released.
+        SGLang's scheduler crashes if the memory was not released.
         """
         await self._control("/resume_memory_occupation", {"tags": list(tags)})
 
@@ -219,7 +219,7 @@ class SGLangClient:
     ) -> None:
         """Load weights from a directory that the server can read.
 
-        `delta` is a format of the embedded engine's; SGLang takes whole tensors only.
+        Only the embedded engine supports `delta`; SGLang accepts whole tensors only.
         """
         await self._control(
             "/update_weights_from_disk",
@@ -233,7 +233,7 @@ class SGLangClient:
         )
 
     async def update_weight_version(self, version: str) -> None:
-        """Change the label of the weights and nothing else."""
+        """Change the label of the weights, without changing the weights."""
         await self._control(
             "/update_weight_version", {"new_version": version, "abort_all_requests": False}
         )
@@ -288,7 +288,7 @@ class SGLangClient:
             },
         )
 
-    # Adapters (LoRA), which the server holds beside the model.
+    # Adapters (LoRA), which the server holds alongside the model.
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Load an adapter from a directory that the server can read; nothing is paused."""

@@ -1,7 +1,8 @@
-"""The dialect `/v1/messages`: what Anthropic's clients, and agents written for Claude, speak.
+"""The dialect `/v1/messages`: spoken by Anthropic's clients and by agents written for Claude.
 
-A request is turned into one of `/v1/chat/completions` and answered as such; thinking, text and tool
-calls become blocks of the answer. `/v1/messages/count_tokens` counts the prompt of such a request.
+A request is converted to one of `/v1/chat/completions` and answered as such; thinking, text and
+tool calls become blocks of the answer. `/v1/messages/count_tokens` counts the prompt of such a
+request.
 """
 
 import json
@@ -54,7 +55,7 @@ def _error_body(error: APIError) -> dict[str, Any]:
 
 
 def _api_key(headers: Mapping[str, str]) -> str:
-    """Return the key of `X-Api-Key`, or of `Authorization` where a token was configured."""
+    """Return the key of `X-Api-Key`, or of `Authorization` if a token was configured."""
     return headers.get("x-api-key") or bearer_key(headers)
 
 
@@ -127,7 +128,7 @@ class _MessagesCall:
         if self._begun:
             return
         self._begun = True
-        # How many tokens the prompt has is known at the end, and said there.
+        # The number of prompt tokens is known, and therefore sent, only at the end.
         unknown = {"input_tokens": 0, "output_tokens": 0}
         end = {"stop_reason": None, "stop_sequence": None}
         message = {**self._head(), "content": [], **end, "usage": unknown}
@@ -152,7 +153,7 @@ class _MessagesCall:
 
 
 class _CountCall:
-    """A request of which only the tokens of its prompt are counted."""
+    """A request that only counts the tokens of its prompt."""
 
     stream = False
 
@@ -208,7 +209,7 @@ def _unsupported(param: str, why: str) -> APIError:
 
 
 def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chat request that a request of this dialect amounts to.
+    """Return the chat request that a request of this dialect corresponds to.
 
     Raises:
         APIError: it is malformed, or asks for what is not supported.
@@ -235,7 +236,7 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_edits(management: object) -> None:
-    """Refuse edits of the context but the one that keeps all thinking, as is done here anyway."""
+    """Refuse context edits, except the one that keeps all thinking, as happens here anyway."""
     edits = management.get("edits") if isinstance(management, Mapping) else management
     for edit in _list_of_objects(edits or [], "context_management.edits"):
         if edit.get("type") != "clear_thinking_20251015" or edit.get("keep") != "all":
@@ -280,7 +281,7 @@ def _messages(given: object) -> Items:
 
 
 def _assistants(blocks: Sequence[Mapping[str, Any]], param: str) -> dict[str, Any]:
-    """Return an assistant's message; thinking that Anthropic encrypted is nobody's here."""
+    """Return an assistant's message, without thinking that Anthropic encrypted."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     calls: Items = []
     thoughts = ""
@@ -303,7 +304,7 @@ def _assistants(blocks: Sequence[Mapping[str, Any]], param: str) -> dict[str, An
 
 
 def _users(blocks: Sequence[Mapping[str, Any]], param: str) -> Items:
-    """Return the messages of a user's turn: tool results first, in the order in which they come."""
+    """Return the messages of a user's turn: tool results first, in their order."""
     results: Items = []
     parts: Items = []
     for block in blocks:
@@ -337,7 +338,7 @@ def _part(block: Mapping[str, Any], param: str) -> dict[str, Any]:
             return {"type": "image_url", "image_url": {"url": source.get("url")}}
     if (
         kind == "tool_reference"
-    ):  # of a tool whose loading was deferred: here it is known from the start
+    ):  # of a tool whose loading was deferred: here, all tools are known from the start
         return {"type": "text", "text": f"{block.get('tool_name')} can be called."}
     if kind == "document" and isinstance(source, Mapping) and source.get("type") == "text":
         return {"type": "text", "text": _string(source, "data", param)}
@@ -408,7 +409,8 @@ def _tool_uses(completion: Completion) -> Items:
 
 
 def _input(arguments: object) -> Mapping[str, Any]:
-    # Arguments that are no object were not JSON when they were read; a block's input must be one.
+    # Arguments that are not an object were not JSON when they were read; a block's input must be an
+    # object.
     return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
 
 

@@ -1,7 +1,7 @@
 """`APIServer`: the HTTP server through which clients call the models of rollouts.
 
-Every rollout has an address of its own, `/s/<session>/v1`; `/v1` itself serves the rollout whose API
-key a request carries.
+Every rollout has its own address, `/s/<session>/v1`; `/v1` itself serves the rollout whose API key
+a request carries.
 """
 
 import asyncio
@@ -45,20 +45,20 @@ DIALECTS = (
     anthropic_messages.DIALECT,
     anthropic_messages.TOKEN_COUNTS,
 )
-"""The protocols that are served; a further one is a module and an entry here."""
+"""The protocols that are served; to add one, write a module and add it here."""
 SESSION_HEADER = "x-agentrl-session"
 _BACKLOG = 1024
 _GRACE_SECONDS = 1
 _SCHEMA_FIELDS = frozenset({"response_format", "text", "output_config"})
-"""Fields of requests that take long to check."""
+"""Fields of requests that are slow to check."""
 _MAX_BODY_BYTES = 64 << 20
-"""Conversations are sent whole at every call, their images in base64."""
+"""Every call sends the whole conversation, with images in base64."""
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
 class APIServer:
-    """Serves the sessions of a process; `open` is the usual way to one.
+    """Serves the sessions of a process; usually created by `open`.
 
     Attributes:
         address: `http://host:port`.
@@ -67,7 +67,7 @@ class APIServer:
     def __init__(self, host: str, port: int) -> None:
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._sessions: dict[str, ModelSession] = {}
-        # On loopback a program may leave the key out: nobody else knows a session's random path.
+        # On loopback, a program may omit the key: a session's random path is secret.
         self._needs_key = not is_loopback(host)
 
     @classmethod
@@ -76,7 +76,7 @@ class APIServer:
         """Listen on a free port until the context ends.
 
         Raises:
-            ConfigError: the address cannot be listened on.
+            ConfigError: it cannot listen on the address.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -106,7 +106,7 @@ class APIServer:
 
     @asynccontextmanager
     async def serve(self, session: ModelSession) -> AsyncIterator[AgentEndpoint]:
-        """Answer the calls of a rollout until the context ends; yields where to make them."""
+        """Answer the calls of a rollout until the context ends; yields the endpoint to call."""
         self._sessions[session.id] = session
         try:
             yield AgentEndpoint(self.base_url(session), session.model, session.key)
@@ -202,7 +202,7 @@ class APIServer:
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals to the sampler."""
+    """Leaves signal handling to the sampler."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -218,7 +218,7 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def _same(given: str, key: str) -> bool:
-    # In constant time: how long it takes must not tell how much of a key was right.
+    # In constant time: the duration must not reveal how much of a key was right.
     return hmac.compare_digest(given.encode(), key.encode())
 
 

@@ -30,11 +30,11 @@ from agentrl.inference.request_bodies import nests_deeper
 from agentrl.inference.wire import MAX_GRAMMAR_CHARS, MAX_INT32
 
 MAX_SCHEMA_CHARS = MAX_GRAMMAR_CHARS // 2
-"""A grammar quotes the schema and says what may stand around it."""
+"""A grammar quotes the schema and describes what may surround it."""
 _MAX_SCHEMA_NESTING = 40
 _MAX_REFS = 256
 _MAX_OBJECTS = 1000
-"""Each of them takes a millisecond to check."""
+"""Each object takes a millisecond to check."""
 _NUM_KEPT_SCHEMAS = 128
 _MAX_MESSAGES = 20_000
 _TOOL_KEYS = ("name", "description", "parameters")
@@ -117,11 +117,11 @@ DIALECT = Dialect("/v1/chat/completions", _ChatCall, error_body, CHAT_SCHEMA)
 
 
 def wire_message(completion: Completion) -> dict[str, Any]:
-    """Return the message of a completion as clients read it."""
+    """Return the message of a completion in the form that clients read."""
     calls = wire_calls(completion)
     return {
         **completion.message,
-        # Beside a call, OpenAI sends null where there is no text.
+        # With a call and no text, OpenAI sends null.
         "content": completion.message["content"] or (None if calls else ""),
         **({"tool_calls": calls} if calls else {}),
     }
@@ -142,13 +142,13 @@ def wire_calls(completion: Completion) -> list[dict[str, Any]]:
 
 
 def unusable_schema(why: str) -> APIError:
-    """Return the error for a schema that no reply can be made to follow."""
+    """Return the error for a schema that replies cannot be constrained to."""
     param = "response_format"
     return APIError(f"{param}: {why}", code="invalid_json_schema", param=param)
 
 
 def _as_json(arguments: Any) -> str:
-    # Arguments that are text were not JSON when they were read.
+    # Arguments that are still text were not JSON when they were read.
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
@@ -159,7 +159,7 @@ def _forced(
     if choice in (None, "auto", "none"):
         return False, None
     if isinstance(choice, Mapping) and choice.get("type") == "function":
-        function = choice.get("function", choice)  # `/v1/responses` has the name beside the type
+        function = choice.get("function", choice)  # `/v1/responses` has the name next to the type
         name = function.get("name") if isinstance(function, Mapping) else None
         require(name in names, "tool_choice", f"the request's tools have no {name!r}")
         return True, name
@@ -193,8 +193,8 @@ def _json_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any]
 
 @lru_cache(_NUM_KEPT_SCHEMAS)
 def _schema_fault(text: str) -> str | None:
-    """Return why no reply can be held to a schema, if so; agents send the same ones over and over."""
-    # Servers compile grammars in native code that recurses: over nesting, and over references.
+    """Return why replies cannot be constrained to a schema; cached, as agents repeat schemas."""
+    # Servers compile grammars in native code that recurses over nesting and references.
     num_refs = text.count('"$ref"')
     schema = json.loads(text)
     if len(text) > MAX_SCHEMA_CHARS:

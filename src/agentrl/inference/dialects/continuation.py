@@ -1,8 +1,8 @@
-"""Which earlier call does this one continue?
+"""Finds the earlier call that a call continues.
 
-A framework that goes on with a conversation sends back what it was answered, but seldom letter by
-letter: ids of tool calls are its own, arguments are JSON with other spaces, thinking is left out,
-an empty content is null. So conversations are compared by `meaning`.
+A framework that continues a conversation sends back the reply it received, but seldom verbatim: it
+assigns its own tool-call ids, formats JSON arguments with other spaces, drops thinking, and sends
+null for empty content. Conversations are therefore compared by `meaning`.
 """
 
 import hashlib
@@ -37,11 +37,12 @@ def tools_meaning(tools: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class ConversationKey:
-    """A conversation as an index knows it: equal for conversations that mean the same."""
+    """The key of a conversation in an index: equal for conversations that mean the same."""
 
     digests: tuple[str, ...]
     """Of every beginning of the conversation, from its scope alone to all of its messages. Each
-    covers the one before, so that a conversation costs what its messages cost once."""
+    covers the one before, so each message is hashed only once.
+    """
 
 
 def conversation_key(messages: Sequence[Message], *, scope: str = "") -> ConversationKey:
@@ -49,7 +50,7 @@ def conversation_key(messages: Sequence[Message], *, scope: str = "") -> Convers
 
     Args:
         messages: as `read_message` returns them.
-        scope: what else has to be equal for a call to continue another one: tools, a model's name.
+        scope: what else must be equal for a call to continue another one: tools, a model's name.
     """
     texts = map(meaning, messages)
     return ConversationKey(tuple(accumulate(texts, _digest, initial=_digest("", scope))))
@@ -66,8 +67,8 @@ class ContinuationIndex(Generic[_Call]):
 
         Args:
             asked: the conversation that was answered.
-            reply: the answer, as the framework was given it.
-            call: what a later call needs to know of this one.
+            reply: the answer, as the framework received it.
+            call: what a later call needs to know about this one.
         """
         digest = _digest(asked.digests[-1], meaning(reply))
         self._calls.setdefault(digest, []).append(call)

@@ -1,8 +1,8 @@
-"""What a dialect is, and how its calls are carried out for clients that may disconnect.
+"""Defines dialects, and carries out their calls for clients that may disconnect.
 
 A dialect is one protocol that clients speak: a module that reads its requests and writes its
-answers, whole or as server-sent events, and a line in `api_server.DIALECTS`. What answers the
-calls, and how, is the business of the session.
+answers, whole or as server-sent events, and an entry in `api_server.DIALECTS`. The session answers
+the calls.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 class DialectCall(Protocol):
-    """One request, read and checked, and the form of its answer."""
+    """One request, parsed and checked, and the form of its answer."""
 
     @property
     def stream(self) -> bool:
@@ -53,7 +53,7 @@ class DialectCall(Protocol):
 
 
 def bearer_key(headers: Mapping[str, str]) -> str:
-    """Return the API key of `Authorization: Bearer KEY`; empty where there is none."""
+    """Return the API key of `Authorization: Bearer KEY`; empty if there is none."""
     return headers.get("authorization", "").partition(" ")[2]
 
 
@@ -64,9 +64,9 @@ class Dialect:
     path: str
     """Where it is served, below the address of a rollout; such as `/v1/chat/completions`."""
     read: Callable[[Mapping[str, Any], ModelSession], DialectCall]
-    """Reads a request's body; raises `APIError` where it is malformed or asks too much."""
+    """Reads a request's body; raises `APIError` if it is malformed or asks for too much."""
     error_body: Callable[[APIError], dict[str, Any]]
-    """Writes an error that is answered instead of a stream."""
+    """Writes an error that is returned instead of a stream."""
     schema: Schema
     """The JSON schema of a request's body."""
     api_key: Callable[[Mapping[str, str]], str] = bearer_key
@@ -74,7 +74,7 @@ class Dialect:
 
 
 async def answer(http: Request, session: ModelSession, call: DialectCall) -> Response:
-    """Carry a call out; it is cancelled when the client disconnects or the rollout ends.
+    """Carry out a call; it is cancelled when the client disconnects or the rollout ends.
 
     Raises:
         APIError: the request cannot be answered, and nothing was sent yet.
@@ -90,7 +90,7 @@ async def answer(http: Request, session: ModelSession, call: DialectCall) -> Res
 
 
 async def _streamed(http: Request, session: ModelSession, call: DialectCall) -> Response:
-    """Answer with a stream, which begins with the first text: errors before it have a status."""
+    """Answer with a stream, which starts with the first text: errors before it have a status."""
     # None marks the end of the call.
     deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
     working = session.start(call.run(deltas.put_nowait))
@@ -135,7 +135,7 @@ async def _events(
 
 
 class Remainder:
-    """Counts the text of a reply that was sent, and finds what is left of it at the end."""
+    """Counts the text of a reply that was sent, and finds the rest at the end."""
 
     def __init__(self) -> None:
         self._lengths = dict.fromkeys(DELTA_KINDS, 0)
@@ -145,13 +145,13 @@ class Remainder:
         self._lengths[delta.kind] += len(delta.text)
 
     def of(self, message: Message) -> list[Delta]:
-        """Return what was not sent of a whole reply that begins with what was."""
+        """Return the unsent rest of a whole reply, which starts with the sent text."""
         rests = ((kind, message.get(kind, "")[length:]) for kind, length in self._lengths.items())
         return [Delta(kind, text) for kind, text in rests if text]
 
 
 async def _while_connected(http: Request, awaited: Coroutine[Any, Any, _T]) -> _T:
-    """Await something unless the client disconnects first."""
+    """Await a result unless the client disconnects first."""
     waiting = asyncio.create_task(awaited)
     leaving = asyncio.create_task(_disconnect(http))
     try:

@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, in the form that chat templates take."""
+"""Converts chat messages of clients to the form that chat templates expect."""
 
 import json
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ _ROLES = {"developer": "system"}
 
 
 def read_message(raw: Mapping[str, Any], position: int) -> Message:
-    """Return a message in the form that chat templates take.
+    """Return a message in the form that chat templates expect.
 
     Raises:
-        APIError: it is malformed, or holds something else than text, images and tool calls.
+        APIError: it is malformed, or contains anything but text, images and tool calls.
     """
     param = f"messages[{position}]"
     role = raw.get("role")
@@ -44,7 +44,7 @@ def read_message(raw: Mapping[str, Any], position: int) -> Message:
 
 
 def content_of(content: object, param: str) -> str | list[dict[str, Any]]:
-    """Return a content as chat templates take it: text, or parts if it holds images.
+    """Return a content in the form that chat templates expect: text, or parts if it holds images.
 
     Args:
         content: a string, null, or a list of parts in any of OpenAI's forms.
@@ -104,7 +104,7 @@ def _read_call(call: object, param: str) -> dict[str, Any]:
 
 
 def arguments_of(value: object) -> Any:
-    """Return the arguments of a call, decoded if they are JSON of ordinary depth, else as they are."""
+    """Return the arguments of a call, decoded if they are JSON of ordinary depth, else unchanged."""
     if not isinstance(value, str):
         return value or {}
     try:

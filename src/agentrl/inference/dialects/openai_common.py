@@ -1,4 +1,4 @@
-"""What OpenAI's dialects share: checks of a request's fields, errors, bodies and events."""
+"""Shared by OpenAI's dialects: checks of a request's fields, errors, bodies and events."""
 
 import json
 from abc import ABC, abstractmethod
@@ -39,7 +39,7 @@ _REFUSED = {
     "web_search_options": "give the policy a search tool instead",
     "audio": "the policy writes text only",
 }
-"""Fields that would change what is sampled, and what to do instead."""
+"""Fields that would change what is sampled, with the reason or the alternative."""
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
@@ -52,7 +52,7 @@ class _StreamOptions(BaseModel):
 class CompletionBody(BaseModel):
     """Fields of both completion routes.
 
-    Others are hints to a provider and ignored, but for those of `_REFUSED`.
+    Other fields are hints to a provider and ignored, except those of `_REFUSED`.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -79,7 +79,7 @@ class CompletionBody(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, max_tokens: int | None) -> SamplingRequest:
-        """Return how the tokens are to be drawn.
+        """Return how to draw the tokens.
 
         Raises:
             APIError: several answers are asked for, or too many stop texts.
@@ -117,10 +117,10 @@ def parse_body(kind: type[_Parsed], body: Mapping[str, Any]) -> _Parsed:
 
 
 def require(fine: bool, param: str, message: str) -> None:
-    """Refuse a request unless a field of it can be used.
+    """Refuse a request whose field cannot be used.
 
     Raises:
-        APIError: it cannot.
+        APIError: the field cannot be used.
     """
     if not fine:
         raise APIError(f"{param}: {message}", code="unsupported_value", param=param)
@@ -135,7 +135,7 @@ def error_body(error: APIError) -> dict[str, Any]:
 
 
 class CompletionCall(ABC):
-    """A call of one of the completion routes; subclasses say what a choice holds."""
+    """A call of one of the completion routes; subclasses define what a choice holds."""
 
     def __init__(self, request: CallRequest, kind: str) -> None:
         """Take the checked request.
@@ -146,7 +146,7 @@ class CompletionCall(ABC):
         """
         self._request = request
         self._kind = kind
-        # Chunks of a text have the same kind as the whole.
+        # Chunks of a text completion have the same kind as the whole.
         is_chat = kind == "chat.completion"
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{request.id}"
         self._chunk_kind = f"{kind}.chunk" if is_chat else kind

@@ -1,6 +1,6 @@
 """The dialect `/v1/responses`: OpenAI's newer form of the same conversation.
 
-A request is turned into one of `/v1/chat/completions` and answered as such.
+A request is converted to one of `/v1/chat/completions` and answered as such.
 """
 
 import json
@@ -53,7 +53,7 @@ class _ResponseCall:
 
     async def run(self, on_delta: OnDelta | None) -> Completion:
         completion = await self._session.chat(self._request, on_delta)
-        # What a later request may continue by this id; it brings instructions of its own.
+        # What a later request may continue by this id; that request brings its own instructions.
         kept = [m for i, m in enumerate(self._chat["messages"]) if i or m["role"] != "system"]
         self._session.keep_messages(f"resp_{completion.id}", [*kept, wire_message(completion)])
         return completion
@@ -172,7 +172,7 @@ DIALECT = Dialect("/v1/responses", _ResponseCall, error_body, _SCHEMA)
 
 
 def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the chat request that a responses request amounts to.
+    """Return the chat request that a responses request corresponds to.
 
     Args:
         body: of the request.
@@ -259,7 +259,7 @@ def _add_call(messages: Items, item: Mapping[str, Any]) -> None:
 
 
 def _tools(given: object, param: str, namespace: object = None) -> Iterator[dict[str, Any]]:
-    """Yield a function, or those of a namespace: the policy knows them by both names."""
+    """Yield a function, or those of a namespace, which the policy knows by both names."""
     kind = given.get("type") if isinstance(given, Mapping) else given
     if isinstance(given, Mapping) and kind == "namespace" and namespace is None:
         inner = given.get("tools")

@@ -1,8 +1,7 @@
-"""One rollout's calls to its model, in no particular protocol.
+"""One rollout's calls to its model, independent of the protocol.
 
-Dialects make a `ChatRequest` or `TextRequest` of what a client sends, and write the `Completion`
-that answers it in the client's form. A `ModelSession` stands between: it answers requests, and
-knows no protocol.
+Dialects convert a client's request to a `ChatRequest` or `TextRequest`, and write the `Completion`
+that answers it in the client's format. A `ModelSession` answers the requests and knows no protocol.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """How the client wants the tokens of a call to be drawn; None and absent: not said."""
+    """How the client wants the tokens of a call to be drawn; None or absent if unspecified."""
 
     params: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of `SamplingParams`: temperature, bounds and penalties."""
@@ -36,7 +35,7 @@ class SamplingRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CallRequest:
-    """What requests of all kinds say."""
+    """Fields that all kinds of requests share."""
 
     model: str
     sampling: SamplingRequest
@@ -61,9 +60,9 @@ class ChatRequest(CallRequest):
     must_call: bool
     """The reply must be a tool call."""
     called_tool: str | None
-    """The tool that it has to call; None where the model may choose."""
+    """The tool that it must call; None if the model may choose."""
     json_schema: Mapping[str, Any] | None
-    """The schema that a reply without calls has to follow; None: any text."""
+    """The schema that a reply without calls must follow; None allows any text."""
     raw: Mapping[str, Any]
     """The request in the form of `/v1/chat/completions`."""
 
@@ -78,7 +77,7 @@ class TextRequest(CallRequest):
 
 @dataclass(frozen=True)
 class Delta:
-    """Text that continues what was sent of its kind before."""
+    """Text that continues the earlier text of its kind."""
 
     kind: DeltaKind
     text: str
@@ -97,8 +96,7 @@ class Completion:
     """Seconds since 1970."""
     model: str
     message: Message
-    """`content`, and where there are any `tool_calls` (arguments as objects) and
-    `reasoning_content`."""
+    """`content` and, if there are any, `tool_calls` (arguments as objects) and `reasoning_content`."""
     finish_reason: FinishReason
     num_prompt_tokens: int
     num_output_tokens: int
@@ -108,7 +106,7 @@ class Completion:
     token_logprobs: tuple[tuple[str, float], ...] = ()
     """Every sampled token as text, with its logprob."""
     prompt_ids: tuple[int, ...] = ()
-    """Where they were asked for, as are `output_ids`."""
+    """Set if requested, as are `output_ids`."""
     output_ids: tuple[int, ...] = ()
 
 
@@ -116,7 +114,7 @@ class ModelSession(ABC):
     """Answers the model calls of one rollout.
 
     Attributes:
-        id: stands in the path of the rollout's address.
+        id: part of the path of the rollout's address.
         key: its API key.
         model: name of the trained model.
     """
@@ -160,12 +158,12 @@ class ModelSession(ABC):
         """Return how many tokens the prompt of a conversation has; nothing is sampled.
 
         Raises:
-            APIError: the conversation cannot be rendered, or tokens are not counted here.
+            APIError: the conversation cannot be rendered, or token counting is not supported.
         """
-        raise APIError("tokens are not counted here", status=404)
+        raise APIError("token counting is not supported here", status=404)
 
     def refused(self, error: APIError) -> None:  # noqa: B027  most sessions need no note of it
-        """Take note of a call that is answered with an error."""
+        """Record a call that is answered with an error."""
 
     def keep_messages(self, response_id: str, messages: Sequence[Mapping[str, Any]]) -> None:
         """Keep a conversation under the id of its last response."""
@@ -189,7 +187,7 @@ class ModelSession(ABC):
         return self._responses[response_id]
 
     def start(self, call: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Run a call as a task that ends with the session at the latest.
+        """Run a call as a task that ends no later than the session.
 
         Raises:
             APIError: the session is closed.
@@ -212,7 +210,7 @@ class ModelSession(ABC):
 
 
 def session_over() -> APIError:
-    """Return the answer to a call that no rollout waits for."""
+    """Return the error for a call that belongs to no current rollout."""
     return APIError(
         "this rollout has ended or never started; its address serves one attempt at one task",
         status=404,

@@ -1,7 +1,7 @@
 """The dialect `/inference/v1/generate` of vLLM: token ids in, token ids out.
 
-What prime-rl, verifiers and their renderers speak: the client renders prompts and parses replies
-itself. Fields that would change what is sampled, and cannot be honored, are refused by name.
+Spoken by prime-rl, verifiers and their renderers: the client renders prompts and parses replies
+itself. Fields that would change what is sampled and cannot be honored are refused by name.
 """
 
 import json
@@ -114,7 +114,7 @@ class _GenerateCall:
         return {"request_id": self._id, "choices": [choice], "prompt_logprobs": None}
 
     def delta_events(self, _delta: Delta) -> Iterator[str]:
-        yield from ()  # answers are whole
+        yield from ()  # answers are never streamed
 
     def final_events(self, completion: Completion) -> Iterator[str]:
         yield f"data: {json.dumps(self.body(completion))}\n\n"

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 
 class EngineConfig(BaseModel):
-    """What an engine is started with."""
+    """Settings that an engine starts with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -15,32 +15,32 @@ class EngineConfig(BaseModel):
     """Hugging Face directory: config, safetensors weights and, for text, tokenizer.json."""
     host: str = "127.0.0.1"
     port: int = Field(default=30000, ge=0, le=65535)
-    """0 takes a free port and logs it."""
+    """0 chooses a free port and logs it."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Precision of weights and cache; logits and sampling are float32 at least."""
+    """Precision of weights and cache; logits and sampling use at least float32."""
     weight_version: str = "0"
-    """Label of the weights that the engine starts with."""
+    """Label of the initial weights."""
     max_running_requests: int = Field(default=64, ge=1)
     """Sequences decoded at the same time."""
     max_queued_requests: int = Field(default=4096, ge=1)
-    """Requests that may wait; more are refused with status 503."""
+    """Requests that may be queued; more are refused with status 503."""
     context_length: int | None = Field(default=None, ge=2)
-    """Longest sequence, prompt and output together; the model's own limit when not given."""
+    """Longest sequence, prompt and output together; the model's own limit if not given."""
     prefill_tokens_per_step: int = Field(default=1024, ge=1)
-    """Prompt tokens computed per step, so that a long prompt does not hold up decoding."""
+    """Prompt tokens computed per step, which keeps long prompts from delaying decoding."""
     kv_cache_bytes: int = Field(default=2 << 30, ge=1 << 20)
-    """Memory for the keys and values of running sequences. One sequence is always let in."""
+    """Memory for the keys and values of running sequences. One sequence is always admitted."""
     prefix_cache_bytes: int = Field(default=1 << 29, ge=0)
-    """Memory for the keys and values of ended sequences, whose prefixes are used again."""
+    """Memory for the keys and values of ended sequences, whose prefixes are reused."""
     num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads of torch; when not given, one for a tiny model and torch's own choice else."""
+    """CPU threads of torch; if not given, one for a tiny model, torch's default otherwise."""
     log_requests: Path | None = None
-    """File that gets a line with the token ids of every request, for comparisons."""
+    """File to which a line with the token ids of every request is written, for comparisons."""
     weight_roots: tuple[Path, ...] = ()
-    """Directories from below which new weights and adapters are loaded; empty: from anywhere."""
+    """Directories below which new weights and adapters may lie; empty means anywhere."""
     seed: int = 0
-    """Seed of requests that bring none."""
+    """Seed of requests without their own."""
     api_key: SecretStr | None = None
-    """Bearer key of the data routes (and of the control routes while there is no admin key)."""
+    """Bearer key of the data routes (and of the control routes without an admin key)."""
     admin_api_key: SecretStr | None = None
     """Bearer key of the control routes."""

@@ -1,8 +1,9 @@
 """Supervision of a server that takes turns with the trainer on one device (`--colocated`).
 
-The trainer puts servers to sleep and wakes them. A server that sleeps although no trainer has
-acquired the device is woken here. A server that failed on its way to sleep or back is restarted,
-because it is unknown what memory it holds; and no server starts while the trainer has the device.
+The trainer puts servers to sleep and wakes them. This module wakes a server that is asleep although
+no trainer has acquired the device. A server that failed while going to sleep or waking up is
+restarted, because it is unknown what memory it holds. No server starts while the trainer has the
+device.
 """
 
 import asyncio
@@ -20,16 +21,17 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 3.0
-"""On top of the publisher's own bound on putting a server to sleep or waking it."""
+"""In addition to the publisher's own timeout for putting a server to sleep or waking it."""
 
 
 class DeviceSharing:
-    """One server's turns on a device: when it may start, whether it sleeps, and who wakes it.
+    """One server's turns on a device: when it may start, whether it is asleep, and who wakes it.
 
     Args:
         store: knows whether the trainer has the device, and what the server was told to do.
-        latest_files: returns the newest published version and keeps its files for so many seconds.
-        timeout_seconds: the trainer's publisher's bound on one server.
+        latest_files: returns the newest published version and keeps its files for the given
+            seconds.
+        timeout_seconds: the publisher's timeout for one server.
     """
 
     def __init__(
@@ -45,11 +47,11 @@ class DeviceSharing:
         self._is_down_by_supervisor = False
 
     def reset(self) -> None:
-        """Forget the past: the server was just started, and has all of its memory."""
+        """Reset the state: the server was just started and has all of its memory."""
         self._updating_since, self._is_down_by_supervisor = None, False
 
     def note_taken_out(self) -> None:
-        """Note that the supervisor, not the trainer, took the server out: it still has its memory."""
+        """Record that the supervisor, not the trainer, took the server out; it has its memory."""
         self._is_down_by_supervisor = True
 
     async def until_free(self, stop: asyncio.Event) -> None:
@@ -66,7 +68,7 @@ class DeviceSharing:
         """Return whether the server has its memory; start to wake it if its trainer is gone.
 
         Args:
-            client: of the server, which is answering.
+            client: of the server, which is responding.
             service: the store's record of it.
 
         Raises:

@@ -1,7 +1,7 @@
 """Registration and heartbeats of one server, from its start to its end.
 
-Every beat reads what the store says of the server and asks the server what it serves; whatever the
-two disagree about is mended, or the server is taken out (`down`) until it is.
+Every heartbeat compares the store's record of the server with what the server reports. Differences
+are repaired, or the server is taken out of service (`down`) until they are.
 """
 
 import asyncio
@@ -22,14 +22,15 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
 PAUSED_SECONDS = 3.0
-"""An `up` server that is paused for this long was forgotten, or paused by a stranger: publishers mark
-their servers `updating` before they pause them."""
+"""An `up` server that is paused for this long was forgotten or paused by a third party: publishers
+mark their servers `updating` before they pause them.
+"""
 PROBES_PER_HANG = 3
-"""A server is asked this often within the time after which it counts as hung."""
+"""Number of probes within the time after which a server counts as hung."""
 
 
 class ServerHeartbeat:
-    """Keeps the store's record of one started server true."""
+    """Keeps the store's record of one started server up to date."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class ServerHeartbeat:
             url: its address.
             inference: its backend, and when it counts as hung.
             weights: brings it to the latest version.
-            device: the device that it shares with the trainer, if it does.
-            is_own: the server was started here, so that it can be restarted.
+            device: the device that it shares with the trainer, if any.
+            is_own: the server was started here and can therefore be restarted.
         """
         self.url = url
         self._store = store
@@ -73,7 +74,7 @@ class ServerHeartbeat:
             model_path: the weights that it was started on.
 
         Raises:
-            ServerUnusable: it has to be restarted.
+            ServerUnusable: it must be restarted.
             InferenceError: it could not be brought to the latest version before registration.
             StoreError: the store is unreachable at registration.
         """
@@ -106,7 +107,7 @@ class ServerHeartbeat:
                 logger.warning("heartbeat postponed: %s", error)
 
     async def deregister(self, reason: str) -> None:
-        """Set the server down, if it was ever registered."""
+        """Set the server to `down` if it was ever registered."""
         if self.is_registered:
             await self._store.services.set_status(self._service_id, status="down", error=reason)
 
@@ -116,7 +117,7 @@ class ServerHeartbeat:
         policy = await self._store.policies.latest()
         try:
             served = await self._served(client, policy)
-            if service.status == "up":  # a paused server reports a load of before the pause
+            if service.status == "up":  # a paused server reports its load from before the pause
                 self._load = await self._load_of(client)
         except InferenceError as error:
             await self._handle_silence(service, error)
@@ -130,7 +131,7 @@ class ServerHeartbeat:
                 served = await self._served(client, policy)
                 served = await self._weights.catch_up(client, policy, served)
             if service.status == "down":
-                # Whoever took it out may have left it paused.
+                # The process that took it out may have left it paused.
                 await client.continue_()
             if service.status == "down" or service.policy_version != served.version:
                 await self._store.services.set_status(
@@ -147,10 +148,10 @@ class ServerHeartbeat:
                 await self._take_out(service, error)
 
     async def _end_forgotten_pause(self, client: SGLangClient, service: InferenceService) -> None:
-        """Resume a server that is paused although nobody publishes.
+        """Resume a server that is paused although no publication is in progress.
 
         Raises:
-            ServerUnusable: it was started here, and stays paused all the same.
+            ServerUnusable: it was started here and stays paused all the same.
         """
         if service.status != "up" or not await client.is_paused():
             self._paused_since = None
@@ -162,7 +163,7 @@ class ServerHeartbeat:
         if seconds > PAUSED_SECONDS:
             said = f"was paused for {seconds:.0f} s without a publication; resumed"
             now = await self._store.services.heartbeat(self._service_id, error=said)
-            if now.status == "up":  # no publisher has begun meanwhile
+            if now.status == "up":  # no publisher has started meanwhile
                 logger.warning("server %s %s", self.url, said)
                 await client.continue_()
 
@@ -172,14 +173,14 @@ class ServerHeartbeat:
             self._device.note_taken_out()
 
     async def _handle_silence(self, service: InferenceService, error: InferenceError) -> None:
-        """Take a silent server out.
+        """Take a silent server out of service.
 
         Raises:
-            ServerUnusable: it was started here, and has been silent for too long.
+            ServerUnusable: it was started here and has been silent for too long.
         """
         silent_seconds = time.monotonic() - self._answered_at
         logger.warning("server %s is not responding: %s", self.url, error)
-        # A sleeping server gets no requests anyway, and is still the trainer's to wake.
+        # A sleeping server gets no requests anyway, and the trainer still has to wake it.
         if service.status not in ("down", "asleep"):
             await self._take_out(service, error)
         if self._is_own and silent_seconds > self._inference.server_hang_seconds:
@@ -194,7 +195,7 @@ class ServerHeartbeat:
             raise InferenceError(f"no answer within {seconds:g} s") from None
 
     async def _load_of(self, client: SGLangClient) -> ServerLoad | None:
-        """Return how busy the server is; None where it has no such route, as a gateway may not."""
+        """Return how busy the server is; None without such a route, as with some gateways."""
         seconds = self._probe_seconds
         try:
             async with asyncio.timeout(seconds):

@@ -1,7 +1,7 @@
 """The process of one inference server: its command line, its port, its start and its end.
 
-Any process may take a free port, and a server needs up to minutes until it listens. The port is
-therefore reserved for it, and an answer from there counts only if our own child is listening.
+Any process may take a free port, and a server may need minutes before it listens. Its port is
+therefore reserved, and a response from there counts only if our own child is listening.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def server_command(
 ) -> list[str]:
     """Return the argv of an inference server that starts on the weights of `model_path`.
 
-    The embedded engine loads further weights from below `inference.weight_roots` alone.
+    The embedded engine loads further weights only from below `inference.weight_roots`.
 
     Keys are not on the command line, where every user of the machine could read them; both
     backends read `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY` from their environment.
@@ -52,7 +52,7 @@ def server_command(
 
 
 def check_keys(inference: InferenceSection) -> None:
-    """Refuse to start servers that other machines reach and whose clients could control them.
+    """Refuse to start servers that other machines can reach and whose clients could control them.
 
     Raises:
         ConfigError: they listen beyond this machine without a separate key for control.
@@ -65,12 +65,12 @@ def check_keys(inference: InferenceSection) -> None:
 
 
 def sglang_python() -> str:
-    """Return the interpreter that has SGLang: this one, or the one of the `sglang` command.
+    """Return the interpreter that has SGLang: this one, or that of the `sglang` command.
 
     Raises:
         ConfigError: SGLang is not installed.
     """
-    # The distribution, not the module: a folder or a file of that name beside the run is no SGLang.
+    # The distribution, not the module: a local folder or file named `sglang` is not SGLang.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("sglang")
         return sys.executable
@@ -126,12 +126,12 @@ def _sglang(
     if model.router_replay:
         argv.append("--enable-return-routed-experts")
     if inference.tool_call_parser in _SGLANG_TOOL_CALL_PARSERS:
-        # For other people's chat requests; rollouts exchange token ids and parse the text themselves.
+        # For third-party chat requests; rollouts exchange token ids and parse the text themselves.
         argv += ["--tool-call-parser", inference.tool_call_parser]
     if inference.context_length is not None:
         argv += ["--context-length", str(inference.context_length)]
     if model.lora_rank:
-        # The server reserves memory for adapters at its start, before there is any.
+        # The server reserves memory for adapters at its start, before any is loaded.
         argv += ["--enable-lora", "--max-lora-rank", str(model.lora_rank)]
         argv += ["--lora-target-modules", *model.lora_target_modules]
     if model.trust_remote_code:
@@ -151,7 +151,7 @@ class ServerProcess:
         log_prefix: str,
         seed: int,
     ) -> None:
-        """Prepare; nothing is started.
+        """Prepare without starting anything.
 
         Args:
             supervisor: ends the process when its context ends.
@@ -179,7 +179,7 @@ class ServerProcess:
     async def start(self, model_path: Path, version: int) -> int:
         """Start the server on the weights of a version and return its port.
 
-        A restart uses the same port, unless the server never came to listen there.
+        A restart uses the same port, unless the server never listened there.
 
         Raises:
             ConfigError: no port is free.
@@ -209,7 +209,7 @@ class ServerProcess:
         return Path(f"{self._log_prefix}{port}.log")
 
     def is_listening(self) -> bool:
-        """Return whether the started process, and not a stranger, listens on its port."""
+        """Return whether the started process, and not another one, listens on its port."""
         if not self._has_listened and self._child and self._child.pid and self._reserved:
             self._has_listened = listens(self._child.pid, self._reserved.port)
         return self._has_listened
@@ -223,7 +223,7 @@ class ServerProcess:
         return await self._supervisor.wait(_NAME)
 
     async def discard(self) -> None:
-        """Kill what is left of the process group, after the server ended or hung."""
+        """Kill the rest of the process group after the server has exited or hung."""
         await self._supervisor.stop(_NAME, at_once=True)
 
     def _environment(self) -> dict[str, str]:
@@ -234,9 +234,9 @@ class ServerProcess:
         }
         given = {name: key.get_secret_value() for name, key in keys.items() if key is not None}
         return {
-            # Threads that spin at barriers would take the cores from the other processes.
+            # Threads that spin at barriers would take cores from the other processes.
             "OMP_WAIT_POLICY": "PASSIVE",
-            # SGLang's /health otherwise samples a token, and so fails during a long pause.
+            # SGLang's /health otherwise samples a token and therefore fails during a long pause.
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
             **given,
         }

@@ -37,15 +37,16 @@ logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5
 MAX_CRASHES = 20
-"""Deaths in a row of a server that was serving. Requests may be to blame; samplers stop sending
-those under which servers die."""
+"""Consecutive deaths of a server while it was serving. Requests may be the cause; samplers stop
+sending those that crash servers.
+"""
 START_SECONDS = {"embedded": 120.0, "sglang": 1800.0}
 FORGIVEN_AFTER_SECONDS = 600.0
-"""After a life this long, a server may again die as often as a new one."""
+"""After running for this long, a server may again die as often as a new one."""
 
 
 async def run_server(config: RootConfig, uri: str) -> None:
-    """Supervise this process's servers until SIGTERM or SIGINT; a second one ends it at once.
+    """Supervise this process's servers until SIGTERM or SIGINT; a second signal exits at once.
 
     Raises:
         ConfigError: the model is missing, no port is free, or a key is missing.
@@ -78,13 +79,13 @@ async def run_server(config: RootConfig, uri: str) -> None:
 async def lone_server(
     config: RootConfig, weights: Path, *, version: int, adapter: str | None
 ) -> AsyncIterator[InferenceService]:
-    """Serve a version without telling the run, for as long as the block lasts.
+    """Serve a version, unregistered, until the block exits.
 
     Args:
         config: names the model and the backend.
         weights: directory of the version's weights, or of its adapter.
-        version: their number.
-        adapter: name of the adapter; None where `weights` holds all of the model.
+        version: their version number.
+        adapter: name of the adapter; None if `weights` holds the whole model.
 
     Raises:
         ConfigError: no port is free, or a key is missing.
@@ -139,12 +140,12 @@ async def lone_server(
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """Which server is supervised."""
+    """The server to supervise."""
 
     url: str | None
-    """Address of a server that is run elsewhere; None for one that is started here."""
+    """Address of a server that runs elsewhere; None for one that is started here."""
     model_path: Path
-    """Weights of version 0; just their name for a server that is run elsewhere."""
+    """Weights of version 0; only their name for a server that runs elsewhere."""
     log_prefix: str
     """Path of the log file up to the port in its name."""
     seed: int
@@ -152,7 +153,7 @@ class ServerPlan:
 
 @dataclass(frozen=True)
 class _End:
-    """How a server ended: by itself, or because it has to be restarted."""
+    """How a server ended: by itself, or because it must be restarted."""
 
     reason: str
     is_death: bool = False
@@ -166,7 +167,7 @@ class _End:
 
 
 class ServerSupervisor:
-    """Supervises one server; `run` returns when told to stop or when the server cannot be had."""
+    """Supervises one server; `run` returns on request and raises if the server cannot run."""
 
     def __init__(
         self,
@@ -198,8 +199,8 @@ class ServerSupervisor:
 
         Args:
             stop: set to end the server.
-            max_restarts: how often in a row a server that died or hung is started again.
-            start_seconds: bound on a server's start, loading included.
+            max_restarts: how many times in a row a server that died or hung is restarted.
+            start_seconds: timeout for a server's start, including loading.
 
         Raises:
             ConfigError: no port is free for the server.
@@ -246,13 +247,13 @@ class ServerSupervisor:
         )
 
     async def _start(self, process: ServerProcess | None, start_seconds: float) -> ServerHeartbeat:
-        """Start the server on the newest published weights, if it is started here at all."""
+        """Start the server with the newest published weights, unless it runs elsewhere."""
         if process is None:
             service_id = url = (self._plan.url or "").rstrip("/")
         else:
             path, version = self._plan.model_path, 0
             policy = await self._weights.latest_files(start_seconds)
-            # An adapter is loaded once the server is up, beside the model that it belongs to.
+            # An adapter is loaded once the server is up with its base model.
             if policy is not None and policy.adapter is None:
                 path, version = Path(policy.path), policy.version
             port = await process.start(path, version)
@@ -283,7 +284,7 @@ class ServerSupervisor:
         stop: asyncio.Event,
         start_seconds: float,
     ) -> "_End | None":
-        """Serve until told to stop (None) or until the process died or is unusable."""
+        """Serve until told to stop (None) or until the process has died or is unusable."""
 
         async def serve() -> None:
             await _until_healthy(client, process, start_seconds)
@@ -302,7 +303,7 @@ class ServerSupervisor:
             serving.cancel()
             await asyncio.wait({serving})
             if serving in done and not isinstance(serving.exception(), ServerUnusable):
-                serving.result()  # it only ever ends with an error
+                serving.result()  # it only ends with an error
             if stopped in done:
                 return None
             if died in done:
@@ -317,7 +318,7 @@ class ServerSupervisor:
 async def _until_healthy(
     client: SGLangClient, process: ServerProcess | None, start_seconds: float
 ) -> None:
-    """Wait for the server. A stranger that listens on the port is not asked anything."""
+    """Wait for the server. Another process that listens on the port is not sent any request."""
     deadline = time.monotonic() + start_seconds
     while True:
         is_own = process is None or await asyncio.to_thread(process.is_listening)
@@ -332,7 +333,7 @@ async def _until_healthy(
 
 
 def _rooted(config: RootConfig, plan: ServerPlan) -> InferenceSection:
-    """Return the section whose servers load weights of this run and no others."""
+    """Return the section with servers restricted to this run's weights."""
     inference = config.inference
     roots = (*inference.weight_roots, config.run.output_path, plan.model_path)
     return inference.model_copy(update={"weight_roots": roots})

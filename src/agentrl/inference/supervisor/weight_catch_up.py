@@ -1,7 +1,7 @@
-"""Brings a server to the latest version where the trainer's publisher did not.
+"""Brings a server to the latest version if the trainer's publisher did not.
 
-A server that starts late, comes back or was taken out catches up from the version's files. One that
-is up is left to the publisher for a while: both would otherwise update it at once.
+A server that starts late, comes back or was taken out catches up from the version's files. A server
+that is up is left to the publisher for a while: otherwise, both would update it at the same time.
 """
 
 import asyncio
@@ -19,12 +19,13 @@ from agentrl.store import TrajectoryStore
 logger = logging.getLogger(__name__)
 
 MISSED_UPDATE_SECONDS = 3.0
-"""An `up` server that is behind for this long was missed by the publisher (it registered while a
-version went out); the publisher itself marks its servers `updating` within milliseconds."""
+"""An `up` server that is behind for this long was missed by the publisher (it registered during a
+publication); the publisher itself marks its servers `updating` within milliseconds.
+"""
 
 
 class WeightCatchUp:
-    """What one server serves, compared with what is published."""
+    """Compares what one server serves with what is published."""
 
     def __init__(self, store: TrajectoryStore, publish: PublishSection) -> None:
         self._store = store
@@ -32,14 +33,14 @@ class WeightCatchUp:
         self._behind_since: float | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self.newest_adapter: str | None = None
-        """The newest adapter that the server was seen with."""
+        """The newest adapter seen on the server."""
 
     async def latest_files(self, seconds: float | None = None) -> Policy | None:
-        """Return the latest version once its files are written; they are held for as long.
+        """Return the latest version once its files are written; they are kept for as long.
 
         Args:
-            seconds: bound on the wait, and how long the files are kept; the publisher's bound on
-                one server when not given.
+            seconds: timeout of the wait, and how long the files are kept; by default, the
+                publisher's timeout for one server.
 
         Raises:
             InferenceError: they were not written: the trainer that broadcast the version is gone.
@@ -60,7 +61,7 @@ class WeightCatchUp:
     def was_missed(
         self, service: InferenceService, served: ServedPolicy, policy: Policy | None
     ) -> bool:
-        """Return whether the supervisor, and not the publisher, has to update the server."""
+        """Return whether the supervisor, and not the publisher, must update the server."""
         if policy is None or served.is_policy(policy):
             self._behind_since = None
             return False
@@ -71,17 +72,17 @@ class WeightCatchUp:
             self._behind_since = now
         patience = MISSED_UPDATE_SECONDS
         if service.status != "up":
-            # `updating`: the publisher is at it, and has its own bound.
+            # `updating`: the publisher is updating it, with its own timeout.
             patience += self._publish.publish_timeout_seconds
         return now - self._behind_since > patience
 
     async def catch_up(
         self, client: SGLangClient, policy: Policy | None, served: ServedPolicy
     ) -> ServedPolicy:
-        """Bring the server to a version whose files are written; return what it serves then.
+        """Bring the server to a version whose files are written; return what it then serves.
 
         Raises:
-            InferenceError: the server refused, failed or took too long.
+            InferenceError: the server refused, failed or timed out.
         """
         if policy is None or served.is_policy(policy):
             return served
@@ -92,8 +93,8 @@ class WeightCatchUp:
     async def retire_adapters(self, client: SGLangClient, served: ServedPolicy) -> None:
         """Start unloading every adapter of the run that is older than the newest two.
 
-        Samplers that have not heard of the newest yet still ask for the one before it. The server
-        unloads an adapter when the generations that use it have ended; that is not waited for.
+        Samplers that do not know the newest yet still request the one before it. The server unloads
+        an adapter once the generations that use it have ended, without this call waiting for it.
         """
         if served.adapter is None or served.adapter == self.newest_adapter:
             return
@@ -106,7 +107,7 @@ class WeightCatchUp:
                 retiring.add_done_callback(self._retiring.discard)
 
     def cancel_retirements(self) -> None:
-        """Stop waiting for adapters to be unloaded, as the server is gone."""
+        """Stop waiting for adapters to be unloaded, because the server is gone."""
         for retiring in self._retiring:
             retiring.cancel()
 

@@ -1,10 +1,10 @@
-"""Weights straight from the trainer's memory to all servers, over a process group.
+"""Broadcasts weights from the trainer's memory to all servers over a process group.
 
-A group lives for one round, so servers that came, went or restarted need no care. Where a server
-fails or hangs in the middle, the group is abandoned, and the remaining servers receive everything
-again over a new one; each of the two rounds has half of the time. Until the last bucket is in, a
-server holds weights of two versions: it carries a label that no policy has, and one that is taken
-out at that point stays paused until it has complete weights again.
+A group lives for one round, so servers that came, went or restarted need no special handling. If a
+server fails or hangs midway, the group is abandoned, and the remaining servers receive everything
+again over a new one; each of the two rounds has half of the time. Until the last bucket arrives, a
+server holds weights of two versions: it carries a label that no policy has, and a server that is
+taken out at that point stays paused until it has complete weights again.
 
     form ── open ──┬─ gather ─┬─ send ── install ──┬── close
                    └──────────┘ next bucket gathered meanwhile
@@ -36,30 +36,32 @@ from agentrl.schema import Policy
 logger = logging.getLogger(__name__)
 
 SendWeights = Callable[[int, Callable[[Bucket], None]], Awaitable[None]]
-"""Calls a function, in another thread, with the weights in buckets of at most so many bytes. The
-tensors may be the very memory that is trained: it does not change before the delivery is over."""
+"""Calls a function, in another thread, with the weights in buckets of at most the given bytes. The
+tensors may share memory with the trained parameters, which do not change before the delivery is
+over.
+"""
 
 _NUM_ROUNDS = 2
 _NOTICE_SHARE = 0.1
-"""Share of the time bound in which servers have to notice that a group was abandoned."""
-# SGLang's words for weights that did not come: the server itself is fine.
+"""Share of the timeout in which servers must notice that a group was abandoned."""
+# SGLang's message for weights that did not arrive: the server itself is healthy.
 _NOT_RECEIVED = "failed to receive weights"
 
 
 @dataclass
 class BroadcastRound:
-    """One try to bring servers to a version together."""
+    """One attempt to bring servers to a version together."""
 
     servers: dict[str, SGLangClient]
-    """Those that still take part."""
+    """The servers that still take part."""
     end: float
-    """When its time is over, on the monotonic clock."""
+    """Deadline on the monotonic clock."""
     lost: dict[str, InferenceError] = field(default_factory=dict)
-    """Those that do not any more, and why."""
+    """The servers that were dropped, with the reason."""
 
     @property
     def seconds_left(self) -> float:
-        """Time that is left; never 0, which would mean no bound to some callees."""
+        """Remaining time; never 0, which some callees read as no timeout."""
         return max(self.end - time.monotonic(), 0.001)
 
     def drop(self, name: str, error: InferenceError) -> None:
@@ -72,11 +74,11 @@ class BroadcastRound:
         operation: Callable[[str, SGLangClient], Awaitable[None]],
         seconds: float | None = None,
     ) -> bool:
-        """Run an operation on every server at once; drop those that fail or are too slow.
+        """Run an operation on all servers concurrently; drop those that fail or time out.
 
         Args:
             operation: called with the id of a server and its client.
-            seconds: bound; all the time that is left when not given.
+            seconds: timeout; all remaining time by default.
 
         Returns:
             Whether every server succeeded.
@@ -100,24 +102,25 @@ class BroadcastRound:
 
 
 class BroadcastDelivery:
-    """All servers take the weights in step, as they are broadcast."""
+    """All servers receive the weights in lockstep, as they are broadcast."""
 
     needs_files = False
 
     def __init__(self, publish: PublishSection, send: SendWeights, backend: BackendName) -> None:
-        """Prepare; nothing is sent.
+        """Prepare without sending anything.
 
         Args:
             publish: how servers are updated.
-            send: where the weights come from.
-            backend: `nccl` where trainer and servers compute on GPUs.
+            send: source of the weights.
+            backend: `nccl` if trainer and servers run on GPUs.
         """
         self._publish = publish
         self._send = send
         self._backend: BackendName = backend
         self.phases: dict[str, float] = {}
         """Seconds that the last delivery spent in each of its phases, summed over its rounds.
-        `gather` counts only the wait for weights that were not there yet."""
+        `gather` counts only the time spent waiting for weights.
+        """
 
     async def deliver(
         self, policy: Policy, servers: Mapping[str, SGLangClient], on_outcome: OnOutcome
@@ -160,7 +163,7 @@ class BroadcastDelivery:
     async def _run_round(
         self, policy: Policy, round_: BroadcastRound, paused_at: dict[str, float]
     ) -> bool:
-        """Deliver to all servers of a round; False when some were dropped, or the group failed."""
+        """Deliver to all servers of a round; False if some were dropped or the group failed."""
         name = uuid.uuid4().hex
         with self._phase("form"):
             group = await self._form(round_, name)
@@ -185,13 +188,13 @@ class BroadcastDelivery:
         return True
 
     async def _form(self, round_: BroadcastRound, name: str) -> BroadcastGroup | None:
-        """Form a group with all servers of a round; None where that failed."""
+        """Form a group with all servers of a round; None if that failed."""
         sizes: dict[str, int] = {}
 
         async def ask_size(server: str, client: SGLangClient) -> None:
             sizes[server] = _num_ranks(client, await client.server_info())
 
-        # A server that hangs shows itself by its silence, before others wait for it in the group.
+        # A hanging server is detected here, before others wait for it in the group.
         await round_.each(ask_size, round_.seconds_left / 2)
         if not round_.servers:
             return None
@@ -236,8 +239,8 @@ class BroadcastDelivery:
                     bucket = await anext(buckets, None)
                 if bucket is None:
                     return is_fine
-                # All ranks of the trainer gather together, so that a gathering that began has to
-                # be drained to its end, whatever became of the broadcast.
+                # All ranks of the trainer gather together, so a gathering that has started must be
+                # drained to its end, whatever happens to the broadcast.
                 if is_fine:
                     is_fine = await self._send_one(policy, bucket, round_, group, name)
 
@@ -302,13 +305,13 @@ class BroadcastDelivery:
 async def gathered_buckets(
     send: SendWeights, bucket_bytes: int, *, on_cpu: bool
 ) -> AsyncGenerator[Bucket]:
-    """Yield the weights as they are gathered; at most one bucket waits while one is used.
+    """Yield the weights as they are gathered; at most one bucket waits while another is used.
 
     A consumer that stops early releases the gathering thread, which then discards the rest.
 
     Args:
         send: gathers the weights, in another thread.
-        bucket_bytes: most bytes of a bucket, unless one group of tensors is larger.
+        bucket_bytes: largest bucket, unless one group of tensors is larger.
         on_cpu: copy the buckets to host memory, in the gathering thread.
     """
     loop = asyncio.get_running_loop()
@@ -340,7 +343,7 @@ async def gathered_buckets(
 
 
 def _is_fine(error: InferenceError) -> bool:
-    """Whether a server reports a failure that is not its own."""
+    """Whether a server reports a failure that it did not cause."""
     return isinstance(error, ServerRefused) and _NOT_RECEIVED in str(error).lower()
 
 

@@ -1,8 +1,7 @@
 """How the weights of a version reach the servers: the protocol, and delivery through files.
 
-A `Delivery` knows one way to the servers; the publisher knows which servers there are and what
-becomes of those that fail. A further way is one module with one class: `BroadcastDelivery` is the
-example to follow.
+A `Delivery` knows one way to the servers; the publisher knows the servers and handles those that
+fail. To add a way, write one module with one class; follow the example of `BroadcastDelivery`.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ class Delivery(Protocol):
     """One way to the servers."""
 
     needs_files: bool
-    """Whether the version's directory has to be written before `deliver`."""
+    """Whether the version's directory must be written before `deliver`."""
 
     async def deliver(
         self, policy: Policy, servers: Mapping[str, SGLangClient], on_outcome: OnOutcome

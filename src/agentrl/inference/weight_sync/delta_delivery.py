@@ -1,11 +1,11 @@
-"""Only what changed: servers read a file of changed values instead of all weights.
+"""Delivers only changes: servers read a file of changed values instead of all weights.
 
     compare with what was sent last ── write the delta ── every server: pause, apply, continue
 
 The trainer keeps a copy of what it sent last. The first version of a process is sent whole, in the
-same format. A server that does not hold the version before (it joined late, or was taken out)
-refuses the delta; it loads the version's files where they are written already, and is otherwise
-taken out until its supervisor has loaded them.
+same format. A server that does not hold the previous version (it joined late, or was taken out)
+refuses the delta; it loads the version's files if they are already written, and is otherwise taken
+out until its supervisor has loaded them.
 """
 
 import asyncio
@@ -44,18 +44,18 @@ _SUFFIX = "-delta"
 
 @dataclass(frozen=True)
 class DeltaSize:
-    """How much of a version was sent."""
+    """Size of a version's delta."""
 
     sent_share: float
-    """Values in the file over all values: those that changed, and all of a tensor that went whole."""
+    """Values in the file over all values; a tensor that is sent whole counts in full."""
     num_bytes: int
     """Size of the file that each server read."""
     full_bytes: int
-    """What all weights would have taken."""
+    """Size of all weights."""
 
 
 class DeltaDelivery:
-    """Every server applies the changes since the version before."""
+    """Every server applies the changes since the previous version."""
 
     needs_files = False
 
@@ -71,7 +71,7 @@ class DeltaDelivery:
         self._sent: dict[str, torch.Tensor] = {}
         self._base: str | None = None
         self.size: DeltaSize | None = None
-        """How much the last delivery sent."""
+        """Size of the last delivery."""
 
     async def deliver(
         self, policy: Policy, servers: Mapping[str, SGLangClient], on_outcome: OnOutcome
@@ -122,7 +122,7 @@ class DeltaDelivery:
         changes: dict[str, TensorChange] = {}
         checksums: dict[str, TensorChecksum] = {}
         sizes = [0, 0, 0]  # values sent, all values, their bytes
-        # A try that failed in the middle leaves what belongs to no version.
+        # An attempt that failed midway leaves values that belong to no version.
         base, self._base = self._base, None
         if base is None:
             self._sent.clear()

@@ -1,8 +1,8 @@
 """Publishes policy versions: announces them in the store and delivers them to every server.
 
 The trainer writes a version's directory, commits its checkpoint, and only then announces the
-version: no version is ever served that a crash would take back together with the records it was
-trained on. How the weights travel is the `Delivery`'s business.
+version: a served version can therefore never be undone by a crash, together with the records it was
+trained on. The `Delivery` decides how the weights travel.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ from agentrl.store import TrajectoryStore
 logger = logging.getLogger(__name__)
 
 WriteFiles = Callable[[Path], Awaitable[None]]
-"""Writes the weights that were published into a directory."""
+"""Writes the published weights into a directory."""
 
 
 @dataclass(frozen=True)
 class PublishReport:
-    """What came of publishing a version to the servers."""
+    """The outcome of publishing a version to the servers."""
 
     version: int
     updated: tuple[str, ...] = ()
     """Ids of the servers that serve the version now."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Errors of the servers that were taken out, by id."""
+    """Errors of the servers that were taken out of service, by id."""
     paused_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds for which each updated server generated nothing, by id."""
 
@@ -61,14 +61,14 @@ class PolicyPublisher:
         delivery: Delivery | None = None,
         adapters: AdapterNames | None = None,
     ) -> None:
-        """Remove what an interrupted writer left below `root`; nothing is published yet.
+        """Remove leftovers of an interrupted writer below `root`; nothing is published yet.
 
         Args:
             store: where versions are announced and servers are registered.
             root: directory of the version directories.
             publish: how servers are updated.
             inference: keys of the servers.
-            delivery: how weights reach the servers; through files when not given.
+            delivery: how weights reach the servers; through files by default.
             adapters: names the versions of a run that trains an adapter (LoRA); None for whole models.
         """
         self._store = store
@@ -81,29 +81,29 @@ class PolicyPublisher:
         clear_leftovers(self._root)
 
     def directory(self, version: int) -> Path:
-        """Return where a version is (to be) written."""
+        """Return the directory of a version, written or not."""
         return version_dir(self._root, version)
 
     @property
     def needs_files(self) -> bool:
-        """Whether a version has to be written before it is announced."""
+        """Whether a version must be written before it is announced."""
         return self._delivery.needs_files
 
     async def announce(self, version: int, write: WriteFiles | None = None) -> PublishReport:
-        """Publish a version in the store, then to all servers that are not down, at once.
+        """Publish a version in the store, then to all servers that are not down, concurrently.
 
-        A server that fails or is too slow is set `down` with its error, and the others do not wait
-        for it. It is no error that no server is up: servers that come later take the version from
+        A server that fails or times out is set `down` with its error, and the others do not wait
+        for it. Having no server up is not an error: servers that start later read the version from
         the store. A server that is `updating` was left so, perhaps paused, by a trainer that died,
         and is updated like the others.
 
         Args:
             version: optimizer steps behind the weights.
             write: writes the version's directory after the servers have the weights; None if the
-                directory is written already.
+                directory is already written.
 
         Raises:
-            StoreError: the store did not take the version; no server was changed.
+            StoreError: the store did not accept the version; no server was changed.
         """
         directory = self.directory(version)
         await self.settle()
@@ -122,7 +122,7 @@ class PolicyPublisher:
     async def put_to_sleep(self) -> None:
         """Have every server that is not down release its memory; `announce` wakes them again.
 
-        A server that fails or is too slow is set `down` with its error, as by `announce`.
+        A server that fails or times out is set `down` with its error, as by `announce`.
 
         Raises:
             StoreError: the store could not record it.
@@ -141,7 +141,7 @@ class PolicyPublisher:
             await finishing
 
     async def _finish(self, policy: Policy, write: WriteFiles | None) -> None:
-        """Do what no server waits for: write and hash the version, remove old ones."""
+        """Do the work that no server waits for: write and hash the version, remove old ones."""
         directory = Path(policy.path)
         if write is not None:
             await write(directory)
@@ -151,7 +151,7 @@ class PolicyPublisher:
         await self._remove_old()
 
     async def _deliver(self, policy: Policy) -> PublishReport:
-        """Deliver a version to every server that is awake, and wake those that sleep."""
+        """Deliver a version to every server that is awake, and wake those that are asleep."""
         registered = [s for s in await self._registered() if s.status != "down"]
         awake = {s.id: s for s in registered if s.status != "asleep"}
         updating = (self._store.services.set_status(name, status="updating") for name in awake)
@@ -193,7 +193,7 @@ class PolicyPublisher:
     async def _claim_sleeping(
         self, services: Iterable[InferenceService]
     ) -> dict[str, InferenceService]:
-        """Claim the right to wake servers; a supervisor that was first keeps the server it claimed."""
+        """Claim the right to wake servers; a supervisor keeps a server it claimed first."""
         return {
             s.id: s
             for s in services
@@ -201,7 +201,7 @@ class PolicyPublisher:
         }
 
     async def _put_to_sleep(self, service: InferenceService) -> None:
-        # Recorded first: a server that sleeps but is registered as up would sleep for ever.
+        # Recorded first: a server that is asleep but registered as up would sleep forever.
         await self._store.services.set_status(service.id, status="asleep")
         try:
             async with self._client(service) as client:
@@ -215,7 +215,7 @@ class PolicyPublisher:
             await self._store.services.set_status(service.id, status="down", error=str(error))
 
     async def _registered(self) -> list[InferenceService]:
-        """Return the servers that may be sent the control key."""
+        """Return the servers that may receive the control key."""
         key = self._inference.inference_admin_key or self._inference.inference_api_key
         return with_control_key(await self._store.services.all(), key)
 
@@ -236,7 +236,7 @@ class PolicyPublisher:
 
 
 class PolicyFiles:
-    """Stands in for a publisher where a trainer writes versions but serves none of them."""
+    """Replaces a publisher if a trainer writes versions but serves none of them."""
 
     def __init__(self, root: Path, *, keep: int) -> None:
         self._root = root.absolute()
@@ -244,7 +244,7 @@ class PolicyFiles:
         clear_leftovers(self._root)
 
     def directory(self, version: int) -> Path:
-        """Return where a version is (to be) written."""
+        """Return the directory of a version, written or not."""
         return version_dir(self._root, version)
 
     @property
@@ -253,7 +253,7 @@ class PolicyFiles:
         return True
 
     async def announce(self, version: int, write: WriteFiles | None = None) -> PublishReport:
-        """Remove old versions; no server is told."""
+        """Remove old versions without notifying any server."""
         await asyncio.to_thread(remove_old_versions, self._root, keep=self._keep, in_use=set())
         return PublishReport(version=version)
 

@@ -1,4 +1,4 @@
-"""Sequences of control calls on one server: update it, put it to sleep, wake it, take a broadcast.
+"""Sequences of control calls on one server: update, sleep, wake, receive a broadcast.
 
 What happens to generations in flight while a server is paused:
 
@@ -6,8 +6,8 @@ What happens to generations in flight while a server is paused:
     in_place  they go on with the cache of the old weights
     abort     they are cut; the client resumes them where they were cut
 
-Comes in: a client and a policy. Goes out: a server that serves it, or an `InferenceError`. Nothing
-here knows the store, or that there are other servers.
+In: a client and a policy. Out: a server that serves it, or an `InferenceError`. Nothing here knows
+the store or other servers.
 """
 
 import asyncio
@@ -29,33 +29,33 @@ from agentrl.schema import Policy
 
 PauseMode = Literal["retract", "in_place", "abort"]
 
-# Before this version a server dies when the cache is flushed while retracted requests wait.
+# Before this version, a server crashes if the cache is flushed while retracted requests wait.
 _RETRACT_SINCE = (0, 5, 20)
-# The weights are in, only the flush was refused: the update must not be repeated from scratch.
+# The weights are loaded, only the flush was refused: the update must not be repeated from scratch.
 _UPDATED_NOT_FLUSHED = "weights were updated"
 _CONTINUE_ATTEMPTS = 3
 _CONTINUE_SECONDS = 5.0
 _FLUSH_RETRY_SECONDS = 0.05
 _CLEANUP_SECONDS = 3.0
-"""Bound on each step of cleaning up after a broadcast that failed."""
+"""Timeout of each cleanup step after a failed broadcast."""
 _NOT_FOUND = 404
 _WEIGHTS, _CACHE = "weights", "kv_cache"
 
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """What a server can serve."""
+    """The version that a server can serve."""
 
     version: int
     adapter: str | None = None
 
     def is_policy(self, policy: Policy) -> bool:
-        """Return whether it is the given policy."""
+        """Return whether this is the given policy."""
         return (self.version, self.adapter) == (policy.version, policy.adapter)
 
 
 async def served_policy(client: SGLangClient, policy: Policy | None) -> ServedPolicy:
-    """Return `policy` if the server can serve it, else what the server has instead."""
+    """Return `policy` if the server can serve it, else the version that it has."""
     if policy is not None and policy.adapter is not None:
         loaded = await client.adapters()
         if policy.adapter in loaded:
@@ -70,8 +70,8 @@ async def served_policy(client: SGLangClient, policy: Policy | None) -> ServedPo
 async def update_to_policy(client: SGLangClient, policy: Policy, publish: PublishSection) -> float:
     """Bring a server to a published policy from its files.
 
-    An adapter is loaded beside those that are there: nothing is paused, and generations in flight
-    go on under the adapter that they began with.
+    An adapter is loaded alongside the existing ones: nothing is paused, and generations in flight
+    continue under the adapter that they started with.
 
     Returns:
         Seconds for which the server was paused.
@@ -102,14 +102,14 @@ async def update_server(
     timeout_seconds: float,
     load_format: LoadFormat = "auto",
 ) -> float:
-    """Bring a server to a policy version; it is told to continue whatever happens.
+    """Bring a server to a policy version; it is told to continue in every case.
 
     Args:
         client: has the control key.
         path: directory that the server can read.
         version: policy version of the weights in it.
         mode: what happens to generations in flight.
-        timeout_seconds: bound on pause and update together; 5 s come on top when they failed.
+        timeout_seconds: timeout for pause and update together; a failure adds up to 5 s.
         load_format: what the directory holds: `auto`, a Hugging Face checkpoint; `delta`, what changed
             since the version that the server has.
 
@@ -117,8 +117,8 @@ async def update_server(
         Seconds for which the server was paused.
 
     Raises:
-        InferenceError: the server refused, failed, or took too long. A server that hangs may be
-            left paused; it has to be brought up to date before it is used again.
+        InferenceError: the server refused, failed, or timed out. A server that hangs may be left
+            paused; it must be brought up to date before it is used again.
     """
     async with _bounded(client, timeout_seconds, "to load new weights"):
         mode = await supported_mode(client, mode)
@@ -129,7 +129,7 @@ async def update_server(
                 client, path, version, flush_cache=mode != "in_place", load_format=load_format
             )
         except BaseException:
-            # Also when the pause itself failed: its answer may have been lost, not the request.
+            # Even if the pause itself failed: its response may have been lost, not the request.
             with contextlib.suppress(TimeoutError, InferenceError):
                 await asyncio.wait_for(_resume(client), _CONTINUE_SECONDS)
             raise
@@ -142,17 +142,17 @@ async def put_to_sleep(client: SGLangClient, *, mode: PauseMode, timeout_seconds
 
         pause ─> flush ─> release ┄ the trainer computes ┄> weights' memory ─> weights ─> cache ─> continue
 
-    Generations in flight stay in flight: the server retracts them, or cuts them and the client asks
-    again, which waits at the pause. A server that fails on the way is in an unknown state; its
-    supervisor restarts it.
+    Generations in flight survive: the server retracts them, or aborts them and the client retries,
+    which waits during the pause. A server that fails midway is in an unknown state; its supervisor
+    restarts it.
 
     Args:
         client: has the control key.
         mode: what happens to generations in flight, `retract` or `abort`.
-        timeout_seconds: bound on all of it.
+        timeout_seconds: timeout for the whole sequence.
 
     Raises:
-        InferenceError: it cannot, failed, or took too long.
+        InferenceError: it cannot release memory, failed, or timed out.
     """
     async with _bounded(client, timeout_seconds, "to release its memory"):
         if not (await client.server_info()).get("enable_memory_saver"):
@@ -166,13 +166,13 @@ async def put_to_sleep(client: SGLangClient, *, mode: PauseMode, timeout_seconds
 
 
 async def wake(client: SGLangClient, policy: Policy, *, timeout_seconds: float) -> float:
-    """Have a sleeping server take its memory back and go on under a published policy.
+    """Have a sleeping server take its memory back and continue under a published policy.
 
     Returns:
-        Seconds that it took.
+        Duration in seconds.
 
     Raises:
-        InferenceError: it failed, or took too long.
+        InferenceError: it failed, or timed out.
     """
     started = time.monotonic()
     async with _bounded(client, timeout_seconds, "to wake up"):
@@ -185,7 +185,7 @@ async def wake(client: SGLangClient, policy: Policy, *, timeout_seconds: float) 
 
 
 async def open_broadcast(client: SGLangClient, mode: PauseMode) -> None:
-    """Pause a server and open its update session; from now on its weights are of no version."""
+    """Pause a server and open its update session; from now on, its weights belong to no version."""
     await client.pause(await supported_mode(client, mode))
     await client.update_weight_version(MIXED_LABEL)
     try:
@@ -197,21 +197,21 @@ async def open_broadcast(client: SGLangClient, mode: PauseMode) -> None:
 
 
 async def close_broadcast(client: SGLangClient, group: str) -> None:
-    """Close a server's update session, and let it go on with weights that are complete."""
+    """Close a server's update session and let it continue with complete weights."""
     await _ignore_not_found(client.end_weight_update())
     await client.destroy_weights_update_group(group)
     await _resume(client)
 
 
 async def abandon_group(client: SGLangClient, group: str) -> None:
-    """Have a server leave a group that has failed, if it ever joined it."""
+    """Have a server leave a failed group, if it ever joined."""
     with contextlib.suppress(InferenceError, TimeoutError):
         async with asyncio.timeout(_CLEANUP_SECONDS):
             await client.destroy_weights_update_group(group)
 
 
 async def abort_paused(client: SGLangClient) -> None:
-    """Cut what a paused server has in flight; it stays paused until it has complete weights."""
+    """Abort a paused server's generations; it stays paused until it has complete weights."""
     with contextlib.suppress(InferenceError, TimeoutError):
         async with asyncio.timeout(_CLEANUP_SECONDS):
             await client.abort()
@@ -219,7 +219,7 @@ async def abort_paused(client: SGLangClient) -> None:
 
 
 async def supported_mode(client: SGLangClient, mode: PauseMode) -> PauseMode:
-    """Return the mode, or `abort` where the server is too old for it."""
+    """Return the mode, or `abort` if the server is too old for it."""
     if mode != "retract":
         return mode
     info = await client.server_info()
@@ -228,14 +228,14 @@ async def supported_mode(client: SGLangClient, mode: PauseMode) -> PauseMode:
 
 
 def release_of(version: str) -> tuple[int, int, int] | None:
-    """Return the numbers of a version such as `0.5.12.post1`; None when it does not look like one."""
+    """Return the numbers of a version such as `0.5.12.post1`; None if it does not look like one."""
     match = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 @asynccontextmanager
 async def _bounded(client: SGLangClient, seconds: float, purpose: str) -> AsyncIterator[None]:
-    """Turn the end of the time into an `InferenceError` that says what took too long."""
+    """Turn a timeout into an `InferenceError` that names what took too long."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -256,7 +256,7 @@ async def _load_weights(
     """Have a paused server load weights and their version label.
 
     Raises:
-        InferenceError: the server still has the former weights.
+        InferenceError: the server still has the previous weights.
     """
     try:
         await client.update_weights_from_disk(
@@ -269,7 +269,7 @@ async def _load_weights(
         if _UPDATED_NOT_FLUSHED not in str(error).lower():
             raise
         await client.flush_cache()
-        # The front end kept the old label, because the call as a whole failed.
+        # The front end kept the old label because the call as a whole failed.
         await client.update_weight_version(str(version))
 
 
@@ -286,7 +286,7 @@ async def _resume(client: SGLangClient) -> None:
 
 
 async def _flush(client: SGLangClient) -> None:
-    """Flush the cache as soon as nothing runs: what was aborted is computed for one more step."""
+    """Flush the cache as soon as nothing runs: aborted sequences are computed for one more step."""
     while True:
         try:
             await client.flush_cache()

@@ -1,4 +1,4 @@
-"""Published versions on disk: names, sizes, checksums, and which of them are kept."""
+"""Published versions on disk: names, sizes, checksums, and retention."""
 
 import hashlib
 import re
@@ -33,12 +33,12 @@ def checksum(directory: Path) -> str:
 
 
 def remove_old_versions(root: Path, *, keep: int, in_use: Collection[int]) -> list[int]:
-    """Remove published versions that nobody needs and return their numbers.
+    """Remove published versions that are no longer needed; return their numbers.
 
     Args:
         root: directory of the version directories.
-        keep: how many of the newest versions stay in any case; at least 1.
-        in_use: versions that stay however old they are.
+        keep: how many of the newest versions always stay; at least 1.
+        in_use: versions that stay regardless of age.
     """
     found = sorted(
         int(path.name) for path in root.iterdir() if _VERSION_DIR.match(path.name) and path.is_dir()
@@ -53,7 +53,7 @@ class AdapterNames:
     """Names of the adapters that one trainer process publishes: `RUN-1a2b3c-v12`.
 
     The hexadecimal part is drawn when the trainer starts. A trainer that resumes publishes version
-    numbers again that servers may know from a future that was lost; the new names keep a server
+    numbers again, which servers may know from steps that were lost; the new names keep a server
     from answering with the old weights.
     """
 
@@ -66,6 +66,6 @@ class AdapterNames:
 
 
 def is_of_same_run(name: str, other: str) -> bool:
-    """Return whether two names are of adapters of one run, whichever trainer process chose them."""
+    """Return whether two adapter names belong to one run, whichever trainer process chose them."""
     found, wanted = _ADAPTER_NAME.match(name), _ADAPTER_NAME.match(other)
     return found is not None and wanted is not None and found["run"] == wanted["run"]

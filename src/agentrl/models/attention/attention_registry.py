@@ -1,4 +1,4 @@
-"""The registered attention back ends. A new one is a module in this folder and an entry in `BACKENDS`.
+"""The registered attention back ends; each is a module in this folder and an entry in `BACKENDS`.
 
 The model's loader selects a back end by name; the forward pass asks here for the keywords that carry
 a row's layout to the layers.
@@ -31,7 +31,7 @@ _BY_IMPLEMENTATION = {backend.implementation: backend for backend in BACKENDS}
 
 
 def implementation_of(flag: str) -> str:
-    """Return transformers' name of a value of `--attention_implementation`."""
+    """Return transformers' name for a value of `--attention_implementation`."""
     return _BY_FLAG[flag].implementation
 
 
@@ -39,7 +39,7 @@ def check_device(implementation: str, device: torch.device) -> None:
     """Check that a back end can train on a device.
 
     Raises:
-        ConfigError: it cannot; the text names one that can.
+        ConfigError: it cannot; the message names one that can.
     """
     backend = _BY_IMPLEMENTATION.get(implementation)
     refusal = None if backend is None else backend.refusal(device)
@@ -54,7 +54,7 @@ def check_images(implementation: str, config: PretrainedConfig) -> None:
     """Check that a back end computes a model's attention within images.
 
     Raises:
-        ConfigError: it knows paths only; the text names one that does more.
+        ConfigError: it supports only paths; the message names one that supports images.
     """
     if implementation != TREE_ATTENTION and sees_images_whole(config):
         raise ConfigError(
@@ -64,7 +64,7 @@ def check_images(implementation: str, config: PretrainedConfig) -> None:
 
 
 def own_attention(model: PreTrainedModel) -> str:
-    """Return transformers' name of the attention that a model has without ours."""
+    """Return transformers' name for the attention that a model has without ours."""
     softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     return "sdpa" if model._supports_sdpa and softcap is None else "eager"
 
@@ -89,8 +89,8 @@ def attention_of(model: PreTrainedModel) -> str:
 def with_own_attention(model: PreTrainedModel) -> Iterator[None]:
     """Give a model its own attention within the block; backward passes belong inside as well.
 
-    Rows are then single turns. The result is the reference of merged training: no code for token
-    trees takes part in it.
+    Rows are then single turns. The result is the reference for merged training, because it involves
+    no code for token trees.
     """
     implementation = attention_of(model)
     set_attention(model, own_attention(model))
@@ -115,8 +115,8 @@ def layer_keywords(
     """Return the keywords of a model's forward pass that describe a row to its layers.
 
     Args:
-        implementation: transformers' name of the model's attention; none of ours leaves the layers
-            as they are, and the row has to be a single turn.
+        implementation: transformers' name of the model's attention; any other than ours leaves the
+            layers unchanged, and the row must be a single turn.
         row: N tokens in depth-first preorder.
         device: where the model computes.
         share: this rank's part of the row.

@@ -5,8 +5,8 @@ and passes unknown keywords of the model's forward pass to every layer. The keyw
 the layout of the current row that way, so no model code is forked.
 
 What a layer asks for beyond its whole path (a sliding window, sinks, a cap on scores) arrives as
-further keywords. They become an `AttentionVariant`; a back end names those that it computes, and the
-adapter refuses all others. Latent attention differs in the sizes of its heads only.
+further keywords. They become an `AttentionVariant`; a back end declares those that it computes, and
+the adapter refuses all others. Latent attention differs only in the sizes of its heads.
 
 A back end does not know about ranks, chunks or autocast; the adapter handles them with `RowContext`.
 
@@ -42,7 +42,7 @@ _NEUTRAL = frozenset({CONTEXT, ROUTED_EXPERTS, "position_ids", "use_cache", "out
 
 @dataclass(frozen=True, eq=False)
 class AttentionVariant:
-    """What a layer asks of attention; the fields after `scaling` have transformers' keywords."""
+    """A layer's requirements for attention; the fields after `scaling` use transformers' keywords."""
 
     scaling: float
     """Factor on the scores."""
@@ -51,7 +51,7 @@ class AttentionVariant:
     softcap: float | None = None
     """Bound c on scaled scores s, which become c * tanh(s / c)."""
     s_aux: torch.Tensor | None = None
-    """Sinks [H]: a further score of each softmax, whose weight goes to no value."""
+    """Sinks [H]: an additional score of each softmax, whose weight goes to no value."""
 
 
 class AttentionBackend(Protocol):
@@ -99,7 +99,7 @@ class AttentionBackend(Protocol):
             query: [1, H, N, D] after the rotary embedding; same dtype as keys and values.
             key: [1, K, P + N, D], the tokens above the row first.
             value: [1, K, P + N, D].
-            variant: what the layer asks for.
+            variant: the layer's requirements.
             layout: the result of `layout`.
         """
 
@@ -168,7 +168,7 @@ class RowContext:
         return RowTree.of(self.row, self.num_above, exported)
 
     def layout(self, window: int | None) -> Any:
-        """Return the back end's layout for layers of a window, made on first use."""
+        """Return the back end's layout for layers with a window, created on first use."""
         if window is not None and window > int(self.row.positions.max(initial=0)):
             window = None
         if window not in self._layouts:
@@ -183,8 +183,8 @@ def register_attention(
 ) -> None:
     """Register an attention function with transformers under a name.
 
-    The registered function raises `ConfigError` if a layer asks for more than the function computes.
-    Ignoring the request would silently compute a different model.
+    The registered function raises `ConfigError` if a layer requires more than the function
+    computes. Ignoring the requirement would silently compute a different model.
 
     Args:
         implementation: name in transformers' registry.
@@ -249,7 +249,7 @@ def _attend_to_row(
 
 
 def _of_one_head_size(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Pad heads with zeros to one size, which changes no score and no output; kernels need it.
+    """Pad heads with zeros to one size, as kernels require; scores and outputs do not change.
 
     Latent attention has smaller heads for values than for queries and keys.
     """

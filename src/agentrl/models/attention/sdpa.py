@@ -2,8 +2,8 @@
 
 On CPU, the kernel's normalizers are available and segments need no masks (see `segments`). Other
 devices call SDPA for one block of queries at a time, with the gathered keys of the block's path.
-Scores that are capped, and sinks on other devices, are beyond these kernels: their blocks compute
-the softmax explicitly. Nothing is N x N.
+These kernels do not support capped scores, nor sinks on other devices: such blocks compute the
+softmax explicitly. Nothing is N x N.
 
 Shape legend as in `backend`.
 """
@@ -40,7 +40,7 @@ class BlockMasks:
     ) -> torch.Tensor | None:
         """Return a mask [num_queries, num_keys] with the device and dtype of `like`.
 
-        None: all queries attend to all keys, as does a single one at the end of its path.
+        None: all queries attend to all keys, as does a single query at the end of its path.
 
         Args:
             num_queries: of the block.
@@ -77,7 +77,7 @@ class BlockLayout:
 
 
 class RowLayout:
-    """The segments of a row, or its blocks, whichever a layer's computation needs."""
+    """The segments or the blocks of a row, depending on what a layer needs."""
 
     def __init__(
         self, row: PackedRow, device: torch.device, num_above: int, window: int | None
@@ -89,9 +89,9 @@ class RowLayout:
 
     @property
     def has_segments(self) -> bool:
-        """Return whether the device's kernel gives the normalizers that segments need.
+        """Return whether the device's kernel returns the normalizers that segments need.
 
-        Segments see all of their own tokens: an image longer than the window is none.
+        Segments see all of their own tokens, so an image longer than the window is not a segment.
         """
         lengths = np.diff(whole_images(self._row), axis=1)
         fits = self._window is None or int(lengths.max(initial=0)) <= self._window
@@ -129,7 +129,7 @@ class SDPABackend:
         num_above: int = 0,
         window: int | None = None,
     ) -> RowLayout:
-        """Return the row's segments and blocks, made when a layer asks for them."""
+        """Return the row's segments and blocks, created when a layer needs them."""
         return RowLayout(row, device, num_above, window)
 
     def attend(

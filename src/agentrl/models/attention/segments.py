@@ -30,7 +30,7 @@ _kernel_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_c
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of queries and where its keys are."""
+    """A stretch of queries, and the locations of its keys."""
 
     queries: slice
     """The segment's tokens within the row."""
@@ -80,7 +80,7 @@ def attend_along_segments(
         value: [1, K, P + N, D].
         segments: all of the row.
         scaling: factor on the scores.
-        sinks: [H], a further score of every softmax, without a value.
+        sinks: [H], an additional score of every softmax, without a value.
     """
     output: torch.Tensor = _AlongSegments.apply(query, key, value, segments, scaling, sinks)  # type: ignore[no-untyped-call]
     return output

@@ -1,8 +1,8 @@
 """Causal convolutions along the paths of token trees.
 
-A short convolution mixes a token with the few tokens before it. In a row they are those before it on
-its path: K gathered copies of the row, weighted and summed. Channels do not mix, so ranks that share a
-row compute some of the channels each, for all tokens.
+A short convolution mixes a token with the few tokens before it. In a row, these are the tokens
+before it on its path: K gathered copies of the row are weighted and summed. Channels do not mix, so
+ranks that share a row each compute some of the channels for all tokens.
 
 Shape legend: N tokens of the row, P tokens above it, C channels, K width of the kernel.
 """
@@ -56,7 +56,7 @@ def _along_paths(
         (hidden_1CN,) = context.states.extend((CONVOLUTION, context.layer), hidden_1CN)  # noqa: N806
     width = weight_CK.shape[1]
     keys = torch.from_numpy(context.tree.ancestors(width)).to(hidden_1CN.device)
-    before_any = pad(hidden_1CN, (0, 1))  # index P + N: what comes before a path
+    before_any = pad(hidden_1CN, (0, 1))  # index P + N: padding before a path
     terms = [
         before_any.index_select(2, keys[place]) * weight_CK[:, place, None]
         for place in range(width)

@@ -1,9 +1,10 @@
-"""Recurrent layers of transformers' models, given their tree forms.
+"""Replaces recurrent functions of transformers' models with their tree forms.
 
-Modeling files compute a convolution or a scan by a function of their own module, to which every layer
-hands the keywords of the model's forward pass. Those functions are replaced, once a modeling file, by
-forms that follow the paths of a row if a row comes along, and are themselves otherwise. A new kind of
-recurrence is a form in this folder and an entry in `TREE_FORMS`.
+Modeling files compute a convolution or a scan with a module-level function, to which every layer
+passes the keywords of the model's forward pass. These functions are replaced, once per modeling
+file, by forms that follow the paths of a row if there is one and are equal to the original
+otherwise. To add a kind of recurrence, write its form in this folder and add an entry to
+`TREE_FORMS`.
 """
 
 import sys
@@ -22,7 +23,7 @@ TREE_FORMS: dict[str, Callable[[Any], Any]] = {
     "chunk_kimi_delta_attention": tree_delta_rule,
     "mamba2_chunk_scan": tree_mamba2,
 }
-"""Functions of modeling files, and what makes tree forms of them."""
+"""Functions in modeling files, with the function that converts each to its tree form."""
 
 
 def follow_paths(model: nn.Module) -> None:

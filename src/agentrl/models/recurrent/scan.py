@@ -1,11 +1,11 @@
 """Recurrent scans along the paths of token trees: gated delta rules and Mamba-2.
 
-A scan carries a state from token to token. The segments of a row run round by round, those of a round
-in one call, each from the state that its path left behind; autograd carries the gradient of a state
-back to the segment that made it. Segments are padded at their ends with steps that leave the state
-alone: no decay, nothing written.
+A scan carries a state from token to token. The segments of a row run in rounds, one call per round,
+each from the final state of its path; autograd carries the gradient of a state back to the segment
+that produced it. Segments are padded at their ends with steps that leave the state unchanged: no
+decay, nothing written.
 
-Heads do not mix, so ranks that share a row scan some of the heads each, for all tokens.
+Heads do not mix, so ranks that share a row each scan some of the heads for all tokens.
 
 Shape legend: N tokens of the row, S segments of a round, L tokens of the longest; X stands for the
 further dimensions of a tensor.
@@ -28,13 +28,14 @@ length. 2,048 tokens in one call take 25 times as long as in eight."""
 
 _Scan = Callable[[Sequence[torch.Tensor], torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 """Tensors [S, L, X] and states [S, X] to start from (None: those before a path); returns outputs
-[S, L, X] and the states behind."""
+[S, L, X] and the final states.
+"""
 
 
 def tree_delta_rule(original: Any) -> Any:
     """Return the tree form of a gated delta rule (Gated DeltaNet, KDA).
 
-    A step whose log-decay `g` and write strength `beta` are 0 leaves the state alone.
+    A step whose log-decay `g` and write strength `beta` are 0 leaves the state unchanged.
     """
 
     def scan(
@@ -82,7 +83,8 @@ def tree_delta_rule(original: Any) -> Any:
 def tree_mamba2(original: Any) -> Any:
     """Return the tree form of Mamba-2's scan.
 
-    A step of size 0 leaves the state alone, so bias, softplus and limits are applied before padding.
+    A step of size 0 leaves the state unchanged, so bias, softplus and limits are applied before
+    padding.
     """
 
     def scan(  # noqa: PLR0913 - the signature of the function that it replaces
@@ -171,7 +173,7 @@ def scan_along_paths(
         start = None if known is None else known.index_select(0, parents)
         output, left = scan([tensor[index] for tensor in padded], start)
         known = _after_none(left) if known is None else torch.cat([known, left])
-        # A mask as an index would wait for the device to count it.
+        # Indexing with a mask would wait for the device to count it.
         inside = torch.from_numpy(np.flatnonzero(is_inside)).to(device)
         outputs.append(output.flatten(0, 1).index_select(0, inside))
         tokens.append(places[is_inside])
@@ -184,5 +186,5 @@ def scan_along_paths(
 
 
 def _after_none(states: torch.Tensor) -> torch.Tensor:
-    """Return states behind the state before a path, which is number 0."""
+    """Return states, preceded by the state before a path, which is number 0."""
     return torch.cat([torch.zeros_like(states[:1]), states])

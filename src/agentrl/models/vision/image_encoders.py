@@ -1,8 +1,8 @@
-"""Models that read images, and what their forward pass needs of the images in a row.
+"""Models that read images, and the image inputs of their forward pass.
 
-Each image is encoded once a row, however often the row shows it; its features then stand in every
-place. The model's own forward pass puts them among its embeddings. An encoder that is trained gets its
-gradient from all places.
+Each image is encoded once per row, however often the row shows it; its features are then used in
+every place. The model's own forward pass inserts them among its embeddings. A trained encoder gets
+its gradient from all places.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from agentrl.data.shown_images import RowImages, ShownImage
 from agentrl.models.vision.image_reader import ImageReader
 
 _KIND_NAMES = ("token_type_ids", "mm_token_type_ids")
-"""Keywords by which families learn what is text (0) and what is an image (1)."""
+"""Keywords that tell families which tokens are text (0) and which are images (1)."""
 
 
 def reads_images(config: PretrainedConfig) -> bool:
@@ -31,13 +31,13 @@ def reads_images(config: PretrainedConfig) -> bool:
 
 
 def model_class(config: PretrainedConfig) -> Any:
-    """Return the class through which transformers makes and loads a model with a language head."""
+    """Return the class with which transformers creates and loads a model with a language head."""
     is_mapped = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if is_mapped else AutoModelForCausalLM
 
 
 def freeze_encoder(model: PreTrainedModel) -> None:
-    """Take the parameters that only images pass through out of training; none in a model of text."""
+    """Freeze the parameters that only images pass through; none in a text-only model."""
     if not reads_images(model.config):
         return
     base: Any = model.base_model
@@ -50,7 +50,7 @@ def freeze_encoder(model: PreTrainedModel) -> None:
 def shown_features(
     model: PreTrainedModel, reader: ImageReader, images: RowImages, stretch: slice | None = None
 ) -> dict[str, Any]:
-    """Return the keyword of a model's forward pass that holds what its encoder made of images.
+    """Return the keyword of a model's forward pass that holds the encoded images.
 
     Args:
         model: whose encoder it is.
@@ -70,7 +70,7 @@ def shown_features(
 def unshown_features(
     model: PreTrainedModel, reader: ImageReader, image: ShownImage
 ) -> torch.Tensor:
-    """Encode an image for nobody: the result is 0, and depends on the whole encoder."""
+    """Encode an image without showing it: the result is 0 but depends on the whole encoder."""
     features = _encoded(model, reader, [image])
     made = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
     total = torch.stack([part.sum() for parts in made for part in parts]).sum()
@@ -78,7 +78,7 @@ def unshown_features(
 
 
 def kind_keywords(model: PreTrainedModel, images: RowImages, num_tokens: int) -> dict[str, Any]:
-    """Return what a model's own masks are made of: which of its tokens are images."""
+    """Return the input of a model's own masks: which of its tokens are images."""
     device = next(model.parameters()).device
     kinds = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
     for start, end in images.spans.tolist():
@@ -88,7 +88,7 @@ def kind_keywords(model: PreTrainedModel, images: RowImages, num_tokens: int) ->
 
 
 def grid_keywords(model: PreTrainedModel, reader: ImageReader, images: RowImages) -> dict[str, Any]:
-    """Return what a model's own positions are made of, where it counts rows and columns."""
+    """Return the input of a model's own positions if it counts rows and columns."""
     grids = reader.inputs(images.images)["image_grid_thw"]
     return {"image_grid_thw": grids[images.which.tolist()].to(next(model.parameters()).device)}
 

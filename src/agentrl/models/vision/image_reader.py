@@ -1,8 +1,8 @@
-"""`ImageReader`: image files as a model reads them: how many positions each takes, and its pixels.
+"""`ImageReader`: reads image files for a model: how many positions each takes, and its pixels.
 
-The family's own image processor of transformers computes both, with the settings that came with a
-rollout, so that the trainer sees what the server saw. It runs on Pillow everywhere: other back ends
-resize by other filters. Files come from strangers; what is too large is refused before it is decoded.
+The family's own image processor in transformers computes both, with the settings stored with a
+rollout: the trainer sees what the server saw. It always uses Pillow, because other back ends resize
+with other filters. Files are untrusted; images that are too large are refused before decoding.
 """
 
 import hashlib
@@ -34,7 +34,8 @@ class ImageReader:
 
     Args:
         config: the model's configuration.
-        path: directory with its tokenizer; None: what a processor writes around images is left out.
+        path: directory with its tokenizer; None omits the tokens that a processor writes around
+            images.
     """
 
     def __init__(self, config: PretrainedConfig, path: Path | None = None) -> None:
@@ -49,7 +50,7 @@ class ImageReader:
         return token_id
 
     def shown(self, data: bytes, processor: Mapping[str, Any]) -> ShownImage:
-        """Return an image file as it stands among tokens.
+        """Return an image file as it appears among tokens.
 
         Args:
             data: the file.
@@ -88,7 +89,7 @@ class ImageReader:
             found: Mapping[str, Any] = self._processor(processor)(
                 images=[picture], return_tensors="np"
             )
-        except ValueError as error:  # the family's own bounds, of the ratio of its sides
+        except ValueError as error:  # the family's own limits on the aspect ratio
             raise ImageError(f"{picture.width} x {picture.height} pixels: {error}") from error
         return found
 
@@ -135,7 +136,7 @@ class ImageReader:
 
 
 _INPUTS = ("pixel_values", "image_grid_thw", "image_position_ids")
-"""What image processors return that models read."""
+"""Outputs of image processors that models read."""
 
 
 def sees_images_whole(config: PretrainedConfig) -> bool:
@@ -146,13 +147,13 @@ def sees_images_whole(config: PretrainedConfig) -> bool:
 
 
 def decoded(data: bytes) -> PillowImage.Image:
-    """Return the picture in a file, in colors; of an animation, the first.
+    """Return the picture in a file, in RGB; the first frame of an animation.
 
     Raises:
-        ImageError: it is no picture, or has more than `MAX_PIXELS` pixels.
+        ImageError: it is not a picture, or has more than `MAX_PIXELS` pixels.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of what is refused here
+        warnings.simplefilter("ignore")  # Pillow warns about what is refused here
         try:
             with PillowImage.open(BytesIO(data), formats=_FORMATS) as opened:
                 if opened.width * opened.height > MAX_PIXELS:
@@ -162,7 +163,7 @@ def decoded(data: bytes) -> PillowImage.Image:
                 return opened.convert("RGB")
         except ImageError:
             raise
-        except Exception as error:  # decoders of five formats, over bytes of anybody
+        except Exception as error:  # decoders of five formats, on untrusted bytes
             raise ImageError(f"cannot be decoded ({error})") from error
 
 

@@ -1,6 +1,6 @@
-"""`ToolCallFormat`: what a format of tool calls consists of, and what all formats share.
+"""`ToolCallFormat`: the definition of a tool-call format, and what all formats share.
 
-That is the values a call is made of, and why one is refused. Knows no format by name.
+Shared are the values of a call, and the reasons to refuse one. Knows no format by name.
 """
 
 import json
@@ -14,7 +14,7 @@ from agentrl.schema import Message
 _MAX_DEPTH = 32
 _WINDOW = 4096
 _LONGEST_WORD = 16
-"""More characters than a JSON word or an escape sequence has, which a cut may break."""
+"""Upper bound on the length of a JSON word or escape sequence, which a cut may break."""
 _MAX_INT = 2**63
 
 Tools = Sequence[Mapping[str, Any]]
@@ -27,11 +27,11 @@ class ParsedCall(NamedTuple):
     arguments: dict[str, Any]
     format_error: str | None
     id: str = ""
-    """The model's own name for the call, where its format has one."""
+    """The model's own id for the call, if its format has one."""
 
 
 class CallSection(NamedTuple):
-    """A stretch `[start, end)` of a reply that is made of tool calls."""
+    """A stretch `[start, end)` of a reply that consists of tool calls."""
 
     start: int
     calls: list[ParsedCall]
@@ -39,7 +39,7 @@ class CallSection(NamedTuple):
 
 
 class SplitReply(NamedTuple):
-    """A whole reply, taken apart."""
+    """A whole reply, parsed."""
 
     reasoning: str
     said: str
@@ -47,13 +47,14 @@ class SplitReply(NamedTuple):
 
 
 Scanner = Callable[[str, int, Tools], CallSection | None]
-"""`(text, start, tools)`: the next section at or behind `start`, or None. It never raises: a call
-that cannot be read carries `format_error`. It takes time in proportion to the text at most: what
-models write is repetitive, and samplers read it."""
+"""`(text, start, tools)`: the next section at or after `start`, or None. It never raises: a call
+that cannot be parsed carries `format_error`. It takes at most linear time, because models' texts
+can be repetitive, and samplers parse them.
+"""
 
 
 class FormatError(Exception):
-    """Says to the model why its call cannot be read."""
+    """Tells the model why its call cannot be parsed."""
 
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(reason)
@@ -61,7 +62,7 @@ class FormatError(Exception):
 
 
 def refused(error: FormatError) -> ParsedCall:
-    """Return the call that stands for one that cannot be read."""
+    """Return the call that represents one that cannot be parsed."""
     return ParsedCall(error.name if _unstorable(error.name, 0) is None else "", {}, str(error))
 
 
@@ -69,13 +70,13 @@ _SPACE = re.compile(r"\s*")
 
 
 def skip_space(text: str, position: int) -> int:
-    """Return the position of the first character that is no white space, from `position`."""
+    """Return the position of the first non-whitespace character from `position` on."""
     space = _SPACE.match(text, position)
     return position if space is None else space.end()
 
 
 def block_end(text: str, inside: int, open_: str, close: str) -> int:
-    """Return where to read on behind a block that cannot be read."""
+    """Return where to continue after a block that cannot be parsed."""
     # The search for the end stops at the next block: n blocks without an end are searched once.
     again = text.find(open_, inside)
     until = len(text) if again < 0 else again
@@ -92,10 +93,10 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
 
 
 def decode_json(text: str, start: int) -> tuple[object, int]:
-    """Return the JSON value at `start` and the position behind it.
+    """Return the JSON value at `start` and the position after it.
 
-    The decoder numbers the lines of all text before an error. It is shown no more of the text than
-    the value needs, so that a reply with n errors is not counted through n times.
+    The decoder counts the lines of all text before an error. It gets only as much text as the value
+    needs; otherwise, a reply with n errors would be scanned n times.
 
     Raises:
         FormatError: there is none.
@@ -105,7 +106,7 @@ def decode_json(text: str, start: int) -> tuple[object, int]:
         shown = text[start : start + size]
         value, end, reason = _decoded(shown)
         is_whole = start + size >= len(text)
-        # A mistake near the end, or a string without one, may come from the cut.
+        # An error near the end, or an unterminated string, may come from the cut.
         if is_whole or (reason is None and end < len(shown)):
             break
         if reason is not None and end < len(shown) - _LONGEST_WORD and "Unterminated" not in reason:
@@ -117,7 +118,7 @@ def decode_json(text: str, start: int) -> tuple[object, int]:
 
 
 def _decoded(text: str) -> tuple[object, int, str | None]:
-    """Return the JSON value at the beginning, where it ends, and what is wrong with it, if it is."""
+    """Return the JSON value at the start, its end, and its error, if any."""
     try:
         return *_DECODER.raw_decode(text), None
     except json.JSONDecodeError as error:
@@ -129,7 +130,7 @@ def _decoded(text: str) -> tuple[object, int, str | None]:
 
 
 def decode_object(text: str, start: int, behind: str) -> tuple[dict[str, Any], int]:
-    """Return the JSON object at `start`, which follows what `behind` names."""
+    """Return the JSON object at `start`, which follows the text `behind`."""
     if not text.startswith("{", start):
         raise FormatError(f"expected a JSON object after {behind}")
     value, end = decode_json(text, start)
@@ -141,7 +142,7 @@ def call_of(value: object, *, arguments_key: str = "arguments") -> ParsedCall:
     """Return the call that `{"name": ..., "arguments": {...}}` means.
 
     Raises:
-        FormatError: it means none; the reason is for the model to read.
+        FormatError: it is not a call; the message is written for the model.
     """
     if not isinstance(value, dict):
         raise FormatError("a call is a JSON object")
@@ -158,18 +159,18 @@ def checked(name: str, arguments: object, id_: str = "", *, key: str = "argument
     """Return a call whose name and arguments can be stored and sent on.
 
     Raises:
-        FormatError: they cannot be.
+        FormatError: they cannot.
     """
     if not name.strip():
         raise FormatError("the call names no tool")
     if isinstance(arguments, str) and arguments.strip():
-        # Some models write the arguments as OpenAI's wire form has them: JSON inside a string.
+        # Some models write the arguments as in OpenAI's wire format: JSON inside a string.
         text = arguments.strip()
         arguments, end = decode_object(text, 0, f'"{key}"')
         if end != len(text):
             raise FormatError(f'"{key}" must be one JSON object', name)
     if arguments is None or isinstance(arguments, str):
-        arguments = {}  # so do many write that there are none
+        arguments = {}  # many write empty arguments that way
     if not isinstance(arguments, dict):
         raise FormatError(f'"{key}" must be a JSON object', name)
     problem = _unstorable([name, arguments, id_], -1)
@@ -179,7 +180,7 @@ def checked(name: str, arguments: object, id_: str = "", *, key: str = "argument
 
 
 def _unstorable(value: object, depth: int) -> str | None:
-    """Say why a JSON value can be neither stored nor sent on, or return None."""
+    """Return why a JSON value can be neither stored nor sent on, or None."""
     if depth > _MAX_DEPTH:
         return f"the arguments are nested more than {_MAX_DEPTH} deep"
     if isinstance(value, bool):
@@ -210,7 +211,7 @@ def _numbered(turn: int, position: int) -> str:
 
 
 def nine_alphanumerics(turn: int, position: int) -> str:
-    """Return a call id in Mistral's form, which differs between all calls of a rollout."""
+    """Return a call id in Mistral's format, unique among all calls of a rollout."""
     return "c" + _base36(turn, 5) + _base36(position, 3)
 
 
@@ -227,40 +228,44 @@ class ToolCallFormat:
     """How a family of models writes its tool calls."""
 
     scan: Scanner | None = None
-    """Finds calls that are marked as such, anywhere in what is said."""
+    """Finds marked calls, anywhere in the content."""
     scan_leading: Scanner | None = None
-    """Finds calls that bear no mark and so only count as the beginning of what is said."""
+    """Finds unmarked calls, which count only at the start of the content."""
     split: Callable[[str, Tools], SplitReply] | None = None
-    """Takes a whole reply apart, where thinking and answer have channels of their own as calls do; its
-    chat template puts them together again. It never raises and takes linear time, as a scanner."""
+    """Parses a whole reply if thinking and answer have their own channels, as calls do; the chat
+    template joins them again. Like a scanner, it never raises and takes linear time.
+    """
     call_id: Callable[[int, int], str] = _numbered
-    """`(turn, position)`: the id of a call that the model gave none."""
+    """`(turn, position)`: the id for a call without one."""
     own_id: re.Pattern[str] | None = None
-    """Form of the ids that the model itself gives its calls and its template wants back."""
+    """Format of the ids that the model gives its calls and its template expects back."""
     control: tuple[str, ...] = ()
-    """Control tokens of which calls are made: the model may write them, text from outside not."""
+    """Control tokens that calls consist of: the model may write them, untrusted text may not."""
     begin: Callable[[str | None], str] | None = None
-    """How a call begins, of the tool of that name or of any; None where templates disagree."""
+    """Start of a call, of the named tool or of any; None if templates disagree."""
     names: tuple[str, ...] = ()
-    """What `--tool_call_parser` calls it, where it is built in."""
+    """Its names for `--tool_call_parser`, if it is built in."""
     giveaways: tuple[str, ...] = ()
-    """Texts by which a chat template that holds one shows its model this format."""
+    """Texts whose presence in a chat template shows that its model uses this format."""
     example: str = ""
-    """A call of the tool NAME with the argument KEY, for models that are told of tools in words."""
+    """A call of the tool NAME with the argument KEY, for models to which tools are described in
+    words.
+    """
 
 
 def told_of_tools(
     messages: Sequence[Message], tools: Tools, format_: ToolCallFormat, *, as_system: bool = True
 ) -> list[Message]:
-    """Return a conversation whose system prompt says which tools there are and how to call them.
+    """Return a conversation whose system prompt describes the tools and how to call them.
 
-    For chat templates that show no tools. The text is documented (docs/tools.md).
+    For chat templates that do not render tools. The text is documented (docs/tools.md).
 
     Args:
         messages: in OpenAI form; their system prompt, if they begin with one, stays in front.
         tools: OpenAI-form schemas.
-        format_: how the model is to write calls.
-        as_system: the template shows system prompts; otherwise the first message says it.
+        format_: the format in which the model must write calls.
+        as_system: the template renders system prompts; otherwise the first message contains the
+            text.
     """
     functions = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
     told = "You can call these tools:\n" + "\n".join(functions)
@@ -276,7 +281,7 @@ def told_of_tools(
 
 
 def json_call(before: str, arguments: str) -> Callable[[str | None], str]:
-    """Return how calls begin that are objects with the name first."""
+    """Return the start of calls that are objects with the name first."""
 
     def begin(tool: str | None) -> str:
         named = "" if tool is None else f' {json.dumps(tool, ensure_ascii=False)}, "{arguments}":'

@@ -1,6 +1,6 @@
-"""The formats in which models write tool calls, by name or as a chat template gives them away.
+"""The formats in which models write tool calls, by name or as detected in a chat template.
 
-A further format is its `ToolCallFormat` in a module, and a line here.
+To add a format, define its `ToolCallFormat` in a module and add a line here.
 """
 
 from collections.abc import Collection
@@ -16,8 +16,8 @@ from agentrl.renderers.tool_calls.marked_calls import DEEPSEEK, GLM, KIMI_K2, QW
 from agentrl.renderers.tool_calls.python_calls import LFM2, MINICPM, PYTHONIC
 
 AUTO = "auto"
-# The first whose giveaway a chat template holds is its format: templates name the marks of formats
-# further down only as text.
+# The first format whose giveaway a chat template contains is chosen: templates mention the marks of
+# formats further down only as text.
 _BUILT_IN = (
     HARMONY,
     DEEPSEEK_V32,
@@ -40,7 +40,7 @@ _FORMATS = {name: format_ for format_ in _BUILT_IN for name in format_.names}
 
 
 def register_tool_call_format(name: str, format_: ToolCallFormat) -> None:
-    """Make a format known under `name`, for `--tool_call_parser`.
+    """Register a format under `name`, for `--tool_call_parser`.
 
     Raises:
         ConfigError: the name is taken by another format.
@@ -59,13 +59,13 @@ def get_tool_call_format(
 ) -> ToolCallFormat:
     """Return the format of that name; `auto` is the one that the chat template shows.
 
-    A template that shows none leaves it to the tokens that calls are made of; without any, it is taken
-    for one of the Hermes family, the most common.
+    If a template shows none, the tokens that calls consist of decide; without any, the Hermes
+    format is assumed, which is the most common.
 
     Args:
         name: of the format.
-        chat_template: its source, and what it makes of tools.
-        tokens: the tokenizer's own for control.
+        chat_template: its source, and its rendering of tools.
+        tokens: the tokenizer's control tokens.
 
     Raises:
         ConfigError: no format has that name; the known ones are listed.

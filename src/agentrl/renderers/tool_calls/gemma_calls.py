@@ -1,6 +1,6 @@
 """Gemma 4's calls: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
 
-Strings stand between `<|"|>` marks, which are tokens of their own, so that nothing inside is escaped.
+Strings are delimited by `<|"|>` marks, which are separate tokens, so nothing inside is escaped.
 """
 
 import re

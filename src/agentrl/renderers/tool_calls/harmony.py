@@ -1,8 +1,8 @@
-"""gpt-oss's channels (harmony): a reply is made of messages, each with a channel and a recipient.
+"""gpt-oss's channels (harmony): a reply consists of messages, each with a channel and a recipient.
 
-`<|channel|>analysis<|message|>thought<|end|><|start|>assistant<|channel|>final<|message|>said`, or, in
-the place of the last, ` to=functions.f<|channel|>commentary json<|message|>{...}`. Models write the
-recipient in front of the channel or behind it.
+`<|channel|>analysis<|message|>thought<|end|><|start|>assistant<|channel|>final<|message|>said`, or,
+in place of the last, ` to=functions.f<|channel|>commentary json<|message|>{...}`. Models write the
+recipient before or after the channel.
 """
 
 import re
@@ -21,7 +21,7 @@ from agentrl.renderers.tool_calls.call_format import (
 
 _CHANNEL, _MESSAGE, _END, _START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
 IN_CHANNELS = re.compile(rf"(?: to=[^\s<]{{1,256}})?{re.escape(_CHANNEL)}\w{{1,40}}+")
-"""How a reply begins that is made of channels."""
+"""Start of a reply that consists of channels."""
 _BODY_END = re.compile("|".join(map(re.escape, (_END, _START, "<|call|>", "<|return|>"))))
 _NAMED_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}(\w{{1,40}}+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]{1,256}+)")
@@ -29,7 +29,7 @@ _FUNCTIONS = "functions."
 
 
 def split_channels(text: str, tools: Tools = ()) -> SplitReply:
-    """Take a reply apart: thinking is in the channel `analysis`, calls have a recipient."""
+    """Parse a reply: thinking is in the channel `analysis`, calls have a recipient."""
     reasoning: list[str] = []
     said: list[str] = []
     calls: list[ParsedCall] = []
@@ -37,7 +37,7 @@ def split_channels(text: str, tools: Tools = ()) -> SplitReply:
     while position < len(text):
         begin = text.find(_MESSAGE, position)
         if begin < 0:
-            said.append(text[position:])  # no message: text, or a header that was cut off
+            said.append(text[position:])  # no message: plain text, or a truncated header
             break
         header, inside = text[position:begin], begin + len(_MESSAGE)
         ended = _BODY_END.search(text, inside)

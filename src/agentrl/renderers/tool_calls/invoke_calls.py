@@ -1,7 +1,7 @@
 """Formats of named `invoke` and `parameter` tags: MiniMax M2, and DeepSeek from V3.2 on (DSML).
 
-A section holds any number of invocations. MiniMax leaves the meaning of a value to the tool's schema;
-DeepSeek says of each whether it is a string, and may write all of them as one JSON object.
+A section holds any number of invocations. MiniMax leaves the meaning of a value to the tool's
+schema; DeepSeek marks each value as string or not, and may write all of them as one JSON object.
 """
 
 import re
@@ -28,8 +28,8 @@ class _Tags:
     """The tags of one family.
 
     Attributes:
-        prefix: what stands before the names of the tags inside a section.
-        open: begins a section.
+        prefix: text before the names of the tags inside a section.
+        open: starts a section.
         close: ends it.
     """
 
@@ -42,7 +42,8 @@ class _Tags:
         self.parameter = re.compile(
             rf'\s*+<{mark}parameter name="([^"\n<>]*+)"(?: string="(true|false)")?+>'
         )
-        # A value may hold any of these tags, but hardly two of them in the order that ends it.
+        # A value may contain any of these tags, but is unlikely to contain two in the order that
+        # ends it.
         self.value_end = re.compile(
             rf"</{mark}parameter>\s*+(?=<{mark}parameter name=|</{mark}invoke>)"
         )
@@ -73,7 +74,7 @@ def _scan(tags: _Tags, text: str, start: int, tools: Tools) -> CallSection | Non
 def _invocation(
     tags: _Tags, text: str, head: re.Match[str], tools: Tools
 ) -> tuple[ParsedCall, int]:
-    """Return the call that a head begins, and the position behind it."""
+    """Return the call that a head starts, and the position after it."""
     name, position = head[1].strip(), head.end()
     try:
         arguments, position = _arguments(tags, text, position, Parameters(name, tools))

@@ -24,7 +24,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _CODE, _CODE_END = "<code>", "</code>"
 _PYTHON_TAG = "<|python_tag|>"
 _TOOL_CALLS = "[TOOL_CALLS]"
-# Where a Mistral call gives name, id and arguments one after the other.
+# Positions at which a Mistral call gives name, id and arguments in sequence.
 _NAMED = re.compile(r"\s*+([\w./-]++)\s*+(?:\[CALL_ID\]\s*+(\w++)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
 _OPENAI_START = re.compile(r'[{\[]\s*(?:\{\s*)?"(?:tool_calls|id|type|function)"')
 _CODE_CLOSE = re.compile(rf"{_CODE_END}\s*+(?={_CLOSE})")
@@ -34,9 +34,8 @@ _LLAMA_START = re.compile(r'\{\s*"(?:type|name)"')
 def scan_hermes(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen 2.5 and 3).
 
-    The end of a call is found by reading its JSON, so that a string argument may hold
-    `</tool_call>` itself. Code may follow the JSON object inside `<code>` and becomes its argument
-    `code`.
+    The end of a call is found by parsing its JSON, so a string argument may contain `</tool_call>`.
+    Code may follow the JSON object inside `<code>` and becomes its argument `code`.
     """
     begin = text.find(_OPEN, start)
     if begin < 0:
@@ -59,10 +58,10 @@ def scan_hermes(text: str, start: int, tools: Tools) -> CallSection | None:
 
 
 def _with_code(text: str, call: ParsedCall, start: int) -> tuple[ParsedCall, int]:
-    """Take in the `<code>` block at `start`, if there is one."""
+    """Read the `<code>` block at `start`, if there is one."""
     if not text.startswith(_CODE, start):
         return call, start
-    # Code may hold either closing tag; both together end the call.
+    # Code may contain either closing tag; both together end the call.
     match = _CODE_CLOSE.search(text, start)
     if match is None:
         raise FormatError(f"expected {_CODE_END} and {_CLOSE} after {_CODE}")
@@ -73,7 +72,7 @@ def _with_code(text: str, call: ParsedCall, start: int) -> tuple[ParsedCall, int
 
 
 def scan_llama3(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find `<|python_tag|>{"name": ..., "parameters": {...}}`, several divided by semicolons."""
+    """Find `<|python_tag|>{"name": ..., "parameters": {...}}`, several separated by semicolons."""
     begin = text.find(_PYTHON_TAG, start)
     if begin < 0:
         return None
@@ -114,7 +113,7 @@ def _llama3_calls(text: str, begin: int, position: int, behind: str) -> CallSect
 def scan_mistral(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `[TOOL_CALLS][{"name": ..., "arguments": ..., "id": ...}]` (Mistral up to v7).
 
-    Later ones write `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, a marker for every call.
+    Later versions write `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, with a marker for every call.
     """
     begin = text.find(_TOOL_CALLS, start)
     if begin < 0:
@@ -160,7 +159,7 @@ def _openai_call(value: dict[str, Any]) -> object:
 
 
 def _each(values: list[Any]) -> list[ParsedCall]:
-    """Return a call for every value; what is wrong with one does not touch the others."""
+    """Return a call for every value; an error in one does not affect the others."""
     calls: list[ParsedCall] = []
     for value in values or [None]:
         try:

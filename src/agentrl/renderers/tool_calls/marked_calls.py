@@ -22,7 +22,7 @@ from agentrl.renderers.tool_calls.typed_values import Parameters
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
-# A value may hold any of these tags, but hardly two of them in the order that ends it.
+# A value may contain any of these tags, but is unlikely to contain two in the order that ends it.
 _PARAMETER_END = re.compile(r"</parameter>\s*+(?=<parameter=|</function>\s*+</tool_call>)")
 _FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
 
@@ -64,7 +64,7 @@ def _tagged_call(
     tools: Tools,
     read: Callable[[str, int, Tools], tuple[ParsedCall, int]],
 ) -> CallSection | None:
-    """Find the next `<tool_call>`; `read` says what call stands behind it, and where that ends."""
+    """Find the next `<tool_call>`; `read` returns the call after it, and where that ends."""
     begin = text.find(_OPEN, start)
     if begin < 0:
         return None
@@ -183,7 +183,7 @@ def _scan_calls(
     open_: str,
     read: Callable[[str, int], tuple[ParsedCall, int]],
 ) -> CallSection | None:
-    """Read the calls of a section; its own begin and end may be missing."""
+    """Read the calls of a section, whose begin and end marks may be missing."""
     found = _first_of((section[0], open_)).search(text, start)
     if found is None:
         return None
@@ -211,7 +211,8 @@ def _scan_calls(
 
 @cache
 def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    # One search for all: one for each would run to the end of the text for a mark that is missing.
+    # One search for all marks: a separate search would run to the end of the text for a missing
+    # one.
     return re.compile("|".join(map(re.escape, marks)))
 
 

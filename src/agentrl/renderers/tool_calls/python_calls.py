@@ -1,8 +1,8 @@
 """Formats that write calls as Python does: the pythonic list, LFM2, and MiniCPM's code block.
 
-Nothing is run, and nothing but literals is read. What Python itself would not take, but models
-write, is taken: keyword arguments named like Python's own words, `-` and `.` in names, JSON's
-`true`, `false` and `null`, line breaks inside strings.
+Nothing is executed, and only literals are read. Accepted beyond Python's own syntax, because models
+write it: keyword arguments named like Python keywords, `-` and `.` in names, JSON's `true`, `false`
+and `null`, line breaks inside strings.
 """
 
 import ast
@@ -74,7 +74,7 @@ def _list_section(text: str, begin: int, position: int) -> CallSection:
 
 
 def scan_minicpm(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find calls, one a line, in a fence between `<|tool_call_start|>` and `<|tool_call_end|>`."""
+    """Find calls, one per line, in a fence between `<|tool_call_start|>` and `<|tool_call_end|>`."""
     begin = text.find(_BEGIN, start)
     if begin < 0:
         return None
@@ -123,7 +123,7 @@ def _behind(text: str, start: int, mark: str) -> int:
 
 
 class _Reader:
-    """Reads calls and literals from a position onwards."""
+    """Reads calls and literals from a position on."""
 
     def __init__(self, text: str, position: int) -> None:
         self._text = text
@@ -256,7 +256,8 @@ def _unescaped(body: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     try:
         with warnings.catch_warnings():
-            # An unknown escape means itself, as in Python; that it should not is nobody's business.
+            # An unknown escape means itself, as in Python; Python's warning about it is irrelevant
+            # here.
             warnings.simplefilter("ignore")
             return str(ast.literal_eval(f'"{match[0]}"'))
     except (SyntaxError, ValueError):

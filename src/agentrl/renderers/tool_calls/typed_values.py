@@ -1,4 +1,4 @@
-"""Values that a format writes as plain text: the tool's schema says what they mean."""
+"""Values that a format writes as plain text: the tool's schema determines their types."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _KIND_NAMES = {
 
 
 class Parameters:
-    """The parameters of one tool; none for a tool that is not known."""
+    """The parameters of one tool; none for an unknown tool."""
 
     def __init__(self, name: str, tools: Tools) -> None:
         """Look the tool up."""
@@ -29,10 +29,10 @@ class Parameters:
         self._schema: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
 
     def value(self, key: str, raw: str) -> object:
-        """Return the value that a parameter's text stands for.
+        """Return the value that a parameter's text represents.
 
         Raises:
-            FormatError: it stands for none of the types that the schema admits.
+            FormatError: it represents none of the types that the schema admits.
         """
         properties = self._schema.get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
@@ -65,7 +65,7 @@ class Parameters:
         return {_KIND_NAMES[json.dumps(value)[0]] for value in values} if values else set()
 
     def _referred(self, reference: object) -> object:
-        """Return the part of the schema that a JSON pointer like `#/$defs/Colour` points at."""
+        """Return the part of the schema that a JSON pointer like `#/$defs/Colour` refers to."""
         found: object = self._schema
         path = reference.removeprefix("#").split("/")[1:] if isinstance(reference, str) else []
         for step in path:
@@ -75,7 +75,7 @@ class Parameters:
 
 
 def _as_json(text: str) -> object:
-    """Return what a text means as JSON; words as Python writes them are taken too."""
+    """Return a text parsed as JSON; Python's literals are accepted too."""
     words: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -95,7 +95,7 @@ def _kind_fits(value: object, kinds: set[str]) -> bool:
         return "number" in kinds
     if isinstance(value, int):
         return bool(kinds & {"number", "integer"})
-    # A text that a schema of other kinds is held against did not turn out to be one of them.
+    # The text did not parse as any of the schema's other types.
     return (isinstance(value, list) and "array" in kinds) or (
         isinstance(value, dict) and "object" in kinds
     )

@@ -1,6 +1,6 @@
 """One rank's model and optimizer: micro-batches in, one optimizer step out.
 
-Knows nothing of the store, of servers, or of where the target tokens came from. The way to the
+Knows nothing about the store, the servers, or the origin of the target tokens. The path to the
 gradient is `Learner.train` -> `passes.forward_backward`.
 """
 

@@ -1,8 +1,8 @@
-"""Whether merged training is exact: gradients of merged turns against those of separate turns.
+"""Checks merged training: gradients of merged turns against those of separate turns.
 
 `check_merge` compares the two packings of a training step (`--verify_merge`); `check_random_trees`
-compares random groups on small models (`agentrl verify merge`). Separate turns go through the model as
-transformers has it, one a forward pass, so that no code for token trees is on both sides.
+compares random groups on small models (`agentrl verify merge`). Separate turns go through
+transformers' own model, one per forward pass: no code for token trees is on both sides.
 """
 
 import math
@@ -35,7 +35,7 @@ STEP_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.0
 
 The mildest known bug of merged training changes a gradient by 0.044."""
 TREE_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""The same for random trees, which are small."""
+"""The same for random trees, which are smaller."""
 
 _SMALL_MODEL: dict[str, Any] = {
     "vocab_size": 40,
@@ -52,7 +52,7 @@ _NUM_WORST = 5
 
 @dataclass(frozen=True)
 class MergeCheck:
-    """How far the gradient of merged turns is from that of separate turns."""
+    """The error of the gradient of merged turns against that of separate turns."""
 
     relative_error: float
     """Norm of the difference over the norm of the separate gradient."""
@@ -91,7 +91,7 @@ def check_merge(
     Args:
         policy: whose parameters are compared, sharded or not.
         merged: this rank's micro-batches as they are trained on.
-        separate: this rank's micro-batches of the same turns, one a row.
+        separate: this rank's micro-batches of the same turns, one per row.
         accumulate: the trainer's forward and backward pass.
         tolerance: largest relative error that counts as equal.
         ranks: all that share the step.
@@ -99,11 +99,11 @@ def check_merge(
             the first stage.
     """
     merged_loss, found = _gradients(policy, merged, accumulate)
-    # Layers that see some of a row's tokens: ours exchange them, others do not.
+    # Layers that see only some of a row's tokens: ours exchange them, others do not.
     with nullcontext() if policy.split.is_followed else with_own_attention(policy.model):
         separate_loss, expected = _gradients(policy, separate, accumulate)
     names = [name for name, trained in policy.named_parameters() if trained.requires_grad]
-    # A tied head counts as the embedding that it is.
+    # A tied head counts as the embedding that it shares.
     counted = [policy.stage.number == 0 or not policy.stage.is_tied(name) for name in names]
     pairs = zip(found, expected, strict=True)
     differences = squared_norms([one - other for one, other in pairs])
@@ -147,10 +147,10 @@ class TreesCheck:
 def check_random_trees(policies: Sequence[PolicyModel], *, seed: int, trees: int) -> TreesCheck:
     """Compare merged with separate turns on random groups.
 
-    Every turn by itself goes through transformers' own attention, in plain causal rows.
+    Each separate turn goes through transformers' own attention, in plain causal rows.
 
     Args:
-        policies: taken in turn; all of one precision, float64 or float32.
+        policies: used in turn; all of one precision, float64 or float32.
         seed: of the groups.
         trees: how many groups.
     """
@@ -190,7 +190,7 @@ def packing_errors(
     Args:
         policy: whose gradients are compared.
         group: its turns.
-        algorithm: loss settings; the default's when None.
+        algorithm: loss settings; the defaults if None.
     """
     accumulate = _accumulate_plainly(policy, algorithm or AlgorithmSection())
     with with_own_attention(policy.model):
@@ -232,7 +232,7 @@ def _gradients(
     gradients = []
     for parameter in policy.parameters():
         if parameter.requires_grad:
-            # Some families have parameters that nothing computes with.
+            # Some families have parameters that the forward pass does not use.
             made = parameter.grad
             gradients.append(torch.zeros_like(parameter) if made is None else made)
     policy.zero_grad(set_to_none=True)
@@ -257,7 +257,7 @@ def _accumulate_plainly(policy: PolicyModel, algorithm: AlgorithmSection) -> Acc
 
 
 def _one_turn_rows(group: SelectedGroup) -> list[MicroBatch]:
-    """Return every turn as a row of its own, weighted as in the whole group."""
+    """Return every turn as a separate row, weighted as in the whole group."""
     num_targets = sum(turn.num_targets for turn in group.turns)
     rows = []
     for turn in group.turns:

@@ -1,9 +1,9 @@
-"""Whether a model can be trained on token trees, tried out on a small random copy of it.
+"""Tests on a small random copy whether a model can be trained on token trees.
 
-The copy has a layer of each of the model's kinds (`models.small_copy`), and the gradients of a random
-group are compared in every packing with one turn a pass. This takes about a second, and its outcome is
-kept by the copy's configuration and the code that computes. A model that fails is trained with `--merge
-none`, which is exact for all.
+The copy has one layer of each of the model's kinds (`models.small_copy`). The gradients of a random
+group in every packing are compared with those of one turn per pass. This takes about a second, and
+the outcome is cached by the copy's configuration and the code that computes. A model that fails is
+trained with `--merge none`, which is exact for all models.
 """
 
 import hashlib
@@ -45,11 +45,12 @@ _TOLERANCE = 1e-10
 """The trial computes in float64; the mildest known error of merging moves gradients by 0.04."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 """Types whose frequencies depend on the longest position of a row: one long branch would change the
-hidden states of all other branches. Rows of a small copy are too short to show it."""
+hidden states of all other branches. Rows of a small copy are too short to reveal this.
+"""
 
 
 def with_exact_merge(settings: LearnerSettings, shape: MeshShape) -> LearnerSettings:
-    """Return the settings, without merging if a model is inexact on token trees, which is logged.
+    """Return the settings, without merging (and a warning) if a model is inexact on token trees.
 
     Raises:
         ConfigError: the mesh divides rows, which needs layers that know token trees.
@@ -86,7 +87,7 @@ def why_unmerged(config: PretrainedConfig, *, trust_remote_code: bool = False) -
         return f"its rotary frequencies ({', '.join(sorted(kinds))}) depend on the row's length"
     try:
         copy = small_config(config)
-        outcome = _outcome_file(copy)  # before a model is made of the copy, which changes it
+        outcome = _outcome_file(copy)  # before a model is built from the copy, which changes it
         error = _known_outcome(outcome)
         if error is None:
             error = _largest_error(copy, trust_remote_code)
@@ -109,7 +110,7 @@ def _largest_error(copy: PretrainedConfig, trust_remote_code: bool) -> float:
         num_turns=3,
         images=_images(copy) if reads_images(copy) else (),
     )
-    # The learner's own random state stays what its seed made it.
+    # The learner's own random state stays as seeded.
     with torch.random.fork_rng(devices=()):
         errors = packing_errors(wrap_policy(model), group)
     return float(np.max(list(errors.values())))
@@ -128,7 +129,7 @@ def _images(copy: PretrainedConfig) -> list[ShownImage]:
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:
-    """Return the types of a model's rotary embeddings; layers of one kind may have their own."""
+    """Return the types of a model's rotary embeddings; each kind of layer may have its own."""
     found: dict[str, Any] = getattr(config.get_text_config(), "rope_parameters", None) or {}
     nested = [value for value in found.values() if isinstance(value, dict)]
     return {str(one.get("rope_type", "default")) for one in (found, *nested)}
@@ -147,7 +148,12 @@ def _outcome_file(copy: PretrainedConfig) -> Path:
 def _known_outcome(path: Path) -> float | None:
     try:
         return float(json.loads(path.read_text())["error"])
-    except (OSError, ValueError, KeyError, TypeError):  # none, or half of one: it is tried again
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # missing or incomplete: the trial runs again
         return None
 
 

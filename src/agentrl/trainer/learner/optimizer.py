@@ -20,7 +20,8 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainerSection) -
         betas=(arguments.beta1, arguments.beta2),
         eps=arguments.eps,
         weight_decay=config.weight_decay,
-        # One by one. All at once, as torch does on a GPU, takes another copy of all weights.
+        # One by one: updating all at once, as torch does on a GPU, takes another copy of all
+        # weights.
         foreach=False,
     )
 

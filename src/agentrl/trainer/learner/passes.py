@@ -1,7 +1,7 @@
 """Forward and backward pass of one micro-batch: a row comes in, gradients accumulate in parameters.
 
-Chooses the formulas of `agentrl.algorithms` from the flags. Knows nothing of ranks and optimizers:
-gradients are sums, whose weights are already normalized over the step.
+Chooses the formulas of `agentrl.algorithms` from the flags. Knows nothing about ranks and
+optimizers: gradients are sums whose weights are already normalized over the step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,8 +58,8 @@ class Passes(Protocol):
         """Add gradients to the parameters (collective).
 
         Yields:
-            Micro-batches with their outcomes, on the rank that reports for its share and on those
-            that compute the same.
+            Micro-batches with their outcomes, on the rank that reports for its share and on the
+            ranks that compute the same.
         """
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
@@ -71,7 +71,7 @@ class Passes(Protocol):
 
 @dataclass(frozen=True)
 class WholePasses:
-    """Passes of a model whose layers are all here."""
+    """Passes of a model whose layers are all on this rank."""
 
     policy: nn.Module
     reference: nn.Module | None
@@ -136,7 +136,7 @@ def forward_backward(
         with_entropy: also compute entropies.
         autocast: precision of the forward passes.
         reference: model of the KL penalty; it gets no gradients.
-        activation_offloading: what the backward pass needs waits in host memory.
+        activation_offloading: keep what the backward pass needs in host memory.
     """
     waiting = activations_in_host_memory if activation_offloading else nullcontext
     reference_logprobs = None
@@ -185,7 +185,7 @@ def frozen_logprobs(
 
 
 class PassLoss(NamedTuple):
-    """The loss of a micro-batch, with its graph, and what it is made of."""
+    """The loss of a micro-batch, with its graph, and its components."""
 
     loss: torch.Tensor
     losses: TargetLosses
@@ -194,7 +194,7 @@ class PassLoss(NamedTuple):
     behavior_logprobs: torch.Tensor
 
     def outcome(self, policy: TargetLogprobs) -> PassOutcome:
-        """Return the figures without a graph, beside what the policy computed."""
+        """Return the figures without a graph, together with the policy's outputs."""
         return PassOutcome(
             loss=float(self.loss.detach()),
             kl=self.kl,

@@ -1,6 +1,6 @@
 """The models of one rank: the policy and the KL penalty's reference, loaded and divided over the mesh.
 
-In: the settings, the same on every rank, and this rank's place. Out: `RankModels`. Knows neither
+In: the settings, equal on all ranks, and this rank's place. Out: `RankModels`. Knows neither
 optimizer nor loss.
 """
 
@@ -29,13 +29,13 @@ from agentrl.trainer.learner.settings import LearnerSettings, Precision, adapter
 
 @dataclass(frozen=True, eq=False)
 class RankModels:
-    """What a rank computes with."""
+    """The models of a rank."""
 
     policy: PolicyModel
     reference: nn.Module | None
-    """Of the KL penalty, if there is one."""
+    """The KL penalty's reference model, if there is one."""
     stages: Stages | None
-    """Of the pipeline that both are a stage of, if there is one."""
+    """The pipeline that both are a stage of, if there is one."""
     flops: FlopCount
     """Costs of the whole policy."""
     precision: Precision
@@ -45,7 +45,7 @@ class RankModels:
         """Load and divide the models (collective).
 
         Raises:
-            ConfigError: one cannot be loaded, or the flags ask for what it cannot do.
+            ConfigError: a model cannot be loaded, or the flags require what it does not support.
         """
         model, weights, algorithm = settings.model, settings.weights, settings.algorithm
         precision = Precision.of(model.torch_dtype, ranks.device)
@@ -58,7 +58,7 @@ class RankModels:
         loader = _Loader(settings, ranks, ranks.build_mesh(), precision)
         policy, flops = loader.load(
             weights.model_path,
-            # Below an adapter all weights are frozen, so no master copy is needed.
+            # With an adapter, all base weights are frozen, so no master copy is needed.
             dtype=precision.master if adapter is None else precision.compute,
             adapter=adapter,
             gradient_checkpointing=settings.trainer.gradient_checkpointing,
@@ -91,7 +91,7 @@ class _Loader:
         adapter: AdapterShape | None = None,
         gradient_checkpointing: bool = False,
     ) -> tuple[PolicyModel, FlopCount]:
-        """Return a model, divided, and the costs of the whole."""
+        """Return a divided model, and the costs of the whole."""
         model, trainer = self.settings.model, self.settings.trainer
         counts: list[FlopCount] = []
 
@@ -102,7 +102,7 @@ class _Loader:
                 freeze_encoder(policy.model)
             if adapter is not None:
                 add_adapter(policy.model, adapter, dtype=self.precision.master)
-            counts.append(FlopCount.of(policy))  # a stage holds some of the layers only
+            counts.append(FlopCount.of(policy))  # a stage holds only some of the layers
             if self.mesh is not None:
                 pp = self.mesh["pp"]
                 policy.stage = keep_stage(policy.model, pp.get_local_rank(), pp.size())

@@ -28,10 +28,10 @@ class StartWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerSettings:
-    """The same on every rank; rank 0 broadcasts them."""
+    """Settings that are equal on all ranks; rank 0 broadcasts them."""
 
     weights: StartWeights
-    """Weights to begin with; the model's tokenizer files go along with every export."""
+    """Initial weights; the model's tokenizer files are copied into every export."""
     model: ModelSection
     trainer: TrainerSection
     algorithm: AlgorithmSection | None

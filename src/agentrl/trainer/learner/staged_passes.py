@@ -1,8 +1,8 @@
 """`StagedPasses`: passes of a share's micro-batches through the stages of a pipeline.
 
-Does for all micro-batches of a step what `passes.forward_backward` does for one. The last stage owns the
-loss: it has the logprobs of a row, takes the loss from them, and starts the backward pass. Outcomes exist
-on the last stage only.
+Does for all micro-batches of a step what `passes.forward_backward` does for one. The last stage
+owns the loss: it has the logprobs of a row, computes the loss from them, and starts the backward
+pass. Outcomes exist on the last stage only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class StagedPasses:
     ) -> Iterator[tuple[MicroBatch, PassOutcome]]:
         """See `Passes`; equal micro-batches on all stages."""
         short = [batch for batch in batches if batch.num_chunks == 1]
-        if short:  # the schedule needs as many rows as there are stages
+        if short:  # the schedule needs at least as many rows as stages
             short += [empty_batch(1)] * (self.stages.count - len(short))
             yield from self._short(short, algorithm)
         for batch in batches:
@@ -54,7 +54,7 @@ class StagedPasses:
         yield from self._frozen(self.policy, batches)
 
     def clip_gradients(self, max_norm: float) -> float:
-        """See `Passes`; the first stage counts what the last one has, too."""
+        """See `Passes`; the first stage also counts what the last one has."""
         return clip_gradients(
             self.policy.parameters(),
             max_norm,
@@ -63,7 +63,7 @@ class StagedPasses:
         )
 
     def _tied(self) -> nn.Parameter | None:
-        """Return the parameter that the first and the last stage have."""
+        """Return the parameter that the first and the last stage share."""
         name = self.policy.stage.tied
         return None if name is None else self.policy.model.get_parameter(name)
 

@@ -23,7 +23,7 @@ class TargetTrace:
     """Values kept for N target tokens; every field has the shape [N]."""
 
     turns: np.ndarray
-    """int64, index into `StepBatch.turn_ids`; the tokens of a turn are in their order."""
+    """int64, index into `StepBatch.turn_ids`; the tokens of a turn are in order."""
     log_ratios: np.ndarray
     """float32, log pi - log mu."""
     advantages: np.ndarray
@@ -35,7 +35,7 @@ class TargetTrace:
     masked: np.ndarray
     """bool, True for tokens that an importance correction masked."""
     entropies: np.ndarray
-    """float16, in nats; NaN where they are not computed."""
+    """float16, in nats; NaN if they are not computed."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -57,10 +57,10 @@ class TargetTrace:
 
         Args:
             turns: the turn of every target token, int64 [N].
-            policy: log pi [N], without gradient, and entropies where they are computed.
+            policy: log pi [N], without gradient, and entropies if they are computed.
             behavior_logprobs: log mu [N].
             advantages: A [N].
-            losses: theirs.
+            losses: their losses.
             masked: bool [N], tokens that an importance correction masked.
         """
         kept = losses.keep.cpu().numpy()
@@ -109,7 +109,7 @@ class TurnRatios:
 
         Args:
             turns: the turn of every target token, int64 [N].
-            losses: of the same micro-batch.
+            losses: losses of the same micro-batch.
             masked: bool [N], tokens that an importance correction masked.
         """
         ratio = losses.ratio.double().cpu().numpy()

@@ -1,8 +1,8 @@
 """The learners of all ranks behind one object on rank 0.
 
 Every operation on the model is collective. Rank 0 broadcasts the call and executes it in a worker
-thread, so that its event loop (leases, servers) keeps running; the other ranks execute the calls
-that they receive in `worker_loop`.
+thread, which keeps its event loop (leases, servers) running; the other ranks execute the calls that
+they receive in `worker_loop`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class _CollectiveCall:
     """An operation of the learner, as rank 0 broadcasts it."""
 
     operation: Callable[..., Any] | None
-    """A method of `Learner`; None: no further call follows."""
+    """A method of `Learner`; None ends the loop."""
     num_batches: int = 0
     """Leading arguments, scattered after the call: each rank receives only its own share."""
     arguments: dict[str, Any] | None = None
@@ -68,7 +68,7 @@ class WorkerGroup:
         """
         self._ranks = ranks
         self._settings = settings
-        # One thread: collectives and random states need one order of operations.
+        # One thread, because collectives and random states need one order of operations.
         self._thread = ThreadPoolExecutor(1, "learner", initializer=ranks.enter_thread)
         self._is_broken = False
 
@@ -94,8 +94,8 @@ class WorkerGroup:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # After a failed operation the other ranks may wait in the middle of it, where a broadcast
-        # would not reach them; they end when this process closes its connections.
+        # After a failed operation, the other ranks may be waiting inside it, where a broadcast
+        # would not reach them; they exit when this process closes its connections.
         if not self._is_broken:
             await self._on_all_ranks(None)
         self._thread.shutdown(wait=not self._is_broken)
@@ -151,7 +151,7 @@ class WorkerGroup:
 
     async def wait_saved(self) -> None:
         """Return when the state is written by all ranks."""
-        # In another thread than collective operations: the next step trains while the state is
+        # In a different thread than collective operations: the next step trains while the state is
         # written.
         await asyncio.to_thread(self._learner.wait_saved)
 
@@ -165,7 +165,8 @@ class WorkerGroup:
         call = _CollectiveCall(operation, len(batches), arguments)
 
         def run() -> T:
-            # Broken unless the call returns: an exception may leave ranks inside a collective.
+            # Broken unless the call returns: after an exception, ranks may still be inside a
+            # collective.
             self._is_broken = True
             self._ranks.broadcast(call)
             result: T = call.make(self._learner, self._ranks, batches, **(on_main or {}))

@@ -1,4 +1,4 @@
-"""What a run did so far, step by step: the source of `summary.json` and of the picture.
+"""What a run has done so far, step by step: the source of `summary.json` and the plot.
 
 It is saved with every checkpoint, so that the curve of a resumed run starts at step 1.
 """
@@ -21,19 +21,20 @@ class StepMetrics(BaseModel):
 
     step: int
     reward_mean: float | None
-    """Mean score of all scored records in the groups that the step read first, those that were
-    dropped for equal scores or staleness included. None when it read none with a score."""
+    """Mean score of all scored records in the groups that the step read first, including those
+    dropped for equal scores or staleness. None if it read no scored record.
+    """
     reward_std: float | None = None
-    """Standard deviation of the same scores, with their number as the divisor."""
+    """Population standard deviation of the same scores."""
     reward_min: float | None = None
     reward_max: float | None = None
     num_groups: int
-    """Groups read, dropped ones and ones trained before included."""
+    """Groups read, including dropped ones and ones trained before."""
     num_records: int
-    """Records read for the first time; numbers of tokens and turns are over these as well."""
+    """Records read for the first time; numbers of tokens and turns count these as well."""
     num_trained_records: int
     loss: float | None
-    """None when the step was skipped."""
+    """None if the step was skipped."""
     grad_norm: float | None
     learning_rate: float
     clip_fraction: float | None = None
@@ -56,39 +57,39 @@ class StepMetrics(BaseModel):
     """Mean importance ratio of the target tokens."""
     ratio_max: float | None = None
     ratio_quantiles: dict[str, float] = Field(default_factory=dict)
-    """Importance ratios at `p01`, `p10`, `p50`, `p90` and `p99`."""
+    """Quantiles `p01`, `p10`, `p50`, `p90` and `p99` of the importance ratios."""
     logprob_gap: float | None = None
     """Mean |policy - behavior| logprob of the target tokens."""
     merge_tokens: float | None = None
     """Tokens of separate rows over those that went through the model."""
     merge_attention: float | None = None
-    """The same of (query, key) pairs that see each other."""
+    """The same ratio for (query, key) pairs that see each other."""
     merge_blocks: float | None = None
-    """The same of blocks of 128 x 128 pairs that attention visits."""
+    """The same ratio for blocks of 128 x 128 pairs that attention visits."""
     tokens_per_second: float | None = None
-    """Tokens through the model (forward and backward) a second, all ranks together."""
+    """Tokens per second through the model (forward and backward), all ranks together."""
     tflops: float | None = None
     """Model TFLOP/s of one device in forward and backward passes."""
     mfu: float | None = None
-    """`tflops` over the device's peak, where that is known or given (`--peak_tflops`)."""
+    """`tflops` over the device's peak, if that is known or given (`--peak_tflops`)."""
     route_conflicts: int = 0
     """Tokens that the servers of several records sent to different experts (`--router_replay`)."""
     merge_error: float | None = None
-    """Relative gradient error against separate turns, where the step was verified."""
+    """Relative gradient error against separate turns, if the step was verified."""
     skipped: str | None = None
-    """Why no optimizer step was made, if none was."""
+    """Why the optimizer step was skipped, if it was."""
     num_output_tokens: int = 0
     """Sampled tokens in the consumed groups."""
     num_prompt_tokens: int = 0
-    """Tokens from outside the model in the consumed groups, each counted once a record."""
+    """Tokens from outside the model in the consumed groups, each counted once per record."""
     max_output_tokens: int = 0
     """Sampled tokens of the longest record."""
     turns_mean: float | None = None
-    """Model calls a record."""
+    """Model calls per record."""
     num_trained_tokens: int = 0
     """Sampled tokens in the loss."""
     masked_tokens: dict[str, int] = Field(default_factory=dict)
-    """Sampled tokens that are not in the loss, by reason; turns left out whole included."""
+    """Sampled tokens that are not in the loss, by reason; including turns left out as a whole."""
     num_forward_tokens: int = 0
     """Tokens that went through the model, after merging."""
     num_flat_tokens: int = 0
@@ -106,10 +107,10 @@ class StepMetrics(BaseModel):
 
 
 class History(BaseModel):
-    """All that a run reports of itself."""
+    """Everything that a run reports about itself."""
 
     kind: Literal["rl", "sft"] = "rl"
-    """What the run is: reinforcement learning, or supervised fine-tuning."""
+    """Kind of the run: reinforcement learning or supervised fine-tuning."""
 
     steps: list[StepMetrics] = Field(default_factory=list)
     evals: list[EvalMetrics] = Field(default_factory=list)
@@ -121,7 +122,7 @@ class History(BaseModel):
     eval_losses: dict[int, float] = Field(default_factory=dict)
     """Step -> loss on held-out conversations (supervised fine-tuning)."""
     tail_dropped: dict[str, int] = Field(default_factory=dict)
-    """Records by reason that were dropped after the last step, when the data ended."""
+    """Records dropped after the last step, when the data ended, by reason."""
 
     @property
     def last_step(self) -> int:
@@ -131,7 +132,7 @@ class History(BaseModel):
     def add_seconds(
         self, phase: str, spent: float, step_seconds: dict[str, float] | None = None
     ) -> None:
-        """Account wall time to a phase of the run and, where one is given, of a step."""
+        """Account wall time to a phase of the run and, if given, of a step."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         if step_seconds is not None:
             step_seconds[phase] = round(step_seconds.get(phase, 0.0) + spent, 4)
@@ -146,15 +147,15 @@ class History(BaseModel):
             self.add_seconds(phase, time.monotonic() - started, step_seconds)
 
     def add_tail(self, dropped: Mapping[str, int]) -> None:
-        """Account records that were dropped without a step that followed."""
+        """Account records that were dropped after the last step."""
         self.tail_dropped = dict(Counter(self.tail_dropped) + Counter(dropped))
 
     def add_eval(self, found: EvalMetrics) -> None:
-        """Note an evaluation; they stay in order of their versions."""
+        """Add an evaluation; evaluations stay in order of their versions."""
         self.evals = sorted([*self.evals, found], key=lambda metrics: metrics.version)
 
     def eval_at(self, version: int) -> EvalMetrics | None:
-        """Return the evaluation of a version, None where there was none."""
+        """Return the evaluation of a version, None if there was none."""
         return next((found for found in self.evals if found.version == version), None)
 
     def dropped(self) -> dict[str, int]:

@@ -17,12 +17,12 @@ _MAX_CONSECUTIVE_SKIPS = 5
 
 
 def learner_figures(outcome: StepOutcome, stats: StepStats, *, num_ranks: int) -> dict[str, Any]:
-    """Return the fields of `StepMetrics` that the ranks' work and the batch decide.
+    """Return the fields of `StepMetrics` that depend on the ranks' work and the batch.
 
     Args:
-        outcome: what the ranks did.
-        stats: what went into the step.
-        num_ranks: all ranks that the step kept busy.
+        outcome: result of the ranks' work.
+        stats: sizes of the batch.
+        num_ranks: number of ranks that worked on the step.
     """
     return {
         "loss": finite(outcome.loss),
@@ -39,7 +39,7 @@ def learner_figures(outcome: StepOutcome, stats: StepStats, *, num_ranks: int) -
 
 
 def _merge_ratios(stats: StepStats) -> dict[str, float | None]:
-    """Return how much less there was to compute than with every turn in a row of its own."""
+    """Return how much less there was to compute than with every turn in a separate row."""
     return {
         "merge_tokens": ratio(stats.tokens_flat, stats.tokens_packed),
         "merge_attention": ratio(stats.pairs_flat, stats.pairs_packed),
@@ -48,7 +48,7 @@ def _merge_ratios(stats: StepStats) -> dict[str, float | None]:
 
 
 def _speeds(stats: StepStats, outcome: StepOutcome, *, num_ranks: int) -> dict[str, float | None]:
-    """Return tokens a second, and what share of the devices' peak that takes."""
+    """Return tokens per second, and the share of the devices' peak."""
     seconds = outcome.seconds["forward_backward"]
     peak = outcome.peak_tflops
     tflops = ratio(outcome.flops / 1e12, seconds * num_ranks)
@@ -60,15 +60,15 @@ def _speeds(stats: StepStats, outcome: StepOutcome, *, num_ranks: int) -> dict[s
 
 
 def finite(value: float | None) -> float | None:
-    """Return the value, None in the place of one that JSON cannot hold."""
+    """Return the value, or None if JSON cannot represent it."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def check_finite(history: History, step: int, outcome: StepOutcome, output_path: Path) -> None:
-    """Count skipped steps in a row.
+    """Count consecutive skipped steps.
 
     Raises:
-        TrainingError: there are too many of them.
+        TrainingError: there are too many.
     """
     if outcome.skipped is None:
         history.consecutive_skips = 0
@@ -84,5 +84,5 @@ def check_finite(history: History, step: int, outcome: StepOutcome, output_path:
 
 
 def ratio(over: float, under: float) -> float | None:
-    """Return `over / under`, None where there is nothing to divide by."""
+    """Return `over / under`, None if `under` is 0."""
     return over / under if under > 0 else None

@@ -34,7 +34,7 @@ def append_metrics(output_path: Path, metrics: StepMetrics) -> None:
 
 
 def read_metrics(output_path: Path) -> dict[int, StepMetrics]:
-    """Return step -> its figures, as metrics.jsonl holds them; none without the file."""
+    """Return step -> figures from metrics.jsonl; empty without the file."""
     path = output_path / METRICS_FILE
     lines = path.read_text().splitlines() if path.is_file() else []
     steps = [StepMetrics.model_validate_json(line) for line in lines]
@@ -119,7 +119,7 @@ def write_merge_report(output_path: Path, step: int, check: MergeCheck) -> Path:
 
 
 def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:
-    """Draw the learning curve: reward a step, its running mean, and the evaluations."""
+    """Draw the learning curve: reward per step, its running mean, and the evaluations."""
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -1,8 +1,8 @@
 """`--report_to`: figures of every step to TensorBoard, W&B, SwanLab, Trackio or MLflow.
 
-accelerate's tracker classes send them. What they send is chosen here: figures, and the sections of
-the configuration that hold no secret. What the libraries would collect on their own (command line,
-environment, code, use) is switched off, because it may contain secrets.
+accelerate's tracker classes send them. This module chooses what they send: figures, and the
+sections of the configuration without secrets. What the libraries would collect on their own
+(command line, environment, code, usage) is turned off, because it may contain secrets.
 """
 
 import logging
@@ -35,7 +35,7 @@ _OPEN_SECTIONS = frozenset({"run", "model", "data", "sampling", "rollout", "algo
 
 
 class Trackers:
-    """The trackers that were asked for, on rank 0."""
+    """The configured trackers, on rank 0."""
 
     def __init__(self, trackers: Sequence[GeneralTracker]) -> None:
         self._trackers = trackers
@@ -43,11 +43,11 @@ class Trackers:
     def log(self, figures: Mapping[str, Any], step: int) -> None:
         """Send the figures of a step.
 
-        A tracker that fails is no reason to stop training; the figures are in metrics.jsonl too.
+        A failing tracker does not stop training: the figures are in metrics.jsonl, too.
 
         Args:
             figures: numbers, or mappings of names to numbers; others are left out.
-            step: what they belong to.
+            step: the step that they belong to.
         """
         values = flat_figures(figures)
         for tracker in self._trackers:
@@ -57,22 +57,22 @@ class Trackers:
                 logger.warning("%s did not accept step %d: %s", tracker.name, step, error)
 
     def finish(self) -> None:
-        """Send what is still to be sent."""
+        """Send the remaining figures."""
         for tracker in self._trackers:
             tracker.finish()
 
 
 def open_trackers(config: RootConfig) -> Trackers:
-    """Start the trackers of a run; they continue what an earlier process of the run began.
+    """Start the trackers of a run; they continue the records of an earlier process of the run.
 
     Raises:
-        ConfigError: see `check_trackers` and `check_login`; or one refuses to start.
+        ConfigError: see `check_trackers` and `check_login`; or a tracker does not start.
     """
     names = check_trackers(config.trainer.report_to)
     if not names:
         return Trackers(())
     check_login(names)
-    # accelerate's logger asks which process this is; a process group that exists is kept.
+    # accelerate's logger asks for the process's rank; an existing process group is kept.
     PartialState()
     started = []
     for name in names:
@@ -163,7 +163,7 @@ def _mlflow(run: RunSection) -> GeneralTracker:
     for name, value in {
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # By default, a server that is away holds the trainer for minutes at every step.
+        # By default, an unreachable server blocks the trainer for minutes at every step.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     }.items():
@@ -177,7 +177,7 @@ def _mlflow(run: RunSection) -> GeneralTracker:
 
 
 class _ResumedMLflow(MLflowTracker):  # type: ignore[misc]
-    """Continues the run of its name, which MLflow finds by an id of its own only."""
+    """Continues the run of this name, which MLflow itself finds only by id."""
 
     run_id: str | None
 
@@ -196,7 +196,7 @@ class _ResumedMLflow(MLflowTracker):  # type: ignore[misc]
         super().start()
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        # MLflow refuses parameters that changed, as the flags of a resumed run may have.
+        # MLflow refuses changed parameters, and the flags of a resumed run may have changed.
         known = self.active_run.data.params
         super().store_init_configuration(
             {name: value for name, value in values.items() if name not in known}

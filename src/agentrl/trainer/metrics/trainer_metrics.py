@@ -28,9 +28,9 @@ _LAST = {
 
 
 def trainer_metrics(history: History) -> Iterator[Metric]:
-    """Yield what a run did so far."""
+    """Yield the metrics of a run so far."""
     steps = tuple(history.steps)
-    # Of the same steps as all below: another thread may add one while this one reads.
+    # From the copy, like all figures below: another thread may add a step meanwhile.
     yield _gauge("step", "Optimizer steps done.", steps[-1].step if steps else 0)
     yield _counter("groups", "Groups consumed, dropped ones included.", history.groups_consumed)
     yield _counter(

@@ -1,8 +1,8 @@
 """Tensors without memory and arithmetic, which compute as a CPU or as a GPU would.
 
-torch's `FakeTensorMode` knows shapes, dtypes, storages and devices. Without CUDA it has no gradients
-on a CUDA device, so that a GPU is played by the CPU: attention and its kernels go the way that they
-go on a GPU.
+torch's `FakeTensorMode` knows shapes, dtypes, storages and devices. Without CUDA it has no
+gradients on a CUDA device, so the CPU stands in for a GPU: attention and its kernels take the same
+path as on a GPU.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,9 @@ from agentrl.models.attention import flex, sdpa, varlen
 from agentrl.trainer.learner import rank_models
 
 FakeDevice = Literal["cpu", "gpu", "meta"]
-"""What is played: a CPU; a GPU; or a device that is neither, on which a tensor that was left in host
-memory is an error."""
+"""The simulated device: a CPU; a GPU; or a device that is neither, on which a tensor left in host
+memory is an error.
+"""
 HOST = "meta"
 """Where a rehearsal puts what a GPU's passes keep in host memory."""
 
@@ -35,9 +36,9 @@ def fake_tensors(device: FakeDevice) -> Iterator[None]:
         (load, "read_weights", lambda *_, **__: None),
         (rank_models, "start_adapter", lambda *_: None),
         (parallel, "exchanged_counts", _equal_counts),
-        # torch knows the shapes of its own kernel for experts in bfloat16 alone.
+        # torch knows the shapes of its own kernel for experts only in bfloat16.
         (moe, "_can_use_grouped_mm", lambda *_: False),
-        # Its own method would ask for every value by itself.
+        # Its own method would read every value separately.
         (FakeTensor, "tolist", torch.Tensor.tolist),
     ]
     if device == "gpu":
@@ -62,7 +63,7 @@ def fake_tensors(device: FakeDevice) -> Iterator[None]:
 
 @contextmanager
 def fake_group(rank: int, world_size: int) -> Iterator[None]:
-    """Be a rank of a process group whose others do not exist: collectives return at once."""
+    """Act as a rank of a process group without peers: collectives return at once."""
     if world_size == 1:
         yield
         return
@@ -71,7 +72,7 @@ def fake_group(rank: int, world_size: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # what it remembers belongs to a mesh of this group
+        _clear_sharding_prop_cache()  # its cache belongs to a mesh of this group
 
 
 def _equal_counts(
@@ -101,7 +102,7 @@ def _fused_rows(*states: torch.Tensor, **_settings: Any) -> torch.Tensor:
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps and allocates what a fused kernel does: nothing of the size N x N."""
+    """Saves and allocates what a fused kernel does: nothing of size N x N."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""What a rehearsal watches: the memory that is alive, and where Python waits for the device.
+"""Observers of a rehearsal: live memory, and where Python waits for the device.
 
-Both see every operation on fake tensors, whose storages have sizes and no memory, and which have no
-values: a question about values is answered with ones.
+Both see every operation on fake tensors, whose storages have sizes but no memory and no values:
+reading a value yields ones.
 """
 
 import sys
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from agentrl.distributed.dtypes import dtype_name
 
 _BLOCK_BYTES = 512
-"""CUDA's allocator gives whole blocks."""
+"""CUDA's allocator returns whole blocks."""
 _QUESTIONS: dict[str, Callable[[Any], object]] = {
     "item": np.ndarray.item,
     "tolist": np.ndarray.tolist,
@@ -48,16 +48,16 @@ class _Block:
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of all storages that are made within the block (a context manager)."""
+    """Counts the bytes of all storages created within the block (a context manager)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves its signature out
         self.live: Counter[str] = Counter()
         """Bytes by type of device."""
         self.peak: Counter[str] = Counter()
-        """Most of them since the last call of `restart`."""
+        """Peak since the last call of `restart`."""
         self.made = 0
-        """Bytes of all storages that were made, whether they live or not."""
+        """Bytes of all storages created, alive or not."""
         self._blocks: weakref.WeakKeyDictionary[torch.UntypedStorage, _Block] = (
             weakref.WeakKeyDictionary()
         )
@@ -82,7 +82,7 @@ class Allocations(TorchDispatchMode):
         self._stack.close()
 
     def restart(self) -> None:
-        """Begin to look for a new peak."""
+        """Reset the peak."""
         self.peak = Counter(self.live)
 
     def __torch_dispatch__(
@@ -114,13 +114,13 @@ class Allocations(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Answers questions about values of fake tensors within the block (a context manager)."""
+    """Answers and counts reads of fake tensors' values within the block (a context manager)."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin without any place.
+        """Start without any places.
 
         Args:
-            device: the device that is waited for. Values in host memory are read without waiting.
+            device: the device that reads wait for. Values in host memory are read without waiting.
         """
         super().__init__()
         self.places: Counter[str] = Counter()

@@ -1,9 +1,9 @@
-"""One optimizer step of the real learner on tensors without memory: what would it take?
+"""Predicts the cost of an optimizer step: runs the real learner on tensors without memory.
 
-In goes what a learner gets, and a mesh; out comes the memory of a rank, part by part, and where the
-step waits for its device. No weights are read, nothing is computed, and no GPU is needed: a model of
-any size takes seconds. Memory that libraries take beside torch's tensors is not seen: the CUDA
-context, workspaces of kernels, buffers of NCCL, and gaps between tensors.
+In: a learner's inputs, and a mesh. Out: the memory of a rank, part by part, and the places where
+the step waits for its device. No weights are read, nothing is computed, and no GPU is needed: a
+model of any size takes seconds. Memory outside torch's tensors is not counted: the CUDA context,
+workspaces of kernels, buffers of NCCL, and gaps between tensors.
 """
 
 from collections import Counter
@@ -34,7 +34,8 @@ from agentrl.trainer.rehearsal.observers import Allocations, HostReads
 
 T = TypeVar("T")
 _BATCHES_OF_A_STAGE = 2
-"""Enough that a first stage holds the activations of as many micro-batches as there are stages."""
+"""Enough for the first stage to hold the activations of as many micro-batches as there are stages.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,28 +46,28 @@ class StepMemory:
     gradients: int
     optimizer: int
     passes: int
-    """Most on the device while gradients are computed, all of the above included."""
+    """Peak on the device while gradients are computed, including all of the above."""
     update: int
-    """Most on the device while the optimizer updates the weights."""
+    """Peak on the device while the optimizer updates the weights."""
     offloaded: int
-    """Most activations in host memory, with `--activation_offloading`."""
+    """Peak of activations in host memory, with `--activation_offloading`."""
     made: int
-    """Bytes of all tensors that the passes make one after the other."""
+    """Bytes of all tensors that the passes create in total."""
     num_parameters: int
     """Of the whole model, or of a stage of it."""
     num_trained: int
     flops: FlopCount
     host_reads: dict[str, int]
-    """Where a micro-batch waits for the device -> times."""
+    """Place where a micro-batch waits for the device -> number of times."""
 
     @property
     def peak(self) -> int:
-        """Most on the device."""
+        """Peak on the device."""
         return max(self.passes, self.update)
 
     @property
     def activations(self) -> int:
-        """What the passes take beside weights, gradients and optimizer: also gathered copies."""
+        """What the passes take besides weights, gradients and optimizer: also gathered copies."""
         return self.passes - self.weights - self.gradients - self.optimizer
 
 
@@ -78,16 +79,16 @@ def rehearse(
     device: FakeDevice,
     stage: int = 0,
 ) -> StepMemory:
-    """Make a step with gradients of an earlier micro-batch and the optimizer's state in place.
+    """Run a step with an earlier micro-batch's gradients and the optimizer's state in place.
 
-    A pipeline passes as many equal micro-batches as keep all of its stages at work.
+    A pipeline gets as many equal micro-batches as it takes to keep all stages busy.
 
     Args:
-        settings: of the learner; of the model, only config.json is read.
+        settings: of the learner; only config.json of the model is read.
         shape: the mesh.
         batch: the micro-batch.
-        device: what computes it.
-        stage: of a pipeline, from 0; its first rank makes the step.
+        device: the simulated device.
+        stage: of a pipeline, from 0; its first rank runs the step.
     """
     place = "meta" if device == "meta" else "cpu"
     rank = stage * shape.world_size // shape.pp
@@ -128,10 +129,11 @@ def rehearse_run(
         algorithm: of the configuration.
         model_path: directory with config.json.
         longest: most tokens of a conversation.
-        device: what computes the step.
+        device: the simulated device.
 
     Raises:
-        ConfigError: the flags ask for another number of ranks, or the model cannot be followed.
+        ConfigError: the flags require a different number of ranks, or the model cannot be
+            rehearsed.
     """
     if trainer.merge == "none":
         batch = filled_row(longest, longest)
@@ -175,7 +177,7 @@ def filled_row(num_tokens: int, longest: int, *, num_chunks: int = 1) -> MicroBa
 
     Args:
         num_tokens: of the row.
-        longest: tokens of each conversation, but for the last, which fills the row.
+        longest: tokens of each conversation except the last, which fills the row.
         num_chunks: passes in which the row is computed.
     """
     starts = np.arange(0, num_tokens, longest)
@@ -205,7 +207,7 @@ def filled_row(num_tokens: int, longest: int, *, num_chunks: int = 1) -> MicroBa
 
 
 class _Rehearsed(Learner):
-    """A learner that says what it holds."""
+    """A learner that reports the memory it holds."""
 
     def begin(self, memory: Allocations, place: str) -> dict[str, int]:
         """Put gradients and the optimizer's state in place; return the bytes of each."""
@@ -245,7 +247,7 @@ class _Rehearsed(Learner):
 
 @dataclass(frozen=True)
 class _LoneRank(Ranks):
-    """A rank without the others: what is exchanged as Python objects is its own."""
+    """A rank without peers: exchanged Python objects are its own."""
 
     computes_on: str = "cpu"
 
@@ -254,7 +256,7 @@ class _LoneRank(Ranks):
         return torch.device(self.computes_on)
 
     def build_mesh(self) -> DeviceMesh | None:
-        with unset_fake_temporarily():  # a mesh computes with real numbers of ranks
+        with unset_fake_temporarily():  # a mesh needs the real number of ranks
             return super().build_mesh()
 
     def new_group(self) -> None:

@@ -1,7 +1,7 @@
-"""The process that rehearses: a request a line on standard input, an answer a line on standard output.
+"""The rehearsal process: one request per line on stdin, one answer per line on stdout.
 
-`python -m agentrl.trainer.rehearsal.rehearsal_process`, which a command that plans starts instead of
-importing torch. It should see no GPU (`CUDA_VISIBLE_DEVICES=`), since it plays one.
+Planning commands start `python -m agentrl.trainer.rehearsal.rehearsal_process` instead of importing
+torch. It should see no GPU (`CUDA_VISIBLE_DEVICES=`), since it simulates one.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A few steps of a run as one file, from which another machine makes them again.
+"""A few steps of a run as one file, from which another machine can replay them.
 
     first_step           number of the first step to replay
     config.yaml          flags of the run, the model, the algorithm and the trainer
@@ -7,8 +7,8 @@
     model/, reference/   the first weights where no checkpoint comes before; the reference model
     store/               the groups of the steps, as `agentrl store export` writes them
 
-What comes out of a file is not trusted: paths stay in its folder, sizes are bounded, and code beside a
-model is not run.
+The contents of a file are untrusted: paths stay in its folder, sizes are limited, and code next to
+a model is not run.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _STEPS_FILE = "first_step"
 _MODEL_DIR, _REFERENCE_DIR = "model", "reference"
 _SECTIONS = ("model", "algorithm", "trainer")
 _RUN_FLAGS = ("run_name", "seed")
-# They name places and services of the machine that trained.
+# They name paths and services of the machine that trained.
 _LEFT_OUT = {"model_name_or_path", "reference_model", "trust_remote_code", "report_to"}
 _MOST_TIMES_LARGER = 50
 _MAX_FILES = 10_000
@@ -52,7 +52,7 @@ _MAX_STEP_DIGITS = 12
 async def write_bundle(
     config: RootConfig, store: TrajectoryStore, first: int, last: int, target: Path
 ) -> None:
-    """Write steps `first` to `last` of a run to a file, compressed where its name ends in `.gz`.
+    """Write steps `first` to `last` of a run to a file, compressed if its name ends in `.gz`.
 
     Args:
         config: of the run, as it was trained.
@@ -117,17 +117,17 @@ class Bundle:
     """An unpacked bundle."""
 
     config: RootConfig
-    """What to replay it with; its output directory is the bundle's folder."""
+    """Configuration for the replay; its output directory is the bundle's folder."""
     steps: tuple[int, int]
     """The first and the last step."""
 
 
 @contextmanager
 def unpacked(file: Path) -> Iterator[Bundle]:
-    """Unpack a bundle for the length of the block.
+    """Unpack a bundle for the duration of the block.
 
     Raises:
-        ConfigError: the file is not a bundle, or larger inside than it may be.
+        ConfigError: the file is not a bundle, or its contents exceed the limits.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-bundle-") as name:
         folder = Path(name)
@@ -184,7 +184,7 @@ def _last_step(file: Path, folder: Path) -> int:
 
 
 def _check_config(file: Path, path: Path) -> None:
-    """Refuse what `write_bundle` does not write: other flags, and YAML that grows when it is read."""
+    """Refuse what `write_bundle` never writes: other flags, and YAML that expands when read."""
     if not path.is_file():
         raise ConfigError(f"{file} is not a bundle: it has no {CONFIG_FILE}")
     try:
@@ -209,7 +209,7 @@ def _check_config(file: Path, path: Path) -> None:
 
 
 def _portable(config: RootConfig) -> dict[str, Any]:
-    """Return the flags that make a step what it is."""
+    """Return the flags that determine a step."""
     return {
         name: value
         for name, value in flat_values(config).items()
@@ -231,7 +231,7 @@ def _kept_weights(output: Path, first: int, last: int) -> Iterator[Path]:
 
 
 def _without_state(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out the optimizer's state: weights are only compared."""
+    """Omit the optimizer's state: these weights are only compared."""
     return None if "state" in Path(member.name).parts else member
 
 

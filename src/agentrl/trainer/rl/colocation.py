@@ -19,12 +19,12 @@ class SharedDevice:
     def __init__(
         self, store: TrajectoryStore, publisher: PolicyPublisher, group: WorkerGroup
     ) -> None:
-        """Begin while the servers have the device.
+        """Start with the device held by the servers.
 
         Args:
-            store: the supervisors read there whether the trainer has the device.
+            store: tells the supervisors whether the trainer has the device.
             publisher: puts servers to sleep; its `announce` wakes them.
-            group: its ranks' state starts in host memory.
+            group: the ranks, whose state starts in host memory.
         """
         self._store = store
         self._publisher = publisher
@@ -36,7 +36,7 @@ class SharedDevice:
         Raises:
             StoreError: the store could not be written.
         """
-        # Recorded first, so that no supervisor starts a server while the others fall asleep.
+        # Recorded first: otherwise, a supervisor could start a server while the others go to sleep.
         await self._store.trainer_leases.set_has_device(True)
         await self._publisher.put_to_sleep()
         await self._group.move(to_device=True)

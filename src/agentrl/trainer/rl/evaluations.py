@@ -30,7 +30,7 @@ class Evaluations:
             session: history and trackers receive the scores.
             store: the run's store; samplers find the questions there.
             tasks: held-out questions; if empty, nothing is evaluated.
-            phase: says that training waits for an evaluation.
+            phase: reports that training waits for an evaluation.
         """
         self._trainer = session.trainer
         self._history = session.history
@@ -43,7 +43,7 @@ class Evaluations:
         self._running: dict[int, asyncio.Task[EvalMetrics | None]] = {}
 
     async def recall(self) -> None:
-        """Take over what was noted after the checkpoint that the run goes on from."""
+        """Restore what was recorded after the checkpoint that the run resumes from."""
         for figures in await self._store.figures.evaluations(self._trainer.consumer):
             found = EvalMetrics.model_validate(figures)
             if self._history.eval_at(found.version) is None:
@@ -68,7 +68,7 @@ class Evaluations:
             await self._collect(wait=True)
 
     async def run_last(self, step: int) -> bool:
-        """Evaluate the last version if it is to be; return False where a signal came first."""
+        """Evaluate the last version if configured; return False if a signal came first."""
         if self._trainer.eval_strategy != "no":
             await self._evaluate_now(step)
         return not self._is_new(step)

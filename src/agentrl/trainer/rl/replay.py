@@ -1,9 +1,10 @@
-"""`replay`: does a step's recorded data still give the recorded step?
+"""`replay`: checks that a step's recorded data still produce the recorded step.
 
-The weights of the last checkpoint before the step, and the groups that the ledger says it trained on,
-go through the same code as in training. Whatever differs from what the run wrote down is named: turns
-by their advantages and importance ratios, the step by its loss, gradient norm and learning rate, and
-the weights after it where a checkpoint kept them. Reads the store and the run's files, writes neither.
+The weights of the last checkpoint before the step, and the groups that it trained on according to
+the ledger, go through the same code as in training. Every difference from the run's records is
+reported: turns by their advantages and importance ratios, the step by its loss, gradient norm and
+learning rate, and the weights after it if a checkpoint kept them. Reads the store and the run's
+files, writes neither.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ _FIGURES = ("loss", "grad_norm", "learning_rate")
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not as the run recorded it."""
+    """A difference from what the run recorded."""
 
     what: str
     """`loss`, `weights model.norm.weight`, `turn r/3 advantage`, ..."""
@@ -58,7 +59,7 @@ class Difference:
 
     @property
     def size(self) -> float:
-        """The absolute difference; infinite where one of the two is no number."""
+        """The absolute difference; infinite if either is not a number."""
         if isinstance(self.recorded, float) and isinstance(self.replayed, float):
             return abs(self.recorded - self.replayed)
         return float("inf")
@@ -66,17 +67,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class ReplayedStep:
-    """One optimizer step, made again."""
+    """One replayed optimizer step."""
 
     step: int
     differences: tuple[Difference, ...]
-    """The first few of each kind; empty where the step is the recorded one bit for bit."""
+    """The first few of each kind; empty if the step equals the recorded one bit for bit."""
     weights: str
-    """`equal`, `different`, or `not kept` where no checkpoint holds the weights after the step."""
+    """`equal`, `different`, or `not kept` if no checkpoint holds the weights after the step."""
 
     @property
     def equal(self) -> bool:
-        """Whether everything that was recorded came out again bit for bit."""
+        """Whether everything recorded was reproduced bit for bit."""
         return not self.differences
 
     def as_json(self) -> dict[str, Any]:
@@ -91,12 +92,13 @@ class ReplayedStep:
 
 
 def replay(config: RootConfig, uri: str, first: int, last: int) -> list[ReplayedStep] | None:
-    """Make the steps `first` to `last` of a run again.
+    """Replay the steps `first` to `last` of a run.
 
     Args:
-        config: the run's, as it was trained.
+        config: of the run, as it was trained.
         uri: of the run's database.
-        first: first step to compare; those since the last checkpoint before it are made silently.
+        first: first step to compare; those since the last checkpoint before it are replayed
+            silently.
         last: last step.
 
     Returns:
@@ -186,8 +188,8 @@ def _select(
     records: Sequence[Sequence[DBRecordData]],
     images: ImageBook,
 ) -> tuple[list[SelectedGroup], list[Difference]]:
-    """Select anew from what the store holds; name what is not as the step used it."""
-    # What the step left out is known: bounds that were edited during the run do not matter.
+    """Repeat the selection from the store's data; report what differs from what the step used."""
+    # What the step left out is recorded: limits that were edited during the run do not matter.
     algorithm: AlgorithmSection = config.algorithm.model_copy(update={"max_staleness": step})
     used = {training.turn_id: training for training in trainings}
     groups: list[SelectedGroup] = []
@@ -234,7 +236,7 @@ def _turns(
         now = float(ratios.mean[row])
         if before is not None and before.mean != now:
             found.append(Difference(f"turn {turn_id} ratio", before.mean, now))
-    # A changed turn packs others anew, whose ratios then differ by rounding alone.
+    # A changed turn changes the packing of others, whose ratios then differ only by rounding.
     return sorted(found, key=lambda one: one.size, reverse=True)[:_NUM_NAMED]
 
 

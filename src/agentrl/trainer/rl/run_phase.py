@@ -1,4 +1,4 @@
-"""What the trainer does now, written to the run's document for those who look at it."""
+"""Writes the trainer's current phase to the run's document, for users to see."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class PhaseReporter:
-    """Writes the phases of a run without making the trainer wait; a very short one may be skipped."""
+    """Writes the phases of a run without blocking the trainer; very short ones may be skipped."""
 
     def __init__(self, store: TrajectoryStore) -> None:
         self._store = store
@@ -19,7 +19,7 @@ class PhaseReporter:
         self._is_new = asyncio.Event()
 
     def enter(self, phase: RunPhase) -> None:
-        """Say what the trainer begins to do."""
+        """Set the phase that the trainer enters."""
         self._phase = phase
         self._is_new.set()
 

@@ -1,7 +1,7 @@
 """Reads the groups of an optimizer step from the ledger as they become ready.
 
-Finished groups come from the store; each is reserved or dropped on reading, and `StepGroups` goes to
-the training loop. The reader also advances the admission bound of samplers with consumption. Knows
+In: finished groups from the store, each reserved or dropped on reading. Out: `StepGroups` for the
+training loop. The reader also advances the samplers' admission bound as groups are consumed. Knows
 neither the model nor the servers.
 """
 
@@ -33,22 +33,22 @@ class StepGroups:
 
     step: int
     groups: list[SelectedGroup] = field(default_factory=list)
-    """All groups of the step in order of reading, unusable ones and ones trained before included."""
+    """All groups of the step in reading order, including unusable ones and ones trained before."""
     num_new_groups: int = 0
     """Groups that no earlier step consumed."""
     num_new_unusable: int = 0
-    """New groups that were dropped whole; samplers may replace them at once."""
+    """New groups that were dropped as a whole; samplers may replace them at once."""
     scores: list[float] = field(default_factory=list)
-    """Of the scored records of new groups, dropped ones included."""
+    """Scores of the scored records of new groups, including dropped ones."""
     num_records: int = 0
-    """Records of new groups; the figures below up to `max_output_tokens` are over them as well."""
+    """Records of new groups; the figures below up to `max_output_tokens` cover them as well."""
     num_output_tokens: int = 0
     num_prompt_tokens: int = 0
     num_turns: int = 0
     max_output_tokens: int = 0
     """Sampled tokens of the longest record."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """Trained records by policy versions behind the one that the step starts from."""
+    """Trained records by how many policy versions they lag behind the step's initial version."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Records not trained on, by reason."""
     num_reserved: int = 0
@@ -57,7 +57,7 @@ class StepGroups:
 
     @property
     def usable(self) -> list[SelectedGroup]:
-        """The groups with something to train on."""
+        """The groups with turns to train on."""
         return [group for group in self.groups if group.usable]
 
 
@@ -82,8 +82,8 @@ class Admission:
     def bound(self, max_steps: int, max_trained_count: int) -> int:
         """Return the number of groups that samplers may have claimed by now.
 
-        They bring what (max_staleness + 1) steps use up, where a group lasts for max_trained_count
-        steps; one step's worth at least, or nothing would be trained.
+        Samplers supply what (max_staleness + 1) steps consume, with each group lasting for
+        max_trained_count steps; at least one step's worth, or nothing would be trained.
         """
         ahead = max(1, (self.control.max_staleness + 1) // max_trained_count)
         num_steps = max(0, min(ahead, max_steps - self.step + 1))
@@ -105,16 +105,16 @@ class GroupReader:
         more_may_come: bool,
         scorer: str | None = None,
     ) -> None:
-        """Begin without an admission.
+        """Start without an admission.
 
         Args:
             store: the run's store.
-            images: reads what the records show.
+            images: reads the records' images.
             consumer: name of the trainer's ledger.
             algorithm: filters and freshness.
             seed: seed of the filters that draw records.
             max_steps: optimizer steps of the run.
-            more_may_come: False if no sampler runs, so that no further group becomes ready.
+            more_may_come: False if no sampler runs, so no further group becomes ready.
             scorer: NAME or NAME@VERSION of the scores to train on; None: the samplers' scores.
         """
         self._store = store
@@ -126,15 +126,15 @@ class GroupReader:
         self._more_may_come = more_may_come
         self._scorer = scorer
         self.feed: TaskFeed | None = None
-        """Brings further tasks before samplers are admitted to them."""
+        """Adds further tasks before samplers are admitted to them."""
         self._admitted: Admission | None = None
         self._admitting = asyncio.Lock()
 
     async def admit(self, groups_consumed: int, step: int, control: StepControl) -> None:
         """Let samplers claim groups up to the freshness bound.
 
-        Running and finished-but-untrained groups stay within what (max_staleness + 1) steps use up,
-        and within what the steps that are left can consume.
+        Running and finished-but-untrained groups stay within what (max_staleness + 1) steps
+        consume, and within what the remaining steps can consume.
 
         Args:
             groups_consumed: groups trained on or dropped so far.
@@ -150,7 +150,8 @@ class GroupReader:
             bound = self._admitted.bound(self._max_steps, self._algorithm.max_trained_count)
             await self._store.runs.set_admission(bound)
             if self.feed is not None:
-                # One step more: samplers have the next ones when they are admitted to them.
+                # One step ahead: samplers find the next tasks already added when they are admitted
+                # to them.
                 await self.feed.fill(bound + control.groups_per_step)
 
     async def apply_control(self, control: StepControl) -> None:
@@ -175,7 +176,7 @@ class GroupReader:
             step: number of the optimizer step (from 1); the weights have version `step - 1`.
             groups_consumed: groups consumed by the steps before.
             control: returns the current size and freshness of the step.
-            stop: set when the process has to end.
+            stop: set when the process must stop.
         """
         found = StepGroups(step)
         num_usable = 0
@@ -223,12 +224,12 @@ class GroupReader:
     ) -> list[list[DBRecordData]]:
         """Return the groups that may be consumed now.
 
-        With `staleness_policy wait`, no group overtakes one that is still running. Admission runs at
-        most max_staleness steps ahead, so groups consumed in order never become stale. A group
-        without the wanted score is skipped with `drop` and waited for with `wait`.
+        With `staleness_policy wait`, no group overtakes one that is still running. Admission runs
+        at most max_staleness steps ahead, so groups consumed in order never become stale. A group
+        without the requested score is skipped with `drop` and waited for with `wait`.
 
         Args:
-            ready: complete groups in their order.
+            ready: complete groups in order.
             first_open: order of the first group that was not complete before they were read.
         """
         scored = [scored_by(self._scorer, group) for group in ready]
@@ -316,7 +317,7 @@ class GroupReader:
 
 
 def scored_by(scorer: str | None, records: Sequence[DBRecordData]) -> list[DBRecordData] | None:
-    """Return records with the wanted scorer's scores, or None while one is missing.
+    """Return records with the requested scorer's scores, or None while one is missing.
 
     Args:
         scorer: NAME or NAME@VERSION; None: the samplers' scores, as they are.

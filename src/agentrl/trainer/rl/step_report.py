@@ -1,6 +1,6 @@
 """The report of an optimizer step: its metrics, and one `TurnTraining` per turn.
 
-Groups, batch and outcome of a step come in, documents and figures go out. Pure functions.
+In: groups, batch and outcome of a step. Out: documents and figures. Pure functions.
 """
 
 import math
@@ -179,7 +179,7 @@ def _trained(
 
 
 def _tokens(trace: TargetTrace) -> Iterator[tuple[int, TokenTrainings]]:
-    """Yield the number of each turn with what the step saw at its tokens."""
+    """Yield the number of each turn with the step's values at its tokens."""
     uses = np.select(
         [trace.masked, ~trace.kept, trace.clipped],
         [TOKEN_USES.index(use) for use in (IMPORTANCE_CORRECTION, RATIO_OUT_OF_RANGE, "clipped")],

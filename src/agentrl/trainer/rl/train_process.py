@@ -183,7 +183,7 @@ def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManage
 
 
 def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]:
-    """Return the tasks of the first epoch and then all further ones; both are made when read."""
+    """Return the tasks of the first epoch, and those of all further epochs, both lazily."""
     tasks = train_tasks(config.data, config.run.seed)
     epochs = (epoch for _, epoch in groupby(tasks, attrgetter("epoch")))
     own = generated_tasks(config.data, config.run.seed)
@@ -192,7 +192,7 @@ def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]
 
 
 def _repeats(store: TrajectoryStore, config: RootConfig) -> RepeatedQuestions | None:
-    """Return what chooses the questions of later epochs; None to ask all of them."""
+    """Return the selection of questions for later epochs; None to ask all of them."""
     probability = config.algorithm.repeat_equal_probability
     return None if probability == 1 else RepeatedQuestions(store, probability, config.run.seed)
 
@@ -234,8 +234,8 @@ async def _open_run(
         )
     )
     await store.runs.apply_flags(control)
-    # All questions at once, so that none that joins the run later can take the id of one. They are
-    # asked again as the steps come to need them.
+    # All questions at once: questions that are added later can then never take their ids. Later
+    # epochs are added as the steps need them.
     await append_tasks(store, first_epoch)
     await feed.fill(1)
     if await store.tasks.count(split="train") == 0:
@@ -247,7 +247,7 @@ async def _open_run(
 
 
 def reference_path(model: ModelSection, algorithm: AlgorithmSection) -> Path | None:
-    """Return the reference model of the KL penalty; None where no second model is loaded."""
+    """Return the reference model of the KL penalty; None if no second model is loaded."""
     if algorithm.kl_coefficient == 0.0:
         return None
     if algorithm.reference_model is None and model.lora_rank:

@@ -300,7 +300,7 @@ class TrainLoop:
                 await self._saver.settle()
         await self._evaluations.finish()
         if status != "stopped" and not await self._evaluations.run_last(step):
-            status = "stopped"  # so that the same command evaluates
+            status = "stopped"  # the same command then evaluates
         if status == "stopped":
             await self._store.ledger.recover(self._consumer, step)
         history.add_seconds("total", time.monotonic() - self._started)

@@ -44,10 +44,10 @@ def file_examples(
     Args:
         path: see `read_demonstrations`.
         renderer: of the model.
-        reader: reads images for it; None for a model of text.
+        reader: reads images for it; None for a text-only model.
 
     Raises:
-        ConfigError: an entry is malformed, or the template cannot render it; the text names it.
+        ConfigError: an entry is malformed, or the template cannot render it; the message names it.
     """
     examples = []
     for demonstration in read_demonstrations(path):
@@ -88,7 +88,7 @@ async def record_examples(
     Args:
         store: the run's store.
         min_score: records with lower scores are skipped.
-        reader: reads images for the model; None for a model of text.
+        reader: reads images for the model; None for a text-only model.
 
     Raises:
         ConfigError: no record has such a score.

@@ -1,13 +1,13 @@
-"""`BatchScheduler`: continuous batching. Who is computed next, who waits, who ended.
+"""`BatchScheduler`: continuous batching, from waiting sequences to finished ones.
 
-Used from one thread only. Where running sequences lie in the cache is the business of `RunningBatch`.
+Used from one thread only. `RunningBatch` decides where running sequences lie in the cache.
 
     submit ──> waiting ──admit──> running ──stop, length, abort──> finished
                   ^                  │
                   └─────retract──────┘   (short of memory, paused for new weights, suspect)
 
-A step that fails makes its sequences suspects. They are computed one by one until each has shown
-that it is not the one that fails.
+If a step fails, its sequences become suspects. They are computed one by one until each has shown
+that it is not the cause.
 
 While sampling is paused, or new weights wait for the engine to be idle, new sequences are held
 back and start waiting afterwards. Nothing is computed while memory is released.
@@ -35,7 +35,7 @@ from agentrl.models.attention.attention_registry import attention_of
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
-# Positions that running sequences may grow by before one more is worth letting in.
+# Positions that running sequences must still be able to grow by before another is admitted.
 _HEADROOM = 64
 _ABORTED = FinishReason("abort", message="aborted on request")
 
@@ -64,7 +64,8 @@ class SchedulerLoad:
     max_tokens: int
     token_usage: float
     """Share of the room that the rows of running sequences take. All rows are as long as the
-    longest, so that this is what decides whether one more fits."""
+    longest, so this share decides whether one more fits.
+    """
 
 
 class BatchScheduler:
@@ -74,7 +75,7 @@ class BatchScheduler:
         model: loaded with the engine's attention.
         limits: bounds.
         label: version of the weights that the model holds.
-        find_stop: says which stop string the output of a sequence ends with, if any.
+        find_stop: returns the stop string that the output of a sequence ends with, if any.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class BatchScheduler:
         self._streamed: list[TokenSequence] = []
         self.num_sampled = 0
 
-    # What the loop asks.
+    # Queries of the loop.
 
     @property
     def has_work(self) -> bool:
@@ -125,7 +126,7 @@ class BatchScheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing that counts as in flight is left."""
+        """Whether nothing is in flight."""
         return not self._running and not self._waiting
 
     @property
@@ -135,27 +136,27 @@ class BatchScheduler:
 
     @property
     def is_halted(self) -> bool:
-        """Whether nothing can be computed: paused, short of memory, or weights are coming."""
+        """Whether nothing can be computed: paused, memory released, or weights arriving."""
         return self.is_paused or self._are_weights_coming or not self._memory.is_whole
 
     @property
     def num_in_flight(self) -> int:
-        """Sequences that have not ended, those held back included."""
+        """Sequences that have not ended, including those held back."""
         return len(self._live)
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of running sequences that there is room for. May be read from any thread."""
+        """Capacity for tokens of running sequences. May be read from any thread."""
         return self._kv.max_tokens
 
     @property
     def num_cached(self) -> int:
-        """Prompt tokens that did not have to be computed, so far. May be read from any thread."""
+        """Prompt tokens served from the cache so far. May be read from any thread."""
         return self._batch.num_cached
 
     @property
     def num_prefilled(self) -> int:
-        """Prompt tokens that were computed, so far. May be read from any thread."""
+        """Prompt tokens computed so far. May be read from any thread."""
         return self._runner.num_prefilled
 
     def load(self) -> SchedulerLoad:
@@ -178,10 +179,10 @@ class BatchScheduler:
         self._finished, self._streamed = [], []
         return events
 
-    # What the front end asks.
+    # Commands of the front end.
 
     def submit_all(self, sequences: Iterable[TokenSequence]) -> None:
-        """Queue the sequences of a request, or end them at once, with the status to answer."""
+        """Queue the sequences of a request, or end them at once with an HTTP status."""
         sequences = list(sequences)
         if len(self._waiting) + len(self._held_back) + len(sequences) > self.limits.max_queued:
             message = f"the queue is full ({self.limits.max_queued} requests)"
@@ -211,7 +212,7 @@ class BatchScheduler:
             self._abort(sequence)
 
     def abort_all_of(self, sequences: Iterable[TokenSequence]) -> None:
-        """End these very sequences, as far as they have not ended."""
+        """End those of these sequences that have not ended."""
         for sequence in sequences:
             if self._live.get(sequence.rid) is sequence:
                 self._abort(sequence)
@@ -231,7 +232,7 @@ class BatchScheduler:
         self._paused = mode
 
     def resume(self) -> None:
-        """Go on sampling; harmless when not paused."""
+        """Resume sampling; harmless when not paused."""
         self._paused = None
         self._let_in()
 
@@ -256,13 +257,13 @@ class BatchScheduler:
         self._memory.check_weights()
 
     def release_memory(self, tags: Sequence[str]) -> None:
-        """Give memory back, see `MemorySaver.release`.
+        """Release memory, see `MemorySaver.release`.
 
-        Sequences that wait are in nobody's way while sampling is paused, so that a pause that
-        retracts, and resuming everything, makes them go on.
+        Waiting sequences may stay while sampling is paused: after a pause that retracts them, they
+        continue once everything is resumed.
 
         Raises:
-            InferenceError: sequences are running, or about to; nothing has changed.
+            InferenceError: sequences are running, or about to run; nothing has changed.
         """
         if self._are_weights_coming:
             raise InferenceError("memory cannot be released during a weight update")
@@ -272,7 +273,7 @@ class BatchScheduler:
         self._memory.release(tags)
 
     def resume_memory(self, tags: Sequence[str]) -> None:
-        """Take memory again, see `MemorySaver.resume`."""
+        """Allocate memory again, see `MemorySaver.resume`."""
         self._memory.resume(tags)
 
     def install(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
@@ -285,7 +286,7 @@ class BatchScheduler:
         self.weights_changed(label or self.label, swap_weights(self.model, tensors))
 
     def begin_weights(self) -> None:
-        """Compute nothing until `weights_changed`: somebody writes to the model's memory.
+        """Compute nothing until `weights_changed`, while the model's memory is being written.
 
         Raises:
             InferenceError: there is no memory for weights.
@@ -294,7 +295,7 @@ class BatchScheduler:
         self._are_weights_coming = True
 
     def weights_changed(self, label: str, loaded: Iterable[torch.Tensor]) -> None:
-        """Go on under a label. Nothing computed before is used for a new sequence.
+        """Continue under a new label. Nothing computed before is used for a new sequence.
 
         Args:
             label: version of what the model holds.
@@ -340,14 +341,14 @@ class BatchScheduler:
             self._end(sequence)
 
     def step_failed(self, error: Exception) -> None:
-        """Put the sequences of a failed step apart; one that failed alone ends with an error."""
+        """Isolate the sequences of a failed step; one that failed alone ends with an error."""
         self._sampling = None
         is_alone = len(self._running) == 1
         while self._running:
             self._running[-1].is_suspect = True
             self._retract_last(keep=False)
         guilty = [self._waiting.popleft()] if is_alone else []
-        # One that was on its way into the batch is in no queue.
+        # A sequence that was being admitted is in no queue.
         known = {*self._waiting, *self._held_back, *guilty}
         guilty += [sequence for sequence in self._live.values() if sequence not in known]
         message = f"the engine cannot compute this request ({type(error).__name__}: {error})"
@@ -375,7 +376,7 @@ class BatchScheduler:
     # RunningBatch.
 
     def _prefill(self, num_decoding: int) -> list[Chunk]:
-        """Choose prompt tokens for this step; lets sequences in as far as there is room."""
+        """Choose prompt tokens for this step; admit sequences while there is room."""
         budget = self.limits.prefill_tokens_per_step
         chunks: list[Chunk] = []
         for row in range(num_decoding, len(self._running)):
@@ -402,7 +403,7 @@ class BatchScheduler:
     def _add_chunk(self, chunks: list[Chunk], row: int, budget: int) -> int:
         """Add the next part of a row's prompt, and return the budget that is left.
 
-        Nothing is left behind an unfinished prompt: rows finish in their order.
+        No row follows one with an unfinished prompt: rows finish in order.
         """
         sequence = self._running[row]
         if budget <= 0:
@@ -412,7 +413,7 @@ class BatchScheduler:
         return budget - end + sequence.num_computed if end == sequence.length else 0
 
     def _make_room(self) -> None:
-        """Make the cache long enough for the tokens of this step, retracting where it cannot be."""
+        """Make room in the cache for the tokens of this step; retract sequences if it is full."""
         while self._running:
             length = max(sequence.length for sequence in self._running)
             if self._kv.ensure(len(self._running), length):
@@ -424,7 +425,7 @@ class BatchScheduler:
         self._batch.leave(sequence, keep=keep)
         sequence.num_retractions += 1
         if not sequence.output_ids:
-            sequence.prompt_logprobs.clear()  # its prompt is computed again from the start
+            sequence.prompt_logprobs.clear()  # its prompt is recomputed from the start
         self._waiting.appendleft(sequence)
 
     def _abort(self, sequence: TokenSequence) -> None:

@@ -2,8 +2,8 @@
 
 A step computes N tokens in one forward pass of batch 1: first one token for each decoding row, then
 the new tokens of each sequence that is being prefilled. Everything but attention works on the N
-tokens alike; attention reads `StepPlan`, which travels through the layers as a keyword, so no model
-code is forked.
+tokens alike; attention reads `StepPlan`, which is passed through the layers as a keyword, so no
+model code is forked.
 
 Shape legend: N tokens of the step, H query heads, K key-value heads, D head dimension, R rows,
 T positions.
@@ -38,7 +38,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Where the tokens of a step go in the cache and what they attend to."""
+    """Where the tokens of a step go in the cache, and what they attend to."""
 
     cache: torch.Tensor
     """[L, 2, R, K, T, D]."""
@@ -52,7 +52,7 @@ class StepPlan:
     """[num_decoding, 1, 1, decode_length]: 0, or -inf past a row's end."""
     chunks: tuple[Chunk, ...]
     chunk_masks: tuple[torch.Tensor | None, ...]
-    """bool [queries, keys] each, or None where plain causal attention does."""
+    """bool [queries, keys] each, or None if plain causal attention suffices."""
 
 
 def plan_step(cache: KVCache, decode_lengths: Sequence[int], chunks: Sequence[Chunk]) -> StepPlan:
@@ -61,7 +61,7 @@ def plan_step(cache: KVCache, decode_lengths: Sequence[int], chunks: Sequence[Ch
     Args:
         cache: has room for all tokens of the step.
         decode_lengths: positions of rows 0, 1, ... with the token to be computed.
-        chunks: what else is computed.
+        chunks: parts of prompts that are computed as well.
     """
     num_decoding = len(decode_lengths)
     lengths = np.asarray(decode_lengths, dtype=np.int64)
@@ -112,7 +112,7 @@ def _attend(
     outputs = []
     count = context.num_decoding
     if count:
-        # The queries that share a key-value head stand where query positions usually do.
+        # The queries that share a key-value head take the dimension of query positions.
         outputs.append(
             scaled_dot_product_attention(
                 queries[:count].reshape(count, num_heads, -1, head_dim),

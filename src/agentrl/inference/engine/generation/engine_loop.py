@@ -1,7 +1,7 @@
-"""`EngineLoop`: the thread that owns the scheduler, and the only way into it.
+"""`EngineLoop`: the thread that owns the scheduler, and the only access to it.
 
-Calls are carried out between two steps, so whatever a call changes (weights and their version, a
-pause) changes for all sequences at the same token.
+Calls run between two steps, so their changes (weights and their version, a pause) take effect for
+all sequences at the same token.
 """
 
 import logging
@@ -31,11 +31,11 @@ class _Call:
 
 
 class EngineLoop:
-    """Runs a scheduler in a thread of its own.
+    """Runs a scheduler in its own thread.
 
     Args:
-        scheduler: touched by the thread only, from `start` on.
-        num_threads: CPU threads of torch; None leaves it alone.
+        scheduler: used by the thread only, from `start` on.
+        num_threads: CPU threads of torch; None keeps torch's setting.
     """
 
     def __init__(self, scheduler: BatchScheduler, num_threads: int | None) -> None:
@@ -56,25 +56,25 @@ class EngineLoop:
 
         Args:
             on_events: called in the thread with sequences that ended and streams that grew.
-            on_death: called in the thread when it cannot go on.
+            on_death: called in the thread when it cannot continue.
         """
         main = partial(self._main, on_events, on_death)
         self._thread = threading.Thread(target=main, name="engine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the step it is in; waiting calls are cancelled."""
+        """End the thread after the current step; waiting calls are cancelled."""
         self._is_stopping = True
         self._wake.set()
         self._thread.join()
 
     def call(self, run: Callable[[], T], *, when_idle: bool = False) -> "Future[T]":
-        """Carry out a call between two steps.
+        """Run a call between two steps.
 
         Args:
-            run: what to do; its result or exception becomes the future's.
-            when_idle: wait for all sequences that are in flight now to end, unless nothing can be
-                computed anyway; sequences that come after the call wait for it.
+            run: the function to call; its result or exception becomes the future's.
+            when_idle: wait for all sequences currently in flight to end, unless nothing can be
+                computed anyway; later sequences wait for the call.
         """
         future: Future[T] = Future()
         self._calls.append(_Call(run, future, when_idle))

@@ -1,8 +1,8 @@
-"""Grammars are first compiled in a child process, which may die of them.
+"""Compiles grammars in a child process first, because they may crash it.
 
-The compiler is native code that recurses over what clients send: a stack that overflows there ends
-the process. `GrammarTrial` is the parent's side; `python -m` of this module is the child, which has
-less stack than the parent gives a compiler, a bound on memory, and one on time.
+The compiler is native code that recurses over what clients send: a stack overflow there ends the
+process. `GrammarTrial` is the parent's side. The child (`python -m` of this module) has less stack
+than the parent gives the compiler, and limits on memory and time.
 """
 
 import json
@@ -21,7 +21,7 @@ from agentrl.inference.engine.generation.grammars import GrammarCompiler
 from agentrl.schema.grammar import Grammar
 
 COMPILER_STACK_BYTES = 64 << 20
-"""Stack of the thread that compiles in the parent."""
+"""Stack size of the thread that compiles in the parent."""
 _TRIAL_STACK_BYTES = 8 << 20
 _MEMORY_BYTES = 1 << 30
 _COMPILE_SECONDS = 5.0
@@ -31,7 +31,7 @@ _TOO_MUCH = "it exceeds the limits on a grammar's time, memory or recursion"
 
 
 class GrammarTrial:
-    """Tries grammars out. Used by one thread.
+    """Tests grammars. Used by one thread.
 
     Args:
         tokenizer: file of the model's tokenizer.
@@ -47,10 +47,10 @@ class GrammarTrial:
         self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
 
     def check(self, grammar: Grammar) -> None:
-        """Return if a grammar can be compiled safely.
+        """Return if the grammar can be compiled safely.
 
         Raises:
-            ValueError: it cannot, and why.
+            ValueError: it cannot; the message gives the reason.
         """
         if grammar not in self._verdicts:
             self._verdicts[grammar] = self._try(grammar)
@@ -81,12 +81,12 @@ class GrammarTrial:
         is_fresh, self._is_fresh = self._is_fresh, False
         if verdict is None:
             self.close()
-            # What was compiled before takes memory, too.
+            # Grammars compiled earlier take memory, too.
             return _TOO_MUCH if is_fresh else self._try(grammar)
         return verdict
 
     def _answer(self, seconds: float) -> str | None:
-        """Return the child's next word; None if it dies or takes too long."""
+        """Return the child's next answer; None if it dies or takes too long."""
         assert self._child is not None
         assert self._child.stdout is not None
         with DefaultSelector() as selector:
@@ -96,7 +96,7 @@ class GrammarTrial:
 
 
 def main(tokenizer: str, vocab_size: str, *end_ids: str) -> None:
-    """Answer every line of stdin, a grammar, with a line that says what is wrong with it."""
+    """Answer every line of stdin (a grammar) with a line that describes its error, if any."""
     size = int(vocab_size)
     compiler = GrammarCompiler(Tokenizer.from_file(tokenizer), size, frozenset(map(int, end_ids)))
     bits = np.zeros((1, (size + 31) // 32), dtype="<i4")

@@ -1,7 +1,7 @@
 """Constrained decoding: which tokens a grammar allows next.
 
-llguidance keeps track of what was written and allows what may follow. As in SGLang, what ends a
-reply is an end-of-text token, allowed where the grammar is satisfied.
+llguidance tracks the text so far and allows what may follow. As in SGLang, a reply ends with an
+end-of-text token, which is allowed once the grammar is satisfied.
 """
 
 import json
@@ -30,23 +30,23 @@ from agentrl.schema.grammar import (
 )
 
 _NUM_KEPT = 128
-"""Compiled grammars that are kept for the next request."""
+"""Number of compiled grammars that are cached."""
 _SILENT = 0
 _ANY_TEXT = r"/(.|\n)*/"
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
 class GrammarConstraint:
-    """Where one reply stands in its grammar."""
+    """The position of one reply in its grammar."""
 
     def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
         self._matcher = matcher
         self._end_ids = end_ids
         self.is_over = False
-        """Whether the token that ends the reply was taken."""
+        """Whether the reply has taken its end token."""
 
     def fresh(self) -> "GrammarConstraint":
-        """Return a reply of its own that stands at the same place."""
+        """Return an independent copy at the same position."""
         return GrammarConstraint(self._matcher.deep_copy(), self._end_ids)
 
     def allow_next(self, bits: np.ndarray, row: int) -> None:
@@ -59,7 +59,7 @@ class GrammarConstraint:
         fill_next_token_bitmask(self._matcher, bits, row)
 
     def take(self, token: int) -> None:
-        """Take note of a token that was drawn."""
+        """Record a drawn token."""
         if token in self._end_ids and self._matcher.is_accepting():
             self.is_over = True
         else:
@@ -67,7 +67,7 @@ class GrammarConstraint:
 
     @property
     def fault(self) -> str | None:
-        """Why the reply cannot go on, where it cannot: it met a bound of the library."""
+        """Why the reply cannot continue, if so: it reached a limit of the library."""
         return _one_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
 
@@ -86,7 +86,7 @@ class GrammarCompiler:
         self._compiled = lru_cache(_NUM_KEPT)(self._compile)
 
     def start(self, grammar: Grammar) -> GrammarConstraint:
-        """Return the constraint of a reply that has to follow a grammar, at its beginning.
+        """Return the constraint of a reply that must follow a grammar, at its start.
 
         Raises:
             ValueError: it cannot be compiled.
@@ -107,8 +107,8 @@ class GrammarCompiler:
 class _GrammarVocabulary:
     """Tokens as bytes, for llguidance.
 
-    Its own reading of a tokenizer takes every added token in angle brackets for a control token;
-    `<think>` and `<tool_call>` are text where the tokenizer says so.
+    llguidance's own tokenizer support treats every added token in angle brackets as a control
+    token; here, `<think>` and `<tool_call>` are text if the tokenizer says so.
     """
 
     bos_token_id = None
@@ -150,12 +150,12 @@ def _source(grammar: Grammar) -> str:
             raise ValueError(f"{place}: {first['msg']}") from None
         return LLMatcher.grammar_from_lark(_Lark(tag.format).text)
     if kind == "json_schema":
-        json.loads(grammar.text)  # the library pastes it into a larger text
+        json.loads(grammar.text)  # the library inserts it into a larger text
     return grammar_from(kind, grammar.text)
 
 
 class _Lark:
-    """A structural tag as a grammar of llguidance's Lark, one rule a form."""
+    """A structural tag as a grammar in llguidance's Lark dialect, one rule per form."""
 
     def __init__(self, form: Form) -> None:
         self._rules: list[str] = []
@@ -165,7 +165,7 @@ class _Lark:
     def _rule(self, form: Form) -> str:
         body, attributes = self._body(form), ""
         if isinstance(form, Tag) and isinstance(form.content, AnyText):
-            # The first end that comes is the end.
+            # The first match of the end string ends the content.
             attributes = "[lazy]"
         name = f"form{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {body}")

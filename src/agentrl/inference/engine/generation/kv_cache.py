@@ -1,8 +1,9 @@
 """Keys and values: rows of running sequences, and prefixes kept of ended ones.
 
 Running sequences live in one tensor whose leading rows are all in use, so that a decode step reads
-a view of it and gathers nothing. What an ended sequence computed is cut to its length and kept in a
-`PrefixStore` until memory is short; a new sequence starts with a copy of the longest prefix known.
+a view of it and gathers nothing. The keys and values of an ended sequence are cut to its length and
+kept in a `PrefixStore` until memory is short; a new sequence starts with a copy of the longest
+known prefix.
 
 Shape legend: L layers, R rows, T positions, K key-value heads, D head dimension.
 """
@@ -17,13 +18,13 @@ from transformers import PreTrainedModel
 
 _FIRST_ROWS = 8
 _FIRST_LENGTH = 256
-# A prefix shorter than this is computed sooner than it is found.
+# A shorter prefix is faster to compute than to find.
 MIN_PREFIX = 8
 
 
 @dataclass(frozen=True)
 class KVShape:
-    """What one token takes."""
+    """Size of one token's keys and values."""
 
     num_layers: int
     num_heads: int
@@ -38,11 +39,12 @@ class KVShape:
 
 
 def kv_shape(model: PreTrainedModel, *, is_plain: bool) -> KVShape:
-    """Return what one token takes.
+    """Return the size of one token's keys and values.
 
     Args:
-        model: keeps keys and values of all layers.
-        is_plain: equally many of equal size; otherwise they are as large as hidden states, a bound.
+        model: caches keys and values of all layers.
+        is_plain: all layers have the same number and size; otherwise the size of hidden states is
+            an upper bound.
     """
     config = model.config.get_text_config()
     heads, layers = config.num_attention_heads, config.num_hidden_layers
@@ -53,17 +55,17 @@ def kv_shape(model: PreTrainedModel, *, is_plain: bool) -> KVShape:
 
 
 class KVCache:
-    """Rows of running sequences. Grows with rows and lengths, up to a bound in bytes.
+    """Rows of running sequences. Grows with rows and lengths, up to a limit in bytes.
 
     Args:
-        shape: what one token takes.
+        shape: size of one token.
         max_rows: rows at most.
         max_length: positions at most.
         max_bytes: memory at most; a single row may exceed it.
     """
 
     can_be_cut = True
-    """Whether the start of what was computed can be used without the rest."""
+    """Whether a part of a computed sequence can be reused from its start."""
 
     def __init__(self, shape: KVShape, max_rows: int, max_length: int, max_bytes: int) -> None:
         self._shape = shape
@@ -73,7 +75,8 @@ class KVCache:
         self.tensor = self._allocate(min(_FIRST_ROWS, max_rows), min(_FIRST_LENGTH, max_length))
         """[L, 2, R, K, T, D]; index 0 of the second axis holds keys, 1 values.
 
-        Positions of one head lie side by side: attention reads them twice as fast as interleaved.
+        Positions of one head are contiguous: attention reads them twice as fast as interleaved
+        ones.
         """
 
     @property
@@ -93,7 +96,7 @@ class KVCache:
         return num_rows == 1 or num_rows * length <= self._max_tokens
 
     def ensure(self, num_rows: int, length: int) -> bool:
-        """Make room; what rows hold is kept. Returns False when it would not fit."""
+        """Make room and keep the rows' contents; return False if it does not fit."""
         if not self.fits(num_rows, length):
             return False
         rows, room = self.tensor.shape[2], self.length
@@ -110,7 +113,7 @@ class KVCache:
         return True
 
     def release(self) -> None:
-        """Give the memory back; `ensure` takes as much again as is needed."""
+        """Release the memory; `ensure` allocates what is needed again."""
         self.tensor = self._allocate(0, 0)
 
     def start(self, row: int) -> None:
@@ -143,15 +146,15 @@ class Prefix:
     tokens: np.ndarray
     """int32 [T]."""
     kv: Any
-    """What `KVCache.fill` takes: [L, 2, K, T, D], or what another kind of cache keeps."""
+    """What `KVCache.fill` takes: [L, 2, K, T, D], or the data of another kind of cache."""
     routed_experts: np.ndarray | None
     """int16 [T, W], see `TokenSequence.routed_experts`."""
 
 
 class PrefixStore:
-    """Prefixes of ended sequences, least recently used first out.
+    """Prefixes of ended sequences; the least recently used are evicted first.
 
-    All belong to the weights that are live; `clear` when these change.
+    All belong to the live weights; call `clear` when these change.
     """
 
     def __init__(self, shape: KVShape, max_bytes: int) -> None:
@@ -167,13 +170,13 @@ class PrefixStore:
     def find(
         self, namespace: str, tokens: np.ndarray, longer_than: int, *, whole: bool = False
     ) -> tuple[int, Prefix | None]:
-        """Return the length of the longest known prefix and where it is.
+        """Return the length of the longest known prefix and its location.
 
         Args:
-            namespace: where to look.
-            tokens: what is wanted, int32 [T].
-            longer_than: matches of this length or less are of no use.
-            whole: so are those of a part of a prefix.
+            namespace: namespace to search.
+            tokens: wanted tokens, int32 [T].
+            longer_than: matches of this length or less do not count.
+            whole: matches of only a part of a prefix do not count either.
         """
         best, found = longer_than, None
         for prefix in self._prefixes.values():
@@ -192,7 +195,7 @@ class PrefixStore:
         kv: Any,
         routed_experts: np.ndarray | None = None,
     ) -> None:
-        """Keep a copy. What it continues is dropped, since it holds all of that."""
+        """Keep a copy. Prefixes that it continues are dropped, since it contains them."""
         if not MIN_PREFIX <= len(tokens) <= self._max_tokens:
             return
         continued: list[Prefix] = []
@@ -225,9 +228,9 @@ class PrefixStore:
 
 
 def common_prefix(known: np.ndarray, wanted: np.ndarray, longer_than: int) -> int:
-    """Return the length of the common prefix, or `longer_than` when it is not longer than that."""
+    """Return the length of the common prefix, or `longer_than` if it is not longer."""
     length = min(len(known), len(wanted))
-    # Most candidates fail here, at the price of comparing one number.
+    # Most candidates fail here, at the cost of comparing one number.
     if length <= longer_than or known[longer_than] != wanted[longer_than]:
         return longer_than
     differs = known[:length] != wanted[:length]

@@ -1,7 +1,7 @@
-"""`MemorySaver`: what the engine gives back to the machine for a while, and takes again.
+"""`MemorySaver`: memory that the engine releases temporarily and allocates again.
 
-Weights come back without their values, as they do from a GPU: nothing is computed until new ones
-were loaded. What a sequence has sampled is kept, and its prompt is computed again.
+Weights come back without their values, as on a GPU: nothing is computed until new ones are loaded.
+Sampled tokens of sequences are kept, and their prompts are recomputed.
 """
 
 import ctypes
@@ -17,11 +17,11 @@ from agentrl.inference.engine.generation.own_caches import OwnCaches
 
 WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
 _ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
-"""What no tags at all stand for. Of CUDA graphs there are none, so that nothing comes of theirs."""
+"""What an empty list of tags stands for. There are no CUDA graphs, so their tag has no effect."""
 
 
 class MemorySaver:
-    """Which parts of the engine's memory are there. Used by the scheduler, from its thread.
+    """Which parts of the engine's memory are allocated. Used by the scheduler, from its thread.
 
     Args:
         model: has the weights.
@@ -38,11 +38,11 @@ class MemorySaver:
         self._released: set[str] = set()
         self._shapes: dict[nn.Parameter, torch.Size] = {}
         self._without_values: set[int] = set()
-        """Addresses of the parameters that were taken again and not loaded yet."""
+        """Addresses of the parameters that were allocated again but not loaded yet."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is there that computing needs."""
+        """Whether all memory that computing needs is allocated."""
         return not (self._released & {WEIGHTS, KV_CACHE} or self._without_values)
 
     def check_weights(self) -> None:
@@ -57,7 +57,7 @@ class MemorySaver:
             )
 
     def release(self, tags: Sequence[str]) -> None:
-        """Give memory back; what was given back already stays so.
+        """Release memory; memory that is already released stays so.
 
         Args:
             tags: which parts; all of them when empty.
@@ -75,7 +75,7 @@ class MemorySaver:
         _return_freed()
 
     def resume(self, tags: Sequence[str]) -> None:
-        """Take memory again.
+        """Allocate memory again.
 
         Args:
             tags: which parts; all of them when empty.
@@ -94,12 +94,12 @@ class MemorySaver:
         self._released -= wanted
 
     def note_loaded(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Take note of parameters that have values now."""
+        """Record that parameters have values now."""
         self._without_values -= {tensor.data_ptr() for tensor in tensors}
 
 
 def _return_freed() -> None:
-    """Return freed memory to the system, where the allocator keeps it (glibc's does)."""
+    """Return freed memory to the system if the allocator keeps it (glibc's does)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

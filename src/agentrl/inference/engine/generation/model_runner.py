@@ -1,12 +1,12 @@
-"""The model that serves, and `ModelRunner`: one step's forward pass over it.
+"""Loads the model to serve; `ModelRunner` runs one step's forward pass over it.
 
 A step computes decoding sequences and chunks of prompts together.
 
-Takes sequences with rows in the cache; gives back logits, and notes in the sequences what was
-computed, prompt logprobs, and the experts of a mixture-of-experts model. Knows nothing of queues.
+In: sequences with rows in the cache. Out: logits; the sequences record what was computed, prompt
+logprobs, and the experts of a mixture-of-experts model. Knows nothing about queues.
 
-Shape legend: N tokens of a step, B sequences that get a token, V vocabulary, L layers, K experts a
-token, W = L * K.
+Shape legend: N tokens of a step, B sequences that get a token, V vocabulary, L layers, K experts
+per token, W = L * K.
 """
 
 import logging
@@ -39,7 +39,7 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
 
     Raises:
         ConfigError: the directory is not a checkpoint, transformers does not know its architecture,
-            or its weights are not those of its config.json.
+            or its weights do not match its config.json.
     """
     if not Path(path).is_dir():
         raise ConfigError(f"--model-path {path}: no such directory")
@@ -75,7 +75,7 @@ class ModelRunner:
 
     Args:
         model: loaded with the engine's attention.
-        kv: has a row a running sequence.
+        kv: has one row per running sequence.
     """
 
     def __init__(self, model: PreTrainedModel, kv: KVCache) -> None:
@@ -84,28 +84,29 @@ class ModelRunner:
         self._adapters = AdapterLayers(model)
         self._router_capture = RouterCapture.of(model)
         self.num_prefilled = 0
-        """Prompt tokens that were computed, so far."""
+        """Prompt tokens computed so far."""
 
     def room_for_experts(self, num_tokens: int) -> np.ndarray | None:
         """Return an array for the experts of a sequence's tokens; None for a dense model."""
         capture = self._router_capture
         return None if capture is None else capture.room_for(num_tokens)
 
-    # Several percent quicker than `no_grad`, where a step is many small operations. What it makes are
-    # tensors of its own kind, none of which may outlive the step; the cache's memory is older.
+    # Several percent faster than `no_grad` when a step consists of many small operations. It
+    # creates inference tensors, none of which may outlive the step; the cache's memory was
+    # allocated before.
     @torch.inference_mode()
     def forward(
         self, running: Sequence[TokenSequence], num_decoding: int, chunks: Sequence[Chunk]
     ) -> tuple[torch.Tensor, list[TokenSequence]]:
-        """Compute a step: a token of each decoding sequence, and chunks of prompts.
+        """Compute a step: one token of each decoding sequence, and chunks of prompts.
 
         Args:
-            running: sequences by their rows in the cache.
+            running: sequences in the order of their cache rows.
             num_decoding: how many of them decode; these come first.
             chunks: parts of the prompts of the others.
 
         Returns:
-            Logits [B, V] of the sequences that get a token, and these.
+            Logits [B, V] of the sequences that get a token, and these sequences.
         """
         decoding = running[:num_decoding]
         plan = plan_step(self._kv, [sequence.length for sequence in decoding], chunks)
@@ -130,7 +131,7 @@ class ModelRunner:
                 sampled.append(sequence)
         for sequence in decoding:
             sequence.num_computed = sequence.length
-        # Only where prompt logprobs are asked for are the logits of all positions needed.
+        # The logits of all positions are needed only for prompt logprobs.
         keep = torch.arange(len(input_ids)) if scored else torch.tensor(wanted, dtype=torch.int64)
         self._adapters.choose(adapters)
         logits: torch.Tensor = self._model(
@@ -150,13 +151,13 @@ class ModelRunner:
 
 
 class RouterCapture:
-    """Writes down which experts the routers of a mixture-of-experts model send tokens to.
+    """Records the experts to which a mixture-of-experts model routes tokens.
 
     Shape legend: N tokens of a step, L layers, K experts a token, W = L * K.
     """
 
     def __init__(self, layers: Sequence[Any], num_chosen: int) -> None:
-        """Listen to the routers of these decoder layers; layers without one choose nothing (0)."""
+        """Hook the routers of these decoder layers; layers without a router record 0."""
         self._num_layers = len(layers)
         self._num_chosen = num_chosen
         self._seen: dict[int, torch.Tensor] = {}
@@ -166,7 +167,7 @@ class RouterCapture:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
-        """Return a listener, or None for a model without experts."""
+        """Return a capture, or None for a model without experts."""
         config, base = model.config, model.base_model
         num_chosen = getattr(config, "num_experts_per_tok", None)
         return None if num_chosen is None else cls(base.layers, num_chosen)  # type: ignore[arg-type]
@@ -176,10 +177,10 @@ class RouterCapture:
         return np.zeros((num_tokens, self._num_layers * self._num_chosen), dtype=np.int16)
 
     def note(self, owners: Sequence[tuple[TokenSequence, int, int]]) -> None:
-        """Write down what the last step chose.
+        """Record the choices of the last step.
 
         Args:
-            owners: sequences, first positions and ends of the step's tokens, in their order.
+            owners: sequences, first positions and ends of the step's tokens, in order.
         """
         num_tokens = sum(end - start for _, start, end in owners)
         choices = np.zeros((num_tokens, self._num_layers, self._num_chosen), dtype=np.int16)
@@ -202,7 +203,7 @@ class RouterCapture:
 
 
 def score_prompt(sequence: TokenSequence, chunk: Chunk, logits: torch.Tensor) -> None:
-    """Note the logprobs of prompt tokens that the logits [chunk, V] of a chunk predict."""
+    """Record the logprobs of the prompt tokens that the logits [chunk, V] of a chunk predict."""
     first = max(chunk.start, sequence.prompt_logprobs_from)
     last = min(chunk.end, sequence.num_prompt - 1)
     if first >= last or len(sequence.prompt_logprobs) >= last - sequence.prompt_logprobs_from:

@@ -1,12 +1,12 @@
-"""Sequences in the caches that transformers makes for a model, one cache a sequence.
+"""Sequences in the caches that transformers creates for a model, one cache per sequence.
 
-For models whose layers keep more than keys and values of every token: windows, recurrent states,
-latent heads, layers that share keys. Each sequence of a step is a forward pass of its own, so the
-engine serves every family that transformers runs, at the price of batching.
+For models whose layers keep something other than plain keys and values of every token: windows,
+recurrent states, latent heads, layers that share keys. Each sequence of a step is a separate
+forward pass, so the engine serves every family that transformers runs, at the cost of batching.
 
-A recurrent state cannot be cut back to an earlier token. What an ended sequence computed is therefore
-kept as it is, and a new sequence continues it if it begins with all of its tokens, as the next turn of
-a conversation does.
+A recurrent state cannot be rolled back to an earlier token. The cache of an ended sequence is
+therefore kept as it is, and a new sequence continues it if it starts with all of its tokens, as the
+next turn of a conversation does.
 """
 
 import copy
@@ -29,7 +29,7 @@ from agentrl.models.vision.image_encoders import kind_keywords, shown_features
 from agentrl.models.vision.image_reader import ImageReader
 
 _STEP = "mamba2_selective_state_update"
-"""The function of modeling files that computes a single token."""
+"""The function in modeling files that computes a single token."""
 
 
 class KeptCache:
@@ -39,11 +39,11 @@ class KeptCache:
         self._cache = cache
 
     def clone(self) -> "KeptCache":
-        """Return itself: nobody writes to the cache of an ended sequence."""
+        """Return itself: the cache of an ended sequence is never written to."""
         return self
 
     def continued(self) -> DynamicCache:
-        """Return a copy for a sequence that goes on from here."""
+        """Return a copy for a sequence that continues from here."""
         continued: DynamicCache = copy.deepcopy(self._cache)
         return continued
 
@@ -61,11 +61,11 @@ class OwnCaches:
         max_length: int,
         max_bytes: int,
     ) -> None:
-        """Start without sequences.
+        """Create caches without sequences.
 
         Args:
-            model: makes the caches.
-            shape: what one token takes at most.
+            model: creates the caches.
+            shape: largest size of one token.
             max_rows: rows at most.
             max_length: positions at most.
             max_bytes: memory at most; a single row may exceed it.
@@ -82,13 +82,13 @@ class OwnCaches:
         return max(self._max_tokens, self._max_length)
 
     def ensure(self, num_rows: int, length: int) -> bool:
-        """Return whether this many rows of this length are within the bounds."""
+        """Return whether this many rows of this length fit."""
         if num_rows > self._max_rows or length > self._max_length:
             return False
         return num_rows == 1 or num_rows * length <= self._max_tokens
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._rows.clear()
 
     def start(self, row: int) -> None:
@@ -96,7 +96,7 @@ class OwnCaches:
         self._rows[row] = DynamicCache(config=self._config)
 
     def fill(self, row: int, prefix: KeptCache, _length: int) -> None:
-        """Continue what an ended sequence computed, in a row."""
+        """Continue the cache of an ended sequence in a row."""
         self._rows[row] = prefix.continued()
 
     def move(self, source: int, target: int, _length: int) -> None:
@@ -166,7 +166,7 @@ class OwnCacheRunner:
         return logits
 
     def _images(self, sequence: TokenSequence, chunk: Chunk) -> dict[str, Any]:
-        """Return the keywords that show the model the images of a chunk, each of them whole."""
+        """Return the keywords that pass the images of a chunk, each whole, to the model."""
         shown = RowImages.of(
             [
                 (placed.start - chunk.start, placed.image)
@@ -187,10 +187,10 @@ class OwnCacheRunner:
 
 
 def _limit_steps(model: PreTrainedModel) -> None:
-    """Bound the time steps of Mamba-2 layers in decoding as in prefilling and training.
+    """Clamp the time steps of Mamba-2 layers in decoding as in prefilling and training.
 
-    transformers bounds them in its scan of many tokens alone, so that sampled tokens would get other
-    logprobs than the trainer computes.
+    transformers clamps them only in its scan of many tokens; without this, sampled tokens would get
+    other logprobs than the trainer computes.
     """
     for mixer in model.modules():
         limit = getattr(mixer, "time_step_limit", None)

@@ -1,4 +1,4 @@
-"""`RunningBatch`: the running sequences, and what the cache holds of them."""
+"""`RunningBatch`: the running sequences and their rows in the cache."""
 
 import numpy as np
 
@@ -16,10 +16,10 @@ from agentrl.inference.engine.generation.token_sequence import TokenSequence
 class RunningBatch:
     """Running sequences occupy cache rows 0, 1, ... in the order of `running`.
 
-    First those that decode, then at most one whose prompt is not yet computed in full.
+    The decoding ones come first, then at most one whose prompt is not yet fully computed.
 
     Args:
-        kv: has a row a running sequence.
+        kv: has one row per running sequence.
         prefixes: takes what ended sequences computed.
     """
 
@@ -29,10 +29,10 @@ class RunningBatch:
         self._epoch = 0
         self.running: list[TokenSequence] = []
         self.num_cached = 0
-        """Prompt tokens that did not have to be computed, so far."""
+        """Prompt tokens served from the cache so far."""
 
     def forget_computed(self) -> None:
-        """Use nothing that was computed so far for a new sequence: the weights are others now."""
+        """Stop reusing what was computed so far, because the weights have changed."""
         self._epoch += 1
         self._prefixes.clear()
 
@@ -40,14 +40,14 @@ class RunningBatch:
         """Give a sequence the next row, with the longest known prefix in it.
 
         Args:
-            sequence: one that waits, for whose row there is room.
-            fresh: running ones whose prompts are computed in this step.
+            sequence: a waiting sequence, for whose row there is room.
+            fresh: running sequences whose prompts are computed in this step.
 
         Returns:
-            False for one that shares more with such a prompt: it is to wait for the next step, and
-            copies it then.
+            False if the sequence shares more with such a prompt: it must wait for the next step and
+                copy it then.
         """
-        # At least one token has to be computed, to have logits.
+        # At least one token must be computed, to get logits.
         wanted = sequence.tokens[: sequence.length - 1]
         if sequence.prompt_logprobs_from >= 0:
             wanted = wanted[: sequence.prompt_logprobs_from]
@@ -88,7 +88,7 @@ class RunningBatch:
         sequence.forget_cache()
         last = len(self.running) - 1
         if row < last and not self.running[last].is_prefilled:
-            # The one that is still being prefilled stays behind all that decode.
+            # The sequence that is still being prefilled stays behind all decoding ones.
             last_decoding = last - 1
             if row < last_decoding:
                 self._move_row(last_decoding, row)
@@ -98,7 +98,7 @@ class RunningBatch:
         self.running.pop()
 
     def _find_prefix(self, namespace: str, wanted: np.ndarray) -> tuple[int, Prefix | int | None]:
-        """Return the length of the longest prefix that is known and where: kept, or in a row."""
+        """Return the length and location of the longest known prefix: a kept one, or a row."""
         found: Prefix | int | None
         best, found = self._prefixes.find(
             namespace, wanted, MIN_PREFIX - 1, whole=not self._kv.can_be_cut

@@ -1,9 +1,9 @@
 """Draw the next token of every sequence of a step at once.
 
 Logprobs are `log_softmax(logits / temperature)` after penalties and before truncation, which is
-what importance ratios need; a greedy sequence reports the raw `log_softmax`. Where a grammar
-constrains a sequence they are those of the tokens that it allows, as in SGLang: what was drawn was
-drawn from these alone.
+what importance ratios need; a greedy sequence reports the raw `log_softmax`. If a grammar
+constrains a sequence, logprobs are normalized over the tokens that it allows, as in SGLang, because
+the token was drawn from these alone.
 
 Shape legend: B sequences, V vocabulary.
 """
@@ -18,7 +18,7 @@ from agentrl.inference.engine.generation.token_sequence import TokenSequence
 
 
 class SamplingBatch:
-    """The sampling parameters of a list of sequences as tensors; made anew when the list changes."""
+    """The sampling parameters of a list of sequences as tensors; rebuilt when the list changes."""
 
     def __init__(self, sequences: Sequence[TokenSequence], vocab_size: int) -> None:
         params = [sequence.params for sequence in sequences]
@@ -44,10 +44,10 @@ class SamplingBatch:
 
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        """Draw one token a sequence.
+        """Draw one token per sequence.
 
         Args:
-            logits: raw logits, float [B, V]; changed in place where sequences ask for it.
+            logits: raw logits, float [B, V]; changed in place if sequences require it.
 
         Returns:
             Token ids and their logprobs.
@@ -81,14 +81,14 @@ class SamplingBatch:
         # Strictly below the total, so that the token found always has a probability above 0.
         thresholds = torch.minimum(noise * totals, totals.nextafter(torch.zeros(())))
         tokens = torch.searchsorted(cdf, thresholds, right=True).squeeze(1)
-        # Only rows of NaN, from weights that overflow, lead past the end: their logprobs tell.
+        # Only rows of NaN, from overflowing weights, lead past the end; their logprobs show it.
         return tokens.clamp_(max=cdf.shape[1] - 1)
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Return numbers in [0, 1) that depend on seed and position only, float32 [B].
 
-    The generator is splitmix64, read at the place that the position names.
+    The generator is splitmix64, evaluated at the position.
 
     Args:
         seeds: uint64 [B].
@@ -130,9 +130,9 @@ def truncate(
 
 
 class LogitEdits:
-    """Penalties over the output so far, biases and minimum lengths of some rows of a batch.
+    """Penalties for output so far, biases and minimum lengths of some rows of a batch.
 
-    Keeps count of tokens as they are drawn, so it holds for one list of sequences only.
+    Counts drawn tokens, so it is valid for one list of sequences only.
     """
 
     def __init__(
@@ -167,13 +167,13 @@ class LogitEdits:
         logits[self._rows] = values
 
     def count(self, tokens: torch.Tensor) -> None:
-        """Take note of the tokens [B] that were drawn."""
+        """Count the drawn tokens [B]."""
         drawn = tokens[self._rows]
         self._counts[torch.arange(len(drawn)), drawn] += 1
 
 
 class GrammarMasks:
-    """Takes from some rows of a batch the tokens that their grammars do not allow."""
+    """Masks, in some rows of a batch, the tokens that their grammars do not allow."""
 
     def __init__(
         self, constraints: Sequence[tuple[int, GrammarConstraint]], vocab_size: int

@@ -1,4 +1,4 @@
-"""`TokenSequence`: one generation from its request to its end. Plain state; the scheduler moves it."""
+"""`TokenSequence`: one generation from request to end. Plain state; the scheduler advances it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,11 +32,11 @@ class DrawParams:
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
-    """Seed of this sequence; noise depends on it and on the position only, not on neighbours."""
+    """Seed of this sequence; noise depends only on it and the position, not on other sequences."""
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Whether the most likely token is always chosen."""
         return self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
     @property
@@ -79,14 +79,14 @@ class TokenSequence:
     namespace: str = ""
     """Prefixes are only shared within one namespace."""
     adapter: Adapter | None = None
-    """What it is sampled from beside the model; never changes."""
+    """The adapter that it is sampled from; never changes."""
     stream: bool = False
     constraint: GrammarConstraint | None = None
-    """Where the output stands in the grammar that it has to follow."""
+    """Position of the output in the grammar that it must follow."""
     images: tuple[PlacedImage, ...] = ()
     """Images of the prompt."""
     prompt_logprobs_from: int = -1
-    """First prompt position whose logprob is wanted; -1: none."""
+    """First prompt position whose logprob is requested; -1: none."""
     length: int = 0
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
@@ -97,17 +97,18 @@ class TokenSequence:
     num_computed: int = 0
     """Leading tokens whose keys and values are in the sequence's cache row."""
     first_sampled: int | None = None
-    """Position of the first sampled token, where images have rows and columns; known once used."""
+    """Position of the first sampled token if images have rows and columns; set on first use."""
     epoch: int = -1
     """Weights under which they were computed; -1 for none."""
     num_cached: int | None = None
-    """Prompt tokens that were not computed because their prefix was known."""
+    """Prompt tokens that were not computed because their prefix was cached."""
     routed_experts: np.ndarray | None = None
     """int16 [prompt + room for the output, W], experts that each computed token went to, layer by
-    layer; None where the model has no experts."""
+    layer; None if the model has no experts.
+    """
     num_retractions: int = 0
     is_suspect: bool = False
-    """A step of which it was a part failed; it is computed alone until a step succeeds."""
+    """It was part of a step that failed; it is computed alone until a step succeeds."""
     finish: FinishReason | None = None
 
     @classmethod
@@ -140,7 +141,7 @@ class TokenSequence:
         )
 
     def showing(self, images: tuple[PlacedImage, ...]) -> "TokenSequence":
-        """Return the sequence, whose prompt shows these; its prefix is shared where they are."""
+        """Return the sequence with these images; prefixes are shared only with the same images."""
         self.images = images
         self.namespace = "\0".join([self.namespace, *(placed.image.key for placed in images)])
         return self
@@ -151,7 +152,7 @@ class TokenSequence:
         return bool(self.output_ids) and self.num_computed == self.length - 1
 
     def beside_images(self, end: int) -> int:
-        """Return where a chunk of the prompt ends that is to end here, but not within an image."""
+        """Return where a chunk of the prompt that should end here ends, but never within an image."""
         for placed in self.images:
             if placed.start < end < placed.end:
                 return placed.start if placed.start > self.num_computed else placed.end
@@ -161,7 +162,7 @@ class TokenSequence:
         """Return the positions of some tokens, int64 [1 or 3, 1, end - start]."""
         if not self.images or self.images[0].image.grid is None:
             return np.arange(start, end)[None]
-        if start >= self.num_prompt:  # text, which goes on from what the prompt ends with
+        if start >= self.num_prompt:  # text, which continues from the end of the prompt
             if self.first_sampled is None:
                 whole = rotary_positions(self.num_prompt, self.images)
                 self.first_sampled = int(whole[0, -1]) + 1
@@ -170,7 +171,7 @@ class TokenSequence:
         return rotary_positions(end, self.images)[:, None, start:]
 
     def append(self, token: int, logprob: float, label: str) -> None:
-        """Take a sampled token."""
+        """Append a sampled token."""
         if not self.versions or self.versions[-1][0] != label:
             self.versions.append((label, len(self.output_ids)))
         self.tokens[self.length] = token
@@ -181,6 +182,6 @@ class TokenSequence:
             self.constraint.take(token)
 
     def forget_cache(self) -> None:
-        """Note that the sequence has no cache row any more."""
+        """Record that the sequence no longer has a cache row."""
         self.num_computed = 0
         self.epoch = -1

@@ -1,4 +1,4 @@
-"""Start an engine and serve it until a signal ends it."""
+"""Starts an engine and serves it until a signal stops it."""
 
 import logging
 import signal
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 1024
 _KEEP_ALIVE_SECONDS = 5
 _GRACE_SECONDS = 2
-# The engine's thread wants the interpreter back after every operation; at Python's own 5 ms, a
-# burst of requests would hold it up for as long at each of them.
+# The engine's thread needs the interpreter back after every operation; with Python's default of 5
+# ms, a burst of requests would delay each operation by that long.
 _SWITCH_SECONDS = 0.0005
-# Below this size the barriers between threads cost more than the threads give, and many times more
-# than that on a machine whose cores are busy.
+# Below this size, the barriers between threads cost more than the threads gain, and many times more
+# on a machine whose cores are busy.
 _TINY_MODEL_PARAMETERS = 8_000_000
 
 
@@ -35,10 +35,10 @@ def serve(config: EngineConfig) -> int:
     """Serve until SIGINT or SIGTERM.
 
     Returns:
-        The exit status: 0 after a signal, 1 when the engine failed.
+        The exit status: 0 after a signal, 1 if the engine failed.
 
     Raises:
-        ConfigError: the address is taken, or open to everybody, or the model cannot be served.
+        ConfigError: the address is in use or unprotected, or the model cannot be served.
     """
     if config.api_key is None and not is_loopback(config.host):
         raise ConfigError(
@@ -94,7 +94,7 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
         host,
         port,
     )
-    # uvicorn ends on these and then raises them again; the exit status is to be 0.
+    # uvicorn stops on these signals and then raises them again; the exit status must be 0.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _do_nothing)
     try:
@@ -105,7 +105,7 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
 
 
 class _UvicornServer(uvicorn.Server):
-    """Closes the front end as it begins to shut down, instead of waiting for generations."""
+    """Closes the front end at the start of a shutdown instead of waiting for generations."""
 
     def __init__(self, config: uvicorn.Config, front_end: FrontEnd) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""`FrontEnd`: the engine as the routes see it, over the engine's thread."""
+"""`FrontEnd`: the engine's interface for the routes, on top of the engine's thread."""
 
 import asyncio
 import random
@@ -56,12 +56,12 @@ T = TypeVar("T")
 _BODY_BYTES = 1 << 20
 _BODY_BYTES_PER_TOKEN = 32
 _IMAGE_BODY_BYTES = 64 << 20
-"""An id takes up to 8 bytes of JSON, and a token of text about 4."""
+"""An id takes up to 8 bytes of JSON; a token of text takes about 4."""
 _MAX_SEQUENCES = 256
 
 
 def _deep_thread() -> ThreadPoolExecutor:
-    """Return a thread with the stack that compiling a grammar may take."""
+    """Return a thread with the stack size that compiling a grammar may need."""
     usual = threading.stack_size(COMPILER_STACK_BYTES)
     pool = ThreadPoolExecutor(1, "parser")
     pool.submit(int).result()
@@ -70,7 +70,7 @@ def _deep_thread() -> ThreadPoolExecutor:
 
 
 class FrontEnd:
-    """The engine as the routes see it.
+    """The engine's interface for the routes.
 
     Args:
         config: settings of the engine.
@@ -82,7 +82,9 @@ class FrontEnd:
         self.model_path = config.model_path
         self.served_model_name = config.model_path
         self.weight_version = config.weight_version
-        """The version that `/model_info` shows; behind the engine's own after a failed flush."""
+        """The version that `/model_info` reports; lags behind the engine's own after a failed
+        flush.
+        """
         self.model_type = str(model.config.model_type)
         self.architectures = list(model.config.architectures or [])
         self.text = TextCodec(config.model_path)
@@ -91,7 +93,7 @@ class FrontEnd:
         context_length = min(config.context_length or own_limit, own_limit)
         self.images = PromptImages(config.model_path, model.config, context_length)
         self.max_body_bytes = _BODY_BYTES + _BODY_BYTES_PER_TOKEN * context_length
-        """Longest body of a request for generation."""
+        """Largest body of a generation request."""
         if self.images.are_read:
             self.max_body_bytes += _IMAGE_BODY_BYTES
         self.limits = ModelLimits(
@@ -126,7 +128,7 @@ class FrontEnd:
         self.adapters = LoadedAdapters(model)
         self._updating = asyncio.Lock()
         self.broadcasts = WeightReceiver()
-        """The groups over which new weights may come."""
+        """The groups over which new weights may arrive."""
         self._loop = EngineLoop(self._scheduler, config.num_threads)
         self.requests = GenerationRequests(
             self._scheduler, self._loop, self.text, self.adapters, config.log_requests
@@ -156,8 +158,8 @@ class FrontEnd:
     async def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
         """Check a request.
 
-        Tokenizing and compiling may take long: they happen in a thread, one request at a time, while
-        requests of token ids pass by.
+        Tokenizing and compiling may be slow: they run in a thread, one request at a time, and
+        requests with token ids bypass them.
 
         Raises:
             InvalidRequest: the request breaks a rule.
@@ -184,10 +186,10 @@ class FrontEnd:
         return self._grammars.start(grammar)
 
     def check_place(self, path: str) -> None:
-        """Refuse weights from elsewhere than below the given directories.
+        """Refuse weights outside the allowed directories.
 
         Raises:
-            InferenceError: the path leads out of them, perhaps by a link.
+            InferenceError: the path leads outside, perhaps through a link.
         """
         roots = self.config.weight_roots
         place = Path(path).resolve()
@@ -198,16 +200,16 @@ class FrontEnd:
             )
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load an adapter, while generations go on.
+        """Load an adapter while generations continue.
 
         Raises:
-            InferenceError: it lies elsewhere, there is one of this name, or it cannot be read.
+            InferenceError: it lies elsewhere, its name is taken, or it cannot be read.
         """
         self.check_place(path)
         await self.adapters.load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse new requests for an adapter, and return when those that use it have ended.
+        """Refuse new requests for an adapter; return when those that use it have ended.
 
         Raises:
             InferenceError: there is none of this name.
@@ -230,15 +232,15 @@ class FrontEnd:
         await self._call(partial(self._scheduler.pause, mode))
 
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Resume sampling."""
         await self._call(self._scheduler.resume)
 
     async def flush(self) -> bool:
-        """Forget the prefix cache; False when sequences hold it."""
+        """Clear the prefix cache; return False if sequences hold it."""
         return await self._call(self._scheduler.flush)
 
     async def release_memory(self, tags: Sequence[str]) -> None:
-        """Give memory back; requests wait until it is there again.
+        """Release memory; requests wait until it is allocated again.
 
         Raises:
             InferenceError: sequences are running; nothing has changed.
@@ -246,10 +248,10 @@ class FrontEnd:
         await self._call(partial(self._scheduler.release_memory, tags))
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Take memory again. Weights come without their values, which must be loaded.
+        """Allocate memory again. Weights come without their values, which must be loaded.
 
         Raises:
-            InferenceError: some of it was not released; nothing has changed.
+            InferenceError: part of it was not released; nothing has changed.
         """
         await self._call(partial(self._scheduler.resume_memory, tags))
 
@@ -259,7 +261,7 @@ class FrontEnd:
         return self._scheduler.is_paused
 
     def counters(self) -> dict[str, int]:
-        """Return what was computed since the start."""
+        """Return counts of what was computed since the start."""
         scheduler = self._scheduler
         return {
             "num_sampled_tokens": scheduler.num_sampled,
@@ -269,7 +271,7 @@ class FrontEnd:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of running sequences that there is room for."""
+        """Capacity for tokens of running sequences."""
         return self._scheduler.max_tokens
 
     async def load(self) -> SchedulerLoad:
@@ -277,7 +279,7 @@ class FrontEnd:
         return await self._call(self._scheduler.load)
 
     async def update_label(self, label: str, *, abort_all: bool) -> None:
-        """Change the version without changing the weights."""
+        """Change the version label without changing the weights."""
 
         def change() -> None:
             if abort_all:
@@ -293,8 +295,8 @@ class FrontEnd:
         """Load weights from a directory; unless paused, after all in flight have ended.
 
         Returns:
-            The number of sequences in flight that go on under the new weights, and whether the cache
-            is flushed if that was asked for: not while sequences hold it.
+            The number of sequences in flight that continue under the new weights, and whether the
+                cache was flushed if requested: it is not while sequences hold it.
 
         Raises:
             InferenceError: they cannot be loaded; nothing has changed.
@@ -312,14 +314,14 @@ class FrontEnd:
     async def apply_changes(
         self, path: str, label: str | None, *, flush: bool, abort_all: bool
     ) -> tuple[int, bool]:
-        """Apply the changes since the version that is served; nothing is sampled meanwhile.
+        """Apply the changes since the served version; nothing is sampled meanwhile.
 
         Returns:
             As `update_weights` does.
 
         Raises:
-            InferenceError: they do not fit, and nothing has changed; or the result is not what was
-                published, and what the model holds has the label of no policy.
+            InferenceError: they do not fit, and nothing has changed; or the result differs from
+                what was published, and the model's weights carry the label of no policy.
         """
         async with self._updating:
             delta = await asyncio.to_thread(read_changes, path, self._model)
@@ -345,13 +347,13 @@ class FrontEnd:
     async def update_weights_from_group(
         self, manifest: WeightManifest, label: str | None, *, flush: bool, abort_all: bool
     ) -> bool:
-        """Take some weights from broadcasts; unless paused, after all in flight have ended.
+        """Receive some weights from broadcasts; unless paused, after all in flight have ended.
 
-        They come straight into the model's memory, and nothing is sampled meanwhile. Where they
-        come in part only, what the model holds has the label of no policy.
+        They are received directly into the model's memory, and nothing is sampled meanwhile. If
+        only a part arrives, the model's weights carry the label of no policy.
 
         Raises:
-            InferenceError: they do not fit, and nothing has changed; or they did not come, or are
+            InferenceError: they do not fit, and nothing has changed; or they did not arrive, or are
                 not finite.
             NotFlushed: they are loaded, but sequences hold the cache.
         """
@@ -379,7 +381,7 @@ class FrontEnd:
     async def _install(
         self, tensors: Mapping[str, torch.Tensor], label: str | None, *, flush: bool
     ) -> tuple[int, bool]:
-        """Swap weights in; return the sequences in flight, and whether the cache is as asked for."""
+        """Swap weights in; return the sequences in flight, and whether the cache is as requested."""
 
         def install() -> tuple[int, bool]:
             num_kept = self._scheduler.num_in_flight

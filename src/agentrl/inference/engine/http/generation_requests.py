@@ -1,7 +1,7 @@
 """`GenerationRequests`: requests of `/generate`, between the event loop and the engine's thread.
 
-Sequences go to the scheduler; what it tells of them ends futures and wakes streams here. Everything
-but the engine's own calls happens in the event loop.
+Sequences go to the scheduler; its events complete futures and wake streams here. Everything except
+the engine's own calls runs in the event loop.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ class GenerationRequests:
 
     Args:
         scheduler: gets the sequences.
-        loop: the way into the scheduler's thread.
+        loop: access to the scheduler's thread.
         text: the tokenizer.
-        adapters: those that requests may name; retired ones are let go when unused.
+        adapters: those that requests may name; retired ones are released when unused.
         log_path: file that gets a line with the token ids of every request; None for no log.
     """
 
@@ -69,12 +69,12 @@ class GenerationRequests:
         return [self._answer(sequence, request) for sequence in request.sequences]
 
     async def stream(self, request: ParsedRequest) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """Yield cumulative answers, each with the index of its sequence, as tokens come."""
+        """Yield cumulative answers, each with the index of its sequence, as tokens arrive."""
         changed = asyncio.Event()
         for sequence in request.sequences:
             self._growth[sequence] = changed
         self._submit(request)
-        # The first token at once, and then one frame an interval.
+        # The first token at once, then one frame per interval.
         due = dict.fromkeys(request.sequences, 1)
         open_sequences = list(request.sequences)
         try:
@@ -101,7 +101,7 @@ class GenerationRequests:
             self._drop(request)
 
     def _submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
-        """Hand the sequences to the engine; the futures are done as they end."""
+        """Submit the sequences to the engine; each future completes when its sequence ends."""
         if not self.is_serving:
             raise self.gone()
         events = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class GenerationRequests:
         return endings
 
     def _drop(self, request: ParsedRequest) -> None:
-        """End sequences that nobody waits for any more."""
+        """End sequences that no client waits for any more."""
         left = [sequence for sequence in request.sequences if sequence.finish is None]
         for sequence in request.sequences:
             self._endings.pop(sequence, None)
@@ -126,7 +126,7 @@ class GenerationRequests:
         return answer(sequence, request, self._text, self._scheduler.label)
 
     def deliver(self, finished: list[TokenSequence], streamed: list[TokenSequence]) -> None:
-        """Tell those who wait of sequences that ended and streams that grew."""
+        """Notify waiters of sequences that ended and streams that grew."""
         for sequence in finished:
             if self._log is not None:
                 self._log.write(sequence)
@@ -140,12 +140,12 @@ class GenerationRequests:
                 changed.set()
 
     def close(self) -> None:
-        """Refuse what is in flight and what still comes, so that clients go elsewhere at once."""
+        """Refuse current and further requests, which makes clients go elsewhere at once."""
         self.is_closing = True
         self._refuse_all()
 
     def die(self) -> None:
-        """Refuse everything: the engine's thread has failed."""
+        """Refuse everything because the engine's thread has failed."""
         self.is_dead = True
         self._refuse_all()
 
@@ -159,17 +159,17 @@ class GenerationRequests:
             changed.set()
 
     def gone(self) -> RequestRejected:
-        """Return what to answer while the engine serves no more."""
+        """Return the error to answer once the engine has stopped serving."""
         what = "the engine failed; see its log" if self.is_dead else "the server is shutting down"
         return RequestRejected(what, 503)
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return not self.is_dead and not self.is_closing
 
     def release_adapters(self) -> None:
-        """Let go of retired adapters that no request uses any more."""
+        """Release retired adapters that no request uses any more."""
         if self._adapters.has_retired:
             self._adapters.let_go({sequence.adapter for sequence in self._endings})
 
@@ -184,11 +184,11 @@ class RequestLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Line-buffered: a line is whole or absent when the engine is killed.
+        # Line-buffered: if the engine is killed, a line is complete or absent.
         self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def write(self, sequence: TokenSequence) -> None:
-        """Note the prompt as it came in, and the ids sampled."""
+        """Log the prompt as received and the sampled ids."""
         line = {
             "rid": sequence.rid,
             "input_ids": sequence.tokens[: sequence.num_prompt].tolist(),

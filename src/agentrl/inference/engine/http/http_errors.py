@@ -1,4 +1,4 @@
-"""How requests fail: the exceptions that end a handler, and the forms that clients see.
+"""Errors of requests: the exceptions that end a handler, and their format for clients.
 
 The exceptions are this server's control flow: they become a response and never leave the process.
 The forms are `{"error": {"message"}}` for broken rules, `{"error": ".."}` for wrong sampling
@@ -13,19 +13,19 @@ from starlette.responses import JSONResponse, Response
 
 
 class InvalidRequest(Exception):
-    """The request breaks a rule; the text says which."""
+    """The request breaks a rule, which the message names."""
 
 
 class InvalidParameter(InvalidRequest):
-    """A sampling parameter has the wrong JSON type, or is unknown; a flag is a number."""
+    """A sampling parameter is unknown or has the wrong JSON type, such as a number for a flag."""
 
 
 class InvalidField(InvalidRequest):
-    """A field beside the sampling parameters has the wrong JSON type."""
+    """A field other than a sampling parameter has the wrong JSON type."""
 
 
 class RequestRejected(Exception):
-    """A valid request that cannot be served, with the status to answer."""
+    """A valid request that cannot be served, with the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -1,9 +1,9 @@
 """The HTTP routes: the part of SGLang's that samplers and publishers use.
 
-Deliberate differences: seeds always count, `/health` never samples, a request that waits at a pause
-can be aborted, what SGLang answers with 500 or dies of (token ids beyond the vocabulary) is
-refused, and so are broadcasts as one flattened bucket. Broadcast weights are received in place, so
-that a broadcast which fails leaves the label of no policy.
+Deliberate differences: seeds always apply, `/health` never samples, and a request that waits during
+a pause can be aborted. Requests that SGLang answers with 500 or that crash it (token ids beyond the
+vocabulary) are refused, and so are broadcasts as one flattened bucket. Broadcast weights are
+received in place: a failed broadcast leaves the label of no policy.
 """
 
 import hmac
@@ -47,7 +47,7 @@ from agentrl.inference.wire import LoadFormat
 from agentrl.runtime.http_guard import HttpGuard
 
 SGLANG_VERSION = "0.5.23"
-"""The release whose HTTP is followed; clients choose what to rely upon by it."""
+"""The SGLang release whose API is implemented; clients choose features by it."""
 _PAUSE_MODES = ("abort", "retract", "in_place")
 _SELECTORS = ("all", "target", "draft")
 _GROUP = "weight_update_group"
@@ -111,7 +111,7 @@ def make_app(front_end: FrontEnd) -> Starlette:
 
 
 class _Authorization:
-    """Bearer keys: one for data, one for control. A bare ASGI layer, so that streams pass freely."""
+    """Bearer keys: one for data, one for control. A bare ASGI layer, which does not buffer streams."""
 
     def __init__(self, app: Any, front_end: FrontEnd, control_paths: frozenset[str]) -> None:
         self._app = app
@@ -139,7 +139,7 @@ def _has_key(scope: Any, key: str) -> bool:
 
 
 class _Routes:
-    """Handlers; one method a route."""
+    """Handlers, one method per route."""
 
     def __init__(self, front_end: FrontEnd) -> None:
         self._engine = front_end
@@ -227,7 +227,7 @@ class _Routes:
         try:
             parsed = await self._engine.parse(body)
         except InvalidRequest as error:
-            # Who asked for a stream is told of a broken rule in the stream.
+            # A client that requested a stream gets errors in the stream.
             if type(error) is not InvalidRequest or body.get("stream") is not True:
                 raise
             return event_stream(error_frames(str(error), 400))
@@ -389,7 +389,7 @@ class _Routes:
 
 
 async def _tags(http: Request) -> list[str]:
-    """Return which parts of the memory are meant; none means all."""
+    """Return the requested parts of the memory; none means all."""
     tags = typed(await json_object(http), "tags", list, [])
     if not all(isinstance(tag, str) for tag in tags):
         raise HTTPException(400, "tags must be a list of strings")
@@ -397,7 +397,7 @@ async def _tags(http: Request) -> list[str]:
 
 
 async def _null_after(change: Awaitable[None]) -> Response:
-    """Answer a change of the memory; SGLang has no word for success here.
+    """Answer a memory request; SGLang returns null on success.
 
     Raises:
         InvalidRequest: it was refused.

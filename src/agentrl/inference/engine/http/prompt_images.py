@@ -1,6 +1,6 @@
 """Images of requests: `data:` URLs come in, prompts with the images at their full length go out.
 
-Decoding takes long and memory: the front end does it in its parsing thread, one request at a time.
+Decoding takes time and memory: the front end does it in its parsing thread, one request at a time.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _REMEMBERED_BYTES = 64 * 2**20
 
 
 class PromptImages:
-    """Puts images where a prompt has their placeholders.
+    """Inserts images at their placeholders in a prompt.
 
     Args:
         model_path: directory of the model.
@@ -43,21 +43,21 @@ class PromptImages:
 
     @property
     def are_read(self) -> bool:
-        """Whether the model reads images, and its directory says how."""
+        """Whether the model reads images and its directory describes how."""
         return self._reader is not None
 
     def show(
         self, prompt: Sequence[int], urls: Sequence[str]
     ) -> tuple[np.ndarray, tuple[PlacedImage, ...]]:
-        """Return a prompt as the model reads it, int32, and where its images stand.
+        """Return a prompt as the model reads it, int32, and the positions of its images.
 
         Args:
-            prompt: ids with a placeholder an image.
+            prompt: ids with one placeholder per image.
             urls: `data:` URLs, one for each placeholder.
 
         Raises:
-            InvalidRequest: the model reads none, there are more or fewer, one cannot be read, or they
-                do not fit.
+            InvalidRequest: the model reads no images, their number differs, one cannot be read, or
+                they do not fit.
         """
         ids = np.asarray(prompt, dtype=np.int32)
         if not urls:

@@ -1,4 +1,4 @@
-"""The fields of `/generate`: their types, their bounds, and the schema made of both."""
+"""The fields of `/generate`: their types, their bounds, and the schema derived from both."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from agentrl.schema.grammar import GrammarKind
 
 
 def is_int(value: object) -> bool:
-    """Return whether a value is an integer, which truth values are not."""
+    """Return whether a value is an integer; booleans are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -47,7 +47,7 @@ def _is_anything(_: object) -> bool:
 
 
 class _Kind(NamedTuple):
-    """A JSON type: in words, as a check, and as a schema."""
+    """A JSON type: its description, check and schema."""
 
     words: str
     is_valid: Callable[[object], bool]
@@ -89,7 +89,7 @@ BODY_FIELDS: dict[str, _Kind] = {
     **dict.fromkeys(("stream", "return_logprob", "return_text_in_logprobs"), _BOOLEAN),
     **dict.fromkeys(("return_prompt_token_ids", "return_routed_experts"), _BOOLEAN),
 }
-# Bounds that SGLang states, and where it states none, what the tensors of either server can hold.
+# SGLang's documented bounds; otherwise, what the tensors of either server can hold.
 RANGES: dict[str, tuple[str, float, float]] = {
     "max_new_tokens": ("at least 0", 0, MAX_INT32),
     "min_new_tokens": ("at least 0", 0, MAX_INT32),
@@ -107,7 +107,7 @@ RANGES: dict[str, tuple[str, float, float]] = {
 
 
 def generate_schema() -> Schema:
-    """Return the schema of a body of `/generate`, from the tables that it is checked with."""
+    """Return the schema of a body of `/generate`, from the tables that it is checked against."""
     sampling = {
         name: _or_null(kind.schema | _bounds(name)) for name, kind in SAMPLING_FIELDS.items()
     }

@@ -1,6 +1,6 @@
 """Requests of `/generate`: strict about types and parameters, as SGLang is.
 
-Unknown keys beside the prompt are ignored; `sampling_parsing` reads the sampling parameters.
+Unknown top-level keys are ignored; `sampling_parsing` reads the sampling parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from agentrl.inference.wire import new_rid
 from agentrl.schema.grammar import Grammar, GrammarKind
 
 ShowImages = Callable[[Sequence[int], Sequence[str]], tuple[np.ndarray, tuple[PlacedImage, ...]]]
-"""Puts images, by their `data:` URLs, in place of a prompt's placeholders."""
+"""Inserts images, given as `data:` URLs, at a prompt's placeholders."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ParsedRequest:
     return_text_in_logprobs: bool
     return_prompt_token_ids: bool
     routed_from: int | None
-    """Position of the first token whose experts are wanted; None: of no token."""
+    """Position of the first token whose experts are requested; None: none."""
     skip_special_tokens: bool
     no_stop_trim: bool
 
@@ -62,7 +62,7 @@ _MAX_ID_CHARS = 256
 
 
 def is_quick(body: Mapping[str, Any]) -> bool:
-    """Return whether a request brings token ids, and neither text nor images nor a grammar."""
+    """Return whether a request has token ids, and neither text nor images nor a grammar."""
     samplings = body.get("sampling_params") or {}
     given = samplings if isinstance(samplings, list) else [samplings]
     if body.get("input_ids") is None or body.get("image_data"):
@@ -88,15 +88,15 @@ def parse_generate(
     Args:
         body: the decoded JSON object.
         limits: what the model allows.
-        encode: makes token ids of text; raises `InvalidRequest` where there is no tokenizer.
-        show: puts images into prompts; raises `InvalidRequest` where the model reads none.
-        new_seed: gives seeds to sequences that come without.
-        adapters: those that are loaded, by name.
-        constrain: compiles a grammar; raises `InvalidRequest` where there is no tokenizer, and
-            `ValueError` where the grammar is malformed.
+        encode: converts text to token ids; raises `InvalidRequest` without a tokenizer.
+        show: inserts images into prompts; raises `InvalidRequest` if the model reads none.
+        new_seed: returns seeds for sequences without one.
+        adapters: the loaded adapters, by name.
+        constrain: compiles a grammar; raises `InvalidRequest` without a tokenizer, and `ValueError`
+            if the grammar is malformed.
 
     Raises:
-        InvalidRequest: says what is wrong.
+        InvalidRequest: the message names the problem.
     """
     prompts, is_batch = _prompts(body, limits, encode)
     logprob_start = _field(body, "logprob_start_len", -1)
@@ -165,7 +165,7 @@ def _prompts(
     if text is not None and not is_texts(text):
         raise InvalidField("text must be a string or a list of strings")
     ids = body.get("input_ids")
-    if ids is not None:  # it counts where both are given
+    if ids is not None:  # it takes precedence if both are given
         if is_ints(ids):
             return [ids], False
         if isinstance(ids, list) and all(is_ints(item) for item in ids):

@@ -13,11 +13,11 @@ from agentrl.inference.engine.http.text_codec import TextCodec
 def answer(
     sequence: TokenSequence, request: ParsedRequest, text: TextCodec, label: str
 ) -> dict[str, Any]:
-    """Return the object that describes a sequence as far as it got.
+    """Return the object that describes a sequence so far.
 
     Args:
         sequence: ended or, in a stream, still growing.
-        request: says what is wanted in the answer.
+        request: decides what the answer contains.
         text: the tokenizer.
         label: version of the weights, for a sequence without any token.
     """

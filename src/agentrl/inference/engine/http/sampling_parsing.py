@@ -1,7 +1,7 @@
-"""The sampling parameters of a request: what is asked for, as what tokens are drawn by.
+"""Reads the sampling parameters of a request.
 
-The `sampling_params` of a body come in, types unchecked; `DrawParams`, the number of sequences and a
-compiled grammar go out. Unknown parameters are refused.
+In: the `sampling_params` of a body, types unchecked. Out: `DrawParams`, the number of sequences and
+a compiled grammar. Unknown parameters are refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ _UNSUPPORTED = ("stop_regex", "beam_width", "watermark")
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
 _MAX_BIAS = 1e9
-"""Larger ones overflow once they are divided by a temperature."""
+"""Larger biases overflow when divided by a temperature."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ModelLimits:
     max_sequences: int = 1024
     """Sequences that one request may ask for."""
     max_text_chars: int = 1 << 20
-    """Characters of a prompt, beyond which it cannot fit into the context; 0: no tokenizer."""
+    """Most characters of a prompt that can fit into the context; 0 without a tokenizer."""
 
 
 def sampling_of_prompts(value: object, count: int) -> list[Mapping[str, Any]]:
@@ -92,7 +92,7 @@ def _stops(value: str | list[str]) -> tuple[str, ...]:
 def draw_params(
     sampling: Mapping[str, Any], num_prompt: int, limits: ModelLimits, new_seed: Callable[[], int]
 ) -> tuple[DrawParams, int]:
-    """Return the parameters and how many sequences are to be drawn with them.
+    """Return the parameters and the number of sequences to draw with them.
 
     Raises:
         InvalidRequest: they contradict the model's limits or one another.
@@ -104,7 +104,7 @@ def draw_params(
 
     room = limits.context_length - num_prompt
     max_new = sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS)
-    if max_new is None:  # said, as opposed to left out: all that fits
+    if max_new is None:  # given as null, as opposed to omitted: everything that fits
         max_new = room
     if max_new > room:
         raise InvalidRequest(
@@ -115,7 +115,8 @@ def draw_params(
     if min_new > max_new:
         raise InvalidRequest(f"min_new_tokens {min_new} is more than max_new_tokens {max_new}")
     stop_ids = frozenset(given("stop_token_ids", ()))
-    # A minimal length takes them from the vocabulary; else those beyond it are just never drawn.
+    # A minimum length masks these ids, so they must exist; otherwise, ids beyond the vocabulary are
+    # simply never drawn.
     num_ids = limits.vocab_size if min_new else MAX_INT32
     if stop_ids and not 0 <= min(stop_ids) <= max(stop_ids) < num_ids:
         raise InvalidRequest(f"stop_token_ids must be in [0, {num_ids})")
@@ -141,10 +142,10 @@ def draw_params(
 def grammar_constraint(
     sampling: Mapping[str, Any], constrain: Callable[[Grammar], GrammarConstraint]
 ) -> GrammarConstraint | None:
-    """Return what holds the replies to the grammar that is asked for, if one is.
+    """Return the constraint for the requested grammar, if any.
 
     Raises:
-        InvalidRequest: there are several, or it cannot be compiled.
+        InvalidRequest: there are several grammars, or it cannot be compiled.
     """
     given = [Grammar(kind=k, text=sampling[k]) for k in get_args(GrammarKind) if sampling.get(k)]
     if not given:
@@ -170,7 +171,7 @@ def grammar_constraint(
 def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:
     bias = {}
     for key, number in value.items():
-        # Python refuses to read numerals of thousands of digits.
+        # Python refuses to parse integers with thousands of digits.
         if not (key.isdecimal() and len(key) < 20 and int(key) < limits.vocab_size):
             raise InvalidRequest(f"logit_bias: {key[:20]} is not a token id")
         if not -_MAX_BIAS <= number <= _MAX_BIAS:

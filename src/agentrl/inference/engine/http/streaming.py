@@ -16,7 +16,7 @@ from agentrl.inference.engine.http.request_parsing import ParsedRequest
 from agentrl.inference.request_bodies import read_json_object
 
 MAX_CONTROL_BYTES = 4 << 20
-"""Longest body of a control route: the names and shapes of a large model's tensors."""
+"""Largest body of a control route: the names and shapes of a large model's tensors."""
 
 
 async def answer_frames(requests: GenerationRequests, request: ParsedRequest) -> AsyncIterator[str]:
@@ -33,7 +33,7 @@ async def answer_frames(requests: GenerationRequests, request: ParsedRequest) ->
 
 
 async def error_frames(message: str, status: int) -> AsyncIterator[str]:
-    """Server-sent events that tell of an error and end the stream."""
+    """Server-sent events that report an error and end the stream."""
     fault = {
         "message": message,
         "type": "invalid_request_error",
@@ -45,14 +45,14 @@ async def error_frames(message: str, status: int) -> AsyncIterator[str]:
 
 
 def event_stream(frames: AsyncIterator[str]) -> Response:
-    """Return the answer that sends frames as they come."""
+    """Return a response that sends frames as they arrive."""
     return StreamingResponse(frames, media_type="text/event-stream")
 
 
 async def unless_disconnected(
     http: Request, work: Awaitable[list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Cancel the work when the client goes away."""
+    """Cancel the work when the client disconnects."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(http))
     try:
@@ -74,7 +74,7 @@ async def json_object(http: Request, max_bytes: int = MAX_CONTROL_BYTES) -> Mapp
     """Return the body.
 
     Raises:
-        HTTPException: it is no JSON object, or too large a one.
+        HTTPException: it is not a JSON object, or too large.
     """
     try:
         return await read_json_object(http, max_bytes)
@@ -83,7 +83,7 @@ async def json_object(http: Request, max_bytes: int = MAX_CONTROL_BYTES) -> Mapp
 
 
 def typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    """Return a field, or the default where it is null or left out.
+    """Return a field, or the default if it is null or missing.
 
     Raises:
         HTTPException: it is of another type.
@@ -97,7 +97,7 @@ def typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
 
 
 def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return a field that must be there.
+    """Return a required field.
 
     Raises:
         HTTPException: it is missing, or of another type.
@@ -109,10 +109,10 @@ def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def one_of(body: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
-    """Return a field that must be one of the values; the first when it is left out.
+    """Return a field that must be one of the values; the first if it is missing.
 
     Raises:
-        HTTPException: it is something else.
+        HTTPException: it has another value.
     """
     value = body.get(name, values[0])
     if value not in values:
@@ -121,7 +121,7 @@ def one_of(body: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
 
 
 def failed(message: str, **details: object) -> Response:
-    """Return the answer to a command that could not be carried out."""
+    """Return the response to a command that failed."""
     return JSONResponse({"success": False, "message": message, **details}, 400)
 
 

@@ -1,4 +1,4 @@
-"""Token ids to text and back, where the model directory has a tokenizer."""
+"""Token ids to text and back, if the model directory has a tokenizer."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from agentrl.inference.engine.generation.grammars import GrammarCompiler
 from agentrl.inference.engine.generation.token_sequence import FinishReason, TokenSequence
 from agentrl.inference.engine.http.http_errors import InvalidRequest
 
-# A stop string is looked for in the text of this many last tokens beside its own characters.
+# Stop strings are searched in the last tokens: as many as the longest has characters, plus these.
 _STOP_SLACK = 8
 
 
@@ -24,7 +24,7 @@ class TextCodec:
         model_path: the directory.
 
     Raises:
-        ConfigError: tokenizer.json is there but malformed.
+        ConfigError: tokenizer.json exists but is malformed.
     """
 
     def __init__(self, model_path: str | Path) -> None:
@@ -33,7 +33,7 @@ class TextCodec:
         if file.is_file():
             try:
                 self._tokenizer = Tokenizer.from_file(str(file))
-            except Exception as error:  # the library raises nothing narrower
+            except Exception as error:  # the library raises no narrower exception
                 raise ConfigError(f"{file}: not a tokenizer ({error})") from error
 
     @property
@@ -43,7 +43,7 @@ class TextCodec:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token; 0 where there is no tokenizer."""
+        """Characters of the longest token; 0 without a tokenizer."""
         if self._tokenizer is None:
             return 0
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
@@ -73,7 +73,7 @@ class TextCodec:
         return found
 
     def grammars(self, vocab_size: int, end_ids: frozenset[int]) -> GrammarCompiler:
-        """Return what compiles grammars for this tokenizer; see there."""
+        """Return a `GrammarCompiler` for this tokenizer."""
         if self._tokenizer is None or not end_ids:
             raise InvalidRequest("a grammar needs a tokenizer and an eos_token")
         return GrammarCompiler(self._tokenizer, vocab_size, end_ids)
@@ -81,7 +81,7 @@ class TextCodec:
     def of_output(
         self, ids: Sequence[int], finish: FinishReason | None, *, skip_special: bool, trim: bool
     ) -> str:
-        """Return the text of an output, without what ended it unless asked for."""
+        """Return the text of an output, without its stop string or token unless requested."""
         matched = finish.matched if finish is not None and trim else None
         if isinstance(matched, int):
             ids = ids[:-1]

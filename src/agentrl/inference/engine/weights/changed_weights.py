@@ -1,7 +1,7 @@
-"""Changes of weights on their way into a model that serves: checked, applied, and the result checked.
+"""Applies weight changes to a serving model: checks them, writes them, and checks the result.
 
-In: a delta (`agentrl.models.weight_delta`) and the model with the version that it is based on. Out: the
-model with the new version, to the bit, or an `InferenceError`.
+In: a delta (`agentrl.models.weight_delta`) and the model with the version that the delta is based
+on. Out: the model with the new version, bit for bit, or an `InferenceError`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def read_changes(path: str | Path, model: PreTrainedModel) -> WeightDelta:
     """Read a delta and check that it fits a model; the model is not touched.
 
     Raises:
-        InferenceError: it is missing or malformed, or it is of another model.
+        InferenceError: it is missing or malformed, or belongs to another model.
     """
     try:
         delta = read_delta(Path(path))
@@ -45,7 +45,7 @@ def check_base(delta: WeightDelta, label: str) -> None:
     """Check that a model has the version that a delta is based on.
 
     Raises:
-        InferenceError: it has another one.
+        InferenceError: it has another version.
     """
     if delta.base is not None and delta.base != label:
         raise InferenceError(
@@ -55,10 +55,11 @@ def check_base(delta: WeightDelta, label: str) -> None:
 
 
 def apply_changes(delta: WeightDelta, model: PreTrainedModel) -> list[torch.Tensor]:
-    """Write checked changes into a model; return its own tensors that have new values.
+    """Write checked changes into a model; return the model's tensors that have new values.
 
     Raises:
-        InferenceError: the result is not the new version; the model holds weights of none.
+        InferenceError: the result is not the new version; the model's weights then belong to no
+            version.
     """
     places = model_places(model)
     changed = []

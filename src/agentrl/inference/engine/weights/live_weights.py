@@ -1,4 +1,4 @@
-"""Weights of a model that serves: checking a checkpoint whole, reading it, swapping it in."""
+"""Weights of a serving model: checks a whole checkpoint, reads it, and swaps it in."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from agentrl.models.weights import converted_model, is_converted
 
 
 def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dtype) -> None:
-    """Compare the files' headers with what config.json asks for, before any memory is taken.
+    """Compare the files' headers with config.json before allocating memory.
 
-    transformers would first make up what is missing or of another shape: tens of gigabytes where
-    config.json is that of a larger model.
+    transformers would first initialize whatever is missing or has another shape: tens of gigabytes
+    if config.json describes a larger model.
 
     Raises:
-        ConfigError: files and configuration do not fit, or memory is too short.
+        ConfigError: files and configuration do not match, or memory does not suffice.
     """
     from_config: Callable[[PretrainedConfig], PreTrainedModel] = model_class(config).from_config
     with torch.device("meta"):
@@ -32,7 +32,7 @@ def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dt
     try:
         files = _weight_files(path)
         if is_rearranged := _is_rearranged(files, model, places):
-            files = []  # transformers' loader checks them
+            files = []  # checked by transformers' loader
         for file in files:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
@@ -58,10 +58,10 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
 
     Args:
         path: Hugging Face directory with safetensors files.
-        model: says which tensors of which shapes there have to be.
+        model: determines the expected tensors and shapes.
 
     Returns:
-        The tensors under their names in the files; tied ones may stand under one name only.
+        The tensors under their names in the files; tied tensors may appear under only one name.
 
     Raises:
         InferenceError: a file or tensor is missing, unknown, malformed or not finite.
@@ -80,7 +80,7 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
 def _stored_tensors(
     path: str | Path, model: PreTrainedModel, places: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a checkpoint's tensors, under the model's names where its family arranges them so."""
+    """Yield a checkpoint's tensors, under the model's names if its family rearranges them."""
     files = _weight_files(path)
     if _is_rearranged(files, model, places):
         try:
@@ -94,7 +94,7 @@ def _stored_tensors(
 def _is_rearranged(
     files: Iterable[Path], model: PreTrainedModel, places: Mapping[str, torch.Tensor]
 ) -> bool:
-    """Return whether a checkpoint has other tensors than the model, as its family arranges them."""
+    """Return whether a checkpoint stores its family's arrangement of tensors, not the model's."""
     if not is_converted(model):
         return False
     names, tied = _names_of(files), tied_names(model)
@@ -119,7 +119,7 @@ def _names_of(files: Iterable[Path]) -> set[str]:
 
 
 def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Copy checked weights into the model; return the model's own tensors that have them now."""
+    """Copy checked weights into the model; return the model's tensors that received them."""
     places = model_places(model)
     return [places[name].copy_(tensor) for name, tensor in tensors.items()]
 
@@ -132,10 +132,10 @@ def model_places(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def place_of(name: str, shape: Sequence[int], places: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the part of a model's state that a tensor of a checkpoint is.
+    """Return the part of a model's state that corresponds to a tensor of a checkpoint.
 
     Raises:
-        InferenceError: the model has no such tensor, or of another shape.
+        InferenceError: the model has no such tensor, or one of another shape.
     """
     place = places.get(name)
     if place is None:
@@ -148,10 +148,10 @@ def place_of(name: str, shape: Sequence[int], places: Mapping[str, torch.Tensor]
 
 
 def not_finite(name: str, tensor: torch.Tensor) -> str | None:
-    """Return what to say of a tensor with NaN or infinities, and None of any other."""
+    """Return the error text for a tensor with NaN or infinities, else None."""
     if not tensor.numel():
         return None
-    # One pass without a temporary of the tensor's size; NaN comes out of minimum and maximum.
+    # One pass without a temporary of the tensor's size; minimum and maximum propagate NaN.
     low, high = torch.aminmax(tensor)
     if bool(torch.isfinite(low) & torch.isfinite(high)):
         return None
@@ -178,7 +178,7 @@ def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
 def check_complete(path: str | Path, found: Collection[str], model: PreTrainedModel) -> None:
     """Check that a checkpoint has every tensor, or every expert of a stack."""
     tied = tied_names(model)
-    # A tied parameter may stand in the files under any of its names.
+    # A tied parameter may appear in the files under any of its names.
     known = {tied.get(name, name) for name in found}
     for name, parameter in model.named_parameters():
         parts = [piece.name for piece in pieces(name, tuple(parameter.shape))]
@@ -191,5 +191,5 @@ def check_complete(path: str | Path, found: Collection[str], model: PreTrainedMo
 
 
 def first_line(error: BaseException) -> str:
-    """Return what fits into the one line of our errors."""
+    """Return the first line, since our errors have one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

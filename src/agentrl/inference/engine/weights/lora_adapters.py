@@ -1,7 +1,7 @@
-"""Adapters (LoRA) beside the model: any number of them, chosen request by request.
+"""LoRA adapters alongside the model: any number of them, chosen per request.
 
-Sequences of different adapters share a step. Every linear layer computes all tokens alike; what an
-adapter adds is then computed for its own tokens.
+Sequences of different adapters share a step. Every linear layer computes all tokens alike; each
+adapter's contribution is then computed for its own tokens.
 
 Shape legend: N tokens of a step, I and O inputs and outputs of a layer, r rank.
 """
@@ -29,26 +29,26 @@ _UNSUPPORTED = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modu
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """One loaded adapter. Loaded again it is another one, so caches are never mixed up."""
+    """One loaded adapter. Loading it again creates a new one, so caches are never mixed up."""
 
     name: str
     path: str
     layers: dict[str, tuple[torch.Tensor, torch.Tensor]]
     """Name of a linear layer -> A transposed [I, r], and B transposed and scaled [r, O]."""
     namespace: str = field(default_factory=new_rid)
-    """Where prefixes that were computed with it are kept."""
+    """Namespace of the prefixes that were computed with it."""
 
 
 def read_adapter(name: str, path: str, model: PreTrainedModel) -> Adapter:
-    """Read an adapter as PEFT writes it and check it whole.
+    """Read an adapter in PEFT's format and check all of it.
 
     Args:
         name: what requests call it.
         path: directory with `adapter_config.json` and `adapter_model.safetensors`.
-        model: says which layers there are.
+        model: has the layers.
 
     Raises:
-        InferenceError: a file is missing or malformed, or it is no adapter for this model.
+        InferenceError: a file is missing or malformed, or the adapter does not fit this model.
     """
     try:
         config = json.loads((Path(path) / "adapter_config.json").read_text())
@@ -105,7 +105,7 @@ class LoadedAdapters(Mapping[str, Adapter]):
         """Load an adapter, while generations go on.
 
         Raises:
-            InferenceError: there is one of this name, or it cannot be read.
+            InferenceError: its name is taken, or it cannot be read.
         """
         async with self._loading:
             if name in self._loaded:
@@ -113,7 +113,7 @@ class LoadedAdapters(Mapping[str, Adapter]):
             self._loaded[name] = await asyncio.to_thread(read_adapter, name, path, self._model)
 
     def retire(self, name: str) -> "asyncio.Future[None]":
-        """Take an adapter out; the future is done once `let_go` finds it unused.
+        """Retire an adapter; the future completes once `let_go` finds it unused.
 
         Raises:
             InferenceError: there is none of this name.
@@ -133,12 +133,12 @@ class LoadedAdapters(Mapping[str, Adapter]):
 
     @property
     def has_retired(self) -> bool:
-        """Whether `let_go` has something to do."""
+        """Whether `let_go` has anything to do."""
         return bool(self._retired)
 
 
 class AdapterLayers:
-    """Adds the adapters' parts to what a model's linear layers compute."""
+    """Adds the adapters' contributions to the outputs of a model's linear layers."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -146,10 +146,10 @@ class AdapterLayers:
         self._parts: list[tuple[Adapter, torch.Tensor | None]] = []
 
     def choose(self, adapters: Sequence[Adapter | None]) -> None:
-        """Say which adapter each token of the next forward pass goes through.
+        """Set the adapter of each token in the next forward pass.
 
         Args:
-            adapters: one a token; None is the model alone.
+            adapters: one per token; None means the model alone.
         """
         distinct = {id(adapter): adapter for adapter in adapters}
         if len(distinct) == 1:
@@ -173,7 +173,7 @@ class AdapterLayers:
     def _add(
         self, name: str, _: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor
     ) -> torch.Tensor:
-        """Return a layer's output [1, N, O] with the adapters' parts."""
+        """Return a layer's output [1, N, O] with the adapters' contributions."""
         for adapter, tokens in self._parts:
             weights = adapter.layers.get(name)
             if weights is None:

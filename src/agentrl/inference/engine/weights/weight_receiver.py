@@ -1,7 +1,6 @@
-"""`WeightReceiver`: weights that come over broadcast groups, as SGLang takes them.
+"""`WeightReceiver`: receives weights over broadcast groups, as SGLang does.
 
-A manifest says what is going to come. Tensors are received straight into the model's own memory,
-wherever that can be.
+A manifest announces the tensors. They are received directly into the model's memory where possible.
 """
 
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ from agentrl.inference.engine.weights.live_weights import model_places, not_fini
 
 _JOIN_SECONDS = 300.0
 _RECEIVE_SECONDS = 1800.0
-"""What SGLang waits at most; a sender that ends closes the connection before."""
+"""SGLang's own timeout; a sender that exits closes the connection earlier."""
 
 
 @dataclass(frozen=True)
 class WeightManifest:
-    """What is going to come over a group, in order."""
+    """The tensors that will arrive over a group, in order."""
 
     group: str
     names: list[str]
@@ -33,32 +32,32 @@ class WeightManifest:
 
 @dataclass(frozen=True)
 class AwaitedTensor:
-    """One tensor of a manifest, and where it goes."""
+    """One tensor of a manifest, and its destination."""
 
     name: str
     place: torch.Tensor
-    """The part of the model that it is."""
+    """The part of the model that it belongs to."""
     buffer: torch.Tensor
-    """What it is received into: `place`, or memory of its own where the precision differs."""
+    """Where it is received: `place`, or separate memory if the precision differs."""
 
     @classmethod
     def of(cls, name: str, dtype: torch.dtype, place: torch.Tensor) -> Self:
-        """Make room for a tensor where it has no place of its precision."""
+        """Return the destination of a tensor, with a buffer if the precision differs."""
         fits = place.dtype == dtype and place.is_contiguous()
         return cls(name, place, place if fits else torch.empty(place.shape, dtype=dtype))
 
     def settle(self) -> str | None:
-        """Put what was received in its place; returns what is wrong with it, if anything."""
+        """Copy the received values to their place; return the error, if any."""
         if self.buffer is not self.place:
             self.place.copy_(self.buffer)
         return not_finite(self.name, self.buffer)
 
 
 def awaited_tensors(manifest: WeightManifest, model: PreTrainedModel) -> list[AwaitedTensor]:
-    """Return where the tensors of a manifest belong.
+    """Return the destinations of a manifest's tensors.
 
     Raises:
-        InferenceError: the manifest makes no sense, or the model has no such tensors.
+        InferenceError: the manifest is inconsistent, or the model has no such tensors.
     """
     names, dtypes, shapes = manifest.names, manifest.dtypes, manifest.shapes
     if not names or not len(names) == len(dtypes) == len(shapes):
@@ -84,10 +83,10 @@ class WeightReceiver:
         self._groups: dict[str, BroadcastGroup] = {}
 
     async def join(self, name: str, assignment: RankAssignment) -> None:
-        """Join a group; returns when all others are there.
+        """Join a group; return when all ranks have joined.
 
         Raises:
-            InferenceError: they did not come.
+            InferenceError: they did not join.
         """
         try:
             group = await join_group(assignment, name, "gloo", _JOIN_SECONDS)
@@ -96,7 +95,7 @@ class WeightReceiver:
         self._groups[name] = group
 
     def leave(self, name: str) -> bool:
-        """Leave a group; False when this engine is in none of that name."""
+        """Leave a group; return False if this engine is in no group of that name."""
         group = self._groups.pop(name, None)
         if group is not None:
             group.leave()
@@ -115,7 +114,7 @@ class WeightReceiver:
         """Receive the tensors of a manifest over a group.
 
         Raises:
-            InferenceError: they did not come, and never will over this group; or some are not
+            InferenceError: they did not arrive, and never will over this group; or some are not
                 finite.
         """
         self.check(name)

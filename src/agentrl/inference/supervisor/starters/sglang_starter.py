@@ -1,9 +1,10 @@
 """Starts SGLang with keys from its environment: `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY`.
 
 SGLang takes keys as arguments, where every user of the machine can read them. It also logs its
-arguments and returns them from `/server_info` to everyone with the API key, who would so learn the
-admin key. This program installs SGLang's own key middleware with the keys and leaves them out of the
-arguments, which are SGLang's otherwise. It runs in SGLang's interpreter and imports no AgentRL.
+arguments and returns them from `/server_info` to everyone with the API key, which would reveal the
+admin key. This program installs SGLang's own key middleware with the keys and leaves them out of
+the arguments, which are otherwise SGLang's. It runs in SGLang's interpreter and does not import
+AgentRL.
 """
 
 import os
@@ -21,7 +22,8 @@ def main() -> None:
         from sglang.srt.utils.auth import add_api_key_middleware
 
         add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_key)
-        # The warm-up calls the server's own routes without a key, and would end the server.
+        # The warm-up calls the server's own routes without a key, and its failure would stop the
+        # server.
         sys.argv.append("--skip-server-warmup")
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 
