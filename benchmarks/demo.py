@@ -1,15 +1,15 @@
-"""Runs a demo on several seeds, and once with learning rate 0, and writes what came out.
+"""Runs a demo on several seeds, and once with learning rate 0, and writes the results.
 
     python benchmarks/demo.py --seeds 1 2 3 --out benchmarks/results/demo.json \
         --picture assets/demo/reward.png
     python benchmarks/demo.py --demo hybrid
     python benchmarks/demo.py --demo vision --seeds 1 --no-control
 
-Figures of `hybrid` and `vision` stand under their names in the same file; seeds that are not run again
-stay as they are. Every run is the whole system, started by `agentrl run` as `grpo_example.sh` starts it. Per run:
-rewards, seconds by phase, tokens and samples a second, the share of the trainer's wall time spent
-waiting for samples, and the share of the samplers' spent waiting to be admitted, that is, for new
-weights.
+Figures of `hybrid` and `vision` are stored under their names in the same file; results of other
+seeds are kept. Every run is the whole system, started by `agentrl run` as `grpo_example.sh` starts
+it. Per run: rewards, seconds by phase, tokens and samples per second, the share of the trainer's
+wall time spent waiting for samples, and the share of the samplers' wall time spent waiting for
+admission, that is, for new weights.
 """
 
 import argparse
@@ -70,7 +70,7 @@ async def sampler_waits(data_dir: Path, database: str) -> dict[str, float]:
 def figures(
     summary: dict[str, Any], waits: dict[str, float], wall_seconds: float
 ) -> dict[str, Any]:
-    """Return what is kept of one run."""
+    """Return the stored figures of one run."""
     rewards = [reward for reward in summary["reward_mean"] if reward is not None]
     seconds, tokens = summary["seconds"], summary["tokens"]
     training = sum(seconds[phase] for phase in seconds if phase not in ("total", "eval"))
@@ -127,7 +127,7 @@ def draw(path: Path, runs: dict[str, dict[str, Any]], control: dict[str, Any] | 
 
 
 def merged(stored: dict[str, Any], demo: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what a file stores, with a demo's new figures among the former ones."""
+    """Return a file's content with a demo's new figures merged in."""
     before = stored if demo == DEMOS[0] else stored.get(demo, {})
     now = {
         **before,
@@ -140,11 +140,13 @@ def merged(stored: dict[str, Any], demo: str, found: dict[str, Any]) -> dict[str
 
 
 def main() -> None:
-    """Run all, write JSON and picture."""
+    """Run everything; write JSON and picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--demo", choices=DEMOS, default=DEMOS[0])
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
-    parser.add_argument("--no-control", action="store_true", help="leave learning rate 0 out")
+    parser.add_argument(
+        "--no-control", action="store_true", help="skip the run with learning rate 0"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/demo.json")
     parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()

@@ -1,13 +1,14 @@
 #!/usr/bin/env python
-"""Embedded engine against transformers, on the machine at hand, in one run.
+"""Compares the embedded engine with transformers, on one machine, in one run.
 
     python benchmarks/engine.py --out benchmarks/results/engine.json
 
 The same requests (mixed prompt and output lengths, sampled at temperature 1, no early end) are
-served three ways: by the engine over HTTP in a process of its own, by `model.generate` in static
-left-padded batches of whatever has arrived, and by transformers' continuous batching. All at once
-(`burst`) and arriving over time (`arrivals`). A figure is requested output tokens over the time
-from the first arrival to the last answer; ways alternate and the median of the rounds counts.
+served three ways: by the engine over HTTP in its own process, by `model.generate` in static
+left-padded batches of the requests that have arrived, and by transformers' continuous batching. All
+at once (`burst`) and arriving over time (`arrivals`). A figure is requested output tokens over the
+time from the first arrival to the last answer; the ways alternate, and the median of the rounds
+counts.
 """
 
 import argparse
@@ -100,7 +101,7 @@ def time_engine(url: str, jobs: Sequence[Job]) -> float:
 
 
 def time_static(model: Qwen3ForCausalLM, jobs: Sequence[Job], batch_size: int) -> float:
-    """Return the seconds of `model.generate`, each batch being what has arrived."""
+    """Return the seconds of `model.generate`, each batch holding the requests that have arrived."""
     left = list(jobs)
     started = time.perf_counter()
     while left:
@@ -157,7 +158,7 @@ def time_continuous(model: Qwen3ForCausalLM, jobs: Sequence[Job], batch_size: in
 
 
 def cpu_name() -> str:
-    """Return the processor's name where the system tells."""
+    """Return the processor's name if the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

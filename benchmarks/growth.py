@@ -1,16 +1,17 @@
-"""How long the queries of a run take as it grows from ten thousand to a million records.
+"""Measures how the duration of a run's queries grows from ten thousand to a million records.
 
     python benchmarks/growth.py --out benchmarks/results/growth.json
 
-A run in the middle of its training is written in bulk: most groups trained, some ready and running,
-the others pending, and an evaluation's questions now and then. Measured on it, at each size:
+A run in the middle of training is written in bulk: most groups trained, some ready and running, the
+others pending, with occasional evaluation questions. Measured on it, at each size:
 
-- the queries that stand in loops: what a waiting trainer, a sampler and the display ask
-- what stands behind the pages of `agentrl inspect` and `agentrl tasks stats`
-- adding as many questions as there are records, one try each, in a process of its own: wall seconds,
-  CPU seconds of the process and of mongod (which do not depend on the load), and peak memory
+- queries in loops: those of a waiting trainer, a sampler and the display
+- queries behind the pages of `agentrl inspect` and `agentrl tasks stats`
+- adding as many questions as there are records, with one record each, in a separate process: wall
+  seconds, CPU seconds of the process and of mongod (which do not depend on the load), and peak
+  memory
 
-A figure is the shortest of the repeats in milliseconds, as other work on the machine only adds.
+A figure is the shortest repeat in milliseconds, because other work on the machine only adds time.
 `--quick` stays at twenty thousand records.
 """
 
@@ -67,7 +68,7 @@ Query = Callable[[], Awaitable[Any]]
 
 
 def make_task(number: int, num_groups: int) -> MCPTask:
-    """Return a training task in the state that its place in the stream gives it."""
+    """Return a training task in the state that belongs to its place in the stream."""
     is_open = number >= num_groups * (1 - PENDING_SHARE) - NUM_RUNNING
     return MCPTask(
         id=f"train/0/q{number}",
@@ -83,7 +84,7 @@ def make_task(number: int, num_groups: int) -> MCPTask:
 
 @functools.cache
 def stored_record(status: RecordStatus, value: int, *, retried: bool) -> tuple[Document, Document]:
-    """Return what the documents of such records have in common: the slot's, and the trainer's."""
+    """Return the common fields of such records' documents: the slot's and the trainer's."""
     ended = status != "pending"
     attempt = Attempt(attempt=1, fence=1, owner="host:1:0", started_at=utc_now())
     finished = attempt.model_copy(update={"ended_at": utc_now(), "ended_by": "finished"})
@@ -158,12 +159,12 @@ def documents(num_groups: int) -> Iterator[tuple[str, Document]]:
 async def write_run(
     uri: str, num_records: int, found: Iterator[tuple[str, Document]] | None = None
 ) -> None:
-    """Write a run of so many training records, and give it its indexes.
+    """Write a run of `num_records` training records, and create its indexes.
 
     Args:
         uri: connection string of an empty database.
         num_records: training records.
-        found: the documents, where they are more than those of `documents`.
+        found: the documents, if they differ from those of `documents`.
     """
     num_groups = num_records // GENERATIONS
     async with AsyncMongoClient[Document](uri) as client:
@@ -196,11 +197,11 @@ async def claim(store: TrajectoryStore) -> Record:
     return claimed[0]
 
 
-# --- what is measured -------------------------------------------------------------------------
+# --- measurements -------------------------------------------------------------------------
 
 
 def loops(store: TrajectoryStore) -> dict[str, Query]:
-    """Return what is asked many times a minute while a run goes on."""
+    """Return the queries that run many times a minute during a run."""
     step = 10**6
 
     async def reserve() -> None:
@@ -226,7 +227,7 @@ def loops(store: TrajectoryStore) -> dict[str, Query]:
 
 
 def pages(store: TrajectoryStore) -> dict[str, Query]:
-    """Return what stands behind the pages that people ask for."""
+    """Return the queries behind the pages that users open."""
     return {
         "runs": store.reports.summary,
         "progress": lambda: store.reports.overview("trainer"),
@@ -239,7 +240,7 @@ def pages(store: TrajectoryStore) -> dict[str, Query]:
 
 
 async def least_ms(query: Query) -> float:
-    """Return the shortest of the repeats; the first look, which fills caches, does not count."""
+    """Return the shortest repeat; the first, which fills caches, does not count."""
     await query()
     taken = []
     for _ in range(REPEATS):
@@ -274,7 +275,7 @@ async def add_questions(uri: str, path: Path) -> float:
 
 
 def add_in_child(uri: str, path: Path, answer: Any) -> None:
-    """Add the questions and answer with the seconds, and the megabytes of memory beyond the start."""
+    """Add the questions; report the seconds, and the memory growth in megabytes."""
     before, cpu_before = peak_megabytes(), time.process_time()
     seconds = asyncio.run(add_questions(uri, path))
     answer.send(
@@ -297,7 +298,7 @@ def peak_megabytes() -> float:
 
 
 def measure_adding(mongo: EmbeddedMongo, folder: Path, num_questions: int) -> dict[str, float]:
-    """Return seconds and megabytes of adding so many questions."""
+    """Return seconds and megabytes of adding a number of questions."""
     path = folder / "questions.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for number in range(num_questions):
@@ -316,11 +317,11 @@ def measure_adding(mongo: EmbeddedMongo, folder: Path, num_questions: int) -> di
     return {**found, "mongod_cpu_seconds": round(taken, 1)}
 
 
-# --- the whole --------------------------------------------------------------------------------
+# --- everything --------------------------------------------------------------------------------
 
 
 def measure(sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Measure every size on a mongod of its own."""
+    """Measure every size on a separate mongod."""
     rows = []
     for size in sizes:
         with (
@@ -354,7 +355,7 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/growth.json"))
-    parser.add_argument("--quick", action="store_true", help="small sizes: a look, no measurement")
+    parser.add_argument("--quick", action="store_true", help="small sizes, for a quick check only")
     arguments = parser.parse_args()
     about = machine()
     sizes = (2_000, 20_000) if arguments.quick else SIZES

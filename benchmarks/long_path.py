@@ -3,15 +3,15 @@
     python benchmarks/long_path.py                       # 8k, 32k and 128k tokens
     python benchmarks/long_path.py --tokens 8192
 
-Widths are tiny, depths are those of a layer of each kind; what is measured is length. A record of
-eight turns that extend each other reaches `--tokens`; another try leaves it at three quarters. Each
-figure is that of a process of its own, with one thread:
+Widths are tiny, with one layer of each kind: the benchmark measures length. A record of eight turns
+that extend each other reaches `--tokens`; another record branches off at three quarters. Each
+figure comes from a separate process with one thread:
 
-- `peak_mib`: what the resident set grew by during the step, in chunks of `--token_budget`;
+- `peak_mib`: growth of the resident set during the step, in chunks of `--token_budget`;
 - `seconds`: CPU time of its forward and backward pass, float32;
-- `error_whole`: relative error of the gradient, in float64, against the same tree computed whole, where
-  the path is no longer than `--whole_up_to`;
-- `error_separate`: against one turn a forward pass through the model as transformers has it, there too.
+- `error_whole`: relative error of the gradient, in float64, against the same tree computed whole,
+  if the path is no longer than `--whole_up_to`;
+- `error_separate`: the same against one turn per forward pass through transformers' own model.
 """
 
 import argparse
@@ -51,7 +51,7 @@ TOKENS = (8192, 32768, 131072)
 
 
 def conversation(num_tokens: int) -> SelectedGroup:
-    """Return a record of turns up to `num_tokens`, and one turn of another that leaves it."""
+    """Return a record of turns up to `num_tokens`, and one turn of another that branches off."""
     rng = np.random.default_rng(0)
     vocabulary = SHAPE["vocab_size"]
     path = rng.integers(0, vocabulary, num_tokens + 1).astype(np.int32)
@@ -141,7 +141,7 @@ def errors(policy: PolicyModel, group: SelectedGroup, token_budget: int) -> dict
 
 
 def main() -> None:
-    """Measure each model and length in a process of its own."""
+    """Measure each model and length in a separate process."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,13 @@
-"""How far every mesh of the trainer is from one process, over three steps of tiny models.
+"""Compares every mesh of the trainer with one process, over three steps of tiny models.
 
     python benchmarks/meshes.py
 
-`tests/distributed/test_mesh.py` trains a tiny Qwen3 and a tiny Qwen3-MoE (and adapters on them), and
-tiny models with layers of every other kind, on two and four gloo ranks: token trees, shares of unequal size, and one step in which all ranks but
-those of one share have nothing to do. The test holds the differences to 1e-5 in float32 and 1e-12 in
-float64 and reports what it measured; this script runs it and writes one row a case: the largest
-difference of losses, gradient norms and parameters from those of one process.
+`tests/distributed/test_mesh.py` trains a tiny Qwen3 and a tiny Qwen3-MoE (and adapters on them),
+and tiny models with layers of every other kind, on two and four gloo ranks: token trees, shares of
+unequal size, and one step in which only the ranks of one share have work. The test bounds the
+differences to 1e-5 in float32 and 1e-12 in float64 and reports its measurements; this script runs
+it and writes one row per case: the largest difference of losses, gradient norms and parameters from
+those of one process.
 """
 
 import argparse

@@ -1,15 +1,16 @@
-"""The table of model families: is each trained, served and exported exactly?
+"""The table of model families: checks that each is trained, served and exported exactly.
 
 For every family a tiny random model with all of its kinds of layers:
 
-- `trainer_float64`, `trainer_float32`: largest relative error of the gradient of token trees (whole,
-  merged within records, in bins, in chunks) against one turn a pass through the model as transformers
-  has it. In float64, nothing rounds to less.
+- `trainer_float64`, `trainer_float32`: largest relative error of the gradient of token trees
+  (whole, merged within records, in bins, in chunks) against one turn per pass through transformers'
+  own model. In float64, nothing rounds to lower precision.
 - `engine_logprobs`: largest difference between logprobs of the embedded engine's samples and the
   trainer's for the same tokens, float32, temperature 2. Second turns continue kept prefixes.
-- `export_equal`: a loaded and exported checkpoint has the same files' tensors, bit for bit, and config.
-- `rl_step`: engine, groups, one optimizer step, export, weights back into the engine, whose new samples
-  have the trainer's new logprobs.
+- `export_equal`: a loaded and exported checkpoint has the same tensors, bit for bit, and the same
+  config.
+- `rl_step`: engine, groups, one optimizer step, export, weights loaded into the engine, whose new
+  samples have the trainer's new logprobs.
 """
 
 import argparse
@@ -51,15 +52,15 @@ PAGE = ROOT / "docs/models.md"
 BEGIN, END = "<!-- made by scripts/model_table --write -->", "<!-- end -->"
 BOUNDS = {"trainer_float64": 1e-12, "trainer_float32": 1e-5, "engine_logprobs": 1e-4}
 ILL_CONDITIONED = {"gemma4_text": 5e-5, "gemma4_text_shared": 5e-5, "gemma4": 5e-5}
-"""Bounds in float32 of families whose own gradient there is up to 3e-5 from the exact one.
+"""Float32 bounds of families whose own gradient differs by up to 3e-5 from the exact one.
 
-How far depends on the processor's matrix products. In float64 their bound is everybody's.
+The difference depends on the processor's matrix products. In float64, they have the common bound.
 """
 NAMES = (*FAMILIES, *VISION_FAMILIES)
 TEMPERATURE = 2.0
-"""Of samples, since random models are sure of single tokens, which teaches nothing."""
+"""Sampling temperature: random models are certain of single tokens, which would test nothing."""
 _SMOOTH = AlgorithmSection(loss_calculator="REINFORCE", importance_weight_cap_ratio=1e12)
-"""Without bounds, across which rounding would move single ratios."""
+"""Without clip bounds, which rounding would let single ratios cross."""
 LIMITS = SchedulerLimits(
     max_running=8,
     max_queued=64,
@@ -71,17 +72,17 @@ LIMITS = SchedulerLimits(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and write the page if asked; 1 if a figure is beyond its bound."""
+    """Measure, print, and write the page if asked; 1 if a figure exceeds its bound."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--families", default=",".join(NAMES), help="comma separated")
-    parser.add_argument("--seed", type=int, default=0, help="of groups, prompts and scores")
+    parser.add_argument("--seed", type=int, default=0, help="seed of groups, prompts and scores")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--write", action="store_true", help="write the table into docs/models.md")
     given = parser.parse_args(arguments)
     names = given.families.split(",")
     unknown = sorted({*names} - {*NAMES})
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(NAMES)}")
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(NAMES)}")
     torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -118,7 +119,7 @@ def made(family: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def shown(family: str) -> list[ShownImage]:
-    """Return what prompts for a family show beside text."""
+    """Return what a family's prompts show in addition to text."""
     return shown_pictures(family) if family in VISION_FAMILIES else []
 
 
@@ -145,7 +146,7 @@ def trainer_error(family: str, dtype: torch.dtype, seed: int) -> float:
 
 
 def is_exported_equally(path: Path) -> bool:
-    """Whether an export holds what was loaded."""
+    """Whether an export equals what was loaded."""
     again = save_hf(load_policy(path), path.parent / "again")
     old, new = (load_file(folder / "model.safetensors") for folder in (path, again))
     is_same = old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
@@ -159,7 +160,7 @@ def engine_and_step(path: Path, seed: int, images: Sequence[ShownImage]) -> tupl
     Args:
         path: of the model.
         seed: of prompts and scores.
-        images: what prompts show.
+        images: images shown in prompts.
     """
     scheduler = BatchScheduler(load_model(path, torch.float32), LIMITS, "0")
     group = _sampled_group(scheduler, seed, images)
@@ -188,7 +189,7 @@ def _sampled_group(
 ) -> SelectedGroup:
     """Four records of two turns, sampled by the engine and scored at random.
 
-    Each turn begins with an image, if there are any.
+    Each turn starts with an image, if there are any.
     """
     rng = np.random.default_rng(seed)
     placeholder = [image.image_token_id for image in images[:1]]
@@ -257,7 +258,7 @@ def _sample(
     while scheduler.has_work:
         scheduler.step()
     if any(image.image_token_id in one.output_ids for image in images for one in sequences):
-        return _sample(scheduler, prompts, images, seed + 1000)  # it stands for no image
+        return _sample(scheduler, prompts, images, seed + 1000)  # it represents no image
     return sequences
 
 

@@ -1,13 +1,13 @@
-"""Planned memory of the trainer against resident memory, on this machine's CPU.
+"""Compares planned memory of the trainer with measured resident memory, on this machine's CPU.
 
     python benchmarks/plan.py --out benchmarks/results/plan.json
 
-Each configuration is planned as `agentrl plan` does it, by a step of the learner's code on tensors
+Each configuration is planned as by `agentrl plan`, with a step of the learner's code on tensors
 without memory, and then measured: a process loads a random model of about 50 million parameters,
-makes a step, and then one of two micro-batches, whose highest resident memory counts, less what the
-process held before the model. `error` is the distance of the plan from what was measured, over the
-latter; `largest_error` is the largest of them. Without tensors, a process also differs by what kernels
-and gloo take for themselves.
+runs a step, and then one of two micro-batches. The peak resident memory of the latter counts, less
+what the process held before the model. `error` is the difference between plan and measurement,
+relative to the measurement; `largest_error` is the largest of them. Memory that kernels and gloo
+allocate outside of tensors adds to the difference.
 
 `--measure NAME` is one process of a measurement. `--only NAME,NAME` measures some configurations again and
 keeps the others' rows.
@@ -105,27 +105,27 @@ def resident(line: str) -> int:
 
 def measure(case: Case, path: Path, ranks: Ranks) -> int:
     """Return the bytes that a rank's second step takes beyond an empty process."""
-    # Libraries take what they need for themselves before the model is there.
+    # Libraries allocate their own memory before the model is loaded.
     torch.mm(torch.ones(512, 512), torch.ones(512, 512))
     ranks.barrier()
     empty = resident("VmRSS")
     learner = Learner(settings(case, path), ranks)
     batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
     learner.train([batch] * ranks.shape.pp)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # a new highest VmHWM
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
     learner.train([batch] * 2 * ranks.shape.pp)
     return resident("VmHWM") - empty
 
 
 def measured(name: str, case: Case, path: Path) -> int:
-    """Return what `measure` finds in a process of its own, on rank 0."""
+    """Return the result of `measure` in a separate process, on rank 0."""
     out = path / "measured"
     words = ["--measure", name, "--model", str(path), "--out", str(out)]
     launch = [sys.executable, __file__]
     if case.num_ranks > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         launch = [sys.executable, *torchrun, str(case.num_ranks), __file__]
-    # Freed blocks go back to the system at once, so that what is resident is what is in use.
+    # Freed blocks return to the system at once: resident memory equals memory in use.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     subprocess.run([*launch, *words], env=environment, check=True)
     return int(out.read_text(encoding="utf-8"))

@@ -2,14 +2,15 @@
 
     python benchmarks/replay.py --steps 8 --seeds 1 2 3 --out benchmarks/results/replay.json
 
-For each seed the demo is played for some steps. Then trainers of other names read along: each
-starts from the demo's model and trains on the records that the run has stored, once with token
-trees, once merged within a record, once with every turn in a row of its own. All make the same
-steps from the same records; what differs is the time, and the last digits.
+For each seed, the demo runs for some steps. Then trainers with other consumer names follow: each
+starts from the demo's model and trains on the run's stored records, once with token trees, once
+merged within a record, once with every turn in a separate row. All run the same steps on the same
+records; only the time and the last digits differ.
 
 `speedup.tree` is the time of `forward_backward` and `optimizer` of `none` over that of `tree`, wall
-clock, summed over all seeds' steps but each one's first (which loads libraries). `largest_*` is how
-far losses and gradient norms are apart, relative, over all steps, and weights after the last one.
+clock, summed over all seeds' steps except each one's first (which loads libraries). `largest_*` is
+the largest relative difference of losses and gradient norms over all steps, and of weights after
+the last one.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from agentrl.store.private_mongod import EmbeddedMongo
 ROOT = Path(__file__).parents[1]
 MERGES = ("tree", "linear", "none")
 ALL_SAMPLES = 10**6
-"""Staleness bound of trainers that read along: they are versions behind what was sampled."""
+"""Staleness bound of trainers that follow: their versions lag behind the samples."""
 
 
 def agentrl(command: str, folder: Path, run: str, **flags: object) -> None:
@@ -43,7 +44,7 @@ def agentrl(command: str, folder: Path, run: str, **flags: object) -> None:
 
 
 def replayed(folder: Path, seed: int, steps: int) -> dict[str, list[dict[str, Any]]]:
-    """Play the demo and return the metrics of every step of every trainer that read along."""
+    """Run the demo; return the metrics of every step of every following trainer."""
     data_dir, run = folder / "mongo", f"seed{seed}"
     agentrl(
         "run",
@@ -77,7 +78,7 @@ def replayed(folder: Path, seed: int, steps: int) -> dict[str, list[dict[str, An
 
 
 def seconds(steps: list[dict[str, Any]]) -> float:
-    """Return the seconds that the trainer computed, the first step left out."""
+    """Return the trainer's compute seconds, without the first step."""
     phases = ("forward_backward", "optimizer")
     return float(sum(step["seconds"][phase] for step in steps[1:] for phase in phases))
 
@@ -94,7 +95,7 @@ def largest(found: dict[str, list[dict[str, Any]]], name: str) -> float:
 
 
 def weight_difference(folder: Path) -> float:
-    """Return how far the last weights are apart, relative to how far they have come."""
+    """Return the difference of the last weights, relative to their distance from the start."""
     merged, separate = (weights(folder / merge) for merge in ("tree", "none"))
     start = load_file(ROOT / "assets/demo/model/model.safetensors")
     apart = sum(float((merged[k] - separate[k]).double().square().sum()) for k in merged)
@@ -109,7 +110,7 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    """Measure, and write what came out."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

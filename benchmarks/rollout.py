@@ -1,40 +1,41 @@
 #!/usr/bin/env python
-"""What rollouts cost beside the model, on the machine at hand, in one run.
+"""Measures the overhead of rollouts around the model, on one machine, in one run.
 
     python benchmarks/rollout.py --out benchmarks/results/rollout.json
 
-`throughput_ratio`: output tokens a second of 64 concurrent `MCPSampler` rollouts (database, MCP
-tools and scoring included), over those of the same requests sent straight to the same engine by a
-bare HTTP client: as many at once, each rollout's turns one after the other, prefix cache emptied
-before either side. Every round plays the same questions with the same seeds (`same_requests`: how
-many came out the same to the last token) after a whole one of each side that does not count, and
-asks the engine straight twice: `straight_to_straight` is what the ratio comes to between equals.
-The sampler is compared with the mean of the two; sides change places from round to round, only the
-middle of each counts (`rollout_rounds.py`), and of the rounds' ratios the median.
+`throughput_ratio`: output tokens per second of 64 concurrent `MCPSampler` rollouts (database, MCP
+tools and scoring included), relative to the same requests sent directly to the same engine by a
+bare HTTP client: same concurrency, each rollout's turns in sequence, prefix cache emptied before
+each side. Every round uses the same questions with the same seeds (`same_requests`: how many were
+equal to the last token). One warm-up round of each side does not count. The direct side runs twice
+per round: `straight_to_straight` is the ratio between these equal sides. The sampler is compared
+with the mean of the two; the order of the sides alternates, only the middle of each counts
+(`rollout_rounds.py`), and the result is the median of the rounds' ratios.
 
-How much a rollout's own work weighs depends on what a turn costs the engine, so the ratio is taken
-over a `curve` of such costs (`engine_ms_a_turn`: the engine's seconds a turn when asked straight).
-The engine is the embedded one with the demo's model below layers that add nothing to the residual
-stream: the same replies, for as many times the work as it is deep. The demo's model alone (depth 1)
-costs 3 ms a turn, and what is measured with it is mostly the sampler. In life a turn costs more: an
-8B model that is decoded 64 requests at a time at 3,000 tokens a second spends 80 ms on a turn of 250
-tokens. The headline is the ratio at `HEADLINE_DEPTH`, whose turns cost a quarter of that.
+The weight of a rollout's own work depends on the engine's cost of a turn, so the ratio is measured
+over a `curve` of such costs (`engine_ms_a_turn`: the engine's time per turn with direct requests).
+The engine is the embedded one with the demo's model and added layers that contribute nothing to the
+residual stream: the same replies, with work proportional to the depth. The demo's model alone
+(depth 1) costs 3 ms per turn, so its ratio mostly measures the sampler. Production turns cost more:
+an 8B model that decodes 64 concurrent requests at 3,000 tokens per second spends 80 ms on a turn of
+250 tokens. The headline is the ratio at `HEADLINE_DEPTH`, whose turns cost a quarter of that.
 
-The engine has a core to itself, as a server in life has its own machine; the sampler, the database
-and the tool server share what is left. That does not keep them apart altogether: cores share caches,
-and virtual ones may be two threads of one real core. So the requests are also sent straight beside
-work that keeps the other cores as busy as the sampler's side does (`rollout_neighbour.py`), and
-`beside_equal_work` has the ratio to these, and what such work alone takes from the engine.
+The engine has its own core, as a production server has its own machine; the sampler, the database
+and the tool server share the rest. That does not isolate them completely: cores share caches, and
+virtual cores may be two threads of one physical core. The requests are therefore also sent directly
+while other work keeps the remaining cores as busy as the sampler's side does
+(`rollout_neighbour.py`); `beside_equal_work` has the ratio to these, and the slowdown of the engine
+by such work alone.
 
-The engine's caches hold everything that is played at once, also while tools work: otherwise a deep
-model's prefixes would be thrown out between two turns, and what is measured would be prefills.
+The engine's caches hold all concurrent rollouts, even while tools run: otherwise, a deep model's
+prefixes would be evicted between two turns, and the benchmark would measure prefills.
 
-`cpu_ms_a_turn`: processor time of the sampler, the database and the tool server for a model call
-and what it leads to. Where they share one core, their sum bounds the ratio
-(`highest_ratio_of_one_core`); beyond it a second sampler process needs a core more.
+`cpu_ms_a_turn`: processor time of the sampler, the database and the tool server per model call and
+its consequences. If they share one core, their sum limits the ratio (`highest_ratio_of_one_core`);
+beyond it, a second sampler process needs another core.
 
-`waiting`: one process holds 512 rollouts that all wait for a slow tool; its memory at the beginning
-and at the end of the wait.
+`waiting`: one process holds 512 rollouts that all wait for a slow tool; its memory at the start and
+at the end of the wait.
 
 Run it on a quiet machine.
 """
@@ -109,7 +110,7 @@ def engine_on(core: int, model: Path) -> Iterator[str]:
 async def throughput(
     mongo: EmbeddedMongo, model: Path, engine_core: int, num_rollouts: int, num_rounds: int
 ) -> dict[str, Any]:
-    """Compare both sides over some rounds, after one of each that does not count."""
+    """Compare both sides over some rounds, after a warm-up round of each."""
     rounds = []
     async with AsyncExitStack() as stack:
         engine_url = stack.enter_context(engine_on(engine_core, model))
@@ -139,18 +140,18 @@ async def throughput(
 
 @dataclass(frozen=True)
 class Played:
-    """What a sampler did."""
+    """Results of a sampler's side."""
 
     asked: Chains
     calls: list[Call]
     cpu_ms_a_turn: dict[str, float]
     busy_share: float
-    """Of the time, in which a core that all but the engine share had work."""
+    """Share of the time in which the cores not used by the engine were busy."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Plays either side."""
+    """Runs either side."""
 
     mongo: EmbeddedMongo
     toolbox: McpToolBox
@@ -159,7 +160,7 @@ class Bench:
     num_rollouts: int
 
     async def round(self, warm_up: Played, *, sampler_first: bool) -> Round:
-        """Measure all sides once, those that are asked straight with what was asked before."""
+        """Measure all sides once; the direct sides replay the sampler's requests."""
         asked = warm_up.asked
         if sampler_first:
             played = await self.play()
@@ -180,7 +181,7 @@ class Bench:
         )
 
     async def play(self) -> Played:
-        """Let a sampler play all rollouts, in a fresh database."""
+        """Let a sampler run all rollouts, in a fresh database."""
         async with open_store(self.mongo) as store, RecordingPool() as pool:
             await store.tasks.add(tasks(self.num_rollouts))
             await self.engine.flush_cache()
@@ -197,18 +198,18 @@ class Bench:
         )
 
     async def replay(self, asked: Chains) -> Middle:
-        """Ask the engine straight."""
+        """Send the requests directly to the engine."""
         await self.engine.flush_cache()
         return Middle.of(await replay(self.engine.base_url, asked))
 
     async def replay_beside(self, busy_share: float, asked: Chains) -> Middle:
-        """Ask the engine straight while the other cores are busy for this share of the time."""
+        """Send the requests directly while the other cores are busy for this share of the time."""
         with busy(busy_share):
             return await self.replay(asked)
 
 
 def cpu_seconds() -> dict[str, float]:
-    """Return the processor time so far of the processes that share what the engine leaves."""
+    """Return the processor time so far of the processes on the cores not used by the engine."""
     own = psutil.Process()
     processes = {"sampler": own}
     for child in own.children(recursive=True):
@@ -274,16 +275,16 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    parser.add_argument("--rollouts", type=int, default=256, help="rollouts a side")
-    parser.add_argument("--rounds", type=int, default=4, help="best an even number")
+    parser.add_argument("--rollouts", type=int, default=256, help="rollouts per side")
+    parser.add_argument("--rounds", type=int, default=4, help="preferably an even number")
     parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
     parser.add_argument("--waiting", type=int, default=WAITING)
     args = parser.parse_args()
     if HEADLINE_DEPTH not in args.depths:
-        parser.error(f"--depths must contain {HEADLINE_DEPTH}, of which the headline is")
+        parser.error(f"--depths must contain {HEADLINE_DEPTH}, the depth of the headline figure")
     *cores, engine_core = sorted(os.sched_getaffinity(0))
     if not cores:
-        parser.error("two cores are needed: one for the engine, and one for all else")
+        parser.error("two cores are needed: one for the engine and one for everything else")
     os.sched_setaffinity(0, cores)
     collect_less_garbage()  # as a sampler process does
     measured = uvloop.run(

@@ -1,9 +1,9 @@
-"""Work beside the engine that has nothing to do with it, for as long as the sampler's side works.
+"""Unrelated work alongside the engine, with the same load as the sampler's side.
 
-Two cores of a machine share more than memory: on many, virtual ones above all, they are two threads
-of one core, and whatever runs on one slows the other down. In life samplers and engines do not meet
-like that. Straight requests beside an equally busy neighbour say what of the sampler's cost is its
-own, and what the machine's.
+Two cores of a machine share more than memory: on many, especially virtual ones, they are two
+threads of one core, and load on one slows down the other. In production, samplers and engines do
+not share a core. Direct requests next to an equally busy neighbour separate the sampler's own cost
+from the machine's.
 """
 
 import subprocess

@@ -22,7 +22,7 @@ MODEL = Path(__file__).resolve().parents[1] / "assets/demo/model"
 
 
 def deepened(target: Path, depth: int) -> Path:
-    """Write the demo's model with further layers whose outputs are all zero; return where."""
+    """Write the demo's model with additional layers whose outputs are all zero; return its path."""
     model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     config = AutoConfig.from_pretrained(MODEL)
     config.num_hidden_layers *= depth
@@ -39,7 +39,7 @@ def deepened(target: Path, depth: int) -> Path:
 
 @asynccontextmanager
 async def open_store(mongo: EmbeddedMongo) -> AsyncIterator[TrajectoryStore]:
-    """Yield an empty store of its own."""
+    """Yield a new, empty store."""
     async with TrajectoryStore.connect(mongo.uri(f"bench_{uuid.uuid4().hex[:8]}")) as store:
         await store.ensure_schema()
         await store.runs.create(Run(name="bench", status="training", admitted_groups=1_000_000))
@@ -48,14 +48,14 @@ async def open_store(mongo: EmbeddedMongo) -> AsyncIterator[TrajectoryStore]:
 
 
 async def play(store: TrajectoryStore, base: RolloutContext) -> None:
-    """Play all tasks of the store."""
+    """Run all tasks of the store."""
     loop = SamplingLoop(replace(base, store=store), "bench", MCPSampler)
     await loop.run(asyncio.Event(), asyncio.Event())
 
 
 @asynccontextmanager
 async def kept_registered(store: TrajectoryStore, here: InferenceService) -> AsyncIterator[None]:
-    """Register a server, and send its heartbeats."""
+    """Register a server and send its heartbeats."""
 
     async def beat() -> None:
         while True:

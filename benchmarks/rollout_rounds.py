@@ -1,14 +1,14 @@
-"""Both sides of the rollout benchmark's comparison, and the clock that is held to them.
+"""The sides of the rollout benchmark's comparison, and their timing.
 
-Every round has four sides: the sampler, the same requests straight, those once more, and those
-beside a busy neighbour. The order turns round from one round to the next, so that what drifts (a
-clock, a cache, another process) weighs on all alike. What the two straight sides differ by is the
-noise of the measurement.
+Every round has four sides: the sampler, the same requests sent directly, the same once more, and
+the same next to a busy neighbour. The order is reversed from one round to the next, so drift (a
+clock, a cache, another process) affects all sides alike. The difference between the two direct
+sides is the noise of the measurement.
 
-A side plays chains of requests, `CONCURRENCY` at once. What counts of it is its middle: from the
-moment when as many chains have ended as are played at once to the moment when the last chain
-begins. The claims and prefills that all come together at the start, and the chains that run out at
-the end, are left out alike on both sides.
+A side runs chains of requests, `CONCURRENCY` at a time. Only its middle counts: from the moment
+when as many chains have ended as run concurrently, to the moment when the last chain starts. The
+burst of claims and prefills at the start, and the decreasing concurrency at the end, are excluded
+on both sides.
 """
 
 import asyncio
@@ -37,25 +37,25 @@ class Call:
     began: float
     ended: float
     num_tokens: int
-    """Tokens that were sampled."""
+    """Sampled tokens."""
 
 
 @dataclass(frozen=True)
 class Middle:
-    """A side while all of its chains were being played."""
+    """A side at full concurrency."""
 
     seconds: float
     tokens_per_second: float
     turns_per_second: float
     in_flight: float
-    """Requests that the engine had, on average."""
+    """Average number of requests in the engine."""
 
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Self:
         """Return the middle of these calls.
 
         Raises:
-            ValueError: there were too few chains.
+            ValueError: there are too few chains.
         """
         begins: dict[str, float] = {}
         ends: dict[str, float] = {}
@@ -63,7 +63,7 @@ class Middle:
             begins[call.chain] = min(call.began, begins.get(call.chain, call.began))
             ends[call.chain] = max(call.ended, ends.get(call.chain, call.ended))
         if len(ends) <= 2 * CONCURRENCY:
-            raise ValueError(f"{len(ends)} rollouts are too few for a middle")
+            raise ValueError(f"{len(ends)} rollouts are too few to leave a middle to measure")
         begin, end = sorted(ends.values())[CONCURRENCY - 1], max(begins.values())
         inside = [call for call in calls if begin < call.ended <= end]
         overlaps = (max(0.0, min(c.ended, end) - max(c.began, begin)) for c in calls)
@@ -77,48 +77,49 @@ class Middle:
 
 @dataclass(frozen=True)
 class Round:
-    """One measurement of all sides, with the processor time of whatever is not the engine."""
+    """One measurement of all sides, with the processor time of all processes except the engine."""
 
     sampled: Middle
     straight: Middle
     again: Middle
     beside: Middle
-    """Straight, with the other cores as busy as on the sampler's side."""
+    """Direct requests, with the other cores as busy as on the sampler's side."""
     cpu_ms_a_turn: Mapping[str, float]
-    """By process, of the sampler's side."""
+    """By process, on the sampler's side."""
     num_same: int
-    """Requests of the sampler's side that were those of the straight sides, to the last token."""
+    """Requests of the sampler's side that equal those of the direct sides, to the last token."""
     num_turns: int
 
     def __str__(self) -> str:
-        """Return the round in a line."""
+        """Return the round in one line."""
         cpu = ", ".join(f"{name} {ms:.2f}" for name, ms in self.cpu_ms_a_turn.items())
         return (
             f"{self.sampled.tokens_per_second:.0f} tokens/s with {self.sampled.in_flight:.1f} in "
-            f"flight, straight {self.straight.tokens_per_second:.0f} and "
-            f"{self.again.tokens_per_second:.0f}, beside work {self.beside.tokens_per_second:.0f}; "
-            f"{self.ratio:.3f} (equals: {self.straight_ratio:.3f}, beside equal work: "
-            f"{self.ratio_beside_work:.3f}); CPU ms a turn: {cpu}"
+            f"flight, direct {self.straight.tokens_per_second:.0f} and "
+            f"{self.again.tokens_per_second:.0f}, beside work "
+            f"{self.beside.tokens_per_second:.0f}; {self.ratio:.3f} (equals: "
+            f"{self.straight_ratio:.3f}, beside equal work: {self.ratio_beside_work:.3f}); CPU ms "
+            f"a turn: {cpu}"
         )
 
     @property
     def ratio(self) -> float:
-        """The sampler's tokens a second over those of the straight sides."""
+        """The sampler's tokens per second over those of the direct sides."""
         return self.sampled.tokens_per_second / self._straight_tokens_per_second
 
     @property
     def ratio_beside_work(self) -> float:
-        """The sampler's tokens a second over those of the straight side with busy neighbours."""
+        """The sampler's tokens per second over those of the direct side with busy neighbours."""
         return self.sampled.tokens_per_second / self.beside.tokens_per_second
 
     @property
     def neighbour_ratio(self) -> float:
-        """What a busy neighbour leaves of the engine's tokens a second."""
+        """The engine's tokens per second with a busy neighbour over those without."""
         return self.beside.tokens_per_second / self._straight_tokens_per_second
 
     @property
     def straight_ratio(self) -> float:
-        """What the ratio is of equals."""
+        """The ratio of the two equal sides."""
         return self.again.tokens_per_second / self.straight.tokens_per_second
 
     @property
@@ -127,7 +128,7 @@ class Round:
 
 
 def figures(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Return the medians over rounds, and how far the rounds lie apart."""
+    """Return the medians over rounds, and the spread of the rounds."""
     ratios = [each.ratio for each in rounds]
     straight_ratios = [each.straight_ratio for each in rounds]
     straight = [side for each in rounds for side in (each.straight, each.again)]
@@ -167,7 +168,7 @@ def _median(sides: Sequence[Middle], what: str) -> float:
 
 
 class RecordingPool(ServerPool):
-    """Keeps what every rollout asked, and when."""
+    """Records every rollout's requests and their times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +183,7 @@ class RecordingPool(ServerPool):
         *,
         group: str | None = None,
     ) -> GenerateResult:
-        """Sample, and keep what was asked."""
+        """Sample and record the request."""
         self.asked[key].append(request)
         began = time.perf_counter()
         result = await super().generate(key, request, on_partial, group=group)
@@ -191,11 +192,11 @@ class RecordingPool(ServerPool):
 
 
 Chains = Mapping[str, Sequence[GenerateRequest]]
-"""What every rollout asked, in order."""
+"""Every rollout's requests, in order."""
 
 
 def num_same(chains: Chains, others: Chains) -> int:
-    """Count the requests of `chains` that stand at their places in `others` as well."""
+    """Count the requests of `chains` that equal those at the same places in `others`."""
     return sum(
         np.array_equal(mine.input_ids, theirs.input_ids) and mine.sampling == theirs.sampling
         for name, requests in chains.items()
@@ -204,7 +205,7 @@ def num_same(chains: Chains, others: Chains) -> int:
 
 
 async def replay(url: str, chains: Chains) -> list[Call]:
-    """Send requests straight to the engine, each chain's one after the other."""
+    """Send requests directly to the engine, those of a chain in sequence."""
     waiting = iter(chains.items())
     calls: list[Call] = []
 

@@ -1,4 +1,4 @@
-"""Rollouts that wait for a slow tool, and the memory of the one process that holds them."""
+"""Rollouts that wait for a slow tool, and the memory of the process that holds them."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ WAIT_SECONDS = 20.0
 
 
 async def waiting(mongo: EmbeddedMongo, num_waiting: int) -> dict[str, Any]:
-    """Hold rollouts that wait for a slow tool, and watch this process's memory."""
+    """Hold rollouts that wait for a slow tool; measure this process's memory."""
     with (
         tempfile.NamedTemporaryFile() as calls,
         listening_process([sys.executable, SLOW_TOOL, calls.name, "{port}"]) as tools,

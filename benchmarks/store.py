@@ -1,16 +1,16 @@
-"""The store against a bare PyMongo loop that does the same writes, in one run on one mongod.
+"""Compares the store with a bare PyMongo loop that does the same writes, on one mongod.
 
     python benchmarks/store.py --out benchmarks/results/store.json
 
-- claims and turn writes a second with 1, 8 and 32 processes, one request in flight in each and
-  eight: `TrajectoryStore` beside the driver's own calls (same filters, same documents, same write
-  concern; encoding, leases and typed values are what the store adds)
+- claims and turn writes per second with 1, 8 and 32 processes, with one and with eight requests in
+  flight in each: `TrajectoryStore` compared with the driver's own calls (same filters, same
+  documents, same write concern; the store adds encoding, leases and typed values)
 - 1,000 simulated samplers on one mongod: whole rollouts, with the latencies that they see
-- what a trainer reads a second beside a bare cursor over the same documents
-- stored bytes a token for records of 1 to 200 turns, beside the layout of the original AgentRL (one
-  document a call with all messages of the context and a ChatCompletion dump)
+- a trainer's reads per second compared with a bare cursor over the same documents
+- stored bytes per token for records of 1 to 200 turns, compared with the layout of the original
+  AgentRL (one document per call with all messages of the context and a ChatCompletion dump)
 
-Sides alternate, and a figure is the median of the repeats. `--quick` makes everything small.
+Sides alternate, and a figure is the median of the repeats. `--quick` uses small sizes.
 """
 
 import argparse
@@ -62,7 +62,7 @@ TURN_COUNTS = (1, 2, 10, 50, 100, 200)
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of the measurements."""
 
     seconds: float
     repeats: int
@@ -73,16 +73,17 @@ class Sizes:
 
     @classmethod
     def chosen(cls, *, quick: bool) -> "Sizes":
-        """Return the sizes of a quick or a whole run."""
+        """Return the sizes of a quick or a full run."""
         if quick:
             return cls(0.5, 1, 4_000, 2.0, 100, 4)
         return cls(2.0, 3, 12_000, 15.0, 1000, 24)
 
 
 def make_turn(record: Record, index: int, *, answers: bool = False) -> DispatchedSamplingTask:
-    """Return a turn as a browsing agent makes them: a call, and 2,000 characters of page.
+    """Return a typical turn of a browsing agent: a call, and 2,000 characters of page.
 
-    The last turn of a rollout `answers`: it calls nothing, as its results would be nobody's tokens.
+    The last turn of a rollout `answers` without a call, because no later turn would read its
+    results.
     """
     rng = np.random.default_rng(index)
     text = "".join(map(chr, rng.integers(97, 122, REPLY_CHARS)))
@@ -112,7 +113,7 @@ def make_turn(record: Record, index: int, *, answers: bool = False) -> Dispatche
 
 
 def make_tasks(num_slots: int) -> list[MCPTask]:
-    """Return tasks with so many slots in all."""
+    """Return tasks with this total number of slots."""
     return [
         MCPTask(
             id=f"train/0/q{number}",
@@ -130,7 +131,7 @@ def make_tasks(num_slots: int) -> list[MCPTask]:
 
 @dataclass(frozen=True)
 class Order:
-    """What a process is told to do."""
+    """A work order for a process."""
 
     work: str
     """`claims`, `turns` or `samplers`."""
@@ -142,7 +143,7 @@ class Order:
 
 
 def serve(orders: Connection) -> None:
-    """Do what is asked, until the other end hangs up."""
+    """Execute orders until the other end hangs up."""
     while True:
         order = orders.recv()
         if order is None:
@@ -151,12 +152,12 @@ def serve(orders: Connection) -> None:
 
 
 async def obey(order: Order, orders: Connection) -> dict[str, Any]:
-    """Get ready, wait for the word, work, and return what was done."""
+    """Prepare, wait for the start signal, work, and return the result."""
     async with (
         TrajectoryStore.connect(order.uri) as store,
         AsyncMongoClient[dict[str, Any]](order.uri, tz_aware=True) as client,
     ):
-        # One connection a request in flight, before the clock starts.
+        # One connection per request in flight, opened before the clock starts.
         await asyncio.gather(*(store.runs.get() for _ in range(order.in_flight)))
         await asyncio.gather(*(client.admin.command("ping") for _ in range(order.in_flight)))
         database = client.get_default_database(write_concern=WriteConcern(w="majority", j=True))
@@ -187,7 +188,7 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
 
 
 async def claim(store: TrajectoryStore, owner: str) -> Record:
-    """Claim the next slot, which is there."""
+    """Claim the next slot, which must exist."""
     claimed = await store.records.claim(
         owner, lease_seconds=600, admitted_groups=ADMITTED, max_attempts=5
     )
@@ -198,7 +199,7 @@ async def claim(store: TrajectoryStore, owner: str) -> Record:
 def claims(
     side: str, store: TrajectoryStore, database: Any, owner: str
 ) -> Callable[[], Awaitable[None]]:
-    """Return one claim, by the store or by the driver alone."""
+    """Return a function that claims once, through the store or the bare driver."""
 
     async def by_store() -> None:
         await claim(store, owner)
@@ -218,10 +219,10 @@ def claims(
 def turns(
     side: str, store: TrajectoryStore, database: Any, records: list[Record]
 ) -> Callable[[], Awaitable[None]]:
-    """Return one write of a turn, by the store or by the driver alone.
+    """Return a function that writes one turn, through the store or the bare driver.
 
-    What a sampler has in hand (the turn) is made before the clock starts; so is, on the bare side,
-    the document that it becomes.
+    The sampler's input (the turn) is created before the clock starts; so is, on the bare side, its
+    document.
     """
     made = [make_turn(records[0], index) for index in range(1, TURNS_A_RECORD + 1)]
     tools = ToolsPacker()
@@ -253,7 +254,7 @@ def turns(
 
 
 async def simulate(store: TrajectoryStore, order: Order, orders: Connection) -> dict[str, Any]:
-    """Be many samplers: each claims, writes three turns, finishes and scores, over and over."""
+    """Simulate many samplers: each repeatedly claims, writes three turns, finishes and scores."""
     orders.send("ready")
     await asyncio.to_thread(orders.recv)
     end = time.monotonic() + order.seconds
@@ -303,7 +304,7 @@ class Fleet:
             self._processes.append(process)
 
     def do(self, order: Order) -> list[dict[str, Any]]:
-        """Have all do the same at the same time."""
+        """Have all processes execute an order at the same time."""
         for pipe in self._pipes:
             pipe.send(order)
         for pipe in self._pipes:
@@ -313,7 +314,7 @@ class Fleet:
         return [pipe.recv() for pipe in self._pipes]
 
     def end(self) -> None:
-        """Let them go."""
+        """End the processes."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             pipe.send(None)
             process.join(20)
@@ -333,16 +334,16 @@ def fresh(mongo: EmbeddedMongo, name: str, num_slots: int) -> str:
 
 
 def cpu_seconds(mongo: EmbeddedMongo) -> float:
-    """Return the CPU time that mongod has taken so far."""
+    """Return mongod's CPU time so far."""
     times = psutil.Process(mongo.pid).cpu_times()
     return float(times.user + times.system)
 
 
 def write_rates(mongo: EmbeddedMongo, sizes: Sizes) -> list[dict[str, Any]]:
-    """Measure claims and turn writes a second, both sides, by processes and requests in flight.
+    """Measure claims and turn writes per second, both sides, by processes and requests in flight.
 
-    Beside the rates, which suffer from other work on the machine: the CPU milliseconds of a write, of
-    all processes and mongod, which do not.
+    In addition to the rates, which other work on the machine disturbs, it measures the CPU
+    milliseconds per write of all processes and mongod, which are not disturbed.
     """
     rows = []
     for number in PROCESSES:
@@ -407,7 +408,7 @@ def many_samplers(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
 
 
 async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
-    """Measure what a trainer reads a second, beside a bare cursor over the same documents."""
+    """Measure a trainer's reads per second against a bare cursor over the same documents."""
     async with TrajectoryStore.connect(mongo.uri("reads")) as store:
         await store.ensure_schema()
         await store.tasks.add(make_tasks(sizes.read_groups * GENERATIONS))
@@ -444,7 +445,7 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
 
 
 async def play(store: TrajectoryStore, num_turns: int) -> Record:
-    """Play one slot to its score."""
+    """Run one slot up to its score."""
     record = await claim(store, "bench:0:0")
     for index in range(num_turns):
         turn = make_turn(record, index, answers=index == num_turns - 1)
@@ -459,7 +460,7 @@ async def play(store: TrajectoryStore, num_turns: int) -> Record:
 
 
 async def bytes_per_token(mongo: EmbeddedMongo) -> list[dict[str, Any]]:
-    """Measure stored bytes a distinct token, texts included, beside the original's layout."""
+    """Measure stored bytes per distinct token, texts included, against the original's layout."""
     rows = []
     for num_turns in TURN_COUNTS:
         async with TrajectoryStore.connect(mongo.uri("bytes")) as store:
@@ -494,7 +495,7 @@ async def bytes_per_token(mongo: EmbeddedMongo) -> list[dict[str, Any]]:
 def original_layout(turns: Sequence[DispatchedSamplingTask]) -> list[dict[str, Any]]:
     """Return the documents of the original AgentRL for one record.
 
-    By its description: one document a model call, whose `request` holds all messages so far and
+    By its description: one document per model call, whose `request` holds all messages so far and
     whose `response` is the dump of a ChatCompletion with logprobs; and the trainer's copy with all
     messages and the logprobs of every reply.
     """
@@ -503,7 +504,7 @@ def original_layout(turns: Sequence[DispatchedSamplingTask]) -> list[dict[str, A
     logprobs: dict[str, Any] = {}
     for turn in turns:
         messages.extend(turn.added_messages)
-        # A token of text stands for every sampled id, as `logprobs.content` spells each one out.
+        # One token of text represents each sampled id, as `logprobs.content` lists every one.
         pieces = [turn.output_text[at : at + 4] for at in range(0, len(turn.output_text), 4)]
         content = [
             {
@@ -569,7 +570,7 @@ def original_layout(turns: Sequence[DispatchedSamplingTask]) -> list[dict[str, A
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
-    """Run everything on a mongod of its own."""
+    """Run everything on a separate mongod."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder)) as mongo:
         by_turns = asyncio.run(bytes_per_token(mongo))
         rates = write_rates(mongo, sizes)
@@ -602,7 +603,7 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/store.json"))
-    parser.add_argument("--quick", action="store_true", help="small sizes: a look, no measurement")
+    parser.add_argument("--quick", action="store_true", help="small sizes, for a quick check only")
     arguments = parser.parse_args()
     about = machine()
     result = {**measure(Sizes.chosen(quick=arguments.quick)), "machine": about}

@@ -1,16 +1,16 @@
-"""The table of chat templates: is each recognised, and continued token for token?
+"""The table of chat templates: checks that each is recognised and continued token for token.
 
     scripts/template_table --conversations 1000 --templates FOLDER
 
-Released templates come from the packages that carry them: TRL's from where it is installed; those of the
-families that TRL lacks from the source archive of the package llama-cpp-python, whose folder
-`vendor/llama.cpp/models/templates` is `--templates`. For each one, random conversations with tools, text
-that looks like control tokens, cut replies and noise are held:
+Released templates come from the packages that contain them: those in TRL from its installation;
+those of other families from the source archive of the package llama-cpp-python, whose folder
+`vendor/llama.cpp/models/templates` is `--templates`. Each is tested with random conversations with
+tools, text that looks like control tokens, truncated replies and noise:
 
-- `exact`: conversations in which the prompts rebuilt from stored turns are the engine's, id by id, no text
-  from outside made a control token, and every prompt says what the template says;
-- `appended`: share of calls whose results were appended to the ids as sampled. Where it is below 1, the
-  template itself writes the call otherwise than the model did.
+- `exact`: conversations in which the prompts rebuilt from stored turns equal the engine's, id by
+  id, no untrusted text became a control token, and every prompt equals the template's text;
+- `appended`: share of calls whose results were appended to the ids as sampled. If it is below 1,
+  the template itself writes the call differently than the model did.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 @dataclass
 class Held:
-    """What became of the conversations in a template."""
+    """Results of the conversations with a template."""
 
     conversations: int = 0
     inexact: int = 0
@@ -37,9 +37,9 @@ class Held:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Hold conversations and print; 1 if one was inexact."""
+    """Run conversations and print the results; 1 if one was inexact."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--families", help="comma separated; all that are there by default")
+    parser.add_argument("--families", help="comma-separated; all available ones by default")
     parser.add_argument("--conversations", type=int, default=1000)
     parser.add_argument("--templates", type=Path, help="folder of templates that TRL lacks")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     there = [name for name, family in REAL_FAMILIES.items() if family.is_there]
     names = asked.families.split(",") if asked.families else there
     if unknown := sorted({*names} - {*there}):
-        parser.error(f"not there: {', '.join(unknown)}; there are {', '.join(there)}")
+        parser.error(f"not available: {', '.join(unknown)}; available: {', '.join(there)}")
     found = {}
     for name in names:
         found[name] = measured(name, asked.conversations)

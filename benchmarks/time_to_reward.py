@@ -1,19 +1,21 @@
-"""Wall time until the demo is learnt: `agentrl run` against TRL's GRPO trainer with tools.
+"""Wall time to learn the demo: `agentrl run` against TRL's GRPO trainer with tools.
 
     python benchmarks/time_to_reward.py                       # three seeds of each side, in alternation
     python benchmarks/time_to_reward.py --only trl --seed 2   # one run more; the file keeps the others
     python benchmarks/time_to_reward.py --only trl --seed 1 --set learning_rate=0.0008   # a trial
 
-Both sides have the demo's model, questions, tools, prompts and batch (16 questions, 8 attempts each).
-Ours is the demo as a user runs it: database, tool server over MCP, engine, sampler, trainer. TRL has
-the tools as plain functions in its only process. The clock starts with the command and stops at the
-end of the first step at which the mean reward of the last five steps is at least 0.8 and the weights
-answer at least 0.9 of the held-out questions (evaluated outside of the clock, the same way for both).
+Both sides have the demo's model, questions, tools, prompts and batch (16 questions, 8 attempts
+each). Our side is the demo as users run it: database, tool server over MCP, engine, sampler,
+trainer. TRL has the tools as plain functions in its single process. The clock starts with the
+command and stops at the end of the first step at which the mean reward of the last five steps is at
+least 0.8 and the weights answer at least 0.9 of the held-out questions (evaluated outside of the
+clock, the same way for both).
 
-`wall_ratio` is the mean of our seconds over the mean of TRL's, seeds that both have; `cpu_ratio` the
-same of CPU seconds, which do not depend on other work on the machine. Both sides may train a rollout
-twice; `rewards` are of the steps that had new rollouts. A run with `--set` is a trial: it is kept under
-`trials`, not among the `runs`. Each side's settings are the best of its trials.
+`wall_ratio` is the mean of our seconds over the mean of TRL's, over the seeds that both have;
+`cpu_ratio` is the same for CPU seconds, which do not depend on other work on the machine. Both
+sides may train a rollout twice; `rewards` are those of the steps with new rollouts. A run with
+`--set` is a trial: it is stored under `trials`, not under `runs`. Each side's settings are the best
+of its trials.
 """
 
 import argparse
@@ -42,18 +44,18 @@ ROOT = Path(__file__).parents[1]
 SIDES = ("ours", "trl")
 SEEDS = (1, 2, 3)
 DEFAULTS = {"max_trained_count": 2, "dual_clip": 3}
-"""Our best settings beside the demo's; those of the other side stand in its script."""
+"""Our best settings in addition to the demo's; those of the other side are in its script."""
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60
 
 
 def rewards_of(steps: list[dict[str, Any]]) -> list[float]:
-    """Return the mean rewards of the steps that had new rollouts."""
+    """Return the mean rewards of the steps with new rollouts."""
     return [step["reward_mean"] for step in steps if step.get("reward_mean") is not None]
 
 
 def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run the demo until the goal; return what it took."""
+    """Run the demo until it reaches the goal; return its cost."""
     settings = DEFAULTS | settings
     held_out = HeldOut()
     torch.set_num_threads(1)
@@ -90,7 +92,7 @@ def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, A
 
 @contextmanager
 def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in the block, and interrupt it as Ctrl-C does afterwards."""
+    """Run a command during the block, then interrupt it as Ctrl-C does."""
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         yield process
@@ -116,7 +118,7 @@ def metrics_of(process: subprocess.Popen[bytes], path: Path) -> Iterator[dict[st
 
 
 def tree_cpu(pid: int) -> float:
-    """Return the CPU seconds of a process and of all below it so far."""
+    """Return the CPU seconds so far of a process and all its descendants."""
     try:
         top = psutil.Process(pid)
         processes = [top, *top.children(recursive=True)]
@@ -126,7 +128,7 @@ def tree_cpu(pid: int) -> float:
 
 
 def run_trl(seed: int, max_steps: int, settings: dict[str, Any], python: str) -> dict[str, Any]:
-    """Run TRL until the goal; return what it took."""
+    """Run TRL until it reaches the goal; return its cost."""
     script = str(Path(__file__).with_name("time_to_reward_trl.py"))
     command = [python, script, str(seed), str(max_steps), json.dumps(settings)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
@@ -135,7 +137,7 @@ def run_trl(seed: int, max_steps: int, settings: dict[str, Any], python: str) ->
 
 
 def ratios(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return how the sides compare over the seeds that both have."""
+    """Return the ratios over the seeds that both sides have."""
     shared = sorted(set(runs["ours"]) & set(runs["trl"]))
     if not shared:
         return {}
@@ -165,14 +167,14 @@ def value_of(text: str) -> tuple[str, Any]:
 
 
 def main() -> None:
-    """Run what was asked for, each result joined to the file at once."""
+    """Run the requested seeds; write each result to the file at once."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/time_to_reward.json")
-    parser.add_argument("--only", choices=SIDES, help="run one side")
-    parser.add_argument("--seed", type=int, action="append", help="1, 2 and 3 when not given")
-    parser.add_argument("--max_steps", type=int, default=80, help="give up after so many steps")
+    parser.add_argument("--only", choices=SIDES, help="run only one side")
+    parser.add_argument("--seed", type=int, action="append", help="1, 2 and 3 by default")
+    parser.add_argument("--max_steps", type=int, default=80, help="give up after this many steps")
     parser.add_argument("--set", type=value_of, action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--trl_python", default=sys.executable, help="interpreter that has TRL")
+    parser.add_argument("--trl_python", default=sys.executable, help="Python interpreter with TRL")
     arguments = parser.parse_args()
     settings = dict(arguments.set)
     for seed in arguments.seed or SEEDS:
@@ -187,7 +189,7 @@ def main() -> None:
 
 
 def keep(out: Path, side: str, seed: int, row: dict[str, Any], *, is_trial: bool) -> None:
-    """Join a run to the file."""
+    """Add a run to the file."""
     result: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     runs = result.get("runs", {name: {} for name in SIDES})
     trials = result.get("trials", {name: [] for name in SIDES})

@@ -2,9 +2,10 @@
 
     python benchmarks/time_to_reward_trl.py SEED MAX_STEPS '{"learning_rate": 0.0004}'
 
-Runs in an environment that has TRL beside agentrl. Model, questions, tools and prompts are the demo's,
-to the token; the tools are plain functions in this process. A line a step with the mean reward of all
-rollouts and the seconds since the process began, evaluations left out; the last one says how it ended.
+Runs in an environment with both TRL and agentrl. Model, questions, tools and prompts equal the
+demo's, to the token; the tools are plain functions in this process. It prints one line per step
+with the mean reward of all rollouts and the seconds since the start of the process, without
+evaluations; the last line reports how it ended.
 """
 
 import json
@@ -96,9 +97,9 @@ def make_tools() -> list[Callable[..., str]]:
 
 
 def load_tokenizer() -> PreTrainedTokenizerBase:
-    """Return the demo's tokenizer, whose template shows the tools as the demo's samplers do.
+    """Return the demo's tokenizer, whose template renders the tools as the demo's samplers do.
 
-    TRL describes functions in more words than the model has learnt to read.
+    TRL's descriptions of functions are more verbose than the model has learnt to read.
     """
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
     template = tokenizer.chat_template
@@ -111,7 +112,7 @@ def load_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def score(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float | None]:
-    """Return 1 where the last message holds the right answer, else 0."""
+    """Return 1 if the last message contains the right answer, else 0."""
     return [
         float(is_right(messages[-1]["content"], right))
         for messages, right in zip(completions, answer, strict=True)
@@ -147,7 +148,7 @@ class Watch(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Take a step's reward; evaluate where the steps are good enough."""
+        """Record a step's reward; evaluate if the steps are good enough."""
         if logs is None or "reward" not in logs:
             return
         self.rewards.append(float(logs["reward"]))

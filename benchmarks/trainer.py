@@ -1,13 +1,13 @@
-"""The trainer's passes over the time that matrix products of the same shapes take here.
+"""Compares the trainer's passes with the time of matrix products of the same shapes.
 
     python benchmarks/trainer.py --out benchmarks/results/trainer.json
 
-For a dense, an expert and a hybrid model of 50 to 60 million parameters: `forward_backward` of one row
-of conversations of 2,048 tokens, all of them in the loss, with recomputation and without. The bound is
-measured right before it: every linear layer's product and its two gradients, on matrices of the same
-shapes, and the products of attention at the rate of one of its blocks, each for its share of visible
-pairs. Recomputation adds the forward products once more. `share` is bound over time; softmax, norms,
-gates, routing, recurrences and the loss are not in the bound, so that 1 is out of reach.
+For a dense, an expert and a hybrid model of 50 to 60 million parameters: `forward_backward` of one
+row of conversations of 2,048 tokens, all of them in the loss, with and without recomputation. The
+bound is measured right before: every linear layer's product and its two gradients, on matrices of
+the same shapes, and the products of attention at the rate of one of its blocks, each for its share
+of visible pairs. Recomputation adds the forward products once more. `share` is bound over time;
+softmax, norms, gates, routing, recurrences and the loss are not in the bound, so 1 is out of reach.
 
 `--tokens 4096,16384` sets the lengths of the rows.
 """
@@ -84,7 +84,7 @@ def make_policy(kind: str, *, recomputed: bool) -> PolicyModel:
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 2) -> float:
-    """Return the quickest of some repetitions, after one that warms up."""
+    """Return the fastest of some repetitions, after a warm-up."""
     found: list[float] = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
@@ -136,7 +136,7 @@ def bound(policy: PolicyModel, batch: MicroBatch, *, recomputed: bool) -> float:
     q, k = torch.rand(heads, _BLOCK, size), torch.rand(heads, size, _BLOCK)
     rate = 2.0 * heads * _BLOCK * _BLOCK * size / seconds_of(lambda: q @ k, 8)
     pairs = float(batch.row.positions.sum()) + batch.row.num_tokens
-    # 12 operations a pair, of which 4 are the forward pass's.
+    # 12 operations per pair, of which the forward pass has 4.
     operations: float = FlopCount.of(policy).per_pair * pairs * (4 / 3 if recomputed else 1)
     return float(total + operations / rate)
 

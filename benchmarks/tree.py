@@ -1,31 +1,31 @@
-"""What a training step costs: a row a turn, rows merged in a record, token trees.
+"""Cost of a training step: one row per turn, rows merged within a record, token trees.
 
     python benchmarks/tree.py                                  # CPU, a model of the demo's size
     python benchmarks/tree.py --trl_python VENV/bin/python     # and TRL's trainer on the same turns
     python benchmarks/tree.py --device cuda --out tree_cuda.json --only mfu
 
-Every row of the result is a process of its own, so that its peak of memory is its own. All rows of
-a workload train on the same target tokens with the same gradient: forward, backward, clipping and
-AdamW. Times are the fastest of `--repeats` runs after one that does not count. On CPU the clock is
-the process's CPU time with one thread, which on an idle machine is wall time and on a shared one
-leaves the neighbours out; on CUDA it is wall time.
+Every row of the result comes from a separate process, which has its own memory peak. All rows of a
+workload train on the same target tokens with the same gradient: forward, backward, clipping and
+AdamW. Times are the fastest of `--repeats` runs after a warm-up. On CPU the clock is the process's
+CPU time with one thread, which is wall time on an idle machine and excludes neighbours on a shared
+one; on CUDA it is wall time.
 
 - `none`, `linear`, `tree`: micro-batches within `--token_budget`, or four times that and one run on
   the long workloads, whose attention is most of the work.
 - `tree_chunked`: as `tree`, but with half of the longest path as the budget, so that trees are
   computed in chunks. It does a quarter to a third more work and needs least memory.
-- `tree_varlen`: as `tree`, with variable-length attention in the place of FlexAttention (CUDA only).
-- `trl`: rows of whole conversations where TRL can mask what was not sampled, else a row a turn;
+- `tree_varlen`: as `tree`, with variable-length attention instead of FlexAttention (CUDA only).
+- `trl`: rows of whole conversations if TRL can mask what was not sampled, else one row per turn;
   see `benchmarks/tree_trl.py`.
 
 `NAME/hybrid`, `NAME/windowed` and `NAME/vision` are the same steps with Gated DeltaNet, with windows and
 with a picture in front of every prompt.
 
 `bound` is the ratio of floating-point operations (parameters, attention, LM head) of separate turns
-to those of the whole tree without repeated prefixes; `share_of_bound` is the speed-up of
-`tree` (forward and backward) over it. `memory` is in MiB: on CPU what the process's resident set
-grows by in the steps, on CUDA what was allocated at the peak, of which `weights` are the weights.
-The result is written after every row, so that what is cut short is not lost.
+to those of the whole tree without repeated prefixes; `share_of_bound` is the speed-up of `tree`
+(forward and backward) over it. `memory` is in MiB: on CPU the growth of the process's resident set
+during the steps, on CUDA the peak allocation, of which `weights` are the weights. The result is
+written after every row: an interrupted run loses nothing.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Setting:
 
 
 def settings(device: str, token_budget: int, repeats: int, *, with_trl: bool) -> Iterator[Setting]:
-    """Return everything that is measured on a device."""
+    """Return all settings of a device."""
     if device == "cpu":
         kinds: tuple[Kind, ...] = (*ROWS, "trl") if with_trl else ROWS
         for name, workload in SMALL.items():
@@ -69,7 +69,7 @@ def settings(device: str, token_budget: int, repeats: int, *, with_trl: bool) ->
         yield from kind_settings(token_budget, repeats, kinds)
         for name, workload in LONG.items():
             for kind in kinds:
-                if kind != "linear" or workload.extends_itself:  # otherwise it is `none` again
+                if kind != "linear" or workload.extends_itself:  # otherwise equal to `none`
                     runs = min(repeats, 2)
                     row = Row(kind, "demo", workload, 4 * token_budget, device, runs)
                     yield Setting("workloads", name, row)
@@ -91,7 +91,7 @@ def kind_settings(token_budget: int, repeats: int, kinds: Sequence[Kind]) -> Ite
 
 
 def large_settings(repeats: int) -> Iterator[Setting]:
-    """Return what is measured on a GPU, what matters most first."""
+    """Return the settings for a GPU, the most important first."""
     for shape in ("qwen3-0.6b", "qwen3-4b"):
         for num_tokens in (16384, 65536):
             row = Row("tree", shape, single_row(num_tokens, 2), num_tokens, "cuda", repeats)
@@ -115,7 +115,7 @@ def large_settings(repeats: int) -> Iterator[Setting]:
 
 
 def measure(row: Row, trl_python: str | None) -> dict[str, Any]:
-    """Run a row in a process of its own."""
+    """Run a row in a separate process."""
     is_trl = row.kind == "trl"
     command = [trl_python if is_trl and trl_python else sys.executable]
     command += [str(HERE / ("tree_trl.py" if is_trl else "tree_row.py")), row.to_json()]
@@ -133,7 +133,7 @@ def measure(row: Row, trl_python: str | None) -> dict[str, Any]:
 
 
 def filed(result: dict[str, Any], setting: Setting, found: dict[str, Any]) -> None:
-    """Put what was found in its place and work out what depends on several rows."""
+    """Store a row's figures and compute those that depend on several rows."""
     section = result.setdefault(setting.section, {})
     if setting.section != "workloads":
         entry = section.setdefault(setting.name, {})
@@ -156,22 +156,22 @@ def filed(result: dict[str, Any], setting: Setting, found: dict[str, Any]) -> No
 
 
 def shape_of(workload: Workload) -> dict[str, Any]:
-    """Return the fields that say something."""
+    """Return the fields that differ from the defaults."""
     return {name: value for name, value in asdict(workload).items() if value}
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Measure the requested settings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=HERE / "results/tree.json")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--token_budget", type=int, default=4096, help="tokens of a pass, on CPU")
+    parser.add_argument("--token_budget", type=int, default=4096, help="tokens per pass, on CPU")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--workloads", nargs="+", help="measure these anew, and keep the others")
-    parser.add_argument("--trl_python", help="a python in whose environment TRL is installed")
+    parser.add_argument("--workloads", nargs="+", help="measure these again and keep the others")
+    parser.add_argument("--trl_python", help="Python interpreter with TRL installed")
     arguments = parser.parse_args()
     if arguments.workloads:
         arguments.only = ["workloads"]
@@ -188,7 +188,7 @@ def main() -> None:
         "model": {name: dict(shape) for name, shape in SHAPES.items()},
         "repeats": arguments.repeats,
     }
-    if arguments.out.exists():  # keep sections that are not measured now
+    if arguments.out.exists():  # keep sections that are not measured in this run
         kept = json.loads(arguments.out.read_text())
         result |= {s: kept[s] for s in SECTIONS if s in kept and s not in arguments.only}
         if arguments.workloads:

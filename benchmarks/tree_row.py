@@ -100,7 +100,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vision_end_token_id": IMAGE_TOKEN + 3,
         "tie_word_embeddings": True,
     },
-    # No layers and few channels beside many words: what is left is the LM head and the loss.
+    # No layers and few channels but a large vocabulary: only the LM head and the loss remain.
     "head": {
         "vocab_size": 8192,
         "hidden_size": 16,
@@ -160,7 +160,7 @@ class Row:
         return cls(**{**fields, "workload": Workload(**fields["workload"])})
 
     def step(self, token_budget: int | None = None) -> StepBatch:
-        """Return the step as this row packs it."""
+        """Return the step in this row's packing."""
         merge: Merge = "tree"
         if self.kind in ("none", "linear"):
             merge = self.kind
@@ -185,7 +185,7 @@ def make_model(shape: str) -> PreTrainedModel:
 
 
 def with_image(groups: Sequence[SelectedGroup]) -> list[SelectedGroup]:
-    """Return groups all of whose prompts begin with one picture of 128 by 128 pixels."""
+    """Return groups whose prompts all start with one picture of 128 by 128 pixels."""
     reader = ImageReader(make_model("vision").config)
     picture = BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)
@@ -230,7 +230,7 @@ def work_of(row: Row) -> dict[str, float]:
 
 
 class Memory:
-    """Peak of memory in MiB from its making on."""
+    """Peak of memory in MiB since its creation."""
 
     def __init__(self, device: str) -> None:
         self._is_cuda = device == "cuda"
@@ -238,7 +238,7 @@ class Memory:
         if self._is_cuda:
             torch.cuda.reset_peak_memory_stats()
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark is reset
         self._before = self._now()
 
     def peak(self) -> float:
@@ -285,7 +285,7 @@ def quickest(runs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 class Trainer:
-    """What a learner does in a step, with a clock at hand."""
+    """A learner's step, with timing."""
 
     def __init__(self, policy: PolicyModel, device: str) -> None:
         self._policy = policy
@@ -295,7 +295,7 @@ class Trainer:
         self._optimizer = make_optimizer(policy.parameters(), TrainerSection())
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
-        """Make a step; return its seconds as `step_seconds` does."""
+        """Run a step; return its seconds as `step_seconds` does."""
         return step_seconds(self._device, lambda: self._accumulate(micro_batches), self._update)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
@@ -318,7 +318,7 @@ def measure(row: Row) -> dict[str, Any]:
     """Return the figures of a row."""
     policy = make_policy(row)
     trainer = Trainer(policy, row.device)
-    # Libraries are loaded and kernels compiled before anything counts.
+    # Warm-up: loads libraries and compiles kernels.
     trainer.step(
         build_step(make_groups(single_row(256)), policy_version=0, token_budget=256).micro_batches[
             0
@@ -355,7 +355,7 @@ def mfu(flops: FlopCount, step: StepBatch, seconds: float, peak: float) -> dict[
     """Return the share of the device's peak, by two ways of counting attention.
 
     `mfu` counts the pairs that see each other. Some projects count every token as if it saw its
-    whole row, twice of that where the row is one conversation; `mfu_square` is for them.
+    whole row, which is twice as much if the row is one conversation; `mfu_square` follows them.
     """
     rows = [batch.row for batch in step.micro_batches[0]]
     work = sum(flops.row(row) for row in rows)

@@ -1,11 +1,11 @@
 """The `trl` row of `benchmarks/tree.py`: TRL's GRPO trainer on the same turns, as JSON.
 
-Runs in an environment that has TRL beside agentrl. TRL's own loss function is called on its own
+Runs in an environment with both TRL and agentrl. TRL's own loss function is called on its own
 padded batches of eight rows (its default), with the same model, optimizer and precision as the
-other rows. Where a record is one growing conversation it is one row whose tool results are masked;
-where contexts are edited, TRL has no row that holds several turns, and each is a row of its own.
-TRL's packed prefix tries (its asynchronous trainer) need the FlashAttention 3 kernel, which is not
-to be had on CPU.
+other rows. A record that is one growing conversation is one row with masked tool results; if
+contexts are edited, TRL has no row for several turns, and each turn is a separate row. TRL's packed
+prefix tries (its asynchronous trainer) need the FlashAttention 3 kernel, which is not available on
+CPU.
 """
 
 import json
@@ -33,10 +33,10 @@ BATCH_ROWS = 8
 
 
 class TrlRow:
-    """A prompt, what follows it, and which of that was sampled."""
+    """A prompt, its continuation, and which tokens of it were sampled."""
 
     def __init__(self, turns: Sequence[TurnTokens]) -> None:
-        """Make the row of turns that extend each other."""
+        """Create the row of turns that extend each other."""
         last = turns[-1]
         start = turns[0].num_prompt_tokens
         self.prompt = last.full_ids[:start]
@@ -62,7 +62,7 @@ def make_rows(row: Row) -> list[TrlRow]:
 
 
 def padded(arrays: Sequence[np.ndarray], *, left: bool) -> torch.Tensor:
-    """Return the arrays as rows of one tensor, filled up with zeros."""
+    """Return the arrays as rows of one tensor, padded with zeros."""
     width = max(len(array) for array in arrays)
     out = np.zeros((len(arrays), width), dtype=arrays[0].dtype)
     for number, array in enumerate(arrays):
@@ -71,7 +71,7 @@ def padded(arrays: Sequence[np.ndarray], *, left: bool) -> torch.Tensor:
 
 
 def make_batch(rows: Sequence[TrlRow], num_targets: int) -> dict[str, torch.Tensor]:
-    """Return what TRL's loss takes."""
+    """Return the input of TRL's loss."""
     ones = [np.ones(len(row.prompt), dtype=np.int64) for row in rows]
     more = [np.ones(len(row.completion), dtype=np.int64) for row in rows]
     return {

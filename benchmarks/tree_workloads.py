@@ -1,4 +1,4 @@
-"""Steps to measure: groups of random turns whose contexts go on in the ways that agents' do."""
+"""Workloads to measure: groups of random turns whose contexts develop like those of agents."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ from agentrl.data import SelectedGroup, TokenTree
 from agentrl.data.tokens import TurnTokens
 
 VOCABULARY = 640
-"""Token ids stay below, whatever the model's vocabulary is."""
+"""Token ids are below this, whatever the model's vocabulary is."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,20 @@ class Workload:
     sampled_tokens: int
     tool_tokens: int
     strip_thinking: bool = False
-    """Whether a later prompt leaves out the first half of what a turn sampled."""
+    """Whether a later prompt omits the first half of a turn's sampled tokens."""
     edit_every: int = 0
-    """Every so many turns an old tool result is replaced by a stub, and all after it moves up."""
+    """Interval in turns at which an old tool result is replaced by a stub, shifting all later
+    tokens.
+    """
     sub_agent_every: int = 0
-    """Every so many turns a sub-agent with its own prompt is asked; its answer is the result."""
+    """Interval in turns at which a sub-agent with its own prompt is called; its answer is the
+    result.
+    """
     sub_agent_turns: int = 3
 
     @property
     def extends_itself(self) -> bool:
-        """Say whether merging within a record merges anything."""
+        """Return whether merging within a record merges anything."""
         return self.num_turns > 1 and not self.strip_thinking
 
     def resized(self, factor: float) -> "Workload":
@@ -45,16 +49,16 @@ class Workload:
 
 
 SMALL = {
-    # The demo: eight tries that share a system prompt with tool schemas.
+    # The demo: eight records that share a system prompt with tool schemas.
     "star": Workload(8, 8, 150, 3, 20, 20),
-    # One long conversation: merging within a record is all there is.
+    # One long conversation, which only merging within the record can share.
     "chain": Workload(2, 1, 100, 20, 20, 20),
-    # Thinking is cut from the history, so that every turn leaves a stub behind.
+    # Thinking is cut from the history, so every turn leaves a stub.
     "think_strip": Workload(2, 1, 100, 20, 20, 20, strip_thinking=True),
-    # Four tries of a long task: contexts are edited, sub-agents share their prompt.
+    # Four records of a long task: contexts are edited, sub-agents share their prompt.
     "branching": Workload(1, 4, 150, 12, 20, 20, edit_every=4, sub_agent_every=3),
 }
-"""What two CPU cores can do many times over."""
+"""Sizes that two CPU cores can run many times."""
 
 LONG = {
     # G = 8, P = 4k, R = 1k: attention is most of the work.
@@ -63,7 +67,7 @@ LONG = {
     "chain_6k": Workload(1, 1, 1024, 20, 192, 64),
     "think_strip_4k": Workload(1, 1, 1024, 20, 120, 80, strip_thinking=True),
 }
-"""What they can do a few times."""
+"""Sizes that they can run a few times."""
 
 LARGE = {
     # G = 8, P = 4k, R = 1k at 12k tokens of tree.
@@ -72,11 +76,11 @@ LARGE = {
     "think_strip": Workload(1, 1, 1024, 20, 512, 256, strip_thinking=True),
     "branching": Workload(1, 4, 1024, 12, 256, 128, edit_every=4, sub_agent_every=3),
 }
-"""What a GPU is for; `of_tree_size` makes them as large as a setting asks for."""
+"""Sizes for a GPU; `of_tree_size` scales them to a setting."""
 
 
 def of_tree_size(workload: Workload, num_tokens: int) -> Workload:
-    """Return the workload with lengths such that all its trees have about so many tokens."""
+    """Return the workload scaled to about this many tokens in all its trees."""
 
     def size(of: Workload) -> int:
         return sum(TokenTree.from_tokens(group.turns).num_tokens for group in make_groups(of))
@@ -106,7 +110,7 @@ def make_groups(workload: Workload, seed: int = 0) -> list[SelectedGroup]:
 
 
 class _Record:
-    """One conversation in the making."""
+    """One conversation under construction."""
 
     def __init__(self, workload: Workload, record_id: str, rng: np.random.Generator) -> None:
         self._workload = workload
@@ -130,7 +134,7 @@ class _Record:
             if workload.strip_thinking:
                 chain = self._new_chain()
             if _is_due(index, workload.edit_every):
-                oldest = 2 * (index - workload.edit_every + 1)  # result that is still whole
+                oldest = 2 * (index - workload.edit_every + 1)  # result that is still complete
                 parts[oldest] = parts[oldest][:1]
                 chain = self._new_chain()
         return self._turns

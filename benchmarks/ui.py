@@ -1,14 +1,14 @@
-"""How soon the inspector's pages answer on a run of a million turns.
+"""Measures the response times of the inspector's pages on a run of a million turns.
 
     python benchmarks/ui.py --out benchmarks/results/ui.json
 
-The run of `benchmarks/growth.py` with eight turns a record is written in bulk, the words of its turns
-are indexed, and its questions are asked over HTTP, as the pages ask them, of an `agentrl ui` in a
-process of its own. `first_answer_seconds_max` is the slowest page: its first answer from an inspector
-that was just started, the shortest of three, as other work on the machine only adds.
-`search_seconds_max` is the slowest search out of words that stand once, in every eighth text and in
-all of them. One more round is logged by mongod with the plan of every query: `collection_scans` names
-the collections that one of them read whole, the run's one document and its processes aside.
+The run of `benchmarks/growth.py` with eight turns per record is written in bulk, the words of its
+turns are indexed, and the pages' requests are sent over HTTP to an `agentrl ui` in a separate
+process. `first_answer_seconds_max` is the slowest page: its first answer from an inspector that was
+just started, the shortest of three, because other work on the machine only adds time.
+`search_seconds_max` is the slowest search for words that occur once, in every eighth text and in
+all texts. In one more round, mongod logs the plan of every query: `collection_scans` names the
+collections that a query read in full, apart from the run's single document and its processes.
 """
 
 import argparse
@@ -61,7 +61,7 @@ SEARCHES = ("item 4711", "amber", '"the shelf is"', "sold", "nowhere-to-be-found
 
 @functools.cache
 def template() -> Document:
-    """Return the stored form of a turn without what differs from one to the next."""
+    """Return the stored form of a turn without the fields that differ between turns."""
     turn = DispatchedSamplingTask(
         id="",
         record_id="",
@@ -124,7 +124,7 @@ def figures(step: int) -> dict[str, Any]:
 
 
 async def write(uri: str, num_turns: int) -> int:
-    """Write the run; return the turns that it has."""
+    """Write the run; return its number of turns."""
     share = 1 - growth.PENDING_SHARE
     num_records = round(num_turns / TURNS / share)
     num_groups = num_records // growth.GENERATIONS
@@ -153,7 +153,7 @@ async def answers(address: str) -> tuple[dict[str, float], dict[str, float]]:
 
         pages["runs"] = await seconds("/api/runs", {})
         for name, asked in PAGES.items():
-            # The slowest: a page asks for its parts at the same time and shows each as it comes.
+            # The slowest: a page requests its parts concurrently and shows each as it arrives.
             taken = [await seconds(f"/api/runs/{RUN}/{part}", given) for part, given in asked]
             pages[name] = max(taken)
         for words in SEARCHES:
@@ -162,12 +162,12 @@ async def answers(address: str) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def rounded(found: dict[str, float]) -> dict[str, float]:
-    """Return the seconds with milliseconds."""
+    """Return the seconds rounded to milliseconds."""
     return {name: round(seconds, 3) for name, seconds in found.items()}
 
 
 async def collection_scans(uri: str, since: datetime) -> list[str]:
-    """Return the namespaces of logged queries that read a collection whole."""
+    """Return the namespaces of logged queries that read a whole collection."""
     async with TrajectoryStore.connect(uri) as store:
         wanted = {"planSummary": "COLLSCAN", "ts": {"$gt": since}, "appName": "agentrl"}
         found = store.database.handle["system.profile"].find(wanted)

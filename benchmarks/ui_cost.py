@@ -1,20 +1,19 @@
-"""What `agentrl ui` with an open page costs the demo that it watches, in processor time.
+"""Measures what `agentrl ui` with an open page costs a running demo, in processor time.
 
     python benchmarks/ui_cost.py --pairs 10 --out benchmarks/results/ui.json
 
-Steps a second of two runs differ by a third on a shared machine, so nothing as small as the
-inspector's share is seen in them. Processor time is not disturbed by neighbours. One run of the demo is
-watched in windows that alternate between an empty tab and the run's own page, which asks for most: in
-each, the seconds of processor time are counted of the run's processes, of its mongod, of the inspector
-and of the browser.
+Steps per second of two runs differ by a third on a shared machine, which hides anything as small as
+the inspector's share. Neighbours do not disturb processor time. One run of the demo is observed in
+windows that alternate between an empty tab and the run's own page, which requests the most: each
+window counts the processor time of the run's processes, its mongod, the inspector and the browser.
 
-`cost_share` is what the inspector takes, and what mongod takes more than in the windows beside, over
-the processor time of the whole run. On a machine whose cores are all busy, a run lacks what others
-take: `step_rate_ratio` is 1 less that share, and no lower where cores are idle. `cost_share_error` is
-the standard error over the pairs of windows. The browser is the reader's, and its share stands by
-itself. `work_ratio` is a check from the other side: model calls that the run makes in a second of its
-own processor time with the page, over those without. The figures join those that `benchmarks/ui.py`
-has written.
+`cost_share` is the inspector's processor time plus mongod's increase over the adjacent windows,
+relative to the processor time of the whole run. On a machine whose cores are all busy, a run loses
+what others take: `step_rate_ratio` is 1 minus that share, and no lower if cores are idle.
+`cost_share_error` is the standard error over the pairs of windows. The browser belongs to the
+reader, so its share is reported separately. `work_ratio` is a cross-check: model calls of the run
+per second of its own processor time with the page, over those without. The figures are added to
+those of `benchmarks/ui.py`.
 """
 
 import argparse
@@ -42,9 +41,9 @@ from agentrl.store.private_mongod import running_uri
 
 RUN = "watched"
 WARM_UP = 3
-"""Steps before which processes still start and caches fill."""
+"""Warm-up steps, in which processes start and caches fill."""
 SETTLE_SECONDS = 1.5
-"""From the opening of a page to the window; what opening it costs is paid once."""
+"""Time from the opening of a page to the window; opening it is a one-time cost."""
 
 
 @contextmanager
@@ -96,7 +95,7 @@ def _seconds(process: psutil.Process) -> float:
 def window(
     page: Page, address: str, seconds: float, run: int, ui: psutil.Process, calls: Any
 ) -> dict[str, float]:
-    """Return processor seconds a second by role, and model calls a second, before an address."""
+    """Return processor seconds per second by role, and model calls per second, with a page open."""
     page.goto(address)
     time.sleep(SETTLE_SECONDS)
     began, before = time.monotonic(), seconds_by_role(run, ui)
@@ -109,14 +108,14 @@ def window(
 
 
 def cost_share(pair: dict[str, dict[str, float]]) -> float:
-    """Return what the inspector takes of a run's processor time, in one pair of windows."""
+    """Return the inspector's share of a run's processor time in one pair of windows."""
     closed, opened = pair["closed"], pair["open"]
     taken = opened["ui"] - closed["ui"] + opened["mongod"] - closed["mongod"]
     return taken / (closed["run"] + closed["mongod"])
 
 
 def work_ratio(pair: dict[str, dict[str, float]]) -> float:
-    """Return the model calls of a processor second with the page over those without."""
+    """Return the model calls per processor second with the page over those without."""
     closed, opened = pair["closed"], pair["open"]
     return opened["calls"] / opened["run"] / (closed["calls"] / closed["run"])
 
@@ -168,7 +167,7 @@ def main() -> None:
     """Measure, print, and add the result to a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=12.0, help="length of a window")
+    parser.add_argument("--seconds", type=float, default=12.0, help="seconds per window")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     before = machine()

@@ -31,7 +31,7 @@ from agentrl.schema import (
 )
 
 _CHUNK_TOKENS = 256
-"""Tokens between two looks at how busy the server is; spans of versions are as exact as this."""
+"""Tokens between two checks of the server's load; also the resolution of version spans."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -48,13 +48,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _jump(self, timeout: float | None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("nothing is left to happen")
+            raise RuntimeError("no event is scheduled")
         self._now += timeout
         return []
 
 
 def run_virtually(main: Callable[[], Any]) -> Any:
-    """Run a coroutine function in virtual time, which `time.monotonic` then tells as well."""
+    """Run a coroutine function in virtual time, which `time.monotonic` then also returns."""
     loop = VirtualLoop()
     really = time.monotonic, asyncio.to_thread
 
@@ -71,18 +71,20 @@ def run_virtually(main: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Rates:
-    """What is given instead of measured."""
+    """Assumed, not measured, rates."""
 
     tokens_per_second: float = 60.0
-    """Of one generation on a server that is not busy."""
+    """Speed of one generation on an idle server."""
     knee: int = 32
-    """Generations up to which a server's speed per generation does not fall."""
+    """Number of generations up to which a server's speed per generation does not drop."""
     load_seconds: float = 4.0
     """Loading new weights (8 GB at 2 GB/s)."""
     move_seconds: float = 2.0
-    """Between host memory and device: the trainer's weights and optimizer state (48 GB at 24 GB/s)."""
+    """Transfer between host memory and device: the trainer's weights and optimizer state (48 GB at
+    24 GB/s).
+    """
     mean_seconds_between_failures: float = 6 * 3600.0
-    """Of one server."""
+    """Mean for one server."""
     hang_share: float = 0.2
     """Share of failures in which the server hangs instead of ending."""
     notice_down_seconds: float = 1.0
@@ -105,12 +107,12 @@ class SimServer:
         self.hangs = False
 
     async def answer(self) -> None:
-        """Return as an HTTP answer would: at once, never while it hangs, with an error when dead."""
+        """Behave like an HTTP response: immediate, never while it hangs, an error when dead."""
         if self.hangs and not self._dead.done():
-            # Shielded: whoever gives up on its answer would otherwise cancel what all wait for.
+            # Shielded: otherwise, a caller that gives up would cancel what all wait for.
             await asyncio.shield(self._dead)
         if self._dead.done():
-            raise ServerUnreachable(f"{self.url} is gone")
+            raise ServerUnreachable(f"{self.url} is down")
 
     def pause(self) -> None:
         self._going.clear()
@@ -142,7 +144,7 @@ class SimServer:
                 await asyncio.sleep(chunk / self._rates.tokens_per_second * slow_down)
                 if dead.done() or self.hangs:
                     await self.answer()
-                    raise ServerUnreachable(f"{self.url} started again")
+                    raise ServerUnreachable(f"{self.url} restarted")
                 spans.append(VersionSpan(version=self.version, start=done, end=done + chunk))
                 done += chunk
         finally:
@@ -151,7 +153,7 @@ class SimServer:
 
 
 class SimClient:
-    """What the pool and the publisher use in place of `SGLangClient`."""
+    """Replaces `SGLangClient` for the pool and the publisher."""
 
     servers: dict[str, SimServer] = {}
 
@@ -326,7 +328,7 @@ class SimStore:
         """Keep none."""
 
     async def _reap(self, _max_attempts: int) -> None:
-        """Nobody dies here but servers."""
+        """Only servers die here."""
 
     async def _heartbeat(self, _leases: object, _seconds: float) -> list[str]:
         return []
@@ -377,7 +379,7 @@ class SimStore:
         await self._release(record_id, fence)
 
     def sampled(self, record_id: str, oldest: int, newest: int) -> None:
-        """Note the versions that sampled a record."""
+        """Record the versions that sampled a record."""
         self._versions[record_id] = (oldest, newest)
 
     async def _finish_rollout(self, _record_id: str, _fence: int, **_result: object) -> None:
@@ -438,16 +440,16 @@ class SimStore:
     async def _reserve(
         self, _consumer: str, _record_ids: Sequence[str], _step: int, **_options: object
     ) -> None:
-        """`ready_groups` gave them away for good."""
+        """`ready_groups` has already removed them."""
 
     async def _drop(
         self, _consumer: str, _record_ids: Sequence[str], _step: int, _why: object
     ) -> None:
-        """`ready_groups` gave them away for good."""
+        """`ready_groups` has already removed them."""
 
 
 async def fail_now_and_then(store: SimStore, server: SimServer, rates: Rates, seed: int) -> None:
-    """Let a server fail, be noticed and come back, as its supervisor does it."""
+    """Let a server fail, be detected and come back, as with its supervisor."""
     rng = random.Random(seed)
     while True:
         await asyncio.sleep(rng.expovariate(1 / rates.mean_seconds_between_failures))

@@ -1,31 +1,31 @@
 #!/usr/bin/env python
-"""How long new weights take from the trainer to all servers, against the link they go over.
+"""Time for new weights from the trainer to all servers, relative to the link's own time.
 
     python benchmarks/weight_sync.py --out benchmarks/results/weight_sync.json
 
-A model with random weights (0.7 GB in float32, so that bytes and not calls decide) is published a few
-times to embedded engines that sample all the while. It is a mixture of experts, because a step of a
-dense model of this size takes a CPU a quarter of the time that its bytes take over the link; a GPU
-computes a step in a few hundredths of it. The clock starts when a step's weights stand
-in the trainer's memory and stops when every server has sampled a token with them: export, fsync,
-the store, pauses, loading and the first token are all in it. `ratio` is the median over the rounds
-of publication time over link time; beside every publication, with the engines idle, the same bytes
-go over the link with nothing else done to them:
+A model with random weights (0.7 GB in float32, where bytes dominate calls) is published a few times
+to embedded engines that sample continuously. It is a mixture of experts, because a step of a dense
+model of this size takes a CPU a quarter of the time that its bytes take over the link; a GPU
+computes a step in a few hundredths of it. The clock starts when a step's weights are in the
+trainer's memory and stops when every server has sampled a token with them: export, fsync, the
+store, pauses, loading and the first token are all included. `ratio` is the median over the rounds
+of publication time over link time; for every publication, with the engines idle, the same bytes
+also go over the link without any further work:
 
 disk         written, made durable, and read once by as many readers as there are servers
 distributed  broadcast by gloo over loopback, tensor by tensor, into the memory of as many processes
              as there are servers; `tcp_seconds` is the same over plain TCP connections, from one
              block in the cache to another
 
-`distributed` tells how long each phase of a publication took. `adapter` is the same model's LoRA
-adapter, by disk; `demo` a model of the demo's size, where calls and not bytes decide; `dense` a
+`distributed` reports the duration of each phase of a publication. `adapter` is the same model's
+LoRA adapter, by disk; `demo` a model of the demo's size, where calls dominate bytes; `dense` a
 dense model, `dense_ratio` the worse of its two ratios.
 
 `delta` compares `--weight_sync delta` with `disk`, in alternation, for a dense model and one of
-experts in bfloat16. Before every publication each value of float32 master weights moves by up to the
-learning rate, as a step of AdamW moves it, and is rounded; `sent_share` is the share of the values
-that were sent. `--only PART` measures one part (experts, dense, demo, delta_dense, delta_experts) and
-joins it to the file.
+experts in bfloat16. Before every publication each value of float32 master weights moves by up to
+the learning rate, as in a step of AdamW, and is rounded; `sent_share` is the share of the values
+that were sent. `--only PART` measures one part (experts, dense, demo, delta_dense, delta_experts)
+and adds it to the file.
 """
 
 import argparse
@@ -86,7 +86,7 @@ from agentrl.store.private_mongod import EmbeddedMongo
 TOKENIZER = Path(__file__).resolve().parents[1] / "assets/demo/model"
 _CHUNK = 1 << 22
 _LINK_SECONDS = 120.0
-# Short: on a CPU, computing a long generation again would take longer than the bytes do.
+# Short: on a CPU, recomputing a long generation would take longer than sending the bytes.
 _PROMPT_TOKENS = 2
 _NEW_TOKENS = 12
 BOUND = 1.2
@@ -94,7 +94,7 @@ LEARNING_RATES = (1e-7, 1e-6, 1e-5)
 
 
 def make_policy(num_layers: int) -> PolicyModel:
-    """Return a mixture of 32 experts, with 54 million parameters a layer and 17 million beside."""
+    """Return a mixture of 32 experts, with 54 million parameters per layer and 17 million more."""
     return _policy(
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig(
@@ -207,7 +207,7 @@ def tcp_seconds(num_bytes: int, num_readers: int) -> float:
 
 
 class GlooLink:
-    """The same tensors from this process's memory to that of others, over and over."""
+    """Repeatedly sends the same tensors from this process's memory to other processes."""
 
     def __init__(self, policy: PolicyModel, num_readers: int) -> None:
         self._tensors = [tensor.detach() for tensor in policy.parameters()]
@@ -244,7 +244,7 @@ class GlooLink:
         self._group.leave()
 
     async def seconds(self) -> float:
-        """Return how long it takes until all have everything."""
+        """Return the seconds until all have received everything."""
         started = time.perf_counter()
         await self._group.broadcast(self._tensors, _LINK_SECONDS)
         for _ in self._readers:
@@ -255,7 +255,7 @@ class GlooLink:
 def read_broadcasts(
     port: int, rank: int, world_size: int, shapes: list[tuple[int, ...]], got: Any
 ) -> None:
-    """Be one of the readers, in a process of its own that is ended from outside."""
+    """Run as one of the readers, in a separate process that is ended from outside."""
 
     async def read() -> None:
         torch.set_num_threads(1)
@@ -271,7 +271,7 @@ def read_broadcasts(
 
 
 def sender_of(policy: PolicyModel) -> SendWeights:
-    """Return what hands out the policy's weights in buckets."""
+    """Return the function that sends the policy's weights in buckets."""
 
     async def send(max_bytes: int, sink: Callable[[Bucket], None]) -> None:
         def work() -> None:
@@ -287,7 +287,7 @@ def sender_of(policy: PolicyModel) -> SendWeights:
 
 
 class Servers:
-    """Engines that sample all the while, each with the newest version."""
+    """Engines that sample continuously, each with the newest version."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self.urls = urls
@@ -393,7 +393,7 @@ class Bench:
 
 
 async def register(store: TrajectoryStore, urls: Sequence[str]) -> None:
-    """Make a run with these servers."""
+    """Create a run with these servers."""
     await store.ensure_schema()
     await store.runs.create(Run(name="bench"))
     for number, url in enumerate(urls):
@@ -508,14 +508,14 @@ async def measure_delta(bench: Bench, masters: MasterWeights) -> dict[str, Any]:
 
 
 def delta_of(policy: PolicyModel, num_servers: int, rounds: int) -> dict[str, Any]:
-    """Return what deltas of a model take."""
+    """Return the costs of a model's deltas."""
     masters = MasterWeights(policy)
     with serving(policy, num_servers, rounds) as bench:
         return asyncio.run(measure_delta(bench, masters))
 
 
 def figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the rounds of one way show together."""
+    """Return the combined figures of one way's rounds."""
     found = {
         "ratio": statistics.median(item["ratio"] for item in rounds),
         "bytes": rounds[0]["bytes"],
@@ -555,12 +555,12 @@ def measure_ways(
 
 
 def without_link(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of so few bytes that the link says nothing of them."""
+    """Return the figures of payloads too small to compare with the link."""
     return {name: value for name, value in row.items() if name not in ("ratio", "rounds")}
 
 
 def experts(num_layers: int, num_servers: int, rounds: int) -> dict[str, Any]:
-    """Measure the model of experts by every way."""
+    """Measure the expert model with every way of publishing."""
     # The adapter comes last: it changes the model.
     ways = ("disk", "distributed", "adapter")
     found = measure_ways(make_policy(num_layers), ways, num_servers, rounds)
@@ -596,13 +596,13 @@ PARTS: dict[str, Callable[[int, int, int], dict[str, Any]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and write the result; 1 when a ratio is past its bound."""
+    """Measure, print and write the result; 1 if a ratio exceeds its bound."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part alone")
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this part")
     args = parser.parse_args(argv)
     result: dict[str, Any] = {}
     if args.out and args.out.exists():

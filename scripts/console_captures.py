@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/console_captures.py [80x24 120x40]
 
-Runs the demo for real, in a folder of its own, once for each size. A terminal emulator (pyte) draws
-what the run writes; of each phase, the last of the panels that say most about it is kept.
+Runs the real demo in its own folder, once for each size. A terminal emulator (pyte) renders the
+output; for each phase, the last of its most detailed panels is kept.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ _WORDS = {phase: re.compile(rf"^│ {phase}\b") for phase in get_args(RunPhase)}
 
 
 def screens(command: list[str], folder: Path, width: int, height: int) -> Iterator[list[str]]:
-    """Run a command in a terminal of this size; yield its lines after everything that it writes."""
+    """Run a command in a terminal of this size; yield the screen's lines after every output."""
     screen = pyte.Screen(width, height)
     stream = pyte.ByteStream(screen)
     pid, terminal = pty.fork()
@@ -83,12 +83,12 @@ def capture(width: int, height: int) -> dict[str, list[str]]:
 
 
 def _said(panel: list[str]) -> int:
-    """Return how many words the line of the phase has."""
+    """Return the number of words in the phase's line."""
     return len(panel[1].split())
 
 
 def main() -> None:
-    """Capture all phases at all sizes that are asked for."""
+    """Capture all phases at the requested sizes."""
     TARGET.mkdir(exist_ok=True)
     for size in sys.argv[1:] or SIZES:
         width, height = map(int, size.split("x"))

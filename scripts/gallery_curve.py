@@ -2,7 +2,8 @@
 
     .venv/bin/python scripts/gallery_curve.py MONGO_DIR RUN_NAME docs/images/gallery/NAME.svg
 
-The run must have ended. All tries that a step took count, also those of groups that taught nothing.
+The run must have ended. All records that a step read count, including those of groups without
+signal.
 """
 
 import argparse
@@ -19,7 +20,7 @@ CONSUMER = "trainer"
 
 
 async def rewards_by_step(uri: str, run: str) -> list[float]:
-    """Return the mean score of the tries that each step took."""
+    """Return the mean score of the records that each step read."""
     scores: dict[int, list[float]] = defaultdict(list)
     async with TrajectoryStore.connect(uri, run) as store:
         for status in ("trained", "dropped"):

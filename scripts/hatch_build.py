@@ -21,11 +21,11 @@ class ShippedFiles(BuildHookInterface[BuilderConfig]):
     """Maps the shipped files into a standard wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the files to what hatchling packs.
+        """Add the files to the package that hatchling builds.
 
         Args:
             version: `standard`, or `editable` for an installation that points at the checkout.
-            build_data: what hatchling is about to pack; changed in place.
+            build_data: what hatchling is about to package; changed in place.
         """
         if version == "standard":
             build_data["force_include"].update({path: f"agentrl/_data/{path}" for path in SHIPPED})

@@ -1,10 +1,10 @@
-"""Makes docs/images/inspector-*.png: pages of `agentrl ui`, of a run of the demo that has ended.
+"""Creates docs/images/inspector-*.png: pages of `agentrl ui` for a finished run of the demo.
 
     cd FOLDER && agentrl run --run_name demo --max_steps 30
     .venv/bin/python scripts/inspector_pictures.py FOLDER [--run_name demo] [--out docs/images] [--all]
 
-`--all` draws every page, in light and dark, on a wide screen and on a phone's, for whoever changed the
-pages and wants to look at them.
+`--all` draws every page, in light and dark mode, for wide screens and phones, to review changes to
+the pages.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def inspector(folder: Path, run: str) -> Iterator[str]:
 
 
 def chosen(page: Page, base: str, run: str) -> Pages:
-    """Choose a question whose tries parted, and one of them with several turns."""
+    """Choose a question whose records diverge, and one of them with several turns."""
     asked = f"{base}/api/runs/{quote(run)}"
 
     def ask(question: str) -> Any:

@@ -1,14 +1,15 @@
-"""Keeps the exact versions that AgentRL is developed with, and the hashes that its images install.
+"""Maintains the exact versions that AgentRL is developed with, and the hashes for its images.
 
-    .venv/bin/python scripts/lock.py            pin what is installed, new requirements included
-    .venv/bin/python scripts/lock.py --check    fail where a pin is missing, unused or not met
+    .venv/bin/python scripts/lock.py            pin what is installed, including new requirements
+    .venv/bin/python scripts/lock.py --check    fail if a pin is missing, unused or not met
 
-`scripts/constraints.txt` is found by a walk from the dependencies of the extra `dev` in pyproject.toml
-through the metadata of what is installed in this environment. Versions carry no local part
-(`2.13.0+cpu` is pinned as `2.13.0`), so that builds for other devices meet them too.
+`scripts/constraints.txt` is computed from the dependencies of the extra `dev` in pyproject.toml and
+the metadata of the packages installed in this environment. Versions have no local part
+(`2.13.0+cpu` is pinned as `2.13.0`), so builds for other devices satisfy them too.
 
-`scripts/locked/*.txt` name every package of an image, or of a build, with the hashes of its files on the
-index. `uv` resolves them under these constraints and has to be on the PATH (`pipx install uv`).
+`scripts/locked/*.txt` name every package of an image, or of a build, with the hashes of its files
+on the index. `uv` resolves them under these constraints and must be on the PATH (`pipx install
+uv`).
 """
 
 import argparse
@@ -35,16 +36,16 @@ LOCKED_HEADER = "# Versions and hashes for Linux and Python 3.11. Written by scr
 IMAGE_EXTRAS = {"base": (), "engine,train": ("engine", "train")}
 """Files of `scripts/locked`, and the extras whose dependencies they hold."""
 OTHERS = ("build", "uv")
-"""Further files there: what building a wheel needs, and the tool servers' `uvx`."""
+"""Further files there: build requirements of a wheel, and `uvx` for tool servers."""
 UV = "uv==0.9.13"
 EDITABLES = "editables>=0.5"
-"""What hatchling asks for beside an editable install."""
+"""Additional requirement of hatchling for an editable install."""
 _PLATFORM = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28")
 _PIN = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>[^ ;]+)", re.MULTILINE)
 
 
 def pyproject() -> dict[str, Any]:
-    """Return what pyproject.toml says."""
+    """Return the contents of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -84,7 +85,7 @@ def installed(*extras: str) -> tuple[dict[str, str], set[str]]:
 
 
 def pinned() -> dict[str, str]:
-    """Return name -> version of the file as it is."""
+    """Return name -> version from the current file."""
     lines = FILE.read_text(encoding="utf-8").splitlines()
     pins = [line.partition("==") for line in lines if line and not line.startswith("#")]
     return {name: version for name, _, version in pins}
@@ -96,9 +97,9 @@ def differences(versions: dict[str, str]) -> Iterator[str]:
     found = {canonicalize_name(name): version for name, version in pinned().items()}
     for name in sorted(wanted.keys() | found.keys()):
         if name not in found:
-            yield f"{name} {wanted[name]} is installed and not pinned"
+            yield f"{name} {wanted[name]} is installed but not pinned"
         elif name not in wanted:
-            yield f"{name}=={found[name]} is pinned and not required"
+            yield f"{name}=={found[name]} is pinned but not required"
         elif wanted[name] != found[name]:
             yield f"{name} {wanted[name]} is installed, pinned is {found[name]}"
 
@@ -110,7 +111,7 @@ def locked(name: str) -> dict[NormalizedName, str]:
 
 
 def differences_of_locked() -> Iterator[str]:
-    """Yield one line for each package that a locked file lacks or has in another version."""
+    """Yield one line for each package that a locked file lacks or has in a different version."""
     known = {canonicalize_name(name): version for name, version in pinned().items()}
     for name, extras in IMAGE_EXTRAS.items():
         pins, (versions, _) = locked(name), installed(*extras)
@@ -124,7 +125,7 @@ def differences_of_locked() -> Iterator[str]:
 
 
 def write_locked() -> None:
-    """Let uv find versions and hashes for every file of `scripts/locked`."""
+    """Let uv resolve versions and hashes for every file of `scripts/locked`."""
     LOCKED.mkdir(exist_ok=True)
     for name, extras in IMAGE_EXTRAS.items():
         _compile(name, "pyproject.toml", *(word for extra in extras for word in ("--extra", extra)))
@@ -159,7 +160,7 @@ def main() -> int:
         print("".join(f"lock: {line}\n" for line in found), end="", file=sys.stderr)
         return 1 if found else 0
     if shutil.which("uv") is None:
-        print("lock: uv is not on the PATH, which finds the hashes; pipx install uv")
+        print("lock: uv is not on the PATH, but is needed for the hashes; run pipx install uv")
         return 1
     lines = sorted((f"{name}=={version}" for name, version in versions.items()), key=str.casefold)
     FILE.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Make the demo's data, tokenizer and warm-started model again, from a seed.
+"""Recreates the demo's data, tokenizer and warm-started model from a seed.
 
     python scripts/make_demo_model.py --out assets/demo --seed 0
     python scripts/make_demo_model.py --out assets/demo --hybrid     # of the same questions
@@ -35,7 +35,7 @@ REPORT_EVERY = 50
 
 
 def tokenizer_texts(questions: list[Question]) -> list[str]:
-    """Texts in whose proportions the tokenizer's merges are learnt, markup tokens left out."""
+    """Texts that determine the tokenizer's merges, without markup tokens."""
     markup = [f"\n{json.dumps(schema)}\n" for schema in TOOL_SCHEMAS]
     markup += ["system\n# Tools\n", "\nuser\n", "\nassistant\n", "<tools>", "</tools>"]
     markup += [call_body("add", {"a": 1, "b": 2}), "<answer>1</answer>"]
@@ -46,11 +46,13 @@ def tokenizer_texts(questions: list[Question]) -> list[str]:
 
 
 def main() -> None:
-    """Make everything and print what was made."""
+    """Create everything and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("assets/demo"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hybrid", action="store_true", help="convolutions beside attention")
+    parser.add_argument(
+        "--hybrid", action="store_true", help="convolutions in addition to attention"
+    )
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

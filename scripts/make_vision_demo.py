@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Make the vision demo's maps, questions and warm-started model again, from a seed.
+"""Recreates the vision demo's maps, questions and warm-started model from a seed.
 
     python scripts/make_vision_demo.py --out assets/demo/vision --seed 0
 
-Three runs of `agentrl sft` train the model: the first teaches it to see, the second to see what a call
-needs, the third gives it habits that reinforcement learning has to change. They take some minutes on two
-cores, save every 25 steps, and go on where they were after an interruption if `--work` names the same
-folder. The same seed gives the same data and tokenizer; the weights agree as far as the machine's
-floating-point sums do.
+Three runs of `agentrl sft` train the model: the first teaches it to see, the second to see what a
+call needs, the third gives it habits that reinforcement learning must change. They take some
+minutes on two cores, save every 25 steps, and resume after an interruption if `--work` names the
+same folder. The same seed gives the same data and tokenizer; the weights agree as far as the
+machine's floating-point sums do.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from examples.maps.seeing_model import write_random_model
 
 NUM_TRAIN_MAPS, NUM_EVAL_MAPS = 64, 16
 PER_STEP = 32
-"""Conversations a step."""
+"""Conversations per step."""
 NUM_EPOCHS = 2
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors")
 
@@ -42,7 +42,7 @@ def write_data(out: Path, seed: int) -> None:
 
 
 def tokenizer_texts(talks: list[dict[str, Any]]) -> list[str]:
-    """Return the texts of conversations, in whose proportions the tokenizer's merges are learnt."""
+    """Return the texts of conversations, which determine the tokenizer's merges."""
     texts = ["system\n# Tools\n", "\nuser\n", "\nassistant\n", "<tools>", "</tools>"] * len(talks)
     texts += [f"\n{json.dumps(tool)}\n" for tool in talks[0]["tools"]] * len(talks)
     for talk in talks:
@@ -62,7 +62,7 @@ def tokenizer_texts(talks: list[dict[str, Any]]) -> list[str]:
 def fine_tune(
     work: Path, name: str, model: Path, talks: list[dict[str, Any]], **flags: str
 ) -> Path:
-    """Train a model on conversations; return the folder of the trained one."""
+    """Train a model on conversations; return the folder of the trained model."""
     file = work / f"{name}.jsonl"
     file.write_text("".join(f"{json.dumps(talk)}\n" for talk in talks), encoding="utf-8")
     values = {
@@ -84,7 +84,7 @@ def fine_tune(
 
 
 def main() -> None:
-    """Make everything."""
+    """Create everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("assets/demo/vision"))
     parser.add_argument("--work", type=Path, default=Path("output/make_vision_demo"))

@@ -44,16 +44,16 @@ _BEGIN, _END = "<!-- table -->", "<!-- /table -->"
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one server over one transport in one generation."""
+    """Results of one server over one transport with one protocol generation."""
 
     version: str
-    """Protocol version that was negotiated."""
+    """Negotiated protocol version."""
     num_tools: int
     is_called: bool
     fails_well: bool
-    """The wrong call ended in an error that the model reads."""
+    """The invalid call returned an error that the model can read."""
     problem: str = ""
-    """Why it could not be tried to the end."""
+    """Why the test could not be completed."""
 
     def __str__(self) -> str:
         if self.problem:
@@ -80,7 +80,7 @@ def install(servers: Sequence[PublicServer]) -> None:
 
 
 def program(server: PublicServer) -> Path:
-    """Return where a server's command stands once it is installed."""
+    """Return the path of an installed server's command."""
     if server.registry == "ours":
         return Path(sys.executable)
     if server.registry == "PyPI":
@@ -109,7 +109,7 @@ async def row_of(server: PublicServer) -> str:
 
 
 async def try_server(server: PublicServer, transport: Transport, *, is_legacy: bool) -> str:
-    """Ask a server for its tools, call it well and wrongly, and say what came out."""
+    """List a server's tools, send a valid and an invalid call, and return the results."""
     given = server.args if transport == "stdio" else server.http_args
     if given is None:
         return "-"
@@ -128,7 +128,7 @@ async def try_server(server: PublicServer, transport: Transport, *, is_legacy: b
 
 
 def _furnish(server: PublicServer, folder: str) -> None:
-    """Put into a folder what servers look for: a repository, a page, and their own source."""
+    """Fill a folder with what servers need: a repository, a page, and their own source."""
     _run(["git", "init", "-q", "-b", "branch", folder])
     Path(folder, "server").write_text(server.source)
     Path(folder, "page.html").write_text("<html><body><p>The lamp costs 21.</p></body></html>")
@@ -164,7 +164,7 @@ async def _try_entry(
             with _page(known["dir"]) as page:
                 name, arguments = _filled(server.call, {**known, "page": page})
                 good = await mine.call(name, arguments)
-        # The box answers calls of tools that there are not; here the server has to.
+        # The toolbox itself answers calls to unknown tools; here, the server must.
         fails_well = await _refuses(ServerConnection("it", servers["it"], config), *server.wrong)
     except (AgentRLError, TimeoutError) as error:
         return Tried(version, num_tools, False, False, " ".join(str(error).split())[:200])
@@ -173,7 +173,7 @@ async def _try_entry(
 
 
 async def _refuses(connection: ServerConnection, name: str, arguments: Mapping[str, Any]) -> bool:
-    """Say whether a wrong call ends in an error that a model could read."""
+    """Return whether an invalid call ends in an error that a model can read."""
     try:
         return bool((await connection.call_tool(name, arguments, repeatable=False)).is_error)
     except MCPError:
@@ -183,7 +183,7 @@ async def _refuses(connection: ServerConnection, name: str, arguments: Mapping[s
 
 
 def _filled(value: Any, known: Mapping[str, str]) -> Any:
-    """Put what is known into the `{name}`s of texts."""
+    """Fill the `{name}` placeholders of texts."""
     if isinstance(value, str):
         return re.sub(r"\{(\w+)\}", lambda found: known.get(found[1], found[0]), value)
     if isinstance(value, Mapping):
@@ -195,7 +195,7 @@ def _filled(value: Any, known: Mapping[str, str]) -> Any:
 async def _listening(
     words: Sequence[str], variables: Mapping[str, str], port: int
 ) -> AsyncIterator[None]:
-    """Run a server over HTTP, from before it listens to the end of the context."""
+    """Run a server over HTTP until the context ends."""
     process = await asyncio.create_subprocess_exec(
         *words,
         env=os.environ | variables,
@@ -224,7 +224,7 @@ async def _listens(port: int) -> bool:
 
 
 async def main(names: Sequence[str]) -> None:
-    """Try the servers, print and perhaps write the table."""
+    """Test the servers; print, and optionally write, the table."""
     chosen = [one for one in SERVERS if not names or one.name in names]
     install(chosen)
     head = (

@@ -26,9 +26,9 @@ class Figure:
 
     what: str
     file: str
-    """Without `.json`; the script of the same name measured it."""
+    """Without `.json`; measured by the script of the same name."""
     key: str
-    """Keys from the outside to the inside, with dots between them."""
+    """Keys from the outermost to the innermost, separated by dots."""
     goal: str
     form: str = "{:.2f}"
 
@@ -151,13 +151,13 @@ def _inner(value: Any, key: str) -> Any:
 
 
 def filled(page: str) -> str:
-    """Return a page with the table of now."""
+    """Return a page with the current table."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + "\n" + "".join(rows()) + "\n" + END + rest.partition(END)[2]
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write or check the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--check", action="store_true")
     page = PAGE.read_text(encoding="utf-8")

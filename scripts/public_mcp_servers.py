@@ -1,4 +1,4 @@
-"""The servers that `mcp_servers.py` tries: how each is started, and what it is asked."""
+"""The servers that `mcp_servers.py` tests: how each is started and called."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ Registry = Literal["PyPI", "npm", "ours"]
 
 @dataclass(frozen=True)
 class PublicServer:
-    """A server, how it is started, and two calls of it.
+    """A server, its command, and two calls to it.
 
     In its words, `{dir}` is a new folder with a repository, `{port}` a free port, `{page}` the address of
     a page, `{cache}` where servers are installed, and `{root}` this checkout.
@@ -20,25 +20,25 @@ class PublicServer:
     package: str
     registry: Registry
     call: tuple[str, Mapping[str, Any]]
-    """A tool, and arguments that it takes."""
+    """A tool, and valid arguments."""
     expected: str
-    """A pattern of what stands in the result of the call."""
+    """A pattern that the result of the call must match."""
     wrong: tuple[str, Mapping[str, Any]]
     """A call that the server refuses."""
     args: tuple[str, ...] | None = ()
-    """Over stdio, which it speaks where these are given."""
+    """Arguments for stdio, if it supports it."""
     http_args: tuple[str, ...] | None = None
-    """Over HTTP, which it speaks where these are given."""
+    """Arguments for HTTP, if it supports it."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables."""
+    """Environment variables."""
     beside: tuple[str, ...] | None = None
-    """Further requirements of a server from PyPI that needs an environment of its own."""
+    """Further requirements of a server from PyPI that needs its own environment."""
     first: tuple[str, Mapping[str, Any]] | None = None
-    """A call that has to come before the others."""
+    """A call that must precede the others."""
     source: str = ""
-    """A program for the interpreter, as `{dir}/server`, where the package is one to make servers with."""
+    """A program for the interpreter, as `{dir}/server`, if the package is a server library."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """What it wants to be shown over HTTP."""
+    """Headers that it requires over HTTP."""
 
 
 def _app(
@@ -48,7 +48,7 @@ def _app(
     good: Mapping[str, Any] | None = None,
     wrong: Mapping[str, Any] | None = None,
 ) -> PublicServer:
-    """Return one of the example servers of MCP Apps; some tools take nothing that could be wrong."""
+    """Return one of the example servers of MCP Apps; some tools have no arguments to get wrong."""
     return PublicServer(
         name=name,
         package=f"@modelcontextprotocol/{name}@2.0.3",
@@ -91,7 +91,7 @@ server.run(show_banner=False)
 
 
 def _made_with(name: str, package: str, source: str) -> PublicServer:
-    """Return a server made with a library, in an environment of its own."""
+    """Return a server built with a library, in its own environment."""
     return PublicServer(
         name=name,
         package=package,
@@ -127,7 +127,7 @@ SERVERS = (
         ("fetch", {"url": "{page}"}),
         "The lamp costs 21.",
         ("fetch", {"url": "no address"}),
-        # The page is on this machine, which the server reads from only when it is told to.
+        # The page is on this machine, from which the server reads only if allowed.
         args=("--ignore-robots-txt", "--allow-private-ips"),
     ),
     PublicServer(

@@ -1,12 +1,12 @@
-"""Lets SGLang's own, unmodified code start where there is no GPU.
+"""Lets SGLang's own, unmodified code start without a GPU.
 
 `scripts/sglang_cpu install` puts this module into SGLang's environment together with a `.pth` file
-that imports it whenever that environment's Python starts, so that the processes which SGLang spawns
-have it too. It does two things:
+that imports it whenever that environment's Python starts, so the processes that SGLang spawns have
+it too. It does two things:
 
 * `sgl_kernel` (CUDA only) is imported in many places, mostly for models and GPUs that are not in
-  use. Here it is a package whose every name can be imported and none can be called: a call raises
-  `NotImplementedError`. Nothing is imitated.
+  use. Here it is a package whose names can all be imported but not called: a call raises
+  `NotImplementedError`. Nothing is emulated.
 * torchvision's CUDA build registers shapes for two operators that its CPU-less library does not
   define; they are declared, without an implementation, before it is imported.
 """
@@ -20,14 +20,14 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-# SGLang asks for a GPU at import time unless told that the CPU is meant.
+# SGLang requires a GPU at import time unless told to use the CPU.
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 _BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 class _Missing:
-    """A name of the missing package: it has names below it and cannot be called."""
+    """A name of the missing package: it has further names below it and cannot be called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -66,7 +66,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             library = importlib.import_module("torch.library").Library("torchvision", "DEF")
             library.define(f"nms{_BOXES}")
             library.define(f"qnms{_BOXES}")
-            self._kept.append(library)  # definitions last as long as the library object
+            self._kept.append(library)  # definitions live as long as the library object
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

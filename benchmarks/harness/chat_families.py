@@ -1,4 +1,4 @@
-"""Model directories in the form of well-known families: template, special tokens, tokenizer."""
+"""Model directories in the style of well-known families: template, special tokens, tokenizer."""
 
 # ruff: noqa: RUF001 - DeepSeek's marks
 
@@ -50,7 +50,7 @@ QWEN25 = (
 """
     + _QWEN_TOOL_MESSAGE
 )
-# Thinking of the turns before the last question is taken out (`strip`) or kept.
+# Thinking of the turns before the last question is removed (`strip`) or kept.
 _QWEN3 = (
     _QWEN_TOOLS
     + """{%- set ns = namespace(last=messages | length - 1, open=true) %}
@@ -165,11 +165,12 @@ _QWEN3_ADDED = (*_QWEN_ADDED, "<tool_response>", "</tool_response>", "<think>", 
 
 @dataclass(frozen=True)
 class Family:
-    """What sets the models of a family apart from those of another, as far as tokens go."""
+    """The token-level properties that distinguish a family of models."""
 
     template: str
-    """Its source; `trl:NAME` is the real one, which the package TRL carries, `llama.cpp:NAME` the one in
-    the folder that `AGENTRL_CHAT_TEMPLATES` names (`scripts/template_table` says how to get it)."""
+    """Its source; `trl:NAME` is the real one from the package TRL, `llama.cpp:NAME` the one in the
+    folder that `AGENTRL_CHAT_TEMPLATES` names (`scripts/template_table` describes how to get it).
+    """
     special: tuple[str, ...]
     added: tuple[str, ...]
     bos: str | None
@@ -182,24 +183,24 @@ class Family:
     begun: bool = False
     """The prompt opens the block of thinking."""
     stops: tuple[str, str] | None = None
-    """How the model ends what it says and its calls, where that is not `eos`."""
+    """How the model ends content and calls, if not with `eos`."""
     item: str = '"%s"'
     """How a text argument is written inside a call; JSON by default."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     thought: str = "<think>\n%s\n</think>\n\n"
     """How the model writes its thinking."""
     said: str = "%s"
-    """How it writes an answer behind that; beside a call, it then says nothing."""
+    """How it writes an answer after that; with a call, it then writes no content."""
     moves_words: bool = False
-    """The template moves or drops what was said beside a call, so that its result begins a branch."""
+    """The template moves or drops content alongside a call, so its result starts a branch."""
 
     def rewrites_call(self, words: str) -> bool:
-        """Return whether the template writes a call otherwise than the model did."""
+        """Return whether the template writes a call differently than the model did."""
         return self.moves_words and bool(words.strip())
 
     @property
     def is_there(self) -> bool:
-        """Whether the template can be read here."""
+        """Whether the template is available."""
         package, _, name = self.template.partition(":")
         return package != "llama.cpp" or (_FOLDER / f"{name}.jinja").is_file()
 
@@ -409,7 +410,7 @@ REAL_FAMILIES = {
         moves_words=True,
     ),
 }
-"""Released models: their own templates, from the packages that carry them."""
+"""Released models: their own templates, from the packages that contain them."""
 
 
 def write_family(directory: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Conversations that are held in a family's template, with an engine that logs what it is sent."""
+"""Runs conversations in a family's template, with an engine that logs its input."""
 
 import json
 import re
@@ -39,20 +39,20 @@ Kind = Literal["say", "call", "cut", "noise"]
 
 @dataclass(frozen=True)
 class Step:
-    """One reply of the model, and what is said to it from outside."""
+    """One reply of the model, and the messages that follow it."""
 
     kind: Kind
     thinking: str
     words: str
     split: int
-    """Where the reply's text is cut before it becomes tokens: models do not tokenise as we do."""
+    """Where the reply's text is split before tokenizing: models do not tokenize as we do."""
     noise: list[int]
     foreign: str
 
 
 @dataclass(frozen=True)
 class Case:
-    """A conversation to be held."""
+    """A conversation to run."""
 
     system: str | None
     question: str
@@ -62,12 +62,12 @@ class Case:
 
 @dataclass
 class Played:
-    """What came of it."""
+    """The results of a conversation."""
 
     turns: list[DispatchedSamplingTask] = field(default_factory=list)
     engine_saw: list[np.ndarray] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    """What transformers makes of the messages before every turn."""
+    """The messages before every turn, rendered by transformers."""
     followed_by_user: list[bool] = field(default_factory=list)
 
 
@@ -81,7 +81,7 @@ class Model:
     reference: PreTrainedTokenizerBase
 
     def text_of(self, conversation: Conversation) -> str:
-        """Return what transformers makes of the messages so far."""
+        """Return the messages so far, rendered by transformers."""
         messages, tools, traits = conversation.history, conversation.tools, self.renderer.traits
         if tools and not traits.shows_tools:
             format_ = get_tool_call_format(self.renderer.tool_call_format)
@@ -104,7 +104,7 @@ class Model:
 
 @cache
 def model(name: str) -> Model:
-    """Return a family's model, read once a process."""
+    """Return a family's model, read once per process."""
     family = ALL[name]
     with TemporaryDirectory() as folder:
         directory = write_family(Path(folder), name)
@@ -112,7 +112,7 @@ def model(name: str) -> Model:
         return Model(name, family, renderer, AutoTokenizer.from_pretrained(directory))
 
 
-# Characters that normal forms leave alone, so that texts can be compared.
+# Characters that Unicode normal forms do not change, which keeps texts comparable.
 CHARACTERS = st.characters(
     codec="utf-8", exclude_categories=["Mn", "Mc", "Me", "Cs", "Co", "Cn"]
 ).filter(lambda char: unicodedata.is_normalized("NFC", char) and not 0x1100 <= ord(char) < 0x1200)
@@ -156,7 +156,7 @@ def output_of(model: Model, step: Step) -> np.ndarray:
         return np.asarray([*ids, renderer.stop_token_ids[0]], dtype=np.int32)
     text = step.words
     if step.kind == "call":
-        # Some formats only know calls that begin the reply, or that follow thinking.
+        # Some formats support only calls at the start of the reply or after thinking.
         leading = model.family.call.startswith("{") or model.family.said != "%s"
         call = model.family.call % call_arguments(model.family, step.words)
         text = call if leading else f"{step.words}\n{call}".lstrip()
@@ -179,7 +179,7 @@ def call_arguments(family: Family, item: str) -> str:
     if family.item == '"%s"':
         text = json.dumps({"item": item}, ensure_ascii=False)
         return text if "price(" not in family.call else json.dumps(item, ensure_ascii=False)
-    # Values as plain text hold none of the marks that would end them.
+    # Plain-text values contain none of the marks that would end them.
     return family.item % "".join(char for char in item if char not in "<|>")
 
 
@@ -192,7 +192,7 @@ def stop_of(model: Model, *, is_call: bool) -> int:
 
 
 def play(model: Model, case: Case, *, harmless: bool = False) -> Played:
-    """Hold a conversation as a sampler does, with an engine that logs what it is sent."""
+    """Run a conversation as a sampler does, with an engine that logs its input."""
     played = Played()
 
     def said(number: int, foreign: str) -> str:
@@ -206,7 +206,7 @@ def play(model: Model, case: Case, *, harmless: bool = False) -> Played:
         try:
             prompt = conversation.next_prompt(model.renderer)
         except RenderError:
-            # Mistral's templates refuse replies in which nothing is said.
+            # Mistral's templates refuse empty replies.
             with pytest.raises(TemplateError):
                 model.text_of(conversation)
             break
@@ -254,26 +254,26 @@ def turn_of(index: int, prompt: Any, output: np.ndarray, reply: Reply) -> Dispat
 
 
 def failure_of(model: Model, case: Case, played: Played) -> str | None:
-    """Say what is wrong with a conversation in a released template, if anything is."""
+    """Return the error of a conversation in a released template, if any."""
     for rebuilt, seen in zip(rebuild_prompts(played.turns), played.engine_saw, strict=True):
         if not np.array_equal(rebuilt, seen):
-            return "the stored turns give another prompt than the engine saw"
+            return "the stored turns give a different prompt than the engine received"
     control = sorted(model.renderer.control_token_ids)
     harmless = play(model, case, harmless=True)
     for seen, plain in zip(played.engine_saw, harmless.engine_saw, strict=True):
         if np.isin(seen, control).sum() != np.isin(plain, control).sum():
-            return f"text from outside made a control token: {model.renderer.decode(seen)!r}"
+            return f"untrusted text became a control token: {model.renderer.decode(seen)!r}"
     for index, (seen, text) in enumerate(zip(played.engine_saw, played.texts, strict=True)):
         if any(step.kind == "noise" for step in case.steps[:index]):
             return None
         said = model.renderer.decode(seen)
         if _words_of(said) != _words_of(text):
-            return f"the prompt is {said!r}, the template says {text!r}"
+            return f"the prompt is {said!r}, the template renders {text!r}"
     return None
 
 
 def answered_by_tools(case: Case, played: Played) -> list[DispatchedSamplingTask]:
-    """Return the turns whose prompts add results of tools; none behind noise."""
+    """Return the turns whose prompts add tool results; none after noise."""
     turns = []
     for index, turn in enumerate(played.turns):
         if any(step.kind == "noise" for step in case.steps[:index]):
@@ -284,5 +284,5 @@ def answered_by_tools(case: Case, played: Played) -> list[DispatchedSamplingTask
 
 
 def _words_of(text: str) -> str:
-    """A prompt without what templates pad: space, and thinking that says nothing."""
+    """A prompt without template padding: space and empty thinking."""
     return re.sub(r"<think></think>", "", "".join(text.split()))

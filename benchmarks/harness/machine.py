@@ -1,4 +1,4 @@
-"""What the figures of a benchmark depend on: the machine, its load and the versions."""
+"""The conditions of a benchmark: the machine, its load and the versions."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return the conditions of a benchmark."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": platform.processor() or platform.machine(),

@@ -1,6 +1,6 @@
-"""Server processes for benchmarks and tests: started, waited for, ended.
+"""Starts, awaits and ends server processes for benchmarks and tests.
 
-Each function yields the address of a server that answers, and ends its process on exit.
+Each function yields the address of a responding server, and ends its process on exit.
 """
 
 import os
@@ -18,7 +18,7 @@ from agentrl.runtime.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _START_SECONDS = 120.0
-"""Generous: a machine with other work on it is slow, and a server that fails ends at once."""
+"""Generous: a busy machine is slow, and a server that fails exits at once."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def listening_process(
 
     Args:
         command: program and arguments; `{port}` stands for a free port.
-        environment: further variables, with `{port}` as well.
+        environment: additional variables, with `{port}` as well.
     """
     port = free_port()
     process = subprocess.Popen(
@@ -64,7 +64,7 @@ def engine_process(
 ) -> Iterator[str]:
     """Run `python -m agentrl.inference.engine` on a free port; yields its address.
 
-    A sacrificed engine may be killed or stopped by the caller; its exit status is not checked.
+    The caller may kill or stop a sacrificed engine; its exit status is not checked.
     """
     command = [sys.executable, "-m", "agentrl.inference.engine", "--model-path", str(model)]
     command += ["--port", "0", "--num-threads", "1", *flags]

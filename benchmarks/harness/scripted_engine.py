@@ -1,8 +1,8 @@
 """A scripted stand-in for a language model behind a real HTTP server.
 
-It speaks the part of SGLang's HTTP that samplers use (`/generate`), over real sockets, but what it
-"samples" is decided by a function from the prompt's text to a reply: with it, tests can play exact
-conversations. It keeps every request, so that stored prompts can be compared with what was sent.
+It implements the part of SGLang's HTTP API that samplers use (`/generate`), over real sockets, but
+a function from the prompt's text to a reply decides what it "samples": tests can run exact
+conversations with it. It keeps every request, which tests compare with stored prompts.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class ScriptedEngine:
         delay_seconds: how long each generation takes.
         version: weight version that the replies carry.
         down: answer 503 to everything.
-        gate: where set, a generation waits until this is set.
-        hold: where set, a stream stops before its last token until this is set.
-        requests: the bodies of all generations that were asked for.
+        gate: if given, a generation waits until this event is set.
+        hold: if given, a stream stops before its last token until this event is set.
+        requests: the bodies of all generation requests.
     """
 
     renderer: Renderer
@@ -107,12 +107,12 @@ class ScriptedEngine:
         return {"text": text, "output_ids": ids, "meta_info": meta}
 
     async def info(self, request: Request) -> Response:
-        """Answer what the server is."""
+        """Describe the server."""
         body = {"weight_version": str(self.version), "version": "0.5.23", "model_path": "scripted"}
         return JSONResponse(body)
 
     async def control(self, request: Request) -> Response:
-        """Take pauses and new weights; the script goes on as it is."""
+        """Accept pauses and new weights without any effect on the script."""
         body = await request.json() if await request.body() else {}
         version = body.get("weight_version", body.get("new_version"))
         if version is not None:
@@ -159,6 +159,6 @@ def serve_script(renderer: Renderer, script: Script, **options: Any) -> Iterator
 
 
 def replies(*texts: str) -> Script:
-    """A script that gives these replies one after the other, the last one for ever."""
+    """A script that gives these replies in order, and repeats the last one forever."""
     asked = itertools.count()
     return lambda prompt: texts[min(next(asked), len(texts) - 1)]

@@ -1,7 +1,7 @@
-"""When a model has learnt the demo: the goal of `benchmarks/time_to_reward.py`, whoever trains it.
+"""Decides when a model has learnt the demo: the goal of `benchmarks/time_to_reward.py`.
 
-In: the mean rewards of the steps so far, and the model. Out: whether the last steps are good enough,
-and the reward on the held-out questions, which is measured in the same way for every trainer.
+In: the mean rewards of the steps so far, and the model. Out: whether the last steps are good
+enough, and the reward on the held-out questions, measured in the same way for every trainer.
 """
 
 import json
@@ -30,7 +30,7 @@ def is_rewarded(rewards: Sequence[float]) -> bool:
 
 
 class HeldOut:
-    """The demo's held-out questions, each played once with the likeliest tokens."""
+    """The demo's held-out questions, each run once with greedy decoding."""
 
     def __init__(self) -> None:
         self._codec = Codec(AutoTokenizer.from_pretrained(DEMO / "model"))
@@ -49,6 +49,6 @@ class HeldOut:
 
 
 def training_questions() -> list[dict[str, str]]:
-    """Return the demo's training questions as they are stored."""
+    """Return the demo's training questions in stored form."""
     lines = (DEMO / "train.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""An MCP server with one tool, `slow(seconds)`, that logs every call it begins.
+"""An MCP server with one tool, `slow(seconds)`, that logs every call at its start.
 
 python slow_tool.py LOG_FILE PORT
 """

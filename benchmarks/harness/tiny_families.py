@@ -1,4 +1,4 @@
-"""Tiny random models of the families that people train, one configuration each."""
+"""Tiny random models of commonly trained families, one configuration each."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-"""Of the language model, whatever the family adds."""
+"""Sizes of the language model, common to all families."""
 _HEADS = {"head_dim": 16}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}

@@ -59,11 +59,12 @@ def write_tokenizer(
     """Write the files that a renderer reads; no weights.
 
     Args:
-        directory: where to.
+        directory: the target.
         template: the chat template.
-        texts: what merges are learnt from, behind Qwen's normalizer and split; bytes alone without.
+        texts: texts to learn merges from, after Qwen's normalizer and split; without texts, only
+            bytes.
         special: control tokens; turns end with `<|im_end|>`.
-        **config: what else `config.json` says; a `str` is the id of that token.
+        **config: further entries of `config.json`; a `str` stands for the id of that token.
     """
     tokenizer = _learnt(texts, special) if texts else _bytes_alone()
     tokenizer.add_special_tokens(list(special))
@@ -114,7 +115,7 @@ def _learnt(texts: Sequence[str], special: Sequence[str]) -> Tokenizer:
 
 
 IMAGE_TOKEN = "<|image_pad|>"
-# Qwen2.5-VL's way: one placeholder an image, between two marks.
+# As in Qwen2.5-VL: one placeholder per image, between two marks.
 SEEING = CHAT_TEMPLATE.replace(
     "message.content +",
     "(message.content if message.content is string else shown(message.content)) +",
@@ -130,6 +131,6 @@ SEEING = (
 
 
 def write_seeing_tokenizer(directory: Path, template: str = SEEING) -> Path:
-    """Write the files of a model that sees: its template shows one placeholder an image."""
+    """Write the files of a vision model: its template writes one placeholder per image."""
     special = (*SPECIAL, "<|vision_start|>", IMAGE_TOKEN, "<|vision_end|>")
     return write_tokenizer(directory, template, special=special, image_token_id=IMAGE_TOKEN)

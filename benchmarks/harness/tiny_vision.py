@@ -18,7 +18,7 @@ from harness.tiny_families import DELTA, SHAPE
 from harness.tiny_tokenizer import SEEING, write_seeing_tokenizer
 
 TEXT_VOCABULARY = 40
-"""Ids of text; those of images follow."""
+"""Number of text ids; those of images follow."""
 _IDS = dict(zip(("image", "video", "start", "end", "audio"), range(40, 45), strict=True))
 _TEXT: dict[str, Any] = {**SHAPE, "vocab_size": 48}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
@@ -154,7 +154,7 @@ VISION_FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
 }
-"""What transformers' configuration of a model type gets, and the settings of its image processor."""
+"""Values for transformers' configuration of a model type, and image processor settings."""
 
 
 def vision_config(family: str, **changes: Any) -> PretrainedConfig:
@@ -204,7 +204,7 @@ def vision_checkpoint(folder: Path, family: str) -> Path:
         _IDS["image"]: "<|image_pad|>",
         _IDS["start"]: "<|vision_start|>",
         _IDS["end"]: "<|vision_end|>",
-        _IDS["video"]: "<tool_call>",  # nobody shows videos
+        _IDS["video"]: "<tool_call>",  # videos are not used
     }
     own = VISION_FAMILIES[family][0]
     ids = {

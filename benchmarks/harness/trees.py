@@ -69,7 +69,7 @@ ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"sliding_window": None, "tie_word_embeddings": False},
     ),
 }
-"""Every architecture that the trainer takes: configuration, model, and what is its own."""
+"""Every architecture that the trainer supports: configuration, model, and specific settings."""
 
 
 def tiny_policy(
@@ -101,7 +101,7 @@ def make_turn(  # noqa: PLR0913 - what a turn may differ in
     trainable: bool = True,
     advantage: float | None = None,
 ) -> DispatchedSamplingTask:
-    """A turn with as few facts as trees need."""
+    """A turn with only the fields that trees need."""
     spans = versions if versions is not None else [(0, 0, len(output_ids))]
     return DispatchedSamplingTask(
         id=f"{record_id}/1/{index}",
@@ -151,7 +151,7 @@ def make_record(
 def random_group(
     seed: int, *, num_records: int = 4, num_turns: int = 4, images: Sequence[ShownImage] = ()
 ) -> SelectedGroup:
-    """A group with random advantages, one a turn."""
+    """A group with random advantages, one per turn."""
     return random_groups.random_group(
         np.random.default_rng(seed),
         vocabulary=VOCABULARY,
@@ -163,13 +163,13 @@ def random_group(
 
 
 def random_routes(seed: int, num_tokens: int, *, layers: int, experts: int) -> np.ndarray:
-    """Two experts a token and layer, int16 [N, layers * 2]."""
+    """Two experts per token and layer, int16 [N, layers * 2]."""
     chosen = np.random.default_rng(seed).random((num_tokens, layers, experts)).argsort(axis=2)
     return chosen[:, :, :2].reshape(num_tokens, -1).astype(np.int16)
 
 
 def routed_group(seed: int, *, layers: int = 2, experts: int = 4) -> SelectedGroup:
-    """A random group whose records went to experts at random, so to others for shared tokens."""
+    """A random group whose records chose experts at random, and thus differently for shared tokens."""
     group = random_group(seed)
     routes: dict[tuple[str, int], np.ndarray] = {}
     turns = {}
@@ -204,11 +204,11 @@ def gradient(
 
 
 def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
-    """Return the gradients of what is trained, one parameter after the other."""
+    """Return the gradients of the trained parameters, concatenated."""
     found = []
     for parameter in model.parameters():
         if parameter.requires_grad:
-            # Some families have parameters that nothing computes with.
+            # Some families have parameters that the forward pass does not use.
             made = parameter.grad
             found.append((torch.zeros_like(parameter) if made is None else made).flatten())
     return torch.cat(found)
