@@ -395,7 +395,7 @@ MISTAKES = {
     "--agent=": "--agent: String should have at least 1 character",
     "--agent agent.py::play": "write agent.py:play, the file and its function",
     "--agent agent.py:play()": "write agent.py:play, the file and its function",
-    "--agent agent.py": "--agent agent.py names no function; write agent.py:function",
+    "--agent agent.py": "--agent agent.py does not name a function; use agent.py:function",
     "--agent exits.py:play": "its import ends the program (3)",
     "--agent kinds.py:Agent": "it is a class; an agent is a function",
     "--agent kinds.py:steps": "it is a generator; an agent is a function",

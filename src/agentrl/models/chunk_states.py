@@ -46,7 +46,7 @@ class ChunkStates:
         self.made: dict[Place, TokenValues] = {}
         """Values of the chunk's own tokens, filled in by its forward pass."""
         self.left: dict[Place, torch.Tensor] = {}
-        """States [E, ...] behind the tokens of `exports`, filled in by its forward pass."""
+        """States [E, ...] after the tokens of `exports`, filled in by its forward pass."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the values received from earlier chunks."""

@@ -119,7 +119,7 @@ class ChunkedPass:
         self._values: dict[Place, TokenValues] = {}
         """Values of all tokens of the row."""
         self._states: dict[Place, dict[int, torch.Tensor]] = {}
-        """Recurrent states by the token of the row that they are behind."""
+        """Recurrent states by the token of the row that they follow."""
 
     @torch.no_grad()
     def forward(self, *, with_entropy: bool = False) -> TargetLogprobs:

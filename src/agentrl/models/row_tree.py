@@ -105,7 +105,7 @@ class RowTree:
     def ancestors(self, count: int) -> np.ndarray:
         """Return each token's nearest keys on its path, itself last, int64 [count, N].
 
-        P + N stands for none: the path is shorter.
+        P + N means none: the path is shorter.
         """
         if count not in self._ancestors:
             num_tokens = len(self.parents)

@@ -140,7 +140,7 @@ def _small_composite(config: PretrainedConfig) -> PretrainedConfig:
         edges = np.cumsum([0, *rope["mrope_section"]])
         sections = np.diff(np.round(edges * size / edges[-1])).astype(int).tolist()
         text["rope_parameters"] = {**rope, "mrope_section": sections}
-    values["text_config"] = text | {"pad_token_id": 0}  # some stand it where images are
+    values["text_config"] = text | {"pad_token_id": 0}  # some use the id of images
     if reads_images(config):
         values["vision_config"] = _small_encoder(values["vision_config"], text["hidden_size"])
     for name, value in (("mm_tokens_per_image", 4), ("audio_config", None)):

@@ -241,7 +241,7 @@ class Renderer:
             history: the messages that the reply answers.
             reply: the assistant's message.
             tools: the tools that the model was shown.
-            following: the messages after it. Some templates end a turn with the token that begins
+            following: the messages after it. Some templates end a turn with the token that starts
                 the next one.
 
         Raises:
@@ -254,7 +254,7 @@ class Renderer:
         if closed.startswith(prompt):
             spoken = closed[len(prompt) :]
         elif conversation.messages[-1].get("tool_calls") or self.traits.close_text is None:
-            raise RenderError("the template writes a reply otherwise than it asks for one")
+            raise RenderError("the template writes a reply differently than its generation prompt")
         else:  # the generation prompt opens thinking, which the template removes from replies
             spoken = str(conversation.messages[-1].get("content") or "")
             spoken = spoken.removeprefix(opening(prompt, self.traits.marks))

@@ -1,4 +1,4 @@
-"""Replies: parses what a model said in one turn; the grammar of a JSON reply."""
+"""Parses replies: what a model said in one turn; also builds the grammar of a JSON reply."""
 
 import json
 from collections.abc import Mapping, Sequence

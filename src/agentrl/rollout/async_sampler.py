@@ -184,7 +184,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
             **sampling: fields of `SamplingParams` that differ from the configuration.
 
         Returns:
-            The stored turn, and what its output says.
+            The stored turn, and its parsed reply.
 
         Raises:
             LimitReached: the prompt is too long, or the rollout timed out; nothing was stored.
@@ -302,7 +302,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         except LimitReached:
             if self.turns:
                 raise
-            # The policy has said nothing yet: the servers failed, not the policy.
+            # The policy has sampled nothing yet: the servers failed, not the policy.
             seconds = self.context.rollout.rollout_timeout_seconds
             raise InferenceError(
                 f"no reply to {record.id} within rollout_timeout_seconds={seconds:g}"

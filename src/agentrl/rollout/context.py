@@ -1,4 +1,4 @@
-"""`RolloutContext`: the clients and settings of a process, handed to every `AsyncSampler`."""
+"""`RolloutContext`: the clients and settings of a process, passed to every `AsyncSampler`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -99,7 +99,7 @@ class _ResponseCall:
 
     def error_events(self, error: APIError) -> Iterator[str]:
         body = error_body(error)["error"]
-        # OpenAI's own client reads it under `error`, others beside the type.
+        # OpenAI's own client reads it under `error`, others next to the type.
         event = {name: body[name] for name in ("code", "message", "param")}
         yield from self._events([{"type": "error", **event, "error": body}])
 

@@ -2,9 +2,8 @@
 
 What happens to generations in flight while a server is paused:
 
-    retract   they are recomputed under the new weights and go on
-    in_place  they go on with the cache of the old weights
-    abort     they are cut; the client resumes them where they were cut
+    retract   they are recomputed under the new weights and continue in_place  they continue with
+    the cache of the old weights abort     they are cut; the client resumes them where they were cut
 
 In: a client and a policy. Out: a server that serves it, or an `InferenceError`. Nothing here knows
 the store or other servers.

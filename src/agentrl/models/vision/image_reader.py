@@ -45,7 +45,7 @@ class ImageReader:
 
     @property
     def token_id(self) -> int:
-        """Return the token that stands for each feature of an image."""
+        """Return the token that represents each feature of an image."""
         token_id: int = self._config.image_token_id
         return token_id
 

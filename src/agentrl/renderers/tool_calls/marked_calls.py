@@ -53,7 +53,7 @@ _FENCED = re.compile(r"\s*+([^\n`{<]++)\n\s*+```(?:json)?\s*+(?=\{)")
 def scan_qwen3_coder(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `<tool_call><function=f><parameter=p>value</parameter></function></tool_call>`.
 
-    Values are plain text; the tool's schema says what they mean.
+    Values are plain text; the tool's schema determines their types.
     """
     return _tagged_call(text, start, tools, _xml_call)
 
@@ -102,7 +102,7 @@ def _xml_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
 def scan_glm(text: str, start: int, tools: Tools) -> CallSection | None:
     r"""Find `<tool_call>f\n<arg_key>p</arg_key>\n<arg_value>value</arg_value></tool_call>`.
 
-    Values are plain text; the tool's schema says what they mean.
+    Values are plain text; the tool's schema determines their types.
     """
     return _tagged_call(text, start, tools, _glm_call)
 

@@ -52,7 +52,7 @@ def scan_pythonic(text: str, start: int, tools: Tools) -> CallSection | None:
 
 
 def scan_pythonic_bare(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find a reply that begins with `[f(a=1), g(b="x")]`."""
+    """Find a reply that starts with `[f(a=1), g(b="x")]`."""
     begin = skip_space(text, start)
     return _list_section(text, begin, begin) if _LIST_START.match(text, begin) else None
 

@@ -64,7 +64,7 @@ def stopped_by(text: str, stop: tuple[str, ...]) -> str | None:
 
 
 def cut(text: str, stop: tuple[str, ...]) -> str:
-    """Return what stands before the first stop text."""
+    """Return the text before the first stop text."""
     for end in stop:
         text = text.partition(end)[0]
     return text

@@ -110,7 +110,7 @@ class ConcurrencyLimit:
     """How many rollouts a sampler runs at a time; ask after every refresh of the servers.
 
     Additive increase and multiplicative decrease (Chiu and Jain 1989), as TCP finds its window: the
-    limit settles around the load that the servers take, and samplers that know nothing of each other
+    limit settles around the load that the servers take, and samplers that do not know each other
     reach equal shares of it. Until the servers are first saturated, the limit doubles (slow start).
 
     Args:

@@ -161,7 +161,7 @@ async def test_errors_have_openais_form_and_name_the_field() -> None:
     assert "the body must be JSON" in malformed.json()["error"]["message"]
     assert "half of a character" in half.json()["error"]["message"]
     assert nowhere.status_code == 404
-    assert nowhere.json()["error"]["message"].startswith("there is no route /")
+    assert nowhere.json()["error"]["message"].startswith("unknown route /")
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,8 @@ async def test_a_program_sees_no_secret_of_the_sampler(
 @pytest.mark.parametrize(
     ("command", "names", "message"),
     [
-        ("no-such-program {query}", (), "no program 'no-such-program'"),
-        ("", (), "no program ''"),
+        ("no-such-program {query}", (), "program 'no-such-program' not found"),
+        ("", (), "program '' not found"),
         ("env 'x", (), "No closing quotation"),
         ("env {question}", (), "unknown placeholder {question} (known: query,"),
         ("env {query}", ("NOT_SET_AT_ALL",), "NOT_SET_AT_ALL is not set"),

@@ -403,9 +403,9 @@ async def test_an_agent_is_found_in_a_file_beside_its_neighbours(tmp_path: Any) 
     ("name", "problem"),
     [
         ("nowhere.py:play", "nowhere.py:play: no such file"),
-        ("json:play", "there is no 'play' in json"),
-        ("json:__name__", "'json' is no function"),
-        ("json:dumps_", "there is no 'dumps_'"),
+        ("json:play", "json has no attribute 'play'"),
+        ("json:__name__", "'json' is not a function"),
+        ("json:dumps_", "json has no attribute 'dumps_'"),
         ("math:sqrt", r"an agent is called with \(task, endpoint\)"),
         ("nobody", "no such entry point"),
         ("no.such.module:play", "ModuleNotFoundError"),

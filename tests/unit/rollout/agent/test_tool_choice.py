@@ -95,6 +95,6 @@ async def test_a_choice_that_cannot_be_had_is_refused(
     with serve_script(renderer, go_on) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            with pytest.raises(AgentError, match=r"refused a call|without one model call"):
+            with pytest.raises(AgentError, match=r"refused a call|without calling the policy"):
                 await stage.play(agent)
     assert await store.database["turns"].count_documents({}) == 0

@@ -162,7 +162,7 @@ async def test_of_an_agents_rollout_one_reply_is_sampled(
         record, turns = await forked(store, engine, tools_url, parent, 1, is_agents=True)
     assert (record.status, record.score, len(turns)) == ("finished", None, 2)
     assert np.array_equal(rebuild_prompts(turns)[1], rebuild_prompts(parent)[1])
-    assert "one reply" in str(record.error)
+    assert "a single reply" in str(record.error)
 
 
 async def test_a_try_whose_player_dies_is_given_up_by_the_next_fork(

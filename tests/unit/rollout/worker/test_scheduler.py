@@ -13,7 +13,7 @@ class Settings:
 
 async def test_a_scheduler_takes_the_flags_of_its_process_alone() -> None:
     SamplingScheduler(config=RootConfig(), sampler_class=MCPSampler, dataset=[], split="train")
-    with pytest.raises(ConfigError, match=r"config is a Settings; take .*\.parse_flags\(sys"):
+    with pytest.raises(ConfigError, match=r"config is a Settings; pass .*\.parse_flags\(sys"):
         SamplingScheduler(config=Settings(), sampler_class=MCPSampler)  # type: ignore[arg-type]
 
 

@@ -45,7 +45,7 @@ def sampling_of_prompts(value: object, count: int) -> list[Mapping[str, Any]]:
     """Return the checked parameters of each prompt.
 
     Raises:
-        InvalidRequest: says what is wrong.
+        InvalidRequest: the message names the problem.
     """
     if value is None:
         return [{}] * count

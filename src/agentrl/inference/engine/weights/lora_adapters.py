@@ -102,7 +102,7 @@ class LoadedAdapters(Mapping[str, Adapter]):
         return len(self._loaded)
 
     async def load(self, name: str, path: str) -> None:
-        """Load an adapter, while generations go on.
+        """Load an adapter while generations continue.
 
         Raises:
             InferenceError: its name is taken, or it cannot be read.

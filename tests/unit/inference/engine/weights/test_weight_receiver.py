@@ -65,7 +65,7 @@ def test_values_that_are_not_finite_are_told(model: PreTrainedModel) -> None:
     [
         ({"names": ["model.nothing.weight"]}, "the model has no tensor"),
         ({"shapes": [[65]]}, r"has shape \(65,\), the model expects \(64,\)"),
-        ({"dtypes": ["float33"]}, "there is no dtype float33"),
+        ({"dtypes": ["float33"]}, "unknown dtype float33"),
         ({"shapes": []}, "non-empty lists of equal length"),
     ],
 )
