@@ -412,7 +412,7 @@ XML = "<tool_call><function=price>"
         ("pythonic", "[f(a=" + "[" * 99, "f", "nested too deeply"),
         ("pythonic", f"[f(a={'9' * 101})]", "f", "too many digits"),
         ("pythonic", "[f(a={1: 2})]", "f", "the keys of an object"),
-        ("pythonic", "[f(a=007)]", "f", "'007' is no number"),
+        ("pythonic", "[f(a=007)]", "f", "'007' is not a number"),
         ("minicpm", "<|tool_call_start|>```python\n```<|tool_call_end|>", "", "expected NAME("),
         ("minicpm", "<|tool_call_start|>\nf(a=1)", "", "the end of the message"),
         ("lfm2", "<|tool_call_start|>f()", "", "expected '['"),

@@ -41,8 +41,8 @@ async def endless() -> AsyncIterator[bytes]:
             lambda: Response(gzip.compress(b" " * 2**20), headers={"Content-Encoding": "gzip"}),
             r"compressed body \(gzip\)",
         ),
-        (lambda: Response(b"data: 7\n\n"), "no JSON object"),
-        (lambda: Response(b"data: " + b"[" * 100_000 + b"\n\n"), "no JSON object"),
+        (lambda: Response(b"data: 7\n\n"), "not a JSON object"),
+        (lambda: Response(b"data: " + b"[" * 100_000 + b"\n\n"), "not a JSON object"),
         (lambda: StreamingResponse(endless(), 500), "more than 1 MiB"),
     ],
 )

@@ -111,7 +111,7 @@ async def test_weights_that_differ_from_what_was_published_are_not_served(
         await delivery._write(tmp_path / "whole", "7")
         trainer.step()
         await delivery._write(tmp_path / "delta", "8")
-        with pytest.raises(InferenceError, match="checksum differs"):
+        with pytest.raises(InferenceError, match="its checksum does not match"):
             await client.update_weights_from_disk(
                 str(tmp_path / "delta"), weight_version="8", load_format="delta"
             )

@@ -72,7 +72,11 @@ async def test_a_required_call_is_begun_for_the_policy_and_only_its_own_tokens_a
 @pytest.mark.parametrize(
     ("tools", "choice", "expected"),
     [
-        ([LOOK], {"type": "function", "function": {"name": "buy"}}, "no tool 'buy'"),
+        (
+            [LOOK],
+            {"type": "function", "function": {"name": "buy"}},
+            "the request's tools have no 'buy'",
+        ),
         ([], "required", "the request has no tools to call"),
         ([LOOK], "sometimes", "use none, auto, required or a function"),
         ([{"type": "function", "function": {"name": "<|im_end|>"}}], "required", "control token"),

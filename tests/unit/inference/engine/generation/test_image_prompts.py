@@ -129,7 +129,7 @@ def test_images_that_cannot_be_read_are_refused_in_one_line(checkpoint: Path) ->
         (one, url(picture(1, 900, 3)), "aspect ratio"),
         (one, "data:text/html;base64,AAAA", "neither PNG"),
         (one, "https://example.com/a.png", "not a base64 data: URL"),
-        ([1] * 18 + one, url(picture(1)), "more than 20 positions"),
+        ([1] * 18 + one, url(picture(1)), "exceeds the context length of 20 positions"),
         ([1, 2], url(picture(1)), "1 images for 0 placeholders"),
     ):
         with pytest.raises(InvalidRequest, match=reason) as refused:

@@ -97,7 +97,7 @@ def test_a_result_that_is_not_what_was_published_is_refused(
     with torch.no_grad():
         model.get_parameter(NORM)[0] += 1e-3  # not the version that the changes are based on
     delta = replace(delta, changes={k: v for k, v in delta.changes.items() if k != NORM})
-    with pytest.raises(InferenceError, match="checksum differs"):
+    with pytest.raises(InferenceError, match="its checksum does not match"):
         apply_changes(delta, model)
 
 
@@ -112,7 +112,7 @@ def test_a_result_that_is_not_what_was_published_is_refused(
         ),
         (TensorChange(torch.ones(1), torch.tensor([1])), "positions and values do not match"),
         (TensorChange(torch.ones(65)), "the model expects"),
-        (TensorChange(torch.ones(64, dtype=torch.float64)), "changes are float64, and the weights"),
+        (TensorChange(torch.ones(64, dtype=torch.float64)), "changes are float64, but the weights"),
         (TensorChange(torch.full((64,), torch.nan)), "not finite"),
         (TensorChange(torch.ones(64, dtype=torch.float8_e4m3fn)), "not a weight precision"),
         (TensorChange(torch.ones(64, dtype=torch.complex64)), "not a weight precision"),
@@ -174,7 +174,7 @@ def test_checksums_that_make_no_sense_are_refused(
     model: PreTrainedModel, tmp_path: Path, checksums: str
 ) -> None:
     save_file({}, tmp_path / DELTA_FILE, metadata={"checksums": checksums})
-    with pytest.raises(InferenceError, match=r"no (changes|precision) of weights"):
+    with pytest.raises(InferenceError, match=r"no weight changes|not a weight precision"):
         read_changes(tmp_path, model)
 
 
