@@ -52,7 +52,7 @@ def test_experts_that_cannot_be_read_are_an_error() -> None:
     )
     assert parse_result(generation([1]), "s").routed_experts == b""
     for broken in ("no base64!", 7):
-        with pytest.raises(InferenceError, match="s sent routed_experts that are no base64"):
+        with pytest.raises(InferenceError, match="s sent routed_experts that are not base64"):
             parse_result(generation([1], routed_experts=broken), "s")
 
 

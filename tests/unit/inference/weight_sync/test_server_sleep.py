@@ -64,7 +64,7 @@ async def test_a_server_that_could_not_give_memory_up_is_left_as_it_is() -> None
 async def test_a_server_that_stays_busy_holds_nobody_up() -> None:
     async with serve() as control:
         control.answers["flush_cache"] = refuse(400, "busy")
-        with pytest.raises(InferenceError, match=r"longer than 0\.3 s to give its memory up"):
+        with pytest.raises(InferenceError, match=r"longer than 0\.3 s to release its memory"):
             await sleep(control, timeout_seconds=0.3)
     assert "release_memory_occupation" not in control.names()
 
