@@ -70,8 +70,8 @@ def test_a_row_that_is_not_split_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("family", "sizes", "problem"),
     [
-        ("gemma4_text", {"tp": 2}, "--tp_size: each layer of gemma4_text gets embeddings of its"),
-        ("nemotron_h", {"ep": 2}, "--ep_size: experts as NemotronHMoE has them are not divided"),
+        ("gemma4_text", {"tp": 2}, "--tp_size: each layer of gemma4_text has its own embeddings"),
+        ("nemotron_h", {"ep": 2}, "--ep_size: the experts of NemotronHMoE cannot be divided"),
         ("qwen3", {"tp": 2}, None),
         ("qwen3_moe", {"tp": 2, "ep": 2}, None),
         ("gpt_oss", {"tp": 2}, None),
