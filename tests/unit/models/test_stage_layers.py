@@ -44,7 +44,5 @@ def test_two_stages_compute_what_the_whole_does(family: str) -> None:
 
 
 def test_layers_that_hand_on_more_than_hidden_states_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="--pp_size 2: gemma4_text models cannot be trained in a"
-    ):
+    with pytest.raises(ConfigError, match="--pp_size 2: gemma4_text models cannot be trained in a"):
         check_stages(tiny_config("gemma4_text_shared"), 2)
