@@ -1,30 +1,33 @@
 #!/usr/bin/env python
-"""Rollouts a second by `--env`, over those of the environment's own loop on the same engine.
+"""Rollouts per second with `--env`, relative to the environment's own loop on the same engine.
 
     python benchmarks/environments.py --out benchmarks/results/environments.json
 
-For each kind: `by_env`, where a sampler claims, records and scores the rollouts of an environment in
-its own process; and `own_loop`, where the same process plays the same tasks, as many at once, at a
-plain OpenAI endpoint over the same engine, without database and without recording. Replies are greedy
-and tool calls are delivered alike, so both sides ask the same: `turns` counts what the engine answered.
-The engine's prefix cache is emptied before each side.
+For each kind: `by_env`, where a sampler claims, records and scores the rollouts of an environment
+in its own process; and `own_loop`, where the same process runs the same tasks, with the same
+concurrency, on a plain OpenAI endpoint over the same engine, without database and recording.
+Replies are greedy and tool calls are delivered alike, so both sides send the same requests: `turns`
+counts the engine's answers. The engine's prefix cache is emptied before each side.
 
 A round has three sides: `by_env`, and `own_loop` before and after it. A round's ratio is that of
-`by_env` to the mean of the two, so that a drift of the machine weighs on both alike; `own_to_own` is the
+`by_env` to the mean of the two, so drift of the machine affects both alike; `own_to_own` is the
 ratio of the two, the noise of the measurement. `ratio` is the median of the rounds' ratios.
 
-What counts of a side is its middle: from the end of as many rollouts as are played at once to the end
-of the last one that begins while as many are under way. Starting and ending cost a process once, not a
-rollout. The environment of verifiers starts a program for each rollout, and Harbor's a sandbox: the core
-that the environment shares with the sampler and the database is what bounds these two. The engine has a core to itself, as a server in life has its own machine, and serves the demo's
-model below layers that add nothing, so that a turn costs about a quarter of what a turn of an 8B model
-does, some 20 ms (both as in `rollout.py`). The tiny model's replies to these environments are short, four
-tokens in a game of TextArena: `engine_ms_a_turn`, the engine's processor time, says whether that holds.
-Where it does not, the figures compare what surrounds the model with itself. Run it on a quiet machine.
+Only the middle of each side counts: from the time when as many rollouts have ended as run
+concurrently, to the end of the last one that starts at full concurrency. Startup and shutdown are
+costs per process, not per rollout. The environment of verifiers starts a program for each rollout,
+and Harbor's a sandbox: the core that the environment shares with the sampler and the database
+limits these two. The engine has its own core, as a production server has its own machine, and
+serves the demo's model with added layers that change nothing. A turn therefore costs about 20 ms, a
+quarter of a turn of an 8B model (both as in `rollout.py`). The tiny model's replies to these
+environments are short, four tokens in a game of TextArena: `engine_ms_a_turn`, the engine's
+processor time, shows whether that holds. If it does not, the figures compare only the overhead
+around the model. Run it on a quiet machine.
 
-A kind is measured where `scripts/setup_agents KIND .agentrl/environments/KIND` has put it; Harbor's tasks
-need no package, and are written for the measurement. OpenEnv's actions are JSON, which the tiny model
-writes none of, so that its episodes never end. The file keeps the kinds that a run leaves out.
+A kind is measured in the environment that `scripts/setup_agents KIND .agentrl/environments/KIND`
+creates; Harbor's tasks need no package and are written for the measurement. OpenEnv's actions are
+JSON, which the tiny model never writes, so its episodes never end. The file keeps the results of
+kinds that a run skips.
 """
 
 import argparse
@@ -76,7 +79,7 @@ DEPTH = 20
 
 @dataclass(frozen=True)
 class Round:
-    """Rollouts a second of each side, and the turns that the engine answered."""
+    """Rollouts per second of each side, and the turns that the engine answered."""
 
     by_env: float
     own_loop: tuple[float, float]
@@ -84,23 +87,23 @@ class Round:
 
     @property
     def ratio(self) -> float:
-        """What `--env` leaves of the environment's own rate."""
+        """The rate with `--env` over the environment's own rate."""
         return self.by_env / statistics.fmean(self.own_loop)
 
     @property
     def own_to_own(self) -> float:
-        """What the ratio is of equals."""
+        """The ratio of the two equal sides."""
         return self.own_loop[1] / self.own_loop[0]
 
 
 def middle_rate(ends: Sequence[float], concurrency: int) -> float:
-    """Return the rollouts a second while so many were under way, from the times of their ends."""
+    """Return the rollouts per second at full concurrency, from the times of their ends."""
     middle = sorted(ends)[concurrency - 1 : len(ends) - concurrency]
     return (len(middle) - 1) / (middle[-1] - middle[0])
 
 
 def section() -> DataSection:
-    """Return the settings of all kinds: uv, by which verifiers installs its program, is the user's."""
+    """Return the settings of all kinds; verifiers installs its program with the user's uv."""
     return DataSection(
         env_variables=("PYTHONPATH", *(n for n in os.environ if n.startswith("UV_")))
     )
@@ -109,7 +112,7 @@ def section() -> DataSection:
 async def own_loop(
     uri: EnvironmentUri, base: RolloutContext, tasks: Sequence[EnvironmentTask]
 ) -> float:
-    """Return the rollouts a second without recording."""
+    """Return the rollouts per second without recording."""
     ends: list[float] = []
 
     async def answer(messages: list[Any], tools: list[Any]) -> EngineReply:
@@ -143,7 +146,7 @@ async def by_env(
     base: RolloutContext,
     tasks: Sequence[EnvironmentTask],
 ) -> float:
-    """Return the rollouts a second of a sampler."""
+    """Return the rollouts per second of a sampler."""
     async with open_store(mongo) as store, AgentEndpointServer.open(AgentSection(), "m") as server:
         with EnvironmentProcesses.open(section(), server) as environments:
             first = environments.process_of(tasks[0])
@@ -171,7 +174,7 @@ def write_tasks(folder: Path, size: int) -> None:
 
 
 class EngineTime:
-    """The engine's processor time, by the turns that it has served."""
+    """The engine's processor time per served turn."""
 
     def __init__(self, core: int, pool: ServerPool) -> None:
         self._process = next(
@@ -229,7 +232,7 @@ async def measure(
             uri = EnvironmentUri.parse(text)
             tasks = list(tasks_of_environment(uri, section(), "train"))
             about = machine()
-            await own_loop(uri, base, tasks)  # the first one warms caches up, and does not count
+            await own_loop(uri, base, tasks)  # the first one warms up caches and does not count
             turns_before, ms_before = engine_time.num_turns, engine_time.milliseconds
             rounds = []
             for _ in range(args.rounds):
@@ -263,21 +266,21 @@ async def measure(
 
 
 async def measure_and_keep(out: Path, measured: AsyncIterator[tuple[str, dict[str, Any]]]) -> None:
-    """Print each kind's result, and join it to the file at once."""
+    """Print each kind's result, and write it to the file at once."""
     async for kind, row in measured:
         print(kind, json.dumps(row), flush=True)
         keep(out, kind, row)
 
 
 def keep(out: Path, kind: str, row: dict[str, Any]) -> None:
-    """Join a kind's result to the file."""
+    """Add a kind's result to the file."""
     kept = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({**kept, kind: row}, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Measure the requested kinds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/environments.json"))
     parser.add_argument("--rollouts", type=int, default=96, help="of each side")
@@ -287,11 +290,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.rollouts < 3 * args.concurrency:
         parser.error(
-            f"--rollouts has to be {3 * args.concurrency} or more, for there to be a middle"
+            f"--rollouts must be {3 * args.concurrency} or more, to leave a middle to measure"
         )
     *cores, engine_core = sorted(os.sched_getaffinity(0))
     if not cores:
-        parser.error("two cores are needed: one for the engine, and one for all else")
+        parser.error("two cores are needed: one for the engine and one for everything else")
     os.sched_setaffinity(0, cores)
     os.environ["PYTHONPATH"] = str(PACKAGES)  # the task set of verifiers
     collect_less_garbage()  # as a sampler process does

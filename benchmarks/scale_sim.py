@@ -1,16 +1,17 @@
 #!/usr/bin/env python
-"""Training past this machine: 10,000 admitted rollouts on 256 servers, in virtual time.
+"""Simulates training beyond this machine: 10,000 rollouts on 256 servers, in virtual time.
 
     python benchmarks/scale_sim.py --out benchmarks/results/scale_sim.json
     python benchmarks/scale_sim.py --part sizes
 
-Real: the samplers' loop with its claims and refreshes, the server pool with its choice, retries and
-fencing, the trainer's reading and admission of groups with its freshness, and the publisher with its
-pauses. Given: the rates of `virtual_world.Rates`, a trace of rollouts with heavy-tailed lengths and
-tool times, an optimizer step of fixed length, servers that die, hang and come back. In memory: the
-store. Measured: how busy the trainer is against the ideal pipeline (steps back to back), how old
-the trained tokens are, and the same trace sampled and trained in turn: either every step from
-nothing, or with rollouts that go on after the trainer's turn on the servers' devices.
+The real code runs the samplers' loop with its claims and refreshes; the server pool with its
+choice, retries and fencing; the trainer's reading and admission of groups with its freshness bound;
+and the publisher with its pauses. Simulated are the rates of `virtual_world.Rates`, a trace of
+rollouts with heavy-tailed lengths and tool times, an optimizer step of fixed length, and servers
+that die, hang and come back. The store is in memory. The simulation measures how busy the trainer
+is compared with the ideal pipeline (steps back to back), how old the trained tokens are, and the
+same trace with sampling and training in turn: either every step from scratch, or with rollouts that
+continue after the trainer's turn on the servers' devices.
 
 `--part sizes` computes instead how full each part is on 8 to 4,096 GPUs, from measured costs and from
 `agentrl plan` (`scale_model`). At sizes of which a simulation takes seconds, it simulates them, without
@@ -86,7 +87,7 @@ from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 
 _PROMPT = np.zeros(1, np.int32)
 _WARM_STEPS = 1
-"""The first step waits for the first rollouts, in any pipeline."""
+"""The first step waits for the first rollouts in any pipeline."""
 GPU = "H100"
 SIMULATED_SIZES = (8, 16, 32)
 CROWD = 32
@@ -149,12 +150,13 @@ class Setting:
     colocated: bool = False
     """Trainer and servers take turns on the same devices."""
     is_whole: bool = False
-    """The run ends with these steps. Else they are the first of a longer one: at its end, a run
-    only waits for its last groups."""
+    """The run ends with these steps. Otherwise, they are the first of a longer run: at its end, a
+    run only waits for its last groups.
+    """
 
 
 class SimSampler(AsyncSampler[MCPTask]):
-    """A rollout of the trace: the same turns, lengths and tool times whenever it is played."""
+    """A rollout of the trace: the same turns, lengths and tool times in every execution."""
 
     async def run(self) -> RolloutResult:  # noqa: D102 - described where it is declared
         oldest, newest = math.inf, 0
@@ -175,14 +177,14 @@ class SimSampler(AsyncSampler[MCPTask]):
 
 @dataclass
 class Outcome:
-    """What a simulated run did, in virtual seconds."""
+    """Results of a simulated run, in virtual seconds."""
 
     seconds: float
     trained_records: int
     step_seconds: float
     wait_seconds: float
     publish_seconds: float
-    """Handing over weights, and devices where they are shared."""
+    """Handing over weights and, if shared, devices."""
     staleness: Counter[int]
     dropped: Counter[str]
     num_failed_updates: int
@@ -195,7 +197,7 @@ class Outcome:
 
 
 async def simulate(setting: Setting, rates: Rates, folder: Path) -> Outcome:
-    """Run a setting to its end."""
+    """Simulate a setting until its end."""
     store = SimStore(setting.num_generations, setting.groups_per_step * 10 * setting.num_steps)
     urls = [f"http://server{number}" for number in range(setting.num_servers)]
     SimClient.servers = {url: SimServer(url, rates) for url in urls}
@@ -221,7 +223,7 @@ async def simulate(setting: Setting, rates: Rates, folder: Path) -> Outcome:
     training = asyncio.create_task(train(setting, rates, store, folder))
     tasks: set[asyncio.Task[Any]] = {training, *samplers, *failing}
     try:
-        # The others go on until they are cancelled; one that ends has failed.
+        # The others run until they are cancelled; one that ends has failed.
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {training}:
             task.result()
@@ -233,7 +235,7 @@ async def simulate(setting: Setting, rates: Rates, folder: Path) -> Outcome:
 
 
 def context_of(store: SimStore, pool: ServerPool, capacity: int) -> RolloutContext:
-    """Return what the rollouts of one sampler process share; there are no tools and no texts."""
+    """Return the context that the rollouts of one sampler process share, without tools and texts."""
     absent = cast(Any, None)
     return RolloutContext(
         store=cast(Any, store),
@@ -249,7 +251,7 @@ def context_of(store: SimStore, pool: ServerPool, capacity: int) -> RolloutConte
 
 
 async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -> Outcome:
-    """Do what the trainer's loop does, with a pause in place of the optimizer's work."""
+    """Run the trainer's loop with a pause instead of the optimizer's work."""
     clock = asyncio.get_running_loop().time
     reader = GroupReader(
         cast(Any, store),
@@ -304,7 +306,7 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
 
 
 async def publish(publisher: PolicyPublisher, version: int) -> int:
-    """Announce a version of which only the name is real; return how many servers failed."""
+    """Announce a version without weights; return how many servers failed."""
     directory = publisher.directory(version)
     directory.mkdir(parents=True)
     (directory / "model.safetensors").touch()
@@ -459,7 +461,7 @@ def simulated(setting: Setting, rates: Rates, folder: Path) -> Outcome:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate or compute, print and write the result; 1 when a bound is broken."""
+    """Simulate or compute, print and write the result; 1 if a bound is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--part", choices=("pipeline", "sizes", "point"), default="pipeline")

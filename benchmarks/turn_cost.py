@@ -1,14 +1,15 @@
-"""The CPU time of a turn around the model: in the sampler, and in mongod.
+"""The CPU time of a turn outside the model: in the sampler and in mongod.
 
     python benchmarks/turn_cost.py --out benchmarks/results/turn_cost.json
 
-One real sampler process plays rollouts of three tool calls and an answer. The engine is scripted, so
-that the model takes no part; tools are called over MCP, and every record is scored. CPU seconds of the
-sampler and of mongod between two moments of the run, over the turns in between: neither the start of
-the process nor other work on the machine counts. `commands` are MongoDB's, a turn, by kind;
-`collection_ms` are its milliseconds a turn by collection, waits included.
+One real sampler process runs rollouts of three tool calls and an answer. The engine is scripted,
+which excludes the model; tools are called over MCP, and every record is scored. The figures are the
+CPU seconds of the sampler and of mongod between two moments of the run, per turn in between:
+neither the start of the process nor other work on the machine counts. `commands` are MongoDB's
+commands per turn, by kind; `collection_ms` are its milliseconds per turn by collection, including
+waits.
 
-`--quick` plays fewer rollouts.
+`--quick` runs fewer rollouts.
 """
 
 import argparse
@@ -42,7 +43,7 @@ GOAL_SAMPLER_MS, GOAL_MONGOD_MS = 3.0, 2.0
 NUM_TOOL_CALLS = 3
 GENERATIONS = 8
 CONCURRENCIES = (4, 32)
-"""Rollouts at a time. Writes of concurrent rollouts travel together, so more of them cost less each."""
+"""Concurrent rollouts. Their writes are batched, so with more of them, each costs less."""
 MODEL_SECONDS = 0.05
 TOOL_SERVER = (sys.executable, "-m", "examples.shop.server", "--port", "{port}")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
@@ -50,7 +51,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call
 
 @dataclass(frozen=True)
 class Moment:
-    """What had been spent, and done, at one time."""
+    """Costs and counts at one time."""
 
     at: float
     """On the monotonic clock."""
@@ -65,7 +66,7 @@ class Moment:
 
 
 def script(prompt: str) -> str:
-    """Call a tool some times, and answer."""
+    """Call a tool a few times, then answer."""
     return CALL if prompt.count("<tool_response>") < NUM_TOOL_CALLS else "<answer>7</answer>"
 
 
@@ -76,7 +77,7 @@ def cpu(pid: int) -> float:
 
 
 async def moment(store: TrajectoryStore, mongo: EmbeddedMongo, sampler: int) -> Moment:
-    """Look at everything now."""
+    """Measure everything now."""
     own = psutil.Process()
     children = {child.pid for child in own.children(recursive=True)}
     others = [own.pid, *(children - {sampler, mongo.pid})]
@@ -103,7 +104,7 @@ async def moment(store: TrajectoryStore, mongo: EmbeddedMongo, sampler: int) -> 
 
 
 async def until_scored(store: TrajectoryStore, number: int) -> None:
-    """Wait until so many records are scored."""
+    """Wait until this many records are scored."""
     while True:
         if await store.database["records"].count_documents({"status": "scored"}) >= number:
             return
@@ -111,7 +112,7 @@ async def until_scored(store: TrajectoryStore, number: int) -> None:
 
 
 async def measure(concurrency: int, num_warm: int, num_records: int) -> dict[str, Any]:
-    """Play so many rollouts at a time, and return the costs of a turn."""
+    """Run this many concurrent rollouts; return the costs per turn."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         mongo = stack.enter_context(EmbeddedMongo(folder / "mongo"))
@@ -153,7 +154,7 @@ async def measure(concurrency: int, num_warm: int, num_records: int) -> dict[str
 
 
 def costs(first: Moment, last: Moment) -> dict[str, Any]:
-    """Return what a turn took between two moments."""
+    """Return the costs per turn between two moments."""
     turns = last.turns - first.turns
 
     def a_turn(before: dict[str, int], after: dict[str, int], digits: int, scale: float) -> Any:
@@ -177,7 +178,9 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/turn_cost.json"))
-    parser.add_argument("--quick", action="store_true", help="fewer rollouts: a look")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rollouts, for a quick check only"
+    )
     arguments = parser.parse_args()
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
