@@ -21,12 +21,12 @@ from agentrl import AgentTrainer
 def reward(
     data_source: str, solution_str: str, ground_truth: str, extra_info: object = None
 ) -> float:
-    """1 for the right number, else 0."""
+    """Return 1 for the correct number, else 0."""
     return float(f"<answer>{ground_truth}</answer>" in solution_str)
 
 
 def clerk(prompt: str | None = None) -> Agent:
-    """An agent that has the shop's tools; its model is filled in."""
+    """Return an agent with the shop's tools; AgentRL fills in its model."""
     headers = {"Authorization": f"Bearer {os.environ.get('MCP_SERVER_TOKEN', 'none')}"}
     shop = {"type": "streamable-http", "url": TOOLS_URL, "headers": headers}
     mcp = {"mcpServers": {"shop": shop}}
@@ -36,7 +36,7 @@ def clerk(prompt: str | None = None) -> Agent:
 
 
 def editor() -> Agent:
-    """An agent with a model of its own, which is not trained."""
+    """Return an agent with its own model, which is not trained."""
     llm = ModelConfig(llm_base_url=EDITOR_URL, llm_model_name="editor", llm_api_key="none")
     return Agent(name="editor", conf=AgentConfig(llm_config=llm))
 

@@ -35,7 +35,7 @@ TOOLS = [
 
 
 def use(name: str, arguments: str) -> str:
-    """Carry out a tool call; a wrong one is answered with what is wrong about it."""
+    """Run a tool call; answer an invalid call with the reason."""
     try:
         given = json.loads(arguments)
         return str(STOCK[given["item"]] if name == "stock" else given["a"] + given["b"])
@@ -64,7 +64,7 @@ async def play(task: MCPTask, endpoint: AgentEndpoint) -> str | None:
 
 
 def reward(answer: str, truth: GroundTruth) -> float:
-    """Return 1 for the right number, else 0."""
+    """Return 1 for the correct number, else 0."""
     return float(answer.strip() == str(truth.answer))
 
 

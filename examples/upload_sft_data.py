@@ -16,10 +16,10 @@ from agentrl.datasets.demonstrations.upload import Exchange, UploadConfig, Uploa
 
 
 class MathUploader(Uploader):
-    """One question, one worked answer."""
+    """Uploads one question with one worked answer per item."""
 
     def validate_task(self, item: Any) -> bool:
-        """Leave problems without a boxed answer out."""
+        """Leave out problems without a boxed answer."""
         return "\\boxed" in item["solution"]
 
     def req_and_resp(self, item: Any) -> list[Exchange]:
@@ -32,7 +32,7 @@ class MathUploader(Uploader):
 
 
 def main() -> None:
-    """Upload and show what became of every item."""
+    """Upload, and show the result of every item."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="+")
     parser.add_argument("--db", required=True, help="MongoDB connection string")

@@ -1,5 +1,5 @@
-// Starts the replica set and makes the users of a run: `mongosh --nodb users.js`.
-// MONGO_HOST, RUN_NAME and the passwords are in the environment, where arguments would show them.
+// Starts the replica set and creates the users of a run: `mongosh --nodb users.js`.
+// MONGO_HOST, RUN_NAME and the passwords come from the environment, because arguments are visible.
 const env = process.env;
 const password = encodeURIComponent(env.MONGO_PASSWORD);
 const admin = new Mongo(
@@ -15,7 +15,7 @@ try {
 }
 while (!admin.hello().isWritablePrimary) sleep(500);
 
-// The trainer owns the run's collections and their indexes; the others write documents, KEDA counts.
+// The trainer owns the run's collections and their indexes; the others write documents, and KEDA counts.
 const roles = {
   trainer: ["readWrite", "dbAdmin"],
   sampler: ["readWrite"],

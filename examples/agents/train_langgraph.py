@@ -1,4 +1,4 @@
-"""Train a graph of LangGraph's: python examples/agents/train_langgraph.py MODEL."""
+"""Train a LangGraph graph: python examples/agents/train_langgraph.py MODEL."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Train a program that nobody changed, mini-swe-agent: python examples/agents/train_program.py MODEL."""
+"""Train an unchanged program, mini-swe-agent: python examples/agents/train_program.py MODEL."""
 
 import json
 import shlex
@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 FOLDER = Path("runs/program")
-# What the program prints is its answer; its own report goes to the log.
+# The program's output is its answer; its own report goes to the log.
 SHELL = (
     'mini -t "$0" -m openai/{model} -y --exit-immediately -o run.json >&2; '
     "python3 -c \"import json; print(json.load(open('run.json'))['info']['submission'])\""
 )
-# AgentRL repeats what failed; the program would also repeat calls beyond a rollout's limits.
+# AgentRL repeats failed calls itself; the program would also repeat calls beyond a rollout's limits.
 SETTINGS = "MSWEA_COST_TRACKING=ignore_errors MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1"
 COMMAND = f"env MSWEA_CONFIGURED=true {SETTINGS} sh -c {shlex.quote(SHELL)}"
 

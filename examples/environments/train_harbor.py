@@ -1,4 +1,4 @@
-"""Train on tasks in Harbor's format: the policy works in a shell, and the tests of a task pay.
+"""Train on tasks in Harbor's format: the policy works in a shell, and the tests of a task set the reward.
 
 python examples/environments/train_harbor.py MODEL FOLDER
 

@@ -1,4 +1,4 @@
-"""Train on the episodes of an OpenEnv server that runs already.
+"""Train on the episodes of a running OpenEnv server.
 
 python examples/environments/train_openenv.py MODEL http://127.0.0.1:8000
 """

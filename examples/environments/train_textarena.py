@@ -15,7 +15,7 @@ FOLDER = Path("runs/textarena")
 
 
 def careless_game(said: str) -> list[dict[str, str]]:
-    """Return a game whose player guesses at random, whatever the hints say."""
+    """Return a game whose player guesses at random and ignores the hints."""
     number, messages = random.randint(1, 9), []
     for guess in random.sample(range(1, 10), 4):
         move = {"role": "assistant", "content": f"[{guess}]"}

@@ -29,7 +29,7 @@ Legend = dict[str, Meaning]
 
 
 def legend_server(legend: Legend) -> MCPServer:
-    """Return a server that knows a legend; it keeps nothing between calls."""
+    """Return a stateless server for a legend."""
     server = MCPServer("legend", log_level="WARNING")
 
     def look_up(colour: str) -> Meaning:

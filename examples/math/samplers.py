@@ -1,4 +1,4 @@
-"""Two samplers without tools: one that asks once, and one whose tries learn from each other.
+"""Two samplers without tools: one makes a single call, the other's attempts learn from each other.
 
     python examples/math/samplers.py [--notes] --run_name RUN --train_file problems.jsonl [flags]
 
@@ -42,7 +42,7 @@ class MathTask(Task):
 
 
 class MathSampler(AsyncSampler[MathTask]):
-    """Asks once; the answer is judged by `math-verify`."""
+    """Makes one model call; `math-verify` scores the answer."""
 
     async def run(self) -> RolloutResult:
         """Let the model solve the problem in one reply."""
@@ -56,7 +56,7 @@ class MathSampler(AsyncSampler[MathTask]):
         return await MCPScorerFactory.get_scorer("math").score(result.final_answer, truth)
 
     def messages(self) -> list[dict[str, object]]:
-        """Return what the model is asked."""
+        """Return the prompt."""
         return [
             {"role": "system", "content": INSTRUCTION},
             {"role": "user", "content": self.task.problem},
@@ -64,7 +64,7 @@ class MathSampler(AsyncSampler[MathTask]):
 
 
 class NotesSampler(MathSampler):
-    """Shows a try what earlier tries of the same problem noted, and has it write a note as well.
+    """Shows an attempt the notes of earlier attempts at the same problem, and asks it for a note.
 
     The state lives in the database, with the turns that made it: a note is the last reply of a try
     that has its score. Tries may run in any number of processes and may die at any time.
@@ -85,7 +85,7 @@ class NotesSampler(MathSampler):
         return RolloutResult("no_answer" if answer is None else "answered", answer)
 
     async def notes(self) -> list[str]:
-        """Return the notes of the best tries so far."""
+        """Return the notes of the best attempts so far."""
         store = self.context.store
         scored = [r for r in await store.records.of_task(self.task.id) if r.score is not None]
         scored.sort(key=lambda record: record.score.value if record.score else 0.0, reverse=True)

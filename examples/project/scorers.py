@@ -5,7 +5,7 @@ from agentrl.rewards import GroundTruth, MCPScorerFactory
 
 @MCPScorerFactory.register_scorer("close", version="1")
 def close(answer: str, truth: GroundTruth) -> float:
-    """Return 1 for the right number, 0.5 for one that is at most 5 away, and 0 for anything else."""
+    """Return 1 for the correct number, 0.5 for one that is at most 5 away, and 0 otherwise."""
     try:
         distance = abs(float(answer) - float(truth.answer))
     except ValueError:  # the answer is not a number

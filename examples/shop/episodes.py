@@ -43,7 +43,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 @dataclass
 class Episode:
-    """One try at a question; `sampled` marks the tokens that the assistant wrote."""
+    """One attempt at a question; `sampled` marks the tokens that the assistant wrote."""
 
     question: Question
     ids: list[int]
@@ -65,7 +65,7 @@ class Episode:
 
 
 class Codec:
-    """The demo's tokenizer with the pieces of its chat template, rendered once."""
+    """The demo's tokenizer with the parts of its chat template, rendered once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -105,7 +105,7 @@ class Codec:
         return text
 
     def _common_prefix(self) -> list[int]:
-        """Ids that every prompt of the task begins with."""
+        """Ids at the start of every prompt of the task."""
         one, two = self.prompt("A"), self.prompt("B")
         length = next(i for i, pair in enumerate(zip(one, two, strict=True)) if pair[0] != pair[1])
         return one[:length]
@@ -243,7 +243,7 @@ def _react(
 
 
 class _Batch:
-    """A key-value cache of B running episodes that all began with the same prefix."""
+    """A key-value cache of B running episodes that share a prefix."""
 
     def __init__(self, model: PreTrainedModel, codec: Codec, size: int) -> None:
         self.model, self.codec = model, codec
@@ -253,7 +253,7 @@ class _Batch:
         self.mask_BT = torch.ones(size, len(codec.prefix), dtype=torch.long)
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these rows only."""
+        """Keep only these rows."""
         if rows:
             index = torch.tensor(rows)
             self.cache.batch_select_indices(index)
@@ -315,7 +315,7 @@ class _Batch:
 
 
 def episode_turns(episode: Episode, name: str, *, num_left_out: int = 0) -> list[TurnTokens]:
-    """Return what the assistant wrote as turns, as the trainer takes them.
+    """Return the assistant's messages as turns for the trainer.
 
     `num_left_out` tokens are left out at the start of the context.
     """

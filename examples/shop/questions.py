@@ -78,7 +78,7 @@ def right_answer(catalogue: Catalogue, question: Question) -> str:
 
 
 def draw_questions(draw: random.Random) -> Iterator[Question]:
-    """Draw questions without end."""
+    """Draw an endless sequence of questions."""
     while True:
         kind = draw.choice(KINDS)
         wording = draw.randrange(len(kind.phrasings))

@@ -32,14 +32,14 @@ from mcp.types import (
 
 DEFAULT_CATALOGUE = Path(__file__).resolve().parents[2] / "assets" / "demo" / "catalogue.json"
 MAX_OPERAND = 10**12
-"""Largest absolute value that the calculator takes; keeps results short."""
+"""Largest absolute value that the calculator accepts; keeps results short."""
 
 Catalogue = Mapping[str, Mapping[str, int]]
 """Item name -> {"price": ..., "stock": ...}."""
 
 
 class ToolInputError(Exception):
-    """The model asked for something that the tool cannot do; the message is for the model."""
+    """The tool cannot fulfil the model's request; the message is for the model."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The agent that is trained, as an AWorld agent loop: one agent, built anew for every rollout."""
+"""The trained agent as an AWorld agent loop: a new agent for every rollout."""
 
 from pathlib import Path
 

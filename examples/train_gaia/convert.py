@@ -1,4 +1,4 @@
-"""GAIA's `metadata.jsonl` to questions for AgentRL.
+"""Converts GAIA's `metadata.jsonl` to questions for AgentRL.
 
     python examples/train_gaia/convert.py gaia/2023/validation/metadata.jsonl \
         --files_url http://127.0.0.1:9000 --out output/gaia/validation.jsonl
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class BadMetadata(Exception):
-    """Says which line of the metadata cannot be used, and why."""
+    """Names an unusable line of the metadata and the reason."""
 
 
 def read_metadata(path: Path) -> Iterator[dict[str, Any]]:
@@ -41,7 +41,7 @@ def read_metadata(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def to_question(entry: dict[str, Any], files: str | None) -> dict[str, Any] | None:
-    """Return one line of a question file; None where the answer is not published (test split)."""
+    """Return one line of a question file; None if the answer is unpublished (test split)."""
     answer = entry.get("Final answer")
     if answer in (None, "", "?"):
         return None
@@ -64,7 +64,7 @@ def to_question(entry: dict[str, Any], files: str | None) -> dict[str, Any] | No
 
 
 def main() -> int:
-    """Convert, and say how many questions of each level there are."""
+    """Convert, and print the number of questions of each level."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("metadata", type=Path)
     parser.add_argument("--out", type=Path, required=True)

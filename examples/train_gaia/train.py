@@ -1,4 +1,4 @@
-"""Trains the GAIA agent: see README.md beside this file."""
+"""Trains the GAIA agent: see README.md in this folder."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from agentrl.rewards import gaia_reward_func
 
 
 def main() -> int:
-    """Train, and print what the engine says at the end."""
+    """Train, and print the engine's summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train_dataset", default="output/gaia/train.jsonl")
     parser.add_argument("--test_dataset", default="output/gaia/validation.jsonl")
