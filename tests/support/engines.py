@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from harness.tiny_tokenizer import write_tokenizer
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.wire import GenerateRequest
@@ -88,25 +94,30 @@ async def check_serves(url: str, checkpoint: Path, version: int) -> None:
     np.testing.assert_allclose(got.output_logprobs, expected, atol=1e-4)
 
 
-def make_model(directory: Path, *, seed: int, heads: int = 4) -> Path:
+def make_model(directory: Path, *, seed: int, heads: int = 4, num_experts: int = 0) -> Path:
     """Write a Qwen3 of two layers with random weights, and a tokenizer.
 
-    The weights are large enough for different weights to give clearly different logprobs.
+    The weights are large enough for different weights to give clearly different logprobs. With experts,
+    it is a mixture of them.
     """
     write_tokenizer(directory)
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=CONTEXT,
-        eos_token_id=EOS,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(directory)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": CONTEXT,
+        "eos_token_id": EOS,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+    }
+    if num_experts:
+        sizes |= {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).save_pretrained(directory)
+    else:
+        Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(directory)
     return directory

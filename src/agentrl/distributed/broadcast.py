@@ -252,13 +252,13 @@ class Bucket:
     """Named tensors that are announced together and broadcast one by one, without copies."""
 
     named: tuple[tuple[str, torch.Tensor], ...]
-    """Names in the checkpoint, and contiguous tensors of any dtype and shape."""
+    """Names, and contiguous tensors of any dtype and shape."""
     is_last: bool = False
     """Whether it completes the weights."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tensors in the checkpoint."""
+        """Names of the tensors."""
         return tuple(name for name, _ in self.named)
 
     @property

@@ -18,7 +18,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.config.sections import PublishSection
 from agentrl.distributed.broadcast import BackendName, BroadcastGroup, Bucket, Rendezvous
@@ -31,14 +31,15 @@ from agentrl.inference.weight_sync.server_operations import (
     close_broadcast,
     open_broadcast,
 )
+from agentrl.models.checkpoint_layout import checkpoint_tensors
 from agentrl.schema import Policy
 
 logger = logging.getLogger(__name__)
 
 SendWeights = Callable[[int, Callable[[Bucket], None]], Awaitable[None]]
-"""Calls a function, in another thread, with the weights in buckets of at most the given bytes. The
-tensors may share memory with the trained parameters, which do not change before the delivery is
-over.
+"""Calls a function, in another thread, with the model's parameters in buckets of at most the given
+bytes. The tensors may share memory with the trained parameters, which do not change before the
+delivery is over.
 """
 
 _NUM_ROUNDS = 2
@@ -58,6 +59,9 @@ class BroadcastRound:
     """Deadline on the monotonic clock."""
     lost: dict[str, InferenceError] = field(default_factory=dict)
     """The servers that were dropped, with the reason."""
+    takes_stacks: bool = True
+    """Whether every server takes the experts of a layer as one tensor, as the model holds them. SGLang
+    takes one tensor per expert, and a broadcast of a small tensor costs far more than its bytes."""
 
     @property
     def seconds_left(self) -> float:
@@ -192,7 +196,9 @@ class BroadcastDelivery:
         sizes: dict[str, int] = {}
 
         async def ask_size(server: str, client: SGLangClient) -> None:
-            sizes[server] = _num_ranks(client, await client.server_info())
+            info = await client.server_info()
+            sizes[server] = _num_ranks(client, info)
+            round_.takes_stacks &= info.get("frontend") == "agentrl"
 
         # A hanging server is detected here, before others wait for it in the group.
         await round_.each(ask_size, round_.seconds_left / 2)
@@ -253,6 +259,7 @@ class BroadcastDelivery:
         name: str,
     ) -> bool:
         """Broadcast one bucket; on failure leave the group and return False."""
+        bucket = bucket if round_.takes_stacks else in_checkpoint(bucket)
         installing = {
             server: asyncio.create_task(
                 client.update_weights_from_distributed(
@@ -300,6 +307,12 @@ class BroadcastDelivery:
             yield
         finally:
             self.phases[name] += time.monotonic() - started
+
+
+def in_checkpoint(bucket: Bucket) -> Bucket:
+    """Return a bucket's parameters as tensors of a checkpoint, which are views of them."""
+    views = (view for entry in bucket.named for view in checkpoint_tensors(*entry))
+    return replace(bucket, named=tuple(views))
 
 
 async def gathered_buckets(

@@ -23,7 +23,11 @@ from agentrl.config.sections import PublishSection
 from agentrl.distributed.broadcast import Bucket
 from agentrl.errors import ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.inference.weight_sync.broadcast_delivery import SendWeights, gathered_buckets
+from agentrl.inference.weight_sync.broadcast_delivery import (
+    SendWeights,
+    gathered_buckets,
+    in_checkpoint,
+)
 from agentrl.inference.weight_sync.delivery import OnOutcome, report
 from agentrl.inference.weight_sync.server_operations import update_server, update_to_policy
 from agentrl.models.weight_delta import (
@@ -128,7 +132,7 @@ class DeltaDelivery:
             self._sent.clear()
 
         def compare(bucket: Bucket) -> None:
-            for name, tensor in bucket.named:
+            for name, tensor in in_checkpoint(bucket).named:
                 new, old = tensor.detach(), self._sent.get(name)
                 checksums[name] = TensorChecksum.of(new)
                 if (change := change_between(old, new)) is not None:

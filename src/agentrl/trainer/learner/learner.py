@@ -34,7 +34,6 @@ from agentrl.distributed import (
 from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.distributed.dtypes import dtype_name
 from agentrl.models.checkpoint_export import TEMPLATE_FILE, read_tokenizer_files, save_hf
-from agentrl.models.checkpoint_layout import checkpoint_tensors
 from agentrl.models.flops import peak_tflops
 from agentrl.models.lora import adapter_tensors, has_adapter, save_adapter
 from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
@@ -252,14 +251,14 @@ class Learner:
 
         Args:
             max_bytes: upper bound on a bucket, unless a single tensor is larger.
-            sink: called on rank 0 with every bucket; tensors have their names in the checkpoint.
+            sink: called on rank 0 with every bucket of whole parameters.
         """
         for bucket in in_buckets(self._gathered(), max_bytes):
             if sink is not None:
                 sink(bucket)
 
     def _gathered(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """Yield the checkpoint tensors of each parameter on rank 0; gather on all ranks."""
+        """Yield each parameter on rank 0, with its name in the model; gather on all ranks."""
 
         def to_send(part: torch.Tensor) -> torch.Tensor:
             return part.to(self._ranks.device, self._precision.compute)
@@ -267,7 +266,7 @@ class Learner:
         parts = sharded_state_dict(self._policy)
         for name, whole in whole_tensors(parts, self._stages, to_send):
             if self._ranks.is_main:
-                yield checkpoint_tensors(name.removeprefix(_WRAPPER_PREFIX), whole)
+                yield [(name.removeprefix(_WRAPPER_PREFIX), whole)]
 
     def move(self, *, to_device: bool) -> None:
         """Move weights and optimizer state to the device, or to host memory."""

@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from harness.processes import engine_process
 from safetensors.torch import load_file
-from support.engines import check_serves
+from support.engines import check_serves, make_model
+from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.errors import ServerRefused
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import (
     BroadcastDelivery,
@@ -120,6 +123,45 @@ async def test_all_servers_serve_what_was_broadcast_and_files_follow(
         policy = await store.policies.latest()
         assert policy is not None
         assert (policy.is_written, policy.num_bytes) == (True, len(b"weights"))
+
+
+@pytest.mark.parametrize("takes_stacks", [True, False])
+async def test_experts_travel_as_one_tensor_to_engines_and_one_by_one_to_others(
+    store: TrajectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_stacks: bool
+) -> None:
+    names: list[str] = []
+    update, info = SGLangClient.update_weights_from_distributed, SGLangClient.server_info
+
+    async def noted(client: SGLangClient, bucket: Bucket, **keywords: Any) -> None:
+        names.extend(bucket.names)
+        await update(client, bucket, **keywords)
+
+    async def of_another(client: SGLangClient) -> dict[str, object]:
+        return {"version": (await info(client))["version"], "tp_size": 1}
+
+    monkeypatch.setattr(SGLangClient, "update_weights_from_distributed", noted)
+    if not takes_stacks:
+        monkeypatch.setattr(SGLangClient, "server_info", of_another)
+    first, second = (make_model(tmp_path / str(seed), seed=seed, num_experts=4) for seed in (1, 2))
+    new = AutoModelForCausalLM.from_pretrained(second).state_dict()
+    del new["lm_head.weight"]  # tied
+
+    async def send(max_bytes: int, sink: Callable[[Bucket], None]) -> None:
+        def work() -> None:
+            for bucket in in_buckets(([entry] for entry in new.items()), max_bytes):
+                sink(bucket)
+
+        await asyncio.to_thread(work)
+
+    with engine_process(first) as url:
+        publisher = await publisher_of(store, tmp_path, [url], send)
+        report = await publisher.announce(1)
+        assert report.failed == {}
+        await check_serves(url, second, 1)
+        await publisher.settle()
+    experts = {name for name in names if ".experts." in name}
+    assert all(name.endswith(("gate_up_proj", "down_proj")) == takes_stacks for name in experts)
+    assert len(experts) == (4 if takes_stacks else 2 * 4 * 3)
 
 
 async def test_a_server_that_is_gone_before_costs_no_attempt(
