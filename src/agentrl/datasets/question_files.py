@@ -5,6 +5,7 @@ entry is refused as a whole, before anything is sampled, and the error names its
 """
 
 import hashlib
+import os
 import pickle
 import tempfile
 from array import array
@@ -45,7 +46,8 @@ class QuestionFile(Sequence[Question]):
                 scored or repeat an id; the first few are named by line, row or position.
         """
         self._path = path
-        self._offsets = array("Q")
+        self._ends = array("Q", [0])
+        """Where each question ends in the spool, behind the 0 at which the first one begins."""
         self._scorers: set[str] = set()
         self.has_images = False
         """Whether a question shows images."""
@@ -73,7 +75,7 @@ class QuestionFile(Sequence[Question]):
         return self[self._shortest[1]], self[self._longest[1]]
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._ends) - 1
 
     @overload
     def __getitem__(self, index: int) -> Question: ...
@@ -118,17 +120,17 @@ class QuestionFile(Sequence[Question]):
                 note(where, problem)
                 continue
             num_chars = len(question.query) + len(question.system_prompt)
-            if not self._offsets or num_chars < self._shortest[0]:
-                self._shortest = (num_chars, len(self._offsets))
-            self._longest = max(self._longest, (num_chars, len(self._offsets)))
-            self._offsets.append(self._spool.tell())
-            pickle.dump((where, question), self._spool, protocol=pickle.HIGHEST_PROTOCOL)
+            if not len(self) or num_chars < self._shortest[0]:
+                self._shortest = (num_chars, len(self))
+            self._longest = max(self._longest, (num_chars, len(self)))
+            self._write(where, question)
             identity = question.id.encode("utf-8", "backslashreplace")
             digests.append(int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()))
             self._scorers.add(question.scorer)
             self.num_without_scorer += not entry.get("scorer")
             self.unread_keys |= dict.fromkeys(unread_keys(tuple(entry)))
             self.has_images = self.has_images or bool(question.images)
+        self._spool.flush()
         for place, repeated in self._repeated_ids(digests):
             note(place, repeated)
         if num_problems:
@@ -136,7 +138,7 @@ class QuestionFile(Sequence[Question]):
             more = f" (and {num_more} more)" if num_more > 0 else ""
             named = "; ".join(f"{where}: {problem}" for problem, where in places.items())
             raise DatasetError(f"{self._path}: {named}{more}")
-        if not self._offsets:
+        if not len(self):
             raise DatasetError(f"{self._path}: holds no questions")
 
     def _repeated_ids(self, digests: "array[int]") -> list[tuple[str, str]]:
@@ -155,10 +157,19 @@ class QuestionFile(Sequence[Question]):
                 found.append((where, f"id {question.id!r} was used before, in {used}"))
         return found
 
+    def _write(self, where: str, question: Question) -> None:
+        # Fields without their class: pickle takes three times as long for the object.
+        fields = (where, *vars(question).values())
+        packed = pickle.dumps(fields, protocol=pickle.HIGHEST_PROTOCOL)
+        self._spool.write(packed)
+        self._ends.append(self._ends[-1] + len(packed))
+
     def _read(self, position: int) -> tuple[str, Question]:
-        self._spool.seek(self._offsets[position])
-        found: tuple[str, Question] = pickle.load(self._spool)
-        return found
+        first = range(len(self))[position]  # an IndexError ends the loops of a Sequence
+        start, end = self._ends[first : first + 2]
+        # Positions are drawn at random: a buffered file would read some kilobytes for each.
+        where, *fields = pickle.loads(os.pread(self._spool.fileno(), end - start, start))
+        return where, Question(*fields)
 
 
 def load_questions(

@@ -31,18 +31,24 @@ Update = tuple[Document, Document | list[Document]]
 """A filter, and the update of the document that it matches."""
 
 
-async def insert_new(collection: AsyncCollection[Document], documents: Sequence[Document]) -> int:
+async def insert_new(
+    collection: AsyncCollection[Document],
+    documents: Sequence[Document],
+    *,
+    bypass_validator: bool = False,
+) -> int:
     """Insert the documents whose `_id` does not exist yet; return their number.
 
-    Idempotent: repeating it after a lost reply inserts nothing twice.
+    Idempotent: repeating it after a lost reply inserts nothing twice. `bypass_validator` spares the
+    server a look at documents that were just made of schema values.
     """
     if not documents:
         return 0
     try:
         if len(documents) == 1:
-            await collection.insert_one(documents[0])
+            await collection.insert_one(documents[0], bypass_validator)
         else:
-            await collection.insert_many(documents, ordered=False)
+            await collection.insert_many(documents, False, bypass_validator)
     except DuplicateKeyError:
         return 0
     except BulkWriteError as error:
@@ -51,15 +57,20 @@ async def insert_new(collection: AsyncCollection[Document], documents: Sequence[
 
 
 async def insert_until_taken(
-    collection: AsyncCollection[Document], documents: Sequence[Document]
+    collection: AsyncCollection[Document],
+    documents: Sequence[Document],
+    *,
+    bypass_validator: bool = False,
 ) -> tuple[int, str | None]:
     """Insert documents in their order, up to the first that has the value of a unique field.
+
+    For `bypass_validator`, see `insert_new`.
 
     Returns:
         The number of documents inserted, and the name of that field; None where all were inserted.
     """
     try:
-        await collection.insert_many(documents, ordered=True)
+        await collection.insert_many(documents, True, bypass_validator)
     except BulkWriteError as error:
         [clash] = _raise_but_duplicates(error)["writeErrors"]
         return int(clash["index"]), next(iter(clash["keyPattern"]))

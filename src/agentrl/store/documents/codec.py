@@ -49,14 +49,14 @@ def encode(value: Any) -> Any:
         return value
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, int):
+        return value if -_INT64 <= value < _INT64 else str(value)
     if isinstance(value, dict):
         return {_encoded_key(str(key)): encode(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
     if isinstance(value, np.ndarray):
         return Binary(value.astype(ARRAY_TYPES[value.dtype.kind]).tobytes())
-    if isinstance(value, int) and not -_INT64 <= value < _INT64:
-        return str(value)
     return value
 
 
@@ -68,11 +68,15 @@ def _encoded_key(key: str) -> str:
 
 def to_document(value: BaseModel) -> Document:
     """Return the stored form of a schema value; its id becomes `_id`, a Task's kind is kept."""
-    document: Document = encode(value.model_dump(exclude=NOT_STORED.get(type(value))))
-    stored: Document = {"_id": document.pop(id_field(type(value)))}
+    own_id = id_field(type(value))
+    fields = value.model_dump(exclude=NOT_STORED.get(type(value)))
+    stored: Document = {"_id": encode(fields.pop(own_id))}
     if isinstance(value, Task):
         stored["kind"] = value.kind
-    return {**stored, **document}
+    # Names of fields need no encoding, and most values none: questions come by the million.
+    for name, item in fields.items():
+        stored[name] = item if type(item) in _AS_THEY_ARE else encode(item)
+    return stored
 
 
 def from_document(cls: type[Model], document: Mapping[str, Any]) -> Model:

@@ -14,9 +14,9 @@ is counted.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, get_args
 
@@ -26,11 +26,14 @@ from agentrl.schema import RECORD_TRANSITIONS, Split
 from agentrl.schema.base import Value
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document
+from agentrl.store.documents.expressions import shown
 from agentrl.store.writes import insert_new
 
 SPAN = 512
 """Orders of a tally: few tallies for many groups, and few Records in a span that is still open."""
 SEALED_AT_ONCE = 16
+_AT_ONCE = 10_000
+"""Tallies of one answer, more than long runs have; without a number, the second answer begins at 102."""
 _WHOLE = "whole"
 _EVERYTHING = ((-(2**62), 0), (0, 2**62))
 _ALL_STATUSES = sorted(RECORD_TRANSITIONS)
@@ -74,34 +77,41 @@ class Standing(Value):
     evaluation: RecordCounts
 
 
-@dataclass(frozen=True)
 class _Tallies:
-    """All tallies as they were read."""
+    """All tallies as they were read, added up in one pass: a long run has hundreds."""
 
-    documents: Sequence[Document]
-    is_whole: bool
+    def __init__(self, documents: Iterable[Document], *, is_whole: bool) -> None:
+        self._is_whole = is_whole
+        self._lacking: dict[str, list[int]] = {"added": [], "ended": []}
+        self._sums: Counter[tuple[int, str, str]] = Counter()
+        """By the sign of the orders, split and field."""
+        for one in documents:
+            sign = -1 if one["_id"] < 0 else 1
+            for part, lacking in self._lacking.items():
+                if part not in one:
+                    lacking.append(one["_id"])
+                    continue
+                for split, counts in one[part].items():
+                    for field, value in counts.items():
+                        self._sums[sign, split, field] += value
+            if "ended" in one:
+                for split, counts in one["added"].items():
+                    self._sums[sign, split, "num_completed"] += counts["num_groups"]
 
     def ranges_without(self, counts: Literal["added", "ended"]) -> list[_Range]:
         """Return the orders that have to be counted."""
-        if not self.is_whole:
-            return list(_EVERYTHING)
-        return _ranges(one["_id"] for one in self.documents if counts not in one)
+        return _ranges(self._lacking[counts]) if self._is_whole else list(_EVERYTHING)
 
     def total(self, field: str, *, split: Split | None = None, sign: int = 0) -> Any:
-        """Return the sum of a field over those tallies that have it."""
-        return sum(
-            counts.get(field, 0)
-            for one in self.documents
-            if not sign or (one["_id"] < 0) == (sign < 0)
-            for part in ("added", "ended")
-            for name, counts in one.get(part, {}).items()
-            if split in (None, name)
-        )
+        """Return the sum of a field over those tallies that have it.
 
-    def num_completed(self, split: Split) -> int:
-        """Return the number of groups in spans that have ended."""
-        ended = [one["added"] for one in self.documents if "ended" in one]
-        return sum(added.get(split, {}).get("num_groups", 0) for added in ended)
+        `num_completed` is that of the groups in spans that have ended.
+        """
+        return sum(
+            value
+            for (of_sign, of_split, name), value in self._sums.items()
+            if name == field and sign in (0, of_sign) and split in (None, of_split)
+        )
 
 
 class TallyRepository(Repository):
@@ -112,25 +122,35 @@ class TallyRepository(Repository):
         self._is_prepared = False
 
     @asynccontextmanager
-    async def changing(self, orders: Iterable[int], writer: str) -> AsyncIterator[None]:
-        """Take the counts of these orders away while Tasks are added, or a score is repaired.
+    async def changing(self, orders: Collection[int], writer: str) -> AsyncIterator[None]:
+        """Take the counts of these orders away while a score is repaired; see `begin_change`."""
+        await self.begin_change(orders, writer)
+        yield
+        await self.end_change(orders, writer)
+
+    async def begin_change(self, orders: Collection[int], writer: str) -> None:
+        """Take the counts of these orders away, until `end_change`.
 
         Runs inside an operation; a repeated one passes the same `writer`.
         """
+        if not orders:
+            return
         if not self._is_prepared:
             await self.prepare()
-        numbers = sorted({order // SPAN for order in orders})
         begun: Document = {
             "$addToSet": {"writers": writer},
             "$inc": {"version": 1},
             "$unset": {"added": "", "ended": ""},
         }
         await self._db.tallies.bulk_write(
-            [UpdateOne({"_id": number}, begun, upsert=True) for number in numbers], ordered=False
+            [UpdateOne({"_id": number}, begun, upsert=True) for number in _numbers(orders)],
+            ordered=False,
         )
-        yield
+
+    async def end_change(self, orders: Collection[int], writer: str) -> None:
+        """Let these orders be counted again, as far as no other writer changes them."""
         await self._db.tallies.update_many(
-            {"_id": {"$in": numbers}}, {"$pull": {"writers": writer}}
+            {"_id": {"$in": _numbers(orders)}}, {"$pull": {"writers": writer}}
         )
 
     @operation("prepare the tallies")
@@ -166,7 +186,7 @@ class TallyRepository(Repository):
 
     async def count_added(self, orders: Collection[int]) -> None:
         """Store the counts of the spans to which Tasks were added, inside an operation."""
-        await self._store_counts(sorted({order // SPAN for order in orders}))
+        await self._store_counts(_numbers(orders))
 
     async def _store_counts(self, numbers: Sequence[int]) -> int:
         """Count spans and store what was counted in one write; return how many were stored."""
@@ -236,9 +256,11 @@ class TallyRepository(Repository):
         )
 
     async def _read(self) -> _Tallies:
-        found = await self._db.tallies.find({}, {"writers": 0}).sort("_id", 1).to_list()
+        tallies = self._db.tallies.find({}, shown("added", "ended")).sort("_id", 1)
+        found = await tallies.batch_size(_AT_ONCE).to_list()
         spans = [one for one in found if one["_id"] != _WHOLE]
-        return _Tallies(spans, True) if len(spans) < len(found) else _Tallies([], False)
+        is_whole = len(spans) < len(found)
+        return _Tallies(spans if is_whole else [], is_whole=is_whole)
 
     async def standing(self) -> Standing:
         """Return how far the run is, inside an operation."""
@@ -252,7 +274,7 @@ class TallyRepository(Repository):
         return Standing(
             num_groups=tallies.total("num_groups", split="train")
             + new.get("train", {}).get("num_groups", 0),
-            num_completed=tallies.num_completed("train") + num_completed,
+            num_completed=tallies.total("num_completed", split="train") + num_completed,
             training=training,
             evaluation=evaluation,
         )
@@ -289,9 +311,15 @@ class TallyRepository(Repository):
                 for name in ("num_groups", "num_records", "num_scored", "num_failed", "score_sum")
             }
             if sums["num_groups"]:
-                completed = tallies.num_completed(split) + await self._count_completed(split, open_)
+                completed = tallies.total("num_completed", split=split)
+                completed += await self._count_completed(split, open_)
                 found[split] = SplitCounts(**sums, num_completed=completed)
         return found
+
+
+def _numbers(orders: Collection[int]) -> list[int]:
+    """Return the ids of the tallies that hold these orders."""
+    return sorted({order // SPAN for order in orders})
 
 
 def _within(orders: _Range) -> Document:

@@ -7,17 +7,24 @@ of them completes the group; `reap` completes groups whose process crashed in be
 import asyncio
 import secrets
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
+    Callable,
     Collection,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeVar
+
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.errors import OperationFailure
 
 from agentrl.runtime.process_identity import is_dead
 from agentrl.schema import (
@@ -30,7 +37,7 @@ from agentrl.schema import (
 )
 from agentrl.schema.image import image_from_data_url
 from agentrl.schema.task import TaskStatus
-from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.database import UNAUTHORIZED, Repository, RunDatabase, operation
 from agentrl.store.documents.codec import (
     Document,
     encode,
@@ -55,6 +62,9 @@ from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.server_clock import STEP_SECONDS, UnrenewedLeases
 from agentrl.store.writes import insert_new, insert_until_taken
 
+T = TypeVar("T")
+_Prepared = tuple[Task, Document]
+
 TERMINAL: Document = {"$in": sorted(TERMINAL_STATUSES)}
 UNFINISHED = sorted(set(RECORD_TRANSITIONS) - TERMINAL_STATUSES)
 REAP_BATCH = 256
@@ -70,6 +80,20 @@ _EMPTY_SLOT = record_to_document(Record(id="", task_id="", split="train", traj_i
 """What all pending Records have in common; made once, as a run may have millions."""
 
 
+@dataclass
+class _Stored:
+    """Tasks in the database whose slots may be missing."""
+
+    writer: str
+    """Named in the tallies of `orders` until the slots are there."""
+    tasks: list[Document]
+    orders: set[int] = field(init=False)
+    num_new: int = 0
+
+    def __post_init__(self) -> None:
+        self.orders = {task["order"] for task in self.tasks}
+
+
 class TaskRepository(Repository):
     """Adds and reads Tasks."""
 
@@ -79,6 +103,7 @@ class TaskRepository(Repository):
         super().__init__(database)
         self._images = images
         self._tallies = tallies
+        self._may_bypass = True
         self._known: dict[str, Document] = {}
         self._reading = asyncio.Lock()
 
@@ -100,65 +125,80 @@ class TaskRepository(Repository):
             The number of tasks that were new.
         """
         num_new = 0
-        writing: asyncio.Task[int] | None = None
-        try:
-            # The next batch is read, and made into documents, while the last one is written.
-            async for batch in _batches(tasks, max_documents):
-                prepared = await asyncio.to_thread(_with_documents, batch)
-                num_new += await writing if writing else 0
-                writing = asyncio.create_task(self._add_batch(prepared, secrets.token_hex(8)))
-            return num_new + (await writing if writing else 0)
-        finally:
-            if writing is not None:
-                await asyncio.wait([writing])
+        # While the slots of a batch are written, the tasks of the next one are, and the batch behind
+        # that is read and made into documents.
+        stored = _ahead(self._stored(_ahead(_prepared(tasks, max_documents))))
+        async with aclosing(stored) as batches:
+            async for batch in batches:
+                await self._add_slots(batch)
+                num_new += batch.num_new
+        return num_new
+
+    async def _stored(self, batches: AsyncGenerator[list[_Prepared]]) -> AsyncGenerator[_Stored]:
+        async with aclosing(batches):
+            async for prepared in batches:
+                yield await self._add_tasks(prepared, secrets.token_hex(8))
 
     @operation("add tasks")
-    async def _add_batch(self, tasks: list[tuple[Task, Document]], writer: str) -> int:
-        ids = [document["_id"] for _, document in tasks]
+    async def _add_tasks(self, given: list[_Prepared], writer: str) -> _Stored:
+        """Insert the tasks that do not exist yet, and take the counts of their orders away."""
+        ids = [document["_id"] for _, document in given]
         known = self._db.tasks.find({"_id": {"$in": ids}}, _SLOT_FACTS)
         # Existing tasks may differ from the given ones in number of slots and order.
         existing = {task["_id"]: task async for task in known}
         new = [
             await self._with_stored_images(task, document)
-            for task, document in tasks
+            for task, document in given
             if document["_id"] not in existing
         ]
-        incomplete = await self._without_all_slots(existing)
-        if incomplete:
-            async with self._recounting(incomplete, writer):
-                await self._insert_slots(incomplete)
-        return await self._insert(new, writer)
+        batch = _Stored(writer, await self._without_all_slots(existing))
+        await self._tallies.begin_change(batch.orders, writer)
+        await self._insert(new, batch)
+        return batch
 
-    async def _insert(self, new: list[Document], writer: str) -> int:
-        """Insert tasks that nobody had a moment ago, with their slots; return how many were new."""
-        num_new = 0
+    async def _insert(self, new: list[Document], batch: _Stored) -> None:
+        """Insert tasks that nobody had a moment ago."""
         while new:
             training = [task for task in new if task["split"] == "train"]
             if training:
                 for order, task in enumerate(training, await self._next_train_order()):
                     task["order"] = order
-            async with self._recounting(new, writer):
-                # Tasks before slots, so that a claimed slot always has its Task.
-                num_inserted, taken = await insert_until_taken(self._db.tasks, new)
-                await self._insert_slots(new[:num_inserted])
-            num_new += num_inserted
+            orders = {task["order"] for task in new}
+            await self._tallies.begin_change(orders, batch.writer)
+            num_inserted, taken = await self._bulk(insert_until_taken, self._db.tasks, new)
+            batch.tasks += new[:num_inserted]
+            batch.orders |= orders
+            batch.num_new += num_inserted
             # What is left is behind a task that another process added as well, or whose order it took.
             new = new[num_inserted + (taken == "_id") :]
-        return num_new
 
-    async def _insert_slots(self, tasks: Iterable[Document]) -> None:
-        """Insert those slots of stored tasks that do not exist yet, in requests side by side."""
-        slots = [slot for task in tasks for slot in _slots(task)]
+    @operation("add the slots of tasks")
+    async def _add_slots(self, batch: _Stored) -> None:
+        """Insert those slots of stored tasks that do not exist yet, and count their orders again.
+
+        Behind the tasks, so that a claimed slot always has its Task.
+        """
+        slots = await asyncio.to_thread(_slots, batch.tasks)
         shares = [slots[first::_SLOT_REQUESTS] for first in range(_SLOT_REQUESTS)]
-        await asyncio.gather(*(insert_new(self._db.records, share) for share in shares))
+        await asyncio.gather(*(self._bulk(insert_new, self._db.records, share) for share in shares))
+        await self._tallies.end_change(batch.orders, batch.writer)
+        await self._tallies.count_added(batch.orders)
 
-    @asynccontextmanager
-    async def _recounting(self, tasks: Iterable[Document], writer: str) -> AsyncIterator[None]:
-        """Take the counts of these tasks' orders away inside the block, and count again behind it."""
-        orders = {task["order"] for task in tasks}
-        async with self._tallies.changing(orders, writer):
-            yield
-        await self._tallies.count_added(orders)
+    async def _bulk(
+        self,
+        insert: Callable[..., Awaitable[T]],
+        collection: AsyncCollection[Document],
+        documents: Sequence[Document],
+    ) -> T:
+        """Insert many documents, made of schema values, past the validator where the login may."""
+        if self._may_bypass:
+            try:
+                return await insert(collection, documents, bypass_validator=True)
+            except OperationFailure as error:
+                if error.code != UNAUTHORIZED:
+                    raise
+                self._may_bypass = False  # it has readWrite alone, and not dbAdmin
+        return await insert(collection, documents)
 
     async def _without_all_slots(self, existing: Mapping[str, Document]) -> list[Document]:
         """Return those of the tasks some of whose slots are missing: a crash interrupted adding."""
@@ -418,17 +458,25 @@ class GroupRepository(Repository):
         return len(await self.complete(task_ids))
 
 
-def _with_documents(tasks: Iterable[Task]) -> list[tuple[Task, Document]]:
+def _with_documents(tasks: Iterable[Task]) -> list[_Prepared]:
     return [(task, to_document(task)) for task in tasks]
 
 
-def _slots(task: Document) -> list[Document]:
-    """Return the pending Records of a stored Task."""
+def _slots(tasks: Sequence[Document]) -> list[Document]:
+    """Return the pending Records of stored Tasks."""
     # `group_open` is the store's own: the index of groups that still have to be completed.
-    facts = {"split": task["split"], "order": task["order"], "group_open": True}
     return [
-        {**_EMPTY_SLOT, **facts, "_id": f"{task['_id']}/{number}", "task_id": task["_id"]}
-        | {"traj_id": number, "created_at": task["created_at"]}
+        {
+            **_EMPTY_SLOT,
+            "_id": f"{task['_id']}/{number}",
+            "task_id": task["_id"],
+            "split": task["split"],
+            "traj_id": number,
+            "order": task["order"],
+            "created_at": task["created_at"],
+            "group_open": True,
+        }
+        for task in tasks
         for number in range(task["num_generations"])
     ]
 
@@ -452,7 +500,7 @@ def _share_of_batch(task: Task, max_documents: int) -> float:
 
 async def _batches(
     tasks: Iterable[Task] | AsyncIterable[Task], max_documents: int
-) -> AsyncIterator[list[Task]]:
+) -> AsyncGenerator[list[Task]]:
     if isinstance(tasks, AsyncIterable):
         batch: list[Task] = []
         filled = 0.0
@@ -469,3 +517,24 @@ async def _batches(
     # In a thread: a question file may take long to read, and the caller has leases to keep.
     while batch := await asyncio.to_thread(next_batch, left, max_documents):
         yield batch
+
+
+async def _prepared(
+    tasks: Iterable[Task] | AsyncIterable[Task], max_documents: int
+) -> AsyncGenerator[list[_Prepared]]:
+    async with aclosing(_batches(tasks, max_documents)) as batches:
+        async for batch in batches:
+            yield await asyncio.to_thread(_with_documents, batch)
+
+
+async def _ahead(items: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """Yield the items; each is made while its predecessor is worked on."""
+    async with aclosing(items):
+        coming = asyncio.ensure_future(anext(items, None))
+        try:
+            while (item := await coming) is not None:
+                coming = asyncio.ensure_future(anext(items, None))
+                yield item
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)

@@ -1,7 +1,7 @@
 """Scores, group completion, and repair of what a crash left half done."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support.stored import (
@@ -206,6 +206,40 @@ async def test_tasks_that_are_added_at_the_same_time_share_no_order_and_leave_no
     slots = [(slot.order, slot.traj_id) async for slot in store.records.find()]
     assert sorted(slots) == [(order, number) for order in range(75) for number in range(2)]
     assert await wrong_counts(store) == []
+
+
+@pytest.mark.parametrize("num_stored", [3, 9, 15])
+async def test_tasks_whose_adding_was_broken_off_are_completed_by_adding_them_again(
+    store: TrajectoryStore, num_stored: int
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    tasks = [make_task(number) for number in range(60)]
+    adding = asyncio.create_task(store.tasks.add(tasks, max_documents=9))
+    while await store.tasks.count() < num_stored:
+        assert not adding.done()
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    num_before = await store.tasks.count()
+    assert num_before < 60
+    assert await store.tasks.add(tasks, max_documents=9) == 60 - num_before
+    assert [task.order async for task in store.tasks.find()] == list(range(60))
+    slots = [(slot.order, slot.traj_id) async for slot in store.records.find()]
+    assert sorted(slots) == [(order, number) for order in range(60) for number in range(2)]
+    assert await wrong_counts(store) == []
+
+
+async def test_the_batches_before_a_bad_task_are_stored_whole(store: TrajectoryStore) -> None:
+    def source() -> Iterator[Task]:
+        for number in range(10):
+            yield make_task(number)
+        raise ValueError("a bad line")
+
+    with pytest.raises(ValueError, match="a bad line"):
+        await store.tasks.add(source(), max_documents=6)
+    num_tasks = await store.tasks.count()
+    assert 6 <= num_tasks <= 10
+    assert await store.database["records"].count_documents({}) == 2 * num_tasks
 
 
 async def test_training_tasks_are_numbered_as_they_come_and_others_are_not(
