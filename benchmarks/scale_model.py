@@ -323,7 +323,7 @@ class Size:
 
     @property
     def shards(self) -> int:
-        """Primaries that the run's database would need."""
+        """Primaries that its pace asks for."""
         return math.ceil(max(self.loads["claims"], self.loads["mongod"], 1))
 
     def row(self) -> dict[str, Any]:
@@ -372,6 +372,7 @@ def page_row(row: dict[str, Any]) -> str:
         f"{row['samplers']:,}",
         _short(row["mongod_cores"]["turns"] + row["mongod_cores"]["fleet"]),
         *(_short(row["loads"][part]) for part in PARTS),
+        f"{row['shards']}",
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -120,6 +120,19 @@ FIGURES = (
         "≥ 0.6",
     ),
     Figure("idle share of the trainer, 256 servers", "scale_sim", "idle_share", "", "{:.1%}"),
+    Figure(
+        "computed against simulated rollouts/s, 8 to 32 GPUs, largest error",
+        "scale_sim",
+        "sizes.largest_error",
+        "",
+        "{:.1%}",
+    ),
+    Figure(
+        "measured over predicted turns/s of one sampler",
+        "scale_sim",
+        "point.measured_over_predicted",
+        "",
+    ),
     Figure("first answer of a page at 1,000,000 turns, s", "ui", "first_answer_seconds_max", "≤ 1"),
     Figure("search at 1,000,000 turns, s", "ui", "search_seconds_max", "≤ 0.3"),
     Figure(
