@@ -9,13 +9,17 @@ model of this size takes a CPU a quarter of the time that its bytes take over th
 computes a step in a few hundredths of it. The clock starts when a step's weights are in the
 trainer's memory and stops when every server has sampled a token with them: export, fsync, the
 store, pauses, loading and the first token are all included. `ratio` is the median over the rounds
-of publication time over link time; for every publication, with the engines idle, the same bytes
-also go over the link without any further work:
+of publication time over link time; right before and right after every publication, with the engines
+idle, the same bytes go over the link without any further work, and the mean of the two counts:
 
 disk         written, made durable, and read once by as many readers as there are servers
 distributed  broadcast by gloo over loopback, tensor by tensor, into the memory of as many processes
              as there are servers; `tcp_seconds` is the same over plain TCP connections, from one
              block in the cache to another
+
+`floor_ratio` is the publication time over the least that this machine needs while servers sample: the
+link (for the disk, measured beside sampling engines, as in a publication; broadcasts find them
+paused) and a token of every server at once (`token_seconds`).
 
 `distributed` reports the duration of each phase of a publication. `adapter` is the same model's
 LoRA adapter, by disk; `demo` a model of the demo's size, where calls dominate bytes; `dense` a
@@ -64,13 +68,12 @@ from transformers import (
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Bucket, RankAssignment, Rendezvous, in_buckets, join_group
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher
+from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher, PublishReport
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
 from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.inference.wire import GenerateRequest
 from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.checkpoint_export import save_hf
-from agentrl.models.checkpoint_layout import checkpoint_tensors
 from agentrl.models.lora import (
     adapter_tensors,
     add_adapter,
@@ -277,8 +280,7 @@ def sender_of(policy: PolicyModel) -> SendWeights:
         def work() -> None:
             state = policy.model.state_dict()
             state.pop("lm_head.weight")  # tied
-            groups = (checkpoint_tensors(name, value) for name, value in state.items())
-            for bucket in in_buckets(groups, max_bytes):
+            for bucket in in_buckets(([entry] for entry in state.items()), max_bytes):
                 sink(bucket)
 
         await asyncio.to_thread(work)
@@ -311,6 +313,12 @@ class Servers:
                 await stack.enter_async_context(turn)
             yield
 
+    async def token_seconds(self) -> float:
+        """Return how long a token of every server takes that has nothing else to do."""
+        started = time.perf_counter()
+        await asyncio.gather(*(self._token(url) for url in self.urls))
+        return time.perf_counter() - started
+
     async def until_sampling(self, version: int) -> None:
         """Return once every server has sampled a token with this version."""
         await asyncio.gather(*(self._until_sampling(url, version) for url in self.urls))
@@ -322,6 +330,10 @@ class Servers:
                 async with self._turns[url]:
                     await client.generate(self._request(seed, _NEW_TOKENS))
                 seed += 1
+
+    async def _token(self, url: str) -> None:
+        async with SGLangClient(url) as client:
+            await client.generate(self._request(7, 1))
 
     async def _until_sampling(self, url: str, version: int) -> None:
         async with SGLangClient(url) as client:
@@ -369,25 +381,38 @@ class Bench:
                 adapters=AdapterNames("bench") if way == "adapter" else None,
             )
             servers = Servers(self.urls)
+            sent = adapter_tensors(policy).values() if way == "adapter" else policy.parameters()
+            num_bytes = sum(tensor.nbytes for tensor in sent)
             results = []
+
+            async def link_seconds() -> float:
+                if link is not None:
+                    return await link.seconds()
+                return await asyncio.to_thread(disk_seconds, folder, num_bytes, len(self.urls))
+
             async with servers.sampling():
+                async with servers.idle():
+                    before = await link_seconds()
                 for version in range(1, self.rounds + 1):
                     results.append(await publish(publisher, policy, store, servers, version))
                     await publisher.settle()
                     result = results[-1]
                     if delivery is not None:
                         result["phases"] = dict(delivery.phases)
+                    beside = None if link is not None else await link_seconds()
                     async with servers.idle():
+                        after = await link_seconds()
                         if link is not None:
-                            result["link_seconds"] = await link.seconds()
                             result["tcp_seconds"] = await asyncio.to_thread(
-                                tcp_seconds, result["bytes"], len(self.urls)
+                                tcp_seconds, num_bytes, len(self.urls)
                             )
-                        else:
-                            result["link_seconds"] = await asyncio.to_thread(
-                                disk_seconds, folder, result["bytes"], len(self.urls)
-                            )
+                        result["token_seconds"] = await servers.token_seconds()
+                    result["link_seconds"], before = (before + after) / 2, after
+                    if beside is not None:
+                        result["link_beside_sampling_seconds"] = beside
+                    floor = (beside or result["link_seconds"]) + result["token_seconds"]
                     result["ratio"] = result["seconds"] / result["link_seconds"]
+                    result["floor_ratio"] = result["seconds"] / floor
                     print(way, json.dumps(result))
         return figures(results)
 
@@ -429,14 +454,24 @@ async def publish(
     elif publisher.needs_files:
         await asyncio.to_thread(save_hf, policy, directory)
     exported = time.perf_counter()
-    report = await publisher.announce(version)
-    announced = time.perf_counter()
+
+    async def announce() -> tuple[PublishReport, float]:
+        report = await publisher.announce(version)
+        if report.failed:
+            raise SystemExit(f"a server failed: {report.failed}")
+        return report, time.perf_counter()
+
     if has_adapter(policy):
+        report, announced = await announce()
         servers.adapter = (await store.services.all())[0].adapter
-    await servers.until_sampling(version)
+        await servers.until_sampling(version)
+    else:
+        # Whoever asks only after the announcement misses the first token by up to a step.
+        async with asyncio.TaskGroup() as tasks:
+            announcing = tasks.create_task(announce())
+            tasks.create_task(servers.until_sampling(version))
+        report, announced = announcing.result()
     ended = time.perf_counter()
-    if report.failed:
-        raise SystemExit(f"a server failed: {report.failed}")
     return {
         "bytes": sum(tensor.nbytes for tensor in sent),
         "seconds": ended - started,
@@ -518,6 +553,7 @@ def figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the combined figures of one way's rounds."""
     found = {
         "ratio": statistics.median(item["ratio"] for item in rounds),
+        "floor_ratio": statistics.median(item["floor_ratio"] for item in rounds),
         "bytes": rounds[0]["bytes"],
         "seconds": statistics.median(item["seconds"] for item in rounds),
         "paused_seconds_max": max(max(item["paused_seconds"].values()) for item in rounds),
@@ -556,7 +592,7 @@ def measure_ways(
 
 def without_link(row: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of payloads too small to compare with the link."""
-    return {name: value for name, value in row.items() if name not in ("ratio", "rounds")}
+    return {name: value for name, value in row.items() if not name.endswith(("ratio", "rounds"))}
 
 
 def experts(num_layers: int, num_servers: int, rounds: int) -> dict[str, Any]:
