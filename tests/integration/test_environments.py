@@ -168,7 +168,7 @@ def _secret(section: DataSection, task: EnvironmentTask) -> int:
 @pytest.fixture
 def tasksets(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Put a task set on the path."""
-    monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
+    monkeypatch.setenv("PYTHONPATH", f"{PACKAGES}:{OPENENV_SERVER.parent}")
     variables = index_variables(python_with("verifiers"))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -188,6 +188,19 @@ async def test_the_rubric_of_verifiers_is_the_score_and_its_parts_are_metrics(
     assert result.metrics == {"right": 1.0, "short": 0.5, "length": 1.0}
     assert (score.scorer, score.value) == ("verifiers:sums_taskset", 1.5)
     assert len(turns) == 1
+
+
+async def test_an_environment_of_verifiers_that_plays_the_user_has_the_policy_in_its_own_seat(
+    store: TrajectoryStore, tasksets: dict[str, Any]
+) -> None:
+    section = data("verifiers:guesses_taskset?size=2", shuffle=False, **tasksets)
+    tasks = tasks_of(section)
+    assert [task.query for task in tasks] == ["Guess from 1 to 3."] * 2
+    result, turns, score = await played(store, section, tasks[0], "1", "3", "2")
+    assert (result.outcome, result.final_answer, result.reward) == ("answered", "2", 1.0)
+    assert (result.metrics["game_reward"], score.value) == (1.0, 1.0)
+    assert [turn.parent for turn in turns] == [None, 0, 1]
+    assert [turn.added_messages[-1]["content"] for turn in turns[1:]] == ["No.", "No."]
 
 
 async def test_steps_of_an_openenv_server_are_rewards_of_the_turns(store: TrajectoryStore) -> None:

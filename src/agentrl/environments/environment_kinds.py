@@ -142,7 +142,10 @@ class Verifiers:
         size = _taken(args, "size", _DEFAULT_SIZE)
         # The default runtime is a service that wants a login.
         agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-        config = vf.resolve_env_config({"taskset": {"id": name, **args}, "agent": agent})
+        taskset = {"taskset": {"id": name, **args}}
+        fields = dict(vf.resolve_env_config(taskset))
+        seats = [seat for seat, value in fields.items() if isinstance(value, vf.AgentConfig)]
+        config = vf.resolve_env_config(taskset | dict.fromkeys(seats, agent))
         self._env = vf.load_environment(config)
         self._tasks = list(itertools.islice(self._env.taskset, size))
         self.size = len(self._tasks)
@@ -352,9 +355,8 @@ def _schema_of_actions(url: str) -> dict[str, Any]:
 
 
 def _is_tool_call(schema: Mapping[str, Any]) -> bool:
-    """Return whether actions are OpenEnv's own `CallToolAction`."""
-    kind = schema.get("properties", {}).get("type", {})
-    return "call_tool" in (kind.get("const"), kind.get("default"))
+    """Return whether actions are OpenEnv's own, which list tools and call them."""
+    return schema.get("title") in ("Action", "CallToolAction", "ListToolsAction")
 
 
 def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
