@@ -14,7 +14,7 @@
     │   │   └── ServerLost            it ended the connection with a request in its hands
     │   ├── ServerRefused             a server answered with an error status
     │   ├── PoisonousRequest          servers died under a request, which is not sent again
-    │   └── ServerUnusable            a supervised server has to be restarted
+    │   └── ServerUnusable            a supervised server must be restarted
     ├── ToolError                     the tools' infrastructure failed (not a tool's own error)
     ├── ToolCallFailed                a call has no result, though its server is well
     │   ├── CallTimedOut              the tool took too long
@@ -27,9 +27,9 @@
     ├── RenderError                   a chat template or tokenizer cannot do what is asked
     ├── ImageError                    an image cannot be read, or is too large for it
     ├── ScoringError                  a scorer could not decide; the score stays missing
-    │   └── ScorerDefect              a scoring function has a mistake in it, which no retry mends
+    │   └── ScorerDefect              a scoring function has a defect that no retry fixes
     │       └── ScorerTimeout         it takes longer than it may
-    ├── TrainingError                 optimization cannot go on (non-finite losses or gradients)
+    ├── TrainingError                 optimization cannot continue (non-finite losses or gradients)
     ├── WriteError                    a directory of the run could not be written to disk
     ├── UploadError                   the Hugging Face hub refused an upload, or did not answer
     └── BroadcastError                a process group for broadcasts failed or did not form
@@ -235,7 +235,7 @@ class ScorerTimeout(ScorerDefect):
 
 
 class TrainingError(AgentRLError):
-    """Optimization cannot go on: losses or gradients stay non-finite."""
+    """Optimization cannot continue: losses or gradients stay non-finite."""
 
 
 class WriteError(AgentRLError):

@@ -97,7 +97,7 @@ def test_in_a_swarm_those_without_an_address_of_their_own_are_trained(
         "expert": False,
     }
     assert "k1" in checked["secrets"].values()
-    assert "leave it out of the ones to be trained" in checked["refused"]
+    assert "remove it from the agents to train" in checked["refused"]
 
 
 def test_swarms_and_parallel_agents_inside_of_a_swarm_are_built_as_they_were(

@@ -52,7 +52,7 @@ def test_a_second_signal_ends_a_run_at_once_that_waits_for_its_trainer(tmp_path:
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(5) == -signal.SIGINT
         assert psutil.wait_procs(children, timeout=5)[1] == []
-    assert "another one ends it at once" in run.said()
+    assert "a second signal exits immediately" in run.said()
     assert "Traceback" not in run.said()
 
 

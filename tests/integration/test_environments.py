@@ -74,17 +74,23 @@ async def played(
     ("env", "problem"),
     [
         ("reasoning_gym:leg_countin", "there is no 'leg_countin' among its 106; leg_counting or"),
-        ("reasoning_gym:leg_counting?sizee=3", "it has no parameter 'sizee'; size, seed"),
+        (
+            "reasoning_gym:leg_counting?sizee=3",
+            "unknown parameter 'sizee'; did you mean size, seed",
+        ),
         ("reasoning_gym:leg_counting?size=x", "size=x: expected a value such as 500"),
         ("reasoning_gym:leg_counting?size=0", "size=0: expected a number from 1"),
         ("reasoning_gym:leg_counting?seed=x", "seed=x: expected a value such as 0"),
         ("reasoning_gym:leg_counting?max_animals=1", "max_animals must be >= min_animals"),
         ("verifiers:no_such_taskset", "taskset 'no_such_taskset' not found"),
-        ("openenv:http://127.0.0.1:9", "no OpenEnv server answers there"),
-        ("openenv:127.0.0.1:8000", "expected an address, as in openenv:http://127.0.0.1:8000"),
-        ("textarena:TicTacToe-v0", "TicTacToe-v0 is no game for one player"),
+        ("openenv:http://127.0.0.1:9", "no OpenEnv server responds there"),
+        ("openenv:127.0.0.1:8000", "expected an address, such as openenv:http://127.0.0.1:8000"),
+        ("textarena:TicTacToe-v0", "TicTacToe-v0 is not a single-player game"),
         ("textarena:GuessTheNumber", "there is no 'GuessTheNumber' among its"),
-        ("textarena:GuessTheNumber-v0?max_turn=3", "it has no parameter 'max_turn'; max_turns"),
+        (
+            "textarena:GuessTheNumber-v0?max_turn=3",
+            "unknown parameter 'max_turn'; did you mean max_turns",
+        ),
     ],
 )
 def test_a_mistake_is_said_in_one_line(env: str, problem: str) -> None:

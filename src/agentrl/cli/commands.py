@@ -1,7 +1,7 @@
-"""The commands that begin a project, start processes, or work on a run's weights.
+"""Commands that create a project, start processes, or process a run's weights.
 
-Each function takes the configuration and its own options and returns an exit status. What a command
-needs beside them is imported inside it.
+Each function takes the configuration and its own options and returns an exit status. Further
+imports are made inside each command, which keeps `--help` fast.
 """
 
 import atexit
@@ -44,24 +44,24 @@ _TRAINING = (
 @click.command("init", cls=FlagCommand, sections=())
 @click.argument("folder")
 def init(config: RootConfig, folder: str) -> int:
-    """Begin a project in FOLDER: a tool server, questions, a scorer and a configuration.
+    """Create a project in FOLDER: a tool server, questions, a scorer and a configuration.
 
-    It trains as it is; its README.md says what to change. FOLDER is new or empty, but for names that
-    begin with a dot.
+    It is ready to train; its README.md explains what to change. FOLDER must be new or empty, except
+    for names that start with a dot.
     """
     if not folder:
-        raise ConfigError("FOLDER is empty; a dot is the folder that you are in: agentrl init .")
+        raise ConfigError("FOLDER is empty; use a dot for the current folder: agentrl init .")
     target = Path(os.path.expanduser(folder))
     try:
         target.mkdir(parents=True, exist_ok=True)
         found = sorted(path.name for path in target.iterdir() if path.name[:1] != ".")
         if found:
-            raise ConfigError(f"{target} holds {found[0]} already; name a folder that is empty")
+            raise ConfigError(f"{target} already contains {found[0]}; choose an empty folder")
         files = sorted(path for path in shipped_file(PROJECT).iterdir() if path.is_file())
         for path in files:
             shutil.copyfile(path, target / path.name)
     except OSError as error:
-        raise ConfigError(f"{target}: {error.strerror}; name another folder") from None
+        raise ConfigError(f"{target}: {error.strerror}; choose another folder") from None
     print(f"{target} has {', '.join(path.name for path in files)}\nTrain it:")
     print(f"  cd {shlex.quote(str(target))}\n  agentrl run --config config.yaml")
     return 0
@@ -71,16 +71,17 @@ def init(config: RootConfig, folder: str) -> int:
 @click.option(
     "--dry_run",
     is_flag=True,
-    help="Start nothing: print every value with its origin, processes, GPUs and what the checks find; "
-    "the exit status is 2 where the run could not start.",
+    help="Start nothing: print every value with its origin, the processes, the GPUs and the "
+    "results of the checks; the exit status is 2 if the run could not start.",
 )
 @click.option("--json", "as_json", is_flag=True, help="With --dry_run: print one JSON object.")
 @click.pass_context
 async def run(context: click.Context, config: RootConfig, dry_run: bool, as_json: bool) -> int:
-    """Train on this machine: starts store, servers, samplers and trainer, and shows progress.
+    """Train on this machine: start the store, servers, samplers and trainer, and show progress.
 
-    Ctrl-C ends all of them; the same command resumes the run. With --machine_rank above 0, only
-    this machine's trainer ranks are started. Without a model and questions, this trains the demo.
+    Ctrl-C stops all of them; the same command resumes the run. With --machine_rank above 0, only
+    the trainer ranks of this machine are started. Without a model and questions, the demo is
+    trained.
     """
     given = given_flags(context)
     config, is_demo = _or_demo(given, config, "train_file")
@@ -92,7 +93,7 @@ async def run(context: click.Context, config: RootConfig, dry_run: bool, as_json
         print(json.dumps(plan.parts(), indent=2) if as_json else "\n".join(plan.lines()))
         return 0 if plan.can_start else ConfigError.exit_status
     if as_json:
-        raise ConfigError("--json goes with --dry_run")
+        raise ConfigError("--json requires --dry_run")
     from agentrl.launcher.multi_node import join_training
     from agentrl.launcher.training_run import run_training
 
@@ -135,7 +136,7 @@ class _SftCommand(FlagCommand):
         loss = ctx.params.pop("loss_calculator", None)
         if loss is not None and loss.upper() != "CROSSENTROPY":
             raise ConfigError(
-                f"--loss_calculator {loss}: fine-tuning learns by cross-entropy alone"
+                f"--loss_calculator {loss}: supervised fine-tuning supports only cross-entropy"
             )
         return super().invoke(ctx)
 
@@ -145,7 +146,7 @@ class _SftCommand(FlagCommand):
 )
 @click.pass_context
 def sft(context: click.Context, config: RootConfig) -> int:
-    """Fine-tune on conversations, or on records of a run.
+    """Fine-tune on conversations, or on the records of a run.
 
     Conversations (--train_file, --eval_file) are objects with `messages` in OpenAI form and
     optionally `tools`; see docs/sft.md. Under `accelerate launch` or `torchrun` this is one rank of
@@ -170,7 +171,7 @@ def sft(context: click.Context, config: RootConfig) -> int:
 
 
 def _look_at_conversations(config: RootConfig) -> None:
-    """Look at model and data before the trainer is imported, which takes longer than the look."""
+    """Check model and data before importing the trainer, which takes longer than the check."""
     from agentrl.datasets.demonstrations.demonstration import read_demonstrations
     from agentrl.models.resolve import resolve_model
 
@@ -199,7 +200,7 @@ async def serve(context: click.Context, config: RootConfig) -> int:
 async def evaluate(context: click.Context, config: RootConfig) -> int:
     """Score the run's newest checkpoint, or the model that --model_name_or_path names.
 
-    Without a model and questions, the demo's questions are asked.
+    Without a model and questions, the demo is evaluated.
     """
     from agentrl.launcher.evaluation_run import newest_checkpoint, run_evaluation
 
@@ -212,13 +213,13 @@ async def evaluate(context: click.Context, config: RootConfig) -> int:
 
 
 @click.command("doctor", cls=FlagCommand)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.pass_context
 async def doctor(context: click.Context, config: RootConfig, as_json: bool) -> int:
-    """Check this machine for a run with these flags, in lines that pass or say what to do.
+    """Check this machine for a run with these flags; each failing line says what to do.
 
-    The exit status is 1 when something needed is missing. Without a model and questions, this checks
-    what the demo needs. Nothing of the run is started.
+    The exit status is 1 if a requirement is missing. Without a model and questions, the
+    requirements of the demo are checked. Nothing of the run is started.
     """
     from agentrl.config.secret_text import redact
     from agentrl.launcher.doctor import examine
@@ -241,8 +242,8 @@ async def doctor(context: click.Context, config: RootConfig, as_json: bool) -> i
 def export(config: RootConfig) -> int:
     """Merge the newest checkpoint's adapter (LoRA) into its base model.
 
-    The checkpoint is looked for below --output_dir; `merged` is written beside it. Give
-    --model_name_or_path only where the base model was moved.
+    The checkpoint is read from --output_dir, and the result is written there as `merged`. Give
+    --model_name_or_path only if the base model was moved.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -254,17 +255,17 @@ def export(config: RootConfig) -> int:
     disable_progress_bar()
     adapter = newest_checkpoint(config.run.output_path)
     if not is_adapter(adapter):
-        raise ConfigError(f"{adapter} holds all weights already")
+        raise ConfigError(f"{adapter} already contains all weights")
     is_moved = "model_name_or_path" in config.model.model_fields_set
     base = config.model.model_name_or_path if is_moved else read_shape(adapter).base
     target: Path = merge_adapter(adapter, resolve_model(base), config.run.output_path / "merged")
-    print(f"{adapter} and {base} are one model in {target}")
+    print(f"merged {adapter} into {base}: {target}")
     return 0
 
 
 @click.group("env", cls=FlagGroup, sections=("tools",))
 def env() -> None:
-    """Serve tools to agents of this machine."""
+    """Serve tools to agents on this machine."""
 
 
 @env.command("up")
@@ -282,19 +283,19 @@ def env() -> None:
     "--session_idle_seconds",
     type=Count(),
     default=1800,
-    help="Seconds without a call after which a client's servers are ended. [1800]",
+    help="Seconds without a call after which a client's servers are stopped. [1800]",
 )
 @click.option(
     "--max_sessions",
     type=Count(),
     default=64,
-    help="Clients that may have servers at the same time. [64]",
+    help="Maximum number of clients with servers at the same time. [64]",
 )
 @click.option(
     "--session_memory_megabytes",
     type=Count(),
     default=4096,
-    help="Memory of one client's servers together; beyond it, they are ended. [4096]",
+    help="Total memory of one client's servers; they are stopped when they exceed it. [4096]",
 )
 async def env_up(
     config: RootConfig,
@@ -307,8 +308,9 @@ async def env_up(
 ) -> int:
     """Serve the MCP servers of --mcp_servers behind one address until Ctrl-C.
 
-    Every client gets server processes of its own, which see neither one another nor the variables
-    of this process. Prints the connection as JSON. The token is MCP_SERVER_TOKEN, or a fresh one.
+    Every client gets its own server processes, isolated from one another and from the environment
+    variables of this process. Prints the connection as JSON. The token is MCP_SERVER_TOKEN, or a
+    new one.
     """
     from agentrl.runtime.confinement import confinement_gap
     from agentrl.runtime.logs import setup_logging
@@ -343,8 +345,8 @@ async def env_up(
     gap = confinement_gap()
     if gap is not None:
         logging.getLogger(__name__).warning(
-            "servers of different clients share this user's files and processes: this machine "
-            "gives them no namespaces (%s); use a container, as in deploy/images",
+            "servers of different clients share this user's files and processes, because this "
+            "machine provides no namespaces (%s); use a container, as in deploy/images",
             gap,
         )
     reachable = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
@@ -367,17 +369,17 @@ async def env_up(
 def _or_demo(
     given: Mapping[str, str], config: RootConfig, questions: str
 ) -> tuple[RootConfig, bool]:
-    """Return the configuration, or the demo's where nothing of the user's is named, and which it is.
+    """Return the configuration, or the demo's if the user named none, and whether it is the demo's.
 
     A private database without an output directory holds questions that were added by hand.
 
     Args:
         given: the flags that were typed.
-        config: what they say without the demo.
-        questions: the flag with which the command is given questions.
+        config: the configuration that they give without the demo.
+        questions: the flag that names the command's questions.
 
     Raises:
-        ConfigError: the run began with a model of its own, which nothing names now.
+        ConfigError: the run was started with its own model, which no flag names now.
     """
     named = {"config", "model_name_or_path", "db_connection_string", questions}
     output, database = config.run.output_path, config.private_mongo_dir
@@ -394,19 +396,19 @@ def _or_demo(
         now = demo.model.model_name_or_path
         if began is not None and str(existing_or_shipped(Path(began))) != now:
             raise ConfigError(
-                f"run {config.run.run_name!r} trains {began}: give the flags that it began with "
+                f"run {config.run.run_name!r} trains {began}: repeat its flags "
                 f"(--model_name_or_path, --{questions}, ...), or another --run_name for the demo"
             )
-    sys.stderr.write(f"note: no model and no questions given; this is --config {DEMO_CONFIG}\n")
+    sys.stderr.write(f"note: no model and no questions given; running --config {DEMO_CONFIG}\n")
     return demo, True
 
 
 def _with_agent(config: RootConfig, *, writes: bool = True) -> RootConfig:
-    """Return the configuration with an agent of another interpreter (`--agent_python`) made usable here.
+    """Return the configuration with an agent of `--agent_python` made callable from here.
 
     Args:
         config: the given one.
-        writes: keep what is written for it; otherwise it is gone at the end of this process.
+        writes: keep the files written for it; otherwise they are deleted when this process ends.
 
     Raises:
         ConfigError: that interpreter has no such agent.
@@ -423,12 +425,12 @@ def _with_agent(config: RootConfig, *, writes: bool = True) -> RootConfig:
 
 
 def _check_places_nothing(context: click.Context) -> None:
-    """Refuse flags that place processes where only this one is started."""
+    """Refuse flags that place processes, for commands that start only this one."""
     for name in ("trainer_gpus", "inference_gpus", "num_gpus"):
         if name in given_flags(context):
             raise ConfigError(
-                f"--{name} goes with `agentrl run`, which starts ranks and servers; this process uses "
-                "the GPUs that CUDA_VISIBLE_DEVICES shows it"
+                f"--{name} applies to `agentrl run`, which starts ranks and servers; this process "
+                "uses the GPUs in CUDA_VISIBLE_DEVICES"
             )
 
 

@@ -35,7 +35,7 @@ def store_uri(config: RootConfig) -> str:
     uri = running_uri(config.private_mongo_dir) if given is None else given.get_secret_value()
     if uri is None:
         raise ConfigError(
-            "needs a database: --config output/RUN_NAME/config.yaml of a running run, "
+            "no database: give --config output/RUN_NAME/config.yaml of a running run, "
             "--db_connection_string, or MONGODB_URI"
         )
     return uri
@@ -50,15 +50,15 @@ def names_here() -> str:
 
 @contextmanager
 def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
-    """Yield a URI under which the run's data answer, whether or not the run goes on.
+    """Yield a URI under which the run's data answer, whether or not the run continues.
 
-    A database of the user's is taken as it is. The private mongod of a running run is used; where
-    it has ended, one is started on its data for the length of the block. Enter this in the main
+    A database of the user is taken as it is. The private mongod of a running run is used; where it
+    has ended, one is started on its data for the length of the block. Enter this in the main
     thread.
 
     Args:
         config: names the run and perhaps a database.
-        create: begin with empty data where there are none.
+        create: start with empty data where there are none.
 
     Raises:
         ConfigError: there are no data of a run of this name, and none are to be created.
@@ -99,8 +99,8 @@ def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:
     written = output / "config.yaml"
     if not written.is_file():
         raise ConfigError(
-            f"no run {name_or_dir!r} here: {written} does not exist; give a run's name{names_here()} "
-            "or its output directory"
+            f"no run {name_or_dir!r} here: {written} does not exist; give a run's "
+            f"name{names_here()} or its output directory"
         )
     given = {"config": str(written), "output_dir": str(output.absolute())}
     if config.store.db_connection_string is not None:
@@ -122,6 +122,6 @@ async def opened_store(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
             if await store.runs.get() is None:
                 known = await store.reports.run_names()
-                hint = f"; there are {', '.join(known)}" if known else ""
-                raise ConfigError(f"{store.redacted_uri} holds no run{hint}")
+                hint = f"; existing: {', '.join(known)}" if known else ""
+                raise ConfigError(f"{store.redacted_uri} contains no run{hint}")
             yield store

@@ -1,4 +1,4 @@
-"""`agentrl fork`: play on from a turn of a stored record."""
+"""`agentrl fork`: continue a stored record from one of its turns."""
 
 import asyncio
 import json
@@ -28,24 +28,22 @@ _SAMPLING = (
 @click.command("fork", cls=FlagCommand, sections=("run", "store", "sampling", "tools"))
 @click.argument("record_id", metavar="RECORD")
 @click.option(
-    "--turn", type=Count(least=0), required=True, help="First turn to sample anew, from 0."
+    "--turn", type=Count(least=0), required=True, help="First turn to sample again, counted from 0."
 )
 @click.option(
     "--version",
     type=Count(least=0),
-    help="Policy version; by default what the run serves, or its newest.",
+    help="Policy version; by default the one that the run serves, or its newest.",
 )
 @click.option(
     "--edit",
     metavar="FILE",
     type=Path,
-    help="JSON file of the messages that the turn is shown instead, as --show prints them.",
+    help="JSON file of messages that replace the turn's prompt, in the format of --show.",
 )
-@click.option("--tries", "num_tries", type=Count(), default=1, help="How often to play on. [1]")
-@click.option(
-    "--show", is_flag=True, help="Print what the turn was shown, to be edited; play nothing."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--tries", "num_tries", type=Count(), default=1, help="Number of continuations. [1]")
+@click.option("--show", is_flag=True, help="Print the turn's prompt for editing; sample nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.pass_context
 def fork(
     context: click.Context,
@@ -58,11 +56,11 @@ def fork(
     as_json: bool,
     **wanted: Any,
 ) -> int:
-    """Play on from a turn of RECORD: with other weights, sampling or words, as often as you like.
+    """Continue RECORD from one of its turns, with other weights, sampling parameters or messages.
 
-    Turns before --turn stay as they are, token by token. A live run's servers are asked; for a run
-    that has ended, a server is started on the version's files. The new tries are kept beside the
-    record and are never trained on. The exit status is 1 where one of them failed.
+    Turns before --turn are kept, token by token. A running run's servers sample; for a finished
+    run, a server is started with the weights of the version. The continuations are stored
+    separately and never trained on. The exit status is 1 if one of them failed.
     """
     given = given_flags(context)
     config = _as_trained(config, given)
@@ -87,7 +85,7 @@ def fork(
 
 
 def _written(config: RootConfig, given: dict[str, str]) -> str:
-    """Return the file of the configuration that the run was trained with."""
+    """Return the path of the configuration that the run was trained with."""
     written = config.run.output_path / "config.yaml"
     if written.is_file():
         return str(written)
@@ -131,7 +129,7 @@ async def _play(config: RootConfig, wanted: "WantedFork", as_json: bool) -> int:
                 flush=True,
             )
         else:
-            print(f"{fork.id}: {len(records)} tries by version {fork.version}", flush=True)
+            print(f"{fork.id}: {len(records)} continuations by version {fork.version}", flush=True)
 
     num_failed = 0
     async for record in run_fork(config, wanted, when_begun=say):

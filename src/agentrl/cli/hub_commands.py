@@ -1,7 +1,7 @@
-"""`agentrl push_to_hub`: a checkpoint, or an exported data set, to the Hugging Face hub.
+"""`agentrl push_to_hub`: upload a checkpoint or an exported dataset to the Hugging Face hub.
 
-The token comes from the environment (HF_TOKEN) alone, and HF_ENDPOINT names another hub. What is
-uploaded is one commit; a repository that does not exist is made.
+The token comes only from the environment (HF_TOKEN); HF_ENDPOINT selects another hub. An upload is
+one commit; a missing repository is created.
 """
 
 import os
@@ -30,13 +30,13 @@ _CARD = "README.md"
     "--dataset",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Upload this folder as a data set: one that `agentrl store export` wrote.",
+    help="Upload this folder, written by `agentrl store export`, as a dataset.",
 )
-@click.option("--private", is_flag=True, help="Make a new repository private.")
+@click.option("--private", is_flag=True, help="Create the repository as private.")
 def push_to_hub(config: RootConfig, repository: str, dataset: Path | None, private: bool) -> int:
     """Upload the run's newest checkpoint to REPOSITORY (owner/name) on the Hugging Face hub.
 
-    With --dataset, upload a folder as a data set instead. HF_TOKEN holds the token.
+    With --dataset, upload a folder as a dataset instead. The token is read from HF_TOKEN.
     """
     from agentrl.launcher.evaluation_run import newest_checkpoint
 
@@ -63,11 +63,13 @@ def _hub() -> "HfApi":
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise ConfigError(
-            f"set {TOKEN_VARIABLE} to a token that may write; "
-            "https://huggingface.co/settings/tokens makes one"
+            f"set {TOKEN_VARIABLE} to a token with write access; create one at "
+            "https://huggingface.co/settings/tokens"
         )
     if not re.fullmatch(r"[!-~]+", token):
-        raise ConfigError(f"{TOKEN_VARIABLE} holds a character that no token has; copy it anew")
+        raise ConfigError(
+            f"{TOKEN_VARIABLE} contains a character that tokens cannot have; copy the token again"
+        )
     remember([token])
     try:
         from huggingface_hub import HfApi
@@ -92,14 +94,14 @@ def _upload(
     Args:
         hub: the client.
         repository: `owner/name`.
-        folder: the files; names that begin with a dot stay here.
+        folder: the files; names that start with a dot are not uploaded.
         kind: of the repository.
         card: the text of README.md where the folder has none; empty for no card.
-        private: whether a repository that is made now is private.
+        private: whether a newly created repository is private.
 
     Raises:
         ConfigError: the folder is empty.
-        UploadError: the hub refused, or did not answer.
+        UploadError: the hub refused, or did not respond.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -107,7 +109,7 @@ def _upload(
     named = {path.relative_to(folder).as_posix(): path for path in paths}
     named = {name: path for name, path in named.items() if not _is_hidden(name)}
     if not named:
-        raise ConfigError(f"{folder} holds no files to upload")
+        raise ConfigError(f"{folder} contains no files to upload")
     adds = [CommitOperationAdd(name, path) for name, path in named.items()]
     if card and _CARD not in named:
         adds.append(CommitOperationAdd(_CARD, card.encode()))
@@ -133,15 +135,21 @@ def _hub_errors(repository: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise ConfigError(f"{repository!r} is no repository's name: {_line(error)}") from None
+        raise ConfigError(
+            f"{repository!r} is not a valid repository name: {_line(error)}"
+        ) from None
     except HfHubHTTPError as error:
         status: Any = getattr(error.response, "status_code", "?")
-        hint = f"; is {TOKEN_VARIABLE} one that may write there?" if status in (401, 403) else ""
+        hint = (
+            (f"; check that {TOKEN_VARIABLE} has write access to it")
+            if status in (401, 403)
+            else ""
+        )
         raise UploadError(
             f"the hub refused {repository}: {status} {_line(error.server_message or error)}{hint}"
         ) from None
     except HTTPError as error:
-        raise UploadError(f"the hub did not answer: {type(error).__name__}: {error}") from None
+        raise UploadError(f"no response from the hub: {type(error).__name__}: {error}") from None
 
 
 def _line(text: object) -> str:
@@ -154,6 +162,7 @@ def _model_card(config: RootConfig, repository: str) -> str:
     is_on_hub = name.count("/") == 1 and not Path(name).exists() and name[:1] not in "./~"
     base = f"base_model: {name}\n" if is_on_hub else ""
     return (
-        f"---\nlibrary_name: transformers\n{base}tags:\n- agentrl\n- reinforcement-learning\n---\n\n"
+        f"---\nlibrary_name: transformers\n{base}tags:\n- agentrl\n- "
+        "reinforcement-learning\n---\n\n"
         f"# {repository.rpartition('/')[2]}\n\nTrained with AgentRL, run {config.run.run_name}.\n"
     )

@@ -1,4 +1,4 @@
-"""`agentrl inspect`: look into a run that goes on, or into one that has ended.
+"""`agentrl inspect`: show a running or finished run.
 
 Each command reads one view from the store and prints it as a page or as JSON.
 """
@@ -27,13 +27,13 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 
 @click.group("inspect", cls=FlagGroup, sections=("run", "store"))
 def inspect() -> None:
-    """Look into a run that goes on, or into one that has ended."""
+    """Show a running or finished run."""
 
 
 @inspect.command("runs")
 @_json_option
 async def runs(config: RootConfig, as_json: bool) -> int:
-    """List all runs of this machine, or of the server that --db_connection_string names."""
+    """List all runs in this folder, or on the server of --db_connection_string."""
     from agentrl.cli import tables
 
     found, num_unread = await _all_runs(config)
@@ -43,10 +43,10 @@ async def runs(config: RootConfig, as_json: bool) -> int:
 
 
 @inspect.command("progress")
-@click.option("--follow", is_flag=True, help="Go on until the run ends or Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Follow until the run ends or Ctrl-C.")
 @_json_option
 def progress(config: RootConfig, follow: bool, as_json: bool) -> int:
-    """Show how far the run is and who works on it."""
+    """Show the progress of the run and the processes that work on it."""
     try:
         return asyncio.run(_follow(config, as_json) if follow else _progress(config, as_json))
     except KeyboardInterrupt:
@@ -59,12 +59,12 @@ def progress(config: RootConfig, follow: bool, as_json: bool) -> int:
 @click.option("--score", metavar="CONDITION", help="'>=0.5', '<0.2', 1, 0.2..0.8 or none.")
 @click.option("--outcome", type=click.Choice(get_args(Outcome)), help="How the rollout ended.")
 @click.option("--tool", metavar="NAME", help="A tool that the model called.")
-@click.option("--step", type=Count(), help="The optimizer step that trained or dropped them.")
-@click.option("--search", metavar="TEXT", help="Text in the question, a reply or a tool's result.")
-@click.option("--limit", type=Count(), default=20, help="Most records to show. [20]")
+@click.option("--step", type=Count(), help="Optimizer step that trained or dropped the records.")
+@click.option("--search", metavar="TEXT", help="Text in the question, a reply or a tool result.")
+@click.option("--limit", type=Count(), default=20, help="Maximum number of records to show. [20]")
 @_json_option
 async def records(config: RootConfig, limit: int, as_json: bool, **wanted: Any) -> int:
-    """Find records by score, outcome, tool, step or text: best scores or latest questions first."""
+    """Find records by score, outcome, tool, step or text; best scores or latest questions first."""
     from agentrl.cli import tables
     from agentrl.store.repositories.record_search import RecordFilter, ScoreFilter
 
@@ -80,13 +80,13 @@ async def records(config: RootConfig, limit: int, as_json: bool, **wanted: Any) 
 
 @inspect.command("record")
 @click.argument("record_id")
-@click.option("--full", is_flag=True, help="Print texts whole, tool schemas and tokens.")
+@click.option("--full", is_flag=True, help="Print full texts, tool schemas and tokens.")
 @click.option("--attempt", type=Count(), help="Attempt to show; the last by default.")
 @_json_option
 async def record(
     config: RootConfig, record_id: str, full: bool, attempt: int | None, as_json: bool
 ) -> int:
-    """Show one try turn by turn: texts, tool calls, results, reward, versions, training steps."""
+    """Show one record turn by turn: texts, tool calls, reward, versions, training steps."""
     from agentrl.cli.record_view import record_json, record_page
 
     async with opened_store(config) as store:
@@ -108,10 +108,10 @@ async def step(config: RootConfig, step: int, as_json: bool) -> int:
 
 
 @inspect.command("failures")
-@click.option("--limit", type=Count(), default=50, help="Most failures to show. [50]")
+@click.option("--limit", type=Count(), default=50, help="Maximum number of failures to show. [50]")
 @_json_option
 async def failures(config: RootConfig, limit: int, as_json: bool) -> int:
-    """Show what went wrong, the latest first."""
+    """Show failures, the latest first."""
     from agentrl.cli import tables
 
     async with opened_store(config) as store:
@@ -123,7 +123,7 @@ async def failures(config: RootConfig, limit: int, as_json: bool) -> int:
 @inspect.command("samplers")
 @_json_option
 async def samplers(config: RootConfig, as_json: bool) -> int:
-    """Show the sampler processes and what they do."""
+    """Show the sampler processes and their activity."""
     from agentrl.cli import tables
 
     async with opened_store(config) as store:
@@ -135,7 +135,7 @@ async def samplers(config: RootConfig, as_json: bool) -> int:
 @inspect.command("servers")
 @_json_option
 async def servers(config: RootConfig, as_json: bool) -> int:
-    """Show the inference servers and what they serve."""
+    """Show the inference servers and the versions that they serve."""
     from agentrl.cli import tables
 
     async with opened_store(config) as store:
@@ -152,20 +152,20 @@ async def servers(config: RootConfig, as_json: bool) -> int:
 @click.option(
     "--allow_control",
     is_flag=True,
-    help="Let readers pause, resume and change runs, retry failures, and fork records.",
+    help="Allow visitors to pause, resume and change runs, retry failures, and fork records.",
 )
 @click.option(
     "--index_texts",
     is_flag=True,
-    help="First make the words of turns searchable, which later model calls pay for.",
+    help="First create a text index of the turns; it makes the storing of later turns slower.",
 )
 async def ui(
     config: RootConfig, host: str, port: int | None, allow_control: bool, index_texts: bool
 ) -> int:
-    """Look at runs in a browser: live ones and ended ones, until Ctrl-C.
+    """Show running and finished runs in a browser, until Ctrl-C.
 
-    Without --db_connection_string, these are the runs of this folder. Prints the address, with the
-    token that opens it; AGENTRL_UI_TOKEN sets another one.
+    Without --db_connection_string, the runs of this folder are shown. Prints the address with its
+    access token; set AGENTRL_UI_TOKEN to choose the token.
     """
     from agentrl import __version__
     from agentrl.inspector.inspector_server import serve_inspector
@@ -178,7 +178,7 @@ async def ui(
             await store.browse.index_turns()
 
     def say(address: str) -> None:
-        print(f"{address}\nCtrl-C ends it.", flush=True)
+        print(f"{address}\nPress Ctrl-C to stop it.", flush=True)
 
     await serve_inspector(
         config,
@@ -242,8 +242,8 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
 async def _all_runs(config: RootConfig) -> tuple[list[dict[str, Any]], int]:
     """Return all runs of the named server, or of every private mongod's data below this folder.
 
-    `uri` is where a run's database is, `opened_by` the command that opens it where nobody serves it.
-    Behind them, the number of folders that cannot be read; each is named on standard error.
+    `uri` is the address of a run's database, `opened_by` the command that serves it if it is not
+    served. The second value is the number of unreadable folders; each is named on standard error.
     """
     from agentrl.store.mongod_folder import serving
 

@@ -19,7 +19,7 @@ _GAP = "  "
 
 
 class Rows:
-    """A table. Columns that begin with ">" are set to the right; those with "+" are long."""
+    """A table. Columns that start with ">" are set to the right; those with "+" are long."""
 
     def __init__(self, *columns: str) -> None:
         self._names = [column.lstrip(">+") for column in columns]

@@ -23,44 +23,44 @@ from agentrl.runtime.private_memory import keep_memory_private
 from agentrl.runtime.proxies import direct_to_this_machine
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("commands:init", "a project of your own: tools, questions, scorer, configuration"),
+    "init": ("commands:init", "create a project: tools, questions, scorer, configuration"),
     "run": ("commands:run", "train on this machine: store, servers, samplers and trainer"),
-    "sample": ("commands:sample", "one sampler process; start as many as you like"),
-    "train": ("commands:train", "the trainer (under accelerate launch for several ranks)"),
-    "sft": ("commands:sft", "supervised fine-tuning on conversations, or on records of a run"),
-    "serve": ("commands:serve", "an inference server, registered and kept up to date"),
+    "sample": ("commands:sample", "run one sampler process; start as many as you like"),
+    "train": ("commands:train", "run the trainer (under accelerate launch for several ranks)"),
+    "sft": ("commands:sft", "fine-tune on conversations, or on the records of a run"),
+    "serve": ("commands:serve", "run an inference server, registered and kept up to date"),
     "eval": ("commands:evaluate", "score a checkpoint on held-out questions"),
-    "plan": ("plan_command:plan", "what a run takes of a cluster: memory, time, what would fit"),
+    "plan": ("plan_command:plan", "estimate the memory and time of a run on a cluster"),
     "doctor": ("commands:doctor", "check this machine: packages, GPUs, database, servers, tools"),
     "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),
-    "push_to_hub": ("hub_commands:push_to_hub", "upload a checkpoint or an exported data set"),
-    "tasks": ("task_commands:tasks", "add|list|retry|stats: the questions of a run"),
+    "push_to_hub": ("hub_commands:push_to_hub", "upload a checkpoint or an exported dataset"),
+    "tasks": ("task_commands:tasks", "add|list|retry|stats: manage the questions of a run"),
     "inspect": (
         "inspect_commands:inspect",
-        "look into a run: progress, records turn by turn, failures",
+        "show a run: progress, records turn by turn, failures",
     ),
-    "ui": ("inspect_commands:ui", "look at runs in a browser, live and ended ones"),
+    "ui": ("inspect_commands:ui", "show running and finished runs in a browser"),
     "env": ("commands:env", "up: serve MCP servers behind one address, isolated by client"),
-    "fork": ("fork_commands:fork", "play on from a turn of a stored record"),
-    "replay": ("verify_commands:replay", "make recorded optimizer steps again, and compare"),
+    "fork": ("fork_commands:fork", "continue a stored record from one of its turns"),
+    "replay": ("verify_commands:replay", "repeat recorded optimizer steps, and compare"),
     "verify": (
         "verify_commands:verify",
-        "check that merged training is exact: agentrl verify merge",
+        "merge: check that training on merged trees is exact",
     ),
     "store": (
         "store_commands:store",
-        "up|set|rescore|stats|export|import|bundle|compact|drop: database",
+        "up|set|rescore|stats|export|import|bundle|compact|drop: manage the database",
     ),
 }
 """Command -> the module of this package and the function in it, and its summary."""
 
 
 _MAX_PROBLEM_CHARS = 10_000
-_OF_SOMEBODY_ELSE = "work as the user whose it is, or in a folder of your own"
+_OF_SOMEBODY_ELSE = "run the command as its owner, or in a folder of your own"
 _REFUSALS = {
     errno.EACCES: _OF_SOMEBODY_ELSE,
     errno.EPERM: _OF_SOMEBODY_ELSE,
-    errno.EROFS: "work in another folder",
+    errno.EROFS: "change to another folder",
 }
 
 
@@ -181,13 +181,13 @@ def _outer_problem(error: OSError) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         if error.filename is None:  # what is left in the buffer could not be written either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return f"{error.filename or 'what was to be written'}: {error.strerror}; free some space"
+        return f"{error.filename or 'the output'}: {error.strerror}; free some space"
     if error.errno in _REFUSALS and error.filename is not None:
         return f"{error.filename}: {error.strerror}; {_REFUSALS[error.errno]}"
     try:
         os.getcwd()
     except FileNotFoundError:
-        return "the folder that you are in was deleted; cd into another"
+        return "the current folder was deleted; change to another"
     return None
 
 

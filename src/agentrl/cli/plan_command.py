@@ -1,4 +1,4 @@
-"""`agentrl plan`: what a configuration takes of a cluster that may not exist yet."""
+"""`agentrl plan`: estimate the resources of a configuration on a cluster that need not exist."""
 
 import json
 import math
@@ -24,28 +24,28 @@ class _Positive(click.FloatRange):
     ) -> float:
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no number", param, ctx)
+            self.fail(f"{value} is not a number", param, ctx)
         return number
 
 
 @click.command("plan", cls=FlagCommand)
 @click.option(
-    "--gpu", metavar="NAME", help="Kind of GPU (H100, A100, ...); this machine's by default."
+    "--gpu", metavar="NAME", help="GPU model (H100, A100, ...); this machine's by default."
 )
 @click.option(
     "--gpu_memory_gb",
     type=_Positive(),
-    help="Memory of a GPU in 10^9 bytes; the kind's by default.",
+    help="Memory of a GPU in 10^9 bytes; that of the GPU model by default.",
 )
 @click.option(
-    "--host_memory_gb", type=_Positive(), help="Memory of a machine; this one's by default."
+    "--host_memory_gb", type=_Positive(), help="Memory of a machine; this machine's by default."
 )
 @click.option(
-    "--network_gb", type=_Positive(), help="Gigabytes a second from the trainer to a server. [10]"
+    "--network_gb", type=_Positive(), help="Gigabytes per second from the trainer to a server. [10]"
 )
-@click.option("--turns", type=_Positive(), default=4.0, help="Model calls of a record. [4]")
+@click.option("--turns", type=_Positive(), default=4.0, help="Model calls per record. [4]")
 @click.option(
-    "--record_tokens", type=Count(), help="Tokens of a record; half of the longest by default."
+    "--record_tokens", type=Count(), help="Tokens per record; half of the maximum by default."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
@@ -58,11 +58,11 @@ def plan(
     record_tokens: int | None,
     as_json: bool,
 ) -> int:
-    """Say whether a run with these flags fits, what limits it, and what would fit.
+    """Estimate whether a run with these flags fits, what limits it, and which settings would fit.
 
-    No GPU is needed, and no weights are read: of the model, config.json is enough. --num_gpus says how
-    many GPUs a machine has. The trainer's own code makes a step on tensors without memory, which takes
-    some seconds for a model of any size. The exit status is 2 where the run does not fit.
+    No GPU and no weights are needed, only the model's config.json. --num_gpus is the number of GPUs
+    of a machine. The trainer's own code runs one step on tensors without memory, which takes some
+    seconds for a model of any size. The exit status is 2 if the run does not fit.
     """
     from agentrl.launcher.fitted_values import fitted_to_model
     from agentrl.launcher.gpu_placement import placed
@@ -70,11 +70,11 @@ def plan(
     from agentrl.planner.cluster_plan import plan_cluster, usual_workload
 
     if gpu is not None and not config.run.num_gpus:
-        raise ConfigError(f"--gpu {gpu}: say with --num_gpus how many there are")
+        raise ConfigError(f"--gpu {gpu}: give the number of GPUs with --num_gpus")
     config, gpus = placed(config)
     cluster = this_machine(has_gpus=bool(gpus.trainer) and gpu is None)
     if cluster is None:
-        raise ConfigError("the kind of GPU is not known here; name one like it with --gpu")
+        raise ConfigError("GPU model unknown; name a similar one with --gpu")
     if gpu is not None:
         cluster = replace(cluster, gpu=named_gpu(gpu))
     if cluster.gpu is not None and gpu_memory_gb is not None:
@@ -93,7 +93,7 @@ def plan(
 
 
 def _described_model(name_or_path: str) -> Path:
-    """Return a directory with config.json: a local one needs nothing else."""
+    """Return a directory with config.json; a local directory needs no other file."""
     from agentrl.models.resolve import resolve_model
 
     path = Path(name_or_path).expanduser()

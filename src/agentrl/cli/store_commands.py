@@ -36,7 +36,7 @@ _yes_option: _Decorator = click.option(
 
 @click.group("store", cls=FlagGroup, sections=("run", "store", "rollout"))
 def store() -> None:
-    """Work on the database of a run that goes on, or of one that has ended."""
+    """Manage the database of a running or finished run."""
 
 
 @store.command("up")
@@ -44,7 +44,7 @@ def store() -> None:
     "--show_password", is_flag=True, help="Print the connection string with its password."
 )
 def up(config: RootConfig, show_password: bool) -> int:
-    """Serve the data of a private mongod until Ctrl-C, so that other tools can read them."""
+    """Serve the data of a private mongod to other tools, until Ctrl-C."""
     from agentrl.config.secret_text import redact
     from agentrl.store.database import with_database
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
@@ -56,13 +56,15 @@ def up(config: RootConfig, show_password: bool) -> int:
 
     data_dir = config.private_mongo_dir
     if not data_dir.is_dir():
-        raise ConfigError(f"{data_dir} does not exist; is {config.run.run_name!r} the run's name?")
+        raise ConfigError(
+            f"{data_dir} does not exist; check the run's name, {config.run.run_name!r}"
+        )
     running = running_uri(data_dir)
     if running is not None:
-        print(f"the run is going on and its mongod is up: {shown(running)}")
+        print(f"the run is active and its mongod is up: {shown(running)}")
         return 0
     with EmbeddedMongo(data_dir, config.store.mongo_port or 0) as mongo:
-        print(f"{shown(mongo.uri())}\nCtrl-C ends it; the data stay.", flush=True)
+        print(f"{shown(mongo.uri())}\nPress Ctrl-C to stop it; the data is kept.", flush=True)
         stop = threading.Event()
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, lambda *_: stop.set())
@@ -76,7 +78,7 @@ def up(config: RootConfig, show_password: bool) -> int:
 async def set_control(config: RootConfig, key: str, value: str) -> int:
     """Change a control of a running run; samplers and trainer follow within two seconds.
 
-    VALUE is JSON (`true`, `4`, `0.7`) or the name of a scorer; `null` goes back to what the
+    VALUE is JSON (`true`, `4`, `0.7`) or the name of a scorer; `null` restores the value that the
     processes were started with.
     """
     setting: Any
@@ -87,7 +89,7 @@ async def set_control(config: RootConfig, key: str, value: str) -> int:
             setting = json.loads(value)
         except ValueError:
             raise ConfigError(
-                f"{value!r} is not JSON: say true, false, null or a number (for example: {key} 2)"
+                f"{value!r} is not JSON: give true, false, null or a number (for example: {key} 2)"
             ) from None
     async with opened_store(config) as opened:
         by = f"{getpass.getuser()}@{socket.gethostname()}"
@@ -103,9 +105,9 @@ async def set_control(config: RootConfig, key: str, value: str) -> int:
 async def rescore(config: RootConfig, scorer: str) -> int:
     """Score every finished record that lacks a score of --scorer, without sampling again.
 
-    Records that a defect in this scorer left without any score are repaired.
+    Records without a score because of a defect in this scorer are repaired.
 
-    The exit status is 1 when records could not be decided.
+    The exit status is 1 if the scorer could not score a record.
     """
     from agentrl.rewards.rescore import rescore as add_scores
 
@@ -114,9 +116,8 @@ async def rescore(config: RootConfig, scorer: str) -> int:
         counts = await add_scores(opened, chosen, agent_config)
     print(
         f"{chosen.name}@{chosen.version}: {counted(counts.num_scored, 'record')} scored, "
-        f"{counts.num_known} had this score, {counts.num_repaired} were repaired, "
-        f"{counts.num_open} belong to unfinished groups, "
-        f"{counts.num_undecided} could not be decided"
+        f"{counts.num_known} already scored, {counts.num_repaired} repaired, {counts.num_open} in "
+        f"unfinished groups, {counts.num_undecided} undecided"
     )
     for reason in counts.reasons:
         print(f"  {one_line(reason)}")
@@ -126,7 +127,7 @@ async def rescore(config: RootConfig, scorer: str) -> int:
 @store.command("stats")
 @_json_option
 async def stats(config: RootConfig, as_json: bool) -> int:
-    """Print documents and bytes of each collection, and bytes a token."""
+    """Print the number of documents and bytes of each collection, and the bytes per token."""
     from rich.console import Console
     from rich.table import Table
 
@@ -145,7 +146,7 @@ async def stats(config: RootConfig, as_json: bool) -> int:
     Console(highlight=False).print(table)
     per_token = found.bytes_per_token
     shown = "-" if per_token is None else f"{per_token:.1f}"
-    print(f"{found.num_tokens:,} tokens, {shown} bytes a token")
+    print(f"{found.num_tokens:,} tokens, {shown} bytes per token")
     return 0
 
 
@@ -156,11 +157,11 @@ async def stats(config: RootConfig, as_json: bool) -> int:
     "format_",
     type=click.Choice(["jsonl", "parquet", "chat", "dataset", "atif"]),
     default="jsonl",
-    help="Documents (jsonl, parquet), conversations (chat JSONL, Hugging Face dataset), or Harbor's "
-    "trajectories (atif). [jsonl]",
+    help="Documents (jsonl, parquet), conversations (chat JSONL, Hugging Face dataset), or "
+    "Harbor's trajectories (atif). [jsonl]",
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="Also the groups that no sampler has begun."
+    "--all", "everything", is_flag=True, help="Include groups that no sampler has started."
 )
 @_json_option
 async def export_run(
@@ -172,9 +173,9 @@ async def export_run(
 ) -> int:
     """Write the run to files in FOLDER, which must not exist.
 
-    The formats jsonl and parquet hold all documents, which `agentrl store import` reads; chat and
-    dataset hold the conversations with their scores, atif the attempts with their token ids and
-    logprobs, one file a split.
+    The formats jsonl and parquet contain all documents, for `agentrl store import`; chat and
+    dataset contain the conversations with their scores, atif the attempts with their token ids and
+    logprobs, in one file per split.
     """
     async with opened_store(config) as opened:
         if format_ == "atif":
@@ -204,7 +205,14 @@ async def export_run(
     left_out = manifest.num_left_out
     _report(
         f"{total} documents of run {manifest.run!r} in {folder}"
-        + (f", without {counted(left_out, 'group')} that nobody began (--all)" if left_out else ""),
+        + (
+            (
+                f", without {counted(left_out, 'group')} that no sampler has started (include them "
+                "with --all)"
+            )
+            if left_out
+            else ""
+        ),
         {
             "folder": str(folder),
             "num_documents": total,
@@ -218,13 +226,13 @@ async def export_run(
 
 @store.command("import")
 @click.argument("path", type=Path)
-@click.option("--score", type=float, help="Score of trajectories that bring none.")
+@click.option("--score", type=float, help="Score of trajectories that have none.")
 @_json_option
 async def import_run(config: RootConfig, path: Path, score: float | None, as_json: bool) -> int:
-    """Read an export into an empty database, which --run_name names.
+    """Import an export into an empty database, named by --run_name.
 
-    PATH is a folder that `agentrl store export` wrote as jsonl or parquet; or Harbor's trajectories
-    (ATIF), a .json or .jsonl file or a folder of such, each of which becomes a record.
+    PATH is a folder written by `agentrl store export` (jsonl or parquet), or trajectories of Harbor
+    (ATIF): a .json or .jsonl file, or a folder of them. Each trajectory becomes a record.
     """
     from agentrl.store import TrajectoryStore
     from agentrl.store.repositories.transfer import MANIFEST, read_manifest
@@ -232,7 +240,9 @@ async def import_run(config: RootConfig, path: Path, score: float | None, as_jso
     if not (path / MANIFEST).exists():
         return await _import_trajectories(config, path, score, as_json)
     if score is not None:
-        raise ConfigError(f"--score is for trajectories; {path} is an export with its own scores")
+        raise ConfigError(
+            f"--score applies to trajectories; {path} is an export with its own scores"
+        )
     read_manifest(path)  # before a database is created for it
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
@@ -255,16 +265,16 @@ async def _import_trajectories(
     from agentrl.store import TrajectoryStore
 
     if score is not None and not math.isfinite(score):
-        raise ConfigError(f"--score {score}: a score is a finite number")
+        raise ConfigError(f"--score {score}: a score must be a finite number")
     check_trajectories(path)  # before a database is created for them
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
             counts = await import_trajectories(opened, path, score=score)
             left = counts.num_records - counts.num_scored
             _report(
-                f"{counted(counts.num_records, 'record')} of {counted(counts.num_tasks, 'task')} in "
-                f"{opened.redacted_uri}: {counts.num_trainable_turns} of {counts.num_turns} turns "
-                "have token ids"
+                f"{counted(counts.num_records, 'record')} of {counted(counts.num_tasks, 'task')} "
+                f"in {opened.redacted_uri}: {counts.num_trainable_turns} of {counts.num_turns} "
+                "turns have token ids"
                 + (
                     f"; no score for {counted(left, 'record')} (--score, agentrl store rescore)"
                     if left
@@ -288,9 +298,9 @@ async def bundle(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Write optimizer steps of a run to one file, which `agentrl replay FILE` makes again.
+    """Write optimizer steps of a run to one file for `agentrl replay FILE`.
 
-    RUN is the run's name, or its output directory. The file holds questions, conversations and
+    RUN is the run's name, or its output directory. The file contains questions, conversations and
     weights, but no secrets of the configuration.
     """
     run = trained_run(config, run_name_or_dir)
@@ -310,7 +320,7 @@ async def bundle(
 @_yes_option
 @_json_option
 async def compact(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
-    """Delete what nothing needs: turns that later attempts replaced, unused shared texts."""
+    """Delete unneeded data: turns replaced by later attempts, and unused shared texts."""
     async with opened_store(config) as opened:
         await opened.maintenance.check_idle()
         plan = await opened.maintenance.plan_compaction()
@@ -330,7 +340,7 @@ async def compact(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
 @_yes_option
 @_json_option
 async def drop(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
-    """Delete the run's database; its files stay."""
+    """Delete the run's database; its files are kept."""
     async with opened_store(config) as opened:
         await opened.maintenance.check_idle()
         summary = await opened.reports.summary()
@@ -338,7 +348,8 @@ async def drop(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
         if not is_agreed:
             _ask(
                 f"delete the database {name!r} at {opened.redacted_uri} with its "
-                f"{counted(summary.num_groups, 'group')}, trained to version {summary.policy_version}?"
+                f"{counted(summary.num_groups, 'group')}, trained to version "
+                f"{summary.policy_version}?"
             )
         await opened.drop_database()
     _report(f"database {name!r} is deleted; files of the run stay", {"dropped": name}, as_json)
@@ -346,7 +357,7 @@ async def drop(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
 
 
 def configured_scorer(config: RootConfig, name: str) -> "tuple[Scorer, AgentConfig | None]":
-    """Return a scorer, the user's own included, and the models that it may ask.
+    """Return a scorer, built-in or the user's, and the models that it may call.
 
     Raises:
         ConfigError: there is no such scorer, or it lacks its configuration.
@@ -365,7 +376,7 @@ def _ask(question: str) -> None:
         ConfigError: the user does not, or standard input is not a terminal.
     """
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} Nobody is there to be asked; say --yes")
+        raise ConfigError(f"{question} No terminal to ask on; give --yes")
     print(f"{question} Type yes: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip() != "yes":
         raise ConfigError("nothing was deleted")

@@ -31,7 +31,7 @@ def figure(value: float | None) -> str:
 def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Return the table of runs; `at` says where a run's database is, or the command that opens it."""
     if not runs:
-        return Text("no runs here")
+        return Text("no runs")
     table = Rows("run", "status", ">version", ">groups", ">reward", ">tokens", "changed", "+at")
     for run in runs:
         table.add(
@@ -88,7 +88,7 @@ def progress_line(view: RunOverview) -> str:
 def servers_page(found: Liveness) -> RenderableType:
     """Return the table of inference servers."""
     if not found.services:
-        return Text("no inference server ever registered")
+        return Text("no inference server has registered")
     table = Rows(
         *("server", "status", ">version", ">running", ">waiting", ">cache"),
         *("heartbeat", "+address", "+error"),
@@ -112,7 +112,7 @@ def servers_page(found: Liveness) -> RenderableType:
 def samplers_page(found: Liveness) -> RenderableType:
     """Return the table of samplers."""
     if not found.samplers:
-        return Text("no sampler ever registered")
+        return Text("no sampler has registered")
     table = Rows(
         "sampler", "status", ">running", ">finished", ">tokens", "heartbeat", "+idle seconds"
     )
@@ -150,7 +150,7 @@ def failures_page(failures: Sequence[Failure]) -> RenderableType:
 def records_page(records: Sequence[Record], limit: int) -> RenderableType:
     """Return the table of records; the last line says that there may be more."""
     if not records:
-        return Text("no record fits")
+        return Text("no record matches")
     table = Rows(
         *("record", "status", ">score", "outcome", "versions", ">tokens", ">calls"),
         "+answer",
@@ -169,7 +169,7 @@ def records_page(records: Sequence[Record], limit: int) -> RenderableType:
             str(record.num_tool_calls),
             printable(record.final_answer or record.error or "", ANSWER_CHARS),
         )
-    more = f"the first {limit} are shown; --limit N shows more" if len(records) == limit else ""
+    more = f"showing the first {limit}; --limit N shows more" if len(records) == limit else ""
     return Group(table, *[Text(more, style="dim")] * bool(more))
 
 
@@ -178,10 +178,10 @@ def step_page(step: StepLineage) -> RenderableType:
     policy = step.policy
     lines = whole(Text(f"step {step.step} of {step.consumer}: "))
     lines.append(
-        f"version {policy.version} in {policy.path}, sha256 {(policy.checksum or 'not yet known')[:16]}, "
-        f"{policy.num_bytes} bytes"
+        f"version {policy.version} in {policy.path}, sha256 "
+        f"{(policy.checksum or 'not yet known')[:16]}, {policy.num_bytes} bytes"
         if policy is not None
-        else "its weights are not published (any more)"
+        else "its weights are not published, or no longer"
     )
     table = Rows(
         *("record", "standing", ">reward", "+scorer", "+task version"),

@@ -36,12 +36,12 @@ _split_argument = click.argument(
 
 @click.group("tasks", cls=FlagGroup, sections=("run", "store", "data", "rollout"))
 def tasks() -> None:
-    """Add questions to a run, list or count what it has, or ask again what had failed."""
+    """Add questions to a run, list or count its questions, or retry failed ones."""
 
 
 @tasks.command("add")
 async def add(config: RootConfig) -> int:
-    """Add the questions of --train_file, or the tasks of --env, that the run does not have yet."""
+    """Add those questions of --train_file, or tasks of --env, that the run does not have yet."""
     from agentrl.datasets.task_stream import append_tasks, train_tasks
     from agentrl.rewards import MCPScorerFactory, load_scorer_module
     from agentrl.store import TrajectoryStore
@@ -58,14 +58,14 @@ async def add(config: RootConfig) -> int:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
             await store.ensure_schema()
             num_new, num_known = await append_tasks(store, chain(first, questions))
-            print(f"{num_new} new tasks in {store.database_name!r}, {num_known} were there before")
+            print(f"added {num_new} tasks to {store.database_name!r}; {num_known} existed already")
     return 0
 
 
 @tasks.command("list")
 @_split_argument
 async def list_tasks(config: RootConfig, splits: "Sequence[Split]") -> int:
-    """Print one line a task: status, mean score, and what became of its tries."""
+    """Print one line per task: status, mean score, and the status of its rollouts."""
     async with _with_tasks(config) as store:
         for split in splits:
             async for task in store.tasks.find(split=split):
@@ -76,7 +76,7 @@ async def list_tasks(config: RootConfig, splits: "Sequence[Split]") -> int:
 @tasks.command("retry")
 @_split_argument
 async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
-    """Ask the questions again whose tries failed for good."""
+    """Retry questions with failed rollouts."""
     from agentrl.datasets.task_stream import retry_dead_letters
 
     async with _with_tasks(config) as store:
@@ -88,7 +88,7 @@ async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
 @tasks.command("stats")
 @_split_argument
 async def stats(config: RootConfig, splits: "Sequence[Split]") -> int:
-    """Print the numbers of tasks and tries and the mean score of each split."""
+    """Print the number of tasks and rollouts and the mean score of each split."""
     async with _with_tasks(config) as store:
         counts = await store.reports.by_split()
         for split in splits:
@@ -96,8 +96,8 @@ async def stats(config: RootConfig, splits: "Sequence[Split]") -> int:
                 found = counts[split]
                 mean = "-" if found.mean_score is None else f"{found.mean_score:.3f}"
                 print(
-                    f"{split:6} {found.num_completed} of {found.num_groups} tasks completed; tries: "
-                    f"{found.num_scored} scored (mean {mean}), {found.num_failed} failed for good"
+                    f"{split:6} {found.num_completed} of {found.num_groups} tasks completed; "
+                    f"rollouts: {found.num_scored} scored (mean {mean}), {found.num_failed} failed"
                 )
     return 0
 
@@ -117,8 +117,8 @@ async def _with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
             if not await store.tasks.count():
                 known = await store.reports.run_names()
-                hint = f"; there are {', '.join(known)}" if known else ""
-                raise ConfigError(f"{store.redacted_uri} holds no tasks (--run_name){hint}")
+                hint = f"; existing: {', '.join(known)}" if known else ""
+                raise ConfigError(f"{store.redacted_uri} contains no tasks (--run_name){hint}")
             yield store
 
 

@@ -1,4 +1,4 @@
-"""The commands that check: recorded steps made again, and merged training against separate turns."""
+"""Commands that verify: repeated optimizer steps, and merged training against separate turns."""
 
 import json
 from dataclasses import asdict
@@ -20,12 +20,11 @@ from agentrl.errors import ConfigError
 def replay(
     config: RootConfig, run_or_file: str, steps: tuple[int, int] | None, as_json: bool
 ) -> int:
-    """Make optimizer steps of a run again from its database and checkpoints, and compare.
+    """Repeat optimizer steps of a run from its database and checkpoints, and compare the results.
 
     RUN_OR_FILE is the run's name, its output directory, or a file of `agentrl store bundle`. Loss,
-    gradient norm, learning rate, advantages, importance ratios and the weights that a checkpoint
-    kept come out bit for bit on the machine and mesh that trained them. The exit status is 1 where
-    one differs.
+    gradient norm, learning rate, advantages, importance ratios and checkpointed weights are
+    bit-identical on the machine and mesh that trained them. The exit status is 1 if one differs.
     """
     from agentrl.trainer.rl.bundle import bundled_store, unpacked
     from agentrl.trainer.rl.replay import replay
@@ -34,7 +33,7 @@ def replay(
         with unpacked(Path(run_or_file)) as bundle, bundled_store(bundle.config) as uri:
             found = replay(bundle.config, uri, *(steps or bundle.steps)) or []
     elif steps is None:
-        raise ConfigError("say which --step of the run, 7 or 3-7")
+        raise ConfigError("give a --step of the run, such as 7 or 3-7")
     else:
         run = trained_run(config, run_or_file)
         with served_uri(run) as uri:
@@ -72,7 +71,7 @@ def verify() -> None:
 def verify_merge(
     config: RootConfig, trees: int, dtype: Literal["float64", "float32"], as_json: bool
 ) -> int:
-    """Compare gradients of merged and separate turns; the exit status is 1 when they differ.
+    """Compare the gradients of merged and separate turns; the exit status is 1 if they differ.
 
     Without --model_name_or_path, small random models are compared.
     """

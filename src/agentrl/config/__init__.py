@@ -6,5 +6,5 @@ Three kinds of settings exist, each for its own reader:
 - `tools.ToolsConfig`, `rewards.AgentConfig` and `inference.engine`'s `EngineConfig` are what one
   component is built from. They are made from sections, or from files of other projects' form
   (`mcpServers` JSON, judge YAML), and know no flags.
-- `schema.Control` is what may change while a run goes on. It lives in the `runs` document.
+- `schema.Control` is what may change while a run continues. It lives in the `runs` document.
 """

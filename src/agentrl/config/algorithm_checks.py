@@ -1,6 +1,6 @@
 """Checks of the objective: settings that a loss does not read, or that its ratios do not survive.
 
-In go sections whose values are valid one by one; out come the problems, a line each.
+In go sections whose values are valid one by one; out come the problems, one per line.
 """
 
 from collections.abc import Iterator
@@ -27,28 +27,29 @@ def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
     corrects = algorithm.importance_correction != "none" or algorithm.veto_threshold is not None
     if corrects and algorithm.proximal == "behavior":
         yield (
-            "--importance_correction and --veto_threshold weigh the trainer's policy against the "
+            "--importance_correction and --veto_threshold compare the trainer's policy with the "
             "sampler's; give --proximal recompute (or loglinear)"
         )
     if algorithm.proximal != "behavior" and algorithm.loss_calculator == "MINIRL":
-        yield "MINIRL weighs by the sampler's policy itself; use --proximal behavior"
+        yield "MINIRL uses the sampler's policy as the proximal policy; use --proximal behavior"
     if algorithm.loss_normalizer_length is not None and (
         algorithm.token_level_loss or not algorithm.skip_length_normalization
     ):
         yield (
-            "--loss_normalizer_length goes with --token_level_loss false and "
+            "--loss_normalizer_length requires --token_level_loss false and "
             "--skip_length_normalization true"
         )
     if algorithm.repeat_equal_probability < 1 and not algorithm.min_score_spread:
         yield (
-            "--repeat_equal_probability counts the groups that --min_score_spread drops, which drops "
-            "none at 0; give --min_score_spread 0.1 beside it"
+            "--repeat_equal_probability counts the groups that --min_score_spread drops, and 0 "
+            "drops none; add --min_score_spread 0.1"
         )
     if algorithm.max_trained_count > 1 and algorithm.max_staleness < algorithm.retrained_interval:
         yield (
-            f"--max_trained_count {algorithm.max_trained_count} trains no record twice: "
-            f"--retrained_interval {algorithm.retrained_interval} is beyond --max_staleness "
-            f"{algorithm.max_staleness}; give --max_staleness {algorithm.retrained_interval} or more"
+            f"--max_trained_count {algorithm.max_trained_count} cannot use a record twice: "
+            f"--retrained_interval {algorithm.retrained_interval} exceeds --max_staleness "
+            f"{algorithm.max_staleness}; give --max_staleness {algorithm.retrained_interval} or "
+            "more"
         )
     yield from _settings_without_effect(algorithm)
 
@@ -60,14 +61,14 @@ def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:
         if is_set and algorithm.loss_calculator not in losses:
             yield (
                 f"--{name} is a setting of {' and '.join(losses)}, and {algorithm.loss_calculator} "
-                "does not read it; leave it out"
+                "ignores it; remove it"
             )
     if not algorithm.importance_weight_cap_ratio:
         for name in ("strict_in_bound", "out_of_date_decay"):
             if getattr(algorithm, name):
                 yield (
                     f"--{name} narrows the drop range, which --importance_weight_cap_ratio 0 turns "
-                    "off; give one of the two"
+                    "off; remove one of the two"
                 )
 
 
@@ -83,14 +84,14 @@ def check_training_sampling(sampling: SamplingSection) -> None:
     """
     if sampling.temperature == 0:
         raise ConfigError(
-            "--temperature 0: all tries of a question would be the same, so that nothing would be "
-            "learned; evaluations sample with a temperature of their own (--eval_temperature)"
+            "--temperature 0: all rollouts of a question would be identical and nothing could be "
+            "learned; use a higher temperature (evaluations have their own, --eval_temperature)"
         )
     for name, neutral in _PENALTIES.items():
         value = getattr(sampling, name)
         if value != neutral:
             raise ConfigError(
-                f"--{name} {value:g} changes the servers' logprobs and not the trainer's, so that "
-                f"importance ratios would be wrong; leave it out of training ({neutral:g}), and use "
-                "it with `agentrl eval`"
+                f"--{name} {value:g} changes the servers' logprobs but not the trainer's, which "
+                f"makes importance ratios wrong; train with {neutral:g}, and use it only with "
+                "`agentrl eval`"
             )

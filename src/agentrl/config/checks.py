@@ -1,6 +1,6 @@
 """Checks that span several flags: contradictions, unsupported combinations, misplaced secrets.
 
-In goes a configuration whose values are valid one by one; out comes the first problem as a
+Input: a configuration whose values are valid one by one. Output: the first problem as a
 `ConfigError`. Files and servers that flags name are not looked at here (`launcher.preflight`).
 """
 
@@ -98,14 +98,16 @@ def groups_per_step(config: RootConfig, num_ranks: int = 1) -> int:
 def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
     for name in report_to:
         if name not in REPORT_TO:
-            yield f"--report_to {name} is not known; known are {', '.join(REPORT_TO)}"
+            yield f"--report_to {name} is not supported; choose from {', '.join(REPORT_TO)}"
 
 
 def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
     """Find secrets in flags, which every user of the machine can read."""
     url, given = tools.mcp_manager_url, tools.mcp_servers
     if url is not None and urlsplit(url.get_secret_value()).password is not None:
-        yield "--mcp_manager_url holds a password; give it as MCP_SERVER_TOKEN in the environment"
+        yield (
+            "--mcp_manager_url contains a password; set MCP_SERVER_TOKEN in the environment instead"
+        )
     if given is None or not given.is_json:
         return
     try:
@@ -115,8 +117,9 @@ def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
     for name, value in _named_texts(servers):
         if SECRET_NAME.search(name) and "${" not in value:
             yield (
-                f"--mcp_servers holds a secret ({name}), which every user of the machine can read "
-                "in the arguments; give the JSON as a file, or the secret as ${VARIABLE}"
+                f"--mcp_servers contains a secret ({name}), and command-line arguments are visible "
+                "to every user of the machine; give the JSON as a file, or the secret as "
+                "${VARIABLE}"
             )
 
 
@@ -149,12 +152,12 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     if missing and tools.tool_server_command is not None and not is_started:
         yield f"--tool_server_env: the environment variable {missing[0]} is not set"
     if tools.mcp_manager_url and tools.tool_server_command:
-        yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
+        yield "--mcp_manager_url and --tool_server_command are mutually exclusive; give one"
     given_staleness = "max_staleness" in config.algorithm.model_fields_set
     if trainer.sync_sampling and given_staleness and config.algorithm.max_staleness:
         yield (
-            f"--sync_sampling means --max_staleness 0, not {config.algorithm.max_staleness}; leave one "
-            "of the two out"
+            f"--sync_sampling means --max_staleness 0, not {config.algorithm.max_staleness}; "
+            "remove one of the two"
         )
     if trainer.groups_per_step is not None and trainer.groups_per_step < 1:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
@@ -162,7 +165,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file (or --eval_env)"
     yield from _environment_contradictions(config)
     if config.run.delete_existing and not config.run.fresh:
-        yield "--delete_existing goes with --fresh"
+        yield "--delete_existing requires --fresh"
     parse_optim_args(trainer.optim_args)
     uri = config.store.db_connection_string
     if uri is not None and not uri.get_secret_value().startswith(_MONGO_SCHEMES):
@@ -176,12 +179,12 @@ def _environment_contradictions(config: RootConfig) -> Iterator[str]:
     data = config.data
     for env, questions in (("env", "train_file"), ("eval_env", "eval_file")):
         if getattr(data, env) is not None and getattr(data, questions) is not None:
-            yield f"--{env} and --{questions} exclude each other; give one"
+            yield f"--{env} and --{questions} are mutually exclusive; give one"
     if data.environments and config.agents.has_agent:
         flag = "agent" if config.agents.agent is not None else "agent_command"
-        yield f"--{next(iter(data.environments))} plays its tasks itself; leave out --{flag}"
+        yield f"--{next(iter(data.environments))} runs its tasks itself; remove --{flag}"
     if data.env_scorer is not None and not data.environments:
-        yield "--env_scorer goes with --env; questions of a file take --default_scorer"
+        yield "--env_scorer requires --env; for the questions of a file, use --default_scorer"
     for name in data.env_variables:
         if name not in os.environ:
             yield f"--env_variables: the environment variable {name} is not set"
@@ -190,22 +193,23 @@ def _environment_contradictions(config: RootConfig) -> Iterator[str]:
 def _model_contradictions(model: ModelSection) -> Iterator[str]:
     if "/" in model.model_name and "model_name_or_path" not in model.model_fields_set:
         yield (
-            f"--model_name {model.model_name} is what servers call the model; the model itself is "
-            "named by --model_name_or_path"
+            f"--model_name {model.model_name} is the name under which servers serve the model; "
+            "choose the model with --model_name_or_path"
         )
     fields = type(model).model_fields
     for name in ("lora_alpha", "lora_target_modules"):
         if not model.lora_rank and getattr(model, name) != fields[name].default:
-            yield f"--{name} goes with --lora_rank; give the rank of the adapter"
+            yield f"--{name} requires --lora_rank; give the rank of the adapter"
 
 
 def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
     """Find settings of SGLang where AgentRL starts none, which would silently do nothing."""
     if inference.inference_urls:
-        why = "the servers of --inference_urls are started elsewhere; leave it out"
+        why = "AgentRL does not start the servers of --inference_urls; remove the flag"
     elif inference.inference_backend == "embedded":
         why = (
-            "the embedded engine has no use for it; add --inference_backend sglang, or leave it out"
+            "the embedded engine does not support it; add --inference_backend sglang, or remove "
+            "the flag"
         )
     else:
         return
@@ -220,34 +224,34 @@ def _key_contradictions(inference: InferenceSection) -> Iterator[str]:
     host, key = inference.inference_host, inference.inference_api_key
     if not is_loopback(host) and key is None:
         yield (
-            f"--inference_host {host} is reachable from outside; set AGENTRL_API_KEY "
-            "and AGENTRL_ADMIN_KEY, or listen on 127.0.0.1"
+            f"--inference_host {host} is reachable from other machines; set AGENTRL_API_KEY and "
+            "AGENTRL_ADMIN_KEY, or listen on 127.0.0.1"
         )
     if key is not None and key == inference.inference_admin_key:
         yield (
-            "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same; samplers hold the first and must "
+            "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same; samplers know the first and must "
             "not update weights: choose another admin key"
         )
     for word in sglang_words(inference):
         if word in _SGLANG_KEY_FLAGS:
             yield (
-                f"--sglang_args {word}: every user of the machine can read arguments; set "
-                f"{_SGLANG_KEY_FLAGS[word]} in the environment"
+                f"--sglang_args {word}: command-line arguments are visible to every user of the "
+                f"machine; set {_SGLANG_KEY_FLAGS[word]} in the environment"
             )
         if word in _SGLANG_OPEN_FLAGS and (key or inference.inference_admin_key):
-            yield f"--sglang_args {word}: such a server asks for no key; leave it out"
+            yield f"--sglang_args {word}: it disables the server's keys; remove it"
 
 
 def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
     if not is_answer_schema(config.data.default_answer_schema):
         yield (
             f"--default_answer_schema {config.data.default_answer_schema!r}: give `boxed`, or the "
-            "name of a tag without its angle brackets"
+            "name of a tag without angle brackets"
         )
     rollout = config.rollout
     for network in rollout.image_networks:
         if not _is_network(network):
-            yield f"--image_networks {network}: give networks like 10.1.0.0/16 or fd00::/8"
+            yield f"--image_networks {network}: expected networks such as 10.1.0.0/16 or fd00::/8"
     if rollout.enable_repetition_compress:
         if rollout.new_context == "disabled":
             yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
@@ -263,8 +267,8 @@ def _address_problems(inference: InferenceSection) -> Iterator[str]:
     for flag, url in given:
         if next(secrets_of(SecretUrl(url)), None) is not None:
             yield (
-                f"--{flag} {redact(url)}: an address has no user part and no query; the servers' "
-                "key is AGENTRL_API_KEY in the environment"
+                f"--{flag} {redact(url)}: the address must not contain credentials or a query; set "
+                "the servers' key in AGENTRL_API_KEY"
             )
         elif not _is_http_address(url):
             yield f"--{flag} {redact(url)}: expected http://HOST:PORT"
@@ -280,8 +284,8 @@ def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
         )
     if config.model.lora_rank:
         yield (
-            "--inference_gateway and --lora_rank exclude each other: a rollout names the adapter of "
-            "the server that it asks, and a gateway may choose another server; give one of the two"
+            "--inference_gateway and --lora_rank are mutually exclusive: a request names the "
+            "adapter of one server, and a gateway may send it to another; give one of the two"
         )
 
 
@@ -289,14 +293,17 @@ def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
     if config.publish.weight_sync != "distributed":
         return
     if config.model.lora_rank:
-        yield "--weight_sync distributed sends whole models; adapters (--lora_rank) go by disk"
+        yield (
+            "--weight_sync distributed supports whole models only; use --weight_sync disk with "
+            "adapters (--lora_rank)"
+        )
     arguments = sglang_words(config.inference)
     for flags in (DP_FLAGS, PP_FLAGS):
         for flag, value in pairwise(arguments):
             if flag in flags and value != "1":
                 yield (
-                    f"--sglang_args {flag} {value}: such a server takes no broadcast weights; use "
-                    "--weight_sync disk, or more servers instead"
+                    f"--sglang_args {flag} {value}: such a server cannot receive broadcast "
+                    "weights; use --weight_sync disk, or more servers instead"
                 )
 
 
@@ -304,15 +311,19 @@ def _delta_contradictions(config: RootConfig) -> Iterator[str]:
     if config.publish.weight_sync != "delta":
         return
     if config.model.lora_rank:
-        yield "--weight_sync delta sends changes of whole models; adapters (--lora_rank) go by disk"
+        yield (
+            "--weight_sync delta supports whole models only; use --weight_sync disk with adapters "
+            "(--lora_rank)"
+        )
     if config.inference.inference_backend == "sglang":
         yield (
-            "--weight_sync delta: SGLang takes whole tensors only; use --weight_sync distributed or disk"
+            "--weight_sync delta: SGLang accepts whole tensors only; use --weight_sync distributed "
+            "or disk"
         )
     if config.inference.colocated:
         yield (
-            "--weight_sync delta changes the weights that servers hold, which --colocated gives up; "
-            "use --weight_sync disk with --colocated"
+            "--weight_sync delta updates weights in place, and --colocated releases them; use "
+            "--weight_sync disk with --colocated"
         )
 
 
@@ -320,41 +331,41 @@ def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
     if not config.inference.colocated:
         return
     if not config.rollout.enable_sampling:
-        yield "--colocated goes with servers that sample; leave it or --enable_sampling false out"
+        yield "--colocated requires sampling; remove it or --enable_sampling false"
     if config.inference.inference_urls:
         yield (
-            "--colocated needs servers that AgentRL starts, and restarts when it is unknown what "
-            "memory they hold; leave --inference_urls out"
+            "--colocated requires servers that AgentRL can start and restart; remove "
+            "--inference_urls"
         )
     if config.trainer.num_machines > 1:
         yield (
-            f"--num_machines {config.trainer.num_machines}: --colocated is for the GPUs of one machine; "
-            "use 1, or give the servers GPUs of their own"
+            f"--num_machines {config.trainer.num_machines}: --colocated supports one machine only; "
+            "use 1, or give the servers their own GPUs"
         )
     if config.trainer.cpu_offload:
         yield (
-            "--cpu_offload keeps the trainer's state in host memory always, and --colocated while the "
-            "servers sample; leave one of the two out"
+            "--cpu_offload always keeps the trainer's state in host memory, and --colocated does "
+            "so while the servers sample; remove one of the two"
         )
     if config.trainer.consumer != "trainer":
         yield (
-            f"--consumer {config.trainer.consumer}: only the trainer that publishes weights can put "
-            "the servers to sleep; leave --colocated out"
+            f"--consumer {config.trainer.consumer}: only the trainer that publishes weights can "
+            "put the servers to sleep; remove --colocated"
         )
     if config.publish.publish_mode == "in_place":
         yield (
-            "--publish_mode in_place keeps the servers' cache, which --colocated gives up; use "
+            "--publish_mode in_place keeps the servers' cache, and --colocated releases it; use "
             "retract or abort"
         )
     if config.publish.weight_sync == "distributed":
         yield (
-            "--weight_sync distributed forms a group of trainer and servers, and NCCL takes no two "
-            "processes of one device; use --weight_sync disk with --colocated"
+            "--weight_sync distributed needs one process per GPU (NCCL), and --colocated shares "
+            "GPUs between trainer and servers; use --weight_sync disk with --colocated"
         )
     if config.model.lora_rank:
         yield (
-            "--colocated gives up the servers' weights, and adapters (--lora_rank) do not bring them "
-            "back; give one of the two"
+            "--colocated releases the servers' weights, and publishing an adapter (--lora_rank) "
+            "does not restore them; give one of the two"
         )
 
 
@@ -363,20 +374,20 @@ def _agent_python_contradictions(agents: AgentSection) -> Iterator[str]:
     if python is None:
         return
     if agents.agent is None:
-        yield "--agent_python goes with --agent, which it runs"
+        yield "--agent_python requires --agent"
     elif not os.access(python, os.X_OK) or python.is_dir():
-        yield f"--agent_python {python}: no program; name an environment's bin/python"
+        yield f"--agent_python {python}: program not found; give the bin/python of an environment"
 
 
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
     routes = {} if agents.agent_routes is None else agents.agent_routes.get_secret_value()
     if routes and not agents.has_agent:
-        yield "--agent_routes goes with --agent or --agent_command"
+        yield "--agent_routes requires --agent or --agent_command"
     if agents.agent is not None and agents.agent_command is not None:
-        yield "--agent and --agent_command both say what plays; give one of the two"
+        yield "--agent and --agent_command are mutually exclusive; give one of the two"
     yield from _agent_python_contradictions(agents)
     if agents.agent_env and agents.agent_command is None:
-        yield "--agent_env goes with --agent_command"
+        yield "--agent_env requires --agent_command"
     for name, route in routes.items():
         unknown = sorted(route.keys() - _ROUTE_KEYS)
         if unknown:
@@ -385,14 +396,14 @@ def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
                 f"{', '.join(sorted(_ROUTE_KEYS))})"
             )
         if not route.get("base_url", "").startswith(("http://", "https://")):
-            yield f"--agent_routes: {name}: base_url has to be an http(s) address, as .../v1"
+            yield f"--agent_routes: {name}: base_url must be an http(s) address, such as .../v1"
         variable = route.get("api_key_env")
         if variable is not None and not os.environ.get(variable):
             yield f"--agent_routes: {name}: the environment variable {variable} is not set"
     if agents.agent_gateway_host in ("0.0.0.0", "::"):
         yield (
-            f"--agent_gateway_host {agents.agent_gateway_host}: name the address itself: agents "
-            "connect to it"
+            f"--agent_gateway_host {agents.agent_gateway_host}: give a specific address, because "
+            "agents connect to it"
         )
 
 

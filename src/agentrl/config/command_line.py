@@ -1,6 +1,6 @@
 """Command lines: the flags of the configuration as options of click commands, and their help.
 
-In goes an argv, out comes a `RootConfig` beside a command's own options. `parse_flags` is such a
+Input: an argv. Output: a `RootConfig` beside a command's own options. `parse_flags` is such a
 command without any of its own, for programs that are not the `agentrl` command.
 """
 
@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError
 
 _WIDTH = 80
 _INDENT = " " * 8
-_FLAG_HINT = "flags look like --max_steps 10"
+_FLAG_HINT = "write flags as --max_steps 10"
 _DASHES = ("\u2013", "\u2014", "\u2212")
 """What text programs make of hyphens: dashes and the sign of minus."""
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
@@ -50,10 +50,14 @@ class Steps(click.ParamType[tuple[int, int]]):
         first, _, last = str(value).partition("-")
         bounds = (first, last or first)
         if not all(bound.isdecimal() for bound in bounds):
-            self.fail(f"{value!r} is no step; say 7 or 3-7", param, ctx)
+            self.fail(f"{value!r} is not a step; give 7 or 3-7", param, ctx)
         steps = (int(bounds[0]), int(bounds[1]))
         if not 1 <= steps[0] <= steps[1]:
-            self.fail(f"{value!r}: steps count from 1, the first before the last", param, ctx)
+            self.fail(
+                f"{value!r}: steps are counted from 1, and the first must not exceed the last",
+                param,
+                ctx,
+            )
         return steps
 
 
@@ -82,7 +86,7 @@ class FlagCommand(click.Command):
         self.params += [*_flag_options(), _HELP_ALL]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, except that a value beginning with "--" has to follow a "="."""
+        """Parse as click does, except that a value beginning with "--" must follow a "="."""
         takes_value = {
             name
             for param in self.params
@@ -105,13 +109,16 @@ class FlagCommand(click.Command):
         word = ctx.args[0]
         problem = f"unexpected argument {word!r}"
         if "=" in typed:
-            return f"{problem}; no space stands around the = of a flag: --max_steps=10"
+            return f"{problem}; write the = of a flag without spaces: --max_steps=10"
         if word.startswith(_DASHES):
-            return f"{problem}; a flag begins with two hyphens, --, which some editors make a dash"
+            return (
+                f"{problem}; a flag begins with two hyphens (--); some editors turn them into a "
+                "dash"
+            )
         for flag, _, behind in zip(typed, typed[1:], typed[2:], strict=False):
             if behind == word and flag.startswith("--") and "=" not in flag:
                 name = canonical_name(flag)
-                return f"{problem}; --{name} takes one value: one with spaces stands in quotes"
+                return f"{problem}; --{name} takes one value: put a value with spaces in quotes"
         usage = f"usage: {self.usage(ctx.command_path)}"
         return f"{problem}; {usage if self.own_params else _FLAG_HINT}"
 
@@ -180,7 +187,7 @@ class FlagGroup(click.Group):
         """Parse as click does, with an error where no command is given."""
         if not args:
             names = ", ".join(self.list_commands(ctx))
-            raise click.UsageError(f"say `{ctx.command_path}` and one of {names}", ctx)
+            raise click.UsageError(f"complete `{ctx.command_path}` with one of {names}", ctx)
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: click.Context, *, complete: bool = False) -> str:
@@ -239,14 +246,14 @@ def usage_problem(error: click.UsageError) -> str:
     name, ctx = canonical_name(error.option_name), error.ctx
     if ctx is not None and isinstance(ctx.command, click.Group) and name in _CONFIGURES:
         names = ", ".join(ctx.command.list_commands(ctx))
-        return f"say `{ctx.command_path}` and one of {names}, then --{name}"
+        return f"complete `{ctx.command_path}` with one of {names}, then --{name}"
     group = None if ctx is None or ctx.parent is None else ctx.parent.command
     if ctx is not None and isinstance(group, FlagGroup):
         # An option of another command of the group is not misspelt, it is misplaced.
         for other in group.commands.values():
             if any(f"--{name}" in param.opts for param in other.params):
                 path = ctx.command_path.replace(str(ctx.info_name), str(other.name))
-                return f"`{ctx.command_path}` takes no --{name}, `{path}` does"
+                return f"`{ctx.command_path}` has no --{name}, but `{path}` does"
     return unknown_flag(name)
 
 
@@ -264,7 +271,7 @@ def _flag_options() -> list[click.Option]:
 
 def _flag_lines(path: str, sections: Sequence[str], complete: bool) -> list[str]:
     """Return the help of the configuration's flags, by section."""
-    lines = ["", "Flags are the same for every command; --config FILE reads them from YAML."]
+    lines = ["", "All commands share these flags; --config FILE reads them from YAML."]
     used = [flag for flag in FLAGS.values() if flag.section in sections]
     shown = used
     if not complete and len(used) > _SHORT_HELP_FLAGS:
@@ -279,7 +286,7 @@ def _flag_lines(path: str, sections: Sequence[str], complete: bool) -> list[str]
         lines += ["", f"`{path} --help-all` explains {len(used) - len(shown)} further flags."]
     if complete:
         accepted = ", ".join(f"--{name}" for name in (*NO_EFFECT, *ONE_VALUE))
-        lines += ["", *_entry("accepted without effect:", accepted)]
+        lines += ["", *_entry("accepted but ignored:", accepted)]
         stands = ALIASES | {name: " ".join(given) for name, given in SHORTHANDS.items()}
         spelt = ", ".join(f"--{name} (--{flag})" for name, flag in stands.items())
         lines += ["", *_entry("other spellings:", spelt)]

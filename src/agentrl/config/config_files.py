@@ -1,7 +1,7 @@
 """Configuration files: YAML (or JSON) with a flag a line, to values by canonical flag name.
 
-In goes a file's path; out come values as YAML has them. What a flag means is not known here, but
-what a person writes by mistake is refused: a key that stands twice, and flags nested in sections.
+Input: a file's path. Output: values as YAML has them. What a flag means is not known here, but what
+a person writes by mistake is refused: a key that stands twice, and flags nested in sections.
 """
 
 from collections.abc import Mapping
@@ -57,12 +57,12 @@ def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
         text = str(key)
         if text in SECTIONS and isinstance(value, Mapping):
             raise ConfigError(
-                f"{where}: flags stand side by side, not in sections; take {text!r} out and write "
-                "what is below it at the left margin"
+                f"{where}: flags are not grouped in sections; remove {text!r} and move the lines "
+                "below it to the left margin"
             )
         name = canonical_name(text)
         if name in values:
-            raise ConfigError(f"{where}: {spelt[name]!r} and {text!r} are the same flag; give one")
+            raise ConfigError(f"{where}: {spelt[name]!r} and {text!r} are the same flag; keep one")
         values[name], spelt[name] = value, text
     return values
 
@@ -78,7 +78,7 @@ class _UniqueKeys(yaml.SafeLoader):
                 continue
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
-                    None, None, f"{key.value!r} stands twice", key.start_mark
+                    None, None, f"{key.value!r} occurs twice", key.start_mark
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)

@@ -1,6 +1,6 @@
 """GPUs by number (`--trainer_gpus 0-3 --inference_gpus 4,5`), and what follows from them.
 
-In goes what the flags say; out come the numbers of processes that they imply, and contradictions
+Input: what the flags say. Output: the numbers of processes that they imply, and contradictions
 between them. What a machine has is not known here (`launcher.gpu_placement`).
 """
 
@@ -40,11 +40,11 @@ def expanded(given: Any) -> Any:
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
         if last < first:
             raise PydanticCustomError(
-                "gpus", "give numbers and ranges of GPUs, such as 0-3 or 0,2,5"
+                "gpus", "expected numbers and ranges of GPUs, such as 0-3 or 0,2,5"
             )
         numbers += range(first, last + 1)
     if len(set(numbers)) < len(numbers):
-        raise PydanticCustomError("gpus", "a GPU is named twice")
+        raise PydanticCustomError("gpus", "a GPU occurs twice")
     return tuple(numbers)
 
 
@@ -99,14 +99,12 @@ def placement_contradictions(config: "RootConfig") -> Iterator[str]:
     ranks = trainer.num_processes // trainer.num_machines
     if trainer.trainer_gpus and len(trainer.trainer_gpus) != ranks:
         yield (
-            f"--trainer_gpus {in_words(trainer.trainer_gpus)}: {ranks} trainer ranks need a GPU "
-            "each; leave --num_processes out, or name as many GPUs"
+            f"--trainer_gpus {in_words(trainer.trainer_gpus)}: {ranks} trainer ranks need one GPU "
+            "each; remove --num_processes, or name as many GPUs"
         )
     for word in sglang_words(inference):
         if word in _OTHER_FLAGS:
-            yield (
-                f"--sglang_args {word}: give {_OTHER_FLAGS[word]}, by which servers get their GPUs"
-            )
+            yield (f"--sglang_args {word}: use {_OTHER_FLAGS[word]} to choose the servers' GPUs")
     if inference.inference_gpus:
         yield from _server_contradictions(config)
 
@@ -115,14 +113,14 @@ def _server_contradictions(config: "RootConfig") -> Iterator[str]:
     trainer, inference = config.trainer, config.inference
     named = f"--inference_gpus {in_words(inference.inference_gpus)}"
     if inference.inference_urls:
-        yield f"{named}: the servers of --inference_urls have their GPUs already; leave it out"
+        yield f"{named}: the servers of --inference_urls are already running; remove the flag"
     elif inference.inference_backend == "embedded":
         yield (
-            f"{named}: the embedded engine computes on the CPU; add --inference_backend sglang, or "
-            "leave it out"
+            f"{named}: the embedded engine runs on the CPU; add --inference_backend sglang, or "
+            "remove the flag"
         )
     if not config.rollout.enable_sampling:
-        yield f"{named}: --enable_sampling false starts no servers; leave one of the two out"
+        yield f"{named}: --enable_sampling false starts no servers; remove one of the two"
     each, servers = gpus_per_server(inference), inference.num_inference_servers
     if each * servers != len(inference.inference_gpus):
         yield (
@@ -132,12 +130,12 @@ def _server_contradictions(config: "RootConfig") -> Iterator[str]:
     common = sorted(set(trainer.trainer_gpus) & set(inference.inference_gpus))
     if common and not inference.colocated:
         yield (
-            f"{named} and --trainer_gpus have {in_words(common)} in common; give the servers GPUs of "
-            "their own, or let both take turns with --colocated"
+            f"{named} and --trainer_gpus share {in_words(common)}; give the servers their own "
+            "GPUs, or share them in turns with --colocated"
         )
     are_same = set(trainer.trainer_gpus) == set(inference.inference_gpus)
     if trainer.trainer_gpus and inference.colocated and not are_same:
         yield (
-            f"{named}: --colocated is for trainer and servers on the same GPUs; name those of "
-            "--trainer_gpus, or leave it out"
+            f"{named}: --colocated puts trainer and servers on the same GPUs; repeat those of "
+            "--trainer_gpus, or remove the flag"
         )

@@ -69,7 +69,7 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
     values = dict(typed)
     path = values.pop("config", None)
     if path == "":
-        raise ConfigError("--config is empty: name a file, or leave the flag out")
+        raise ConfigError("--config is empty: give a file, or remove the flag")
     if path is not None:
         file = existing_or_shipped(Path(os.path.expanduser(path)))
         # A recipe counts where it stands: a typed one more than the values of the file.
@@ -213,7 +213,7 @@ def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> 
     public = flat_values(config)
     whole = {name: _plain(revealed(value)) for name, value in _written(config)}
     private = {name: value for name, value in whole.items() if public[name] != value}
-    lines = ["# The resolved configuration of this run. Secrets are not in it.\n"]
+    lines = ["# The resolved configuration of this run, without secrets.\n"]
     for section, cls in SECTIONS.items():
         part = {
             name: public[name]
@@ -223,7 +223,7 @@ def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> 
         if part:
             lines.append(f"\n# {section}\n{yaml.safe_dump(part, sort_keys=False)}")
     lines += [
-        f"\n# {name}: {public[name]} (whole in {_private_file(path).name})" for name in private
+        f"\n# {name}: {public[name]} (complete in {_private_file(path).name})" for name in private
     ]
     write_private(path, "".join(lines).rstrip("\n") + "\n")
     for name in made:
@@ -291,7 +291,9 @@ def _expand_shorthand(name: str, value: Any, sections: dict[str, dict[str, Any]]
 def _join_optim_args(parts: Mapping[str, Any], trainer: dict[str, Any]) -> None:
     """Write AdamW's arguments, given one by one, as `--optim_args`."""
     if "optim_args" in trainer:
-        raise ConfigError(f"--{next(iter(parts))} and --optim_args exclude each other; give one")
+        raise ConfigError(
+            f"--{next(iter(parts))} and --optim_args are mutually exclusive; give one"
+        )
     named = (f"{OPTIM_PARTS[name]}={value}" for name, value in parts.items())
     trainer["optim_args"] = ",".join(named)
 
@@ -304,7 +306,7 @@ def _convert(name: str, value: Any) -> Any:
     if _HOME.match(value):  # which a shell leaves alone behind `=`, and in a file
         whole = os.path.expanduser(value)
         if whole == value:
-            raise ConfigError(f"--{name} {value}: nobody of this name has a home here")
+            raise ConfigError(f"--{name} {value}: no user of this name has a home directory here")
         value = whole
     if flag.is_tuple:
         return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -318,7 +320,7 @@ def _convert(name: str, value: Any) -> Any:
     if value.lower() in ("none", "null") and not flag.field.is_required():
         return flag.field.default if flag.field.default is None else value
     if not value and flag.is_path:
-        raise ConfigError(f"--{name} is empty: name a file, or leave the flag out")
+        raise ConfigError(f"--{name} is empty: give a file, or remove the flag")
     return value
 
 
@@ -327,9 +329,9 @@ def _checked_kind(flag: Flag, value: Any) -> Any:
     if isinstance(value, bool) and not flag.is_bool:
         if not value and "no" in flag.choices:
             return "no"  # which YAML takes for false
-        raise ConfigError(f"--{flag.name}: Input should be no boolean, got {str(value).lower()}")
+        raise ConfigError(f"--{flag.name}: Input should not be a boolean, got {str(value).lower()}")
     if flag.is_text and isinstance(value, int | float | date):
-        raise ConfigError(f"--{flag.name}: in quotes it is a text: {flag.name}: '{value}'")
+        raise ConfigError(f"--{flag.name}: quote it as text: {flag.name}: '{value}'")
     return value
 
 

@@ -1,7 +1,7 @@
 """Flags that people know from elsewhere: AgentRL's original, Hugging Face, TRL, verl, prime-rl, vLLM.
 
-In goes a flag's name; out comes what to do with it. An alias stands for a flag that means exactly
-the same. Whatever differs in meaning is never taken silently: `ELSEWHERE` says what does it here.
+Input: a flag's name. Output: what to do with it. An alias stands for a flag that means exactly the
+same. Whatever differs in meaning is never taken silently: `ELSEWHERE` says what does it here.
 """
 
 ALIASES = {
@@ -51,50 +51,50 @@ NO_EFFECT = {
     "dataloader_pin_memory": _STREAMED,
     "dataloader_prefetch_factor": _STREAMED,
     "dynamic_batching": _PACKED,
-    "enable_loss_parallel": "it follows --tp_size",
+    "enable_loss_parallel": "controlled by --tp_size",
     "enable_oss": _IN_MONGODB,
     "oss_connection_string": _IN_MONGODB,
     "pad_to_maximum": _PACKED,
     "pad_to_multiple_of": _PACKED,
-    "remove_experience": "the original reads it nowhere",
+    "remove_experience": "unused in the original as well",
     "remove_unused_columns": _STREAMED,
     "shift_labels": "targets are always the next token",
-    "trainer": "the checkpoint's config.json says what kind of model it is",
-    "tune_vision": "the original reads it nowhere",
+    "trainer": "the model type is read from the checkpoint's config.json",
+    "tune_vision": "unused in the original as well",
 }
 """Flags of the original AgentRL that are accepted and change nothing -> why."""
 
 ONE_VALUE = {
-    "cpu_ram_efficient_loading": ("true", "every rank reads its own parts only; leave it out"),
-    "output_router_logits": ("false", "no loss is computed on routers; see --router_replay"),
+    "cpu_ram_efficient_loading": ("true", "every rank reads only its own parts; remove it"),
+    "output_router_logits": ("false", "there is no router loss; see --router_replay"),
     "resume_from_checkpoint": (
         "true",
-        "a run resumes by itself at its newest checkpoint when it is started again with the same "
-        "--run_name and --output_dir; --fresh starts anew, and a checkpoint of another run is a "
-        "model for --model_name_or_path",
+        "a run resumes from its newest checkpoint when it is started again with the same "
+        "--run_name and --output_dir; --fresh starts over, and the checkpoint of another run can "
+        "be given as --model_name_or_path",
     ),
-    "torch_compile": ("false", "models are not compiled; leave it out"),
+    "torch_compile": ("false", "models are not compiled; remove it"),
 }
 """Flags of the original AgentRL with one possible value -> that value, and why no other is."""
 
 _GROUPS = (
-    "a step is counted in groups: --groups_per_step N questions with --num_generations tries each; "
-    "memory is bounded by --max_tokens a forward pass"
+    "the size of a step is counted in groups: --groups_per_step N questions with --num_generations "
+    "rollouts each; --max_tokens per forward pass limits memory"
 )
 _QUESTIONS = (
-    "--train_file takes a file, a folder or a data set of the hub (owner/name@config:split), and "
+    "--train_file takes a file, a folder or a Hugging Face dataset (owner/name@config:split), and "
     "--eval_file the held-out questions"
 )
 _RANKS = (
-    "--trainer_gpus 0-3 and --inference_gpus 4-7 divide a machine's GPUs between the trainer's ranks "
-    "and the servers; --num_processes counts the ranks over all machines (--num_machines)"
+    "--trainer_gpus 0-3 and --inference_gpus 4-7 assign a machine's GPUs to the trainer's ranks "
+    "and the servers; --num_processes is the number of ranks on all machines (--num_machines)"
 )
 _SERVERS = (
     "rollouts run on inference servers: --inference_backend sglang, with --inf_tp_size, "
     "--inf_mem_ratio and --sglang_args"
 )
 _SHARDED = (
-    "several ranks (--num_processes) are sharded by FSDP2; --cpu_offload and "
+    "several ranks (--num_processes) are sharded with FSDP2; --cpu_offload and "
     "--gradient_checkpointing save memory"
 )
 _CLIP_RANGE = (
@@ -102,38 +102,45 @@ _CLIP_RANGE = (
     "--epsilon_higher (0 for a symmetric range)"
 )
 _CLIP_HIGH = (
-    "an absolute bound elsewhere, while --epsilon_higher is extra width above --epsilon: for 0.28 "
-    "with --epsilon 0.2 give --epsilon_higher 0.08"
+    "this is an absolute bound, while --epsilon_higher is added to --epsilon: for 0.28 with "
+    "--epsilon 0.2 give --epsilon_higher 0.08"
 )
 _SCORES = (
-    "--scorer_module FILE registers scoring functions, and --default_scorer names the one of "
+    "--scorer_module FILE registers scoring functions, and --default_scorer selects the one for "
     "questions that name none"
 )
 _EQUAL_SCORES = (
-    "groups of equal scores are dropped, and others take their place (--min_score_spread); "
-    "--repeat_equal_probability 0.5 asks their questions less often in later epochs"
+    "groups with equal scores are dropped and replaced (--min_score_spread); "
+    "--repeat_equal_probability 0.5 repeats their questions less often in later epochs"
 )
-_HUB = "nothing is uploaded by itself; afterwards: agentrl push_to_hub OWNER/NAME --run_name NAME"
+_HUB = (
+    "nothing is uploaded automatically; after the run: agentrl push_to_hub OWNER/NAME --run_name "
+    "NAME"
+)
 _REUSE = (
-    "--max_trained_count is the number of steps that may use a record, --retrained_interval apart"
+    "--max_trained_count is the number of steps that may use a record, at least "
+    "--retrained_interval steps apart"
 )
 _LENGTH = (
-    "--max_new_tokens bounds one model call and --max_prompt_tokens the whole conversation before "
-    "it, tool results included"
+    "--max_new_tokens limits one model call, and --max_prompt_tokens the conversation before it, "
+    "including tool results"
 )
 _NO_QUANTIZATION = (
     "weights are not quantized; --lora_rank 16 with --torch_dtype bfloat16 saves memory"
 )
-_TRACKER = "trackers (--report_to) read their own variables, as WANDB_PROJECT or SWANLAB_PROJECT"
+_TRACKER = (
+    "trackers (--report_to) read their own environment variables, such as WANDB_PROJECT or "
+    "SWANLAB_PROJECT"
+)
 _LOSS = (
-    "--recipe grpo, dapo, dr_grpo, gspo or cispo is the whole objective of a paper; of its parts, "
-    "--loss_calculator is GRPO, MINIRL, GSPO, CISPO or REINFORCE, and --token_level_loss says how it "
-    "is averaged"
+    "--recipe grpo, dapo, dr_grpo, gspo or cispo selects the whole objective of a paper; its parts "
+    "are --loss_calculator (GRPO, MINIRL, GSPO, CISPO or REINFORCE) and --token_level_loss, which "
+    "selects the averaging"
 )
 ELSEWHERE = {
-    "activation_checkpointing": "it is --gradient_checkpointing here",
-    "adv_estimator": "--advantage_estimator is leave_one_out (RLOO), group_mean, group_std (GRPO) or "
-    "reinforce_plus_plus",
+    "activation_checkpointing": "use --gradient_checkpointing",
+    "adv_estimator": "use --advantage_estimator leave_one_out (RLOO), group_mean, group_std "
+    "(GRPO) or reinforce_plus_plus",
     "batch_size": _GROUPS,
     "clip_ratio": _CLIP_RANGE,
     "clip_ratio_high": _CLIP_HIGH,
@@ -145,54 +152,55 @@ ELSEWHERE = {
     "dataset_name": _QUESTIONS,
     "dataset_split": _QUESTIONS,
     "dataset_train_split": _QUESTIONS,
-    "data_seed": "--seed draws the order of the questions, too",
-    "decoder_sparse_step": "the checkpoint's config.json says which layers have experts",
+    "data_seed": "--seed also determines the order of the questions",
+    "decoder_sparse_step": "the layers with experts are read from the checkpoint's config.json",
     "deepspeed": _SHARDED,
-    "do_eval": "--eval_strategy says when to evaluate, on --eval_file",
+    "do_eval": "use --eval_strategy, with --eval_file",
     "do_train": "`agentrl run` trains, `agentrl eval` evaluates",
     "eval_delay": "give --eval_strategy ends: before the first and after the last step",
-    "entropy_coef": "no entropy bonus is added; --epsilon_higher keeps the entropy up",
-    "entropy_coeff": "no entropy bonus is added; --epsilon_higher keeps the entropy up",
+    "entropy_coef": "there is no entropy bonus; a higher --epsilon_higher preserves entropy",
+    "entropy_coeff": "there is no entropy bonus; a higher --epsilon_higher preserves entropy",
     "epsilon_high": _CLIP_HIGH,
     "epsilon_low": _CLIP_RANGE,
     "eval_batch_size": "--max_concurrent_samples_per_process is the number of rollouts at a time",
     "eval_on_start": "give --eval_strategy ends: before the first and after the last step",
     "filter_groups": _EQUAL_SCORES,
-    "fp16": "give --torch_dtype bfloat16 or float32; float16 is not trained in",
+    "fp16": "give --torch_dtype bfloat16 or float32; float16 training is not supported",
     "fsdp": _SHARDED,
     "fsdp_config": _SHARDED,
     "generation_batch_size": _GROUPS,
     "gpu_memory_utilization": _SERVERS,
     "gpus": _RANKS,
-    "gradient_checkpointing_kwargs": "--gradient_checkpointing true is all that there is to set",
-    "importance_sampling_level": "token is --loss_calculator GRPO, sequence is GSPO",
+    "gradient_checkpointing_kwargs": "only --gradient_checkpointing true is supported",
+    "importance_sampling_level": "for token use --loss_calculator GRPO, for sequence GSPO",
     "kl_coef": "the KL penalty is part of the loss, not of the reward: --kl_coefficient",
     "load_in_4bit": _NO_QUANTIZATION,
     "load_in_8bit": _NO_QUANTIZATION,
-    "load_best_model_at_end": "--save_total_limit keeps checkpoints; `agentrl eval` compares them",
+    "load_best_model_at_end": "--save_total_limit sets how many checkpoints are kept; compare "
+    "them with `agentrl eval`",
     "local_rank": _RANKS,
-    "log_completions": "all of them are stored; `agentrl inspect records` shows them",
+    "log_completions": "all rollouts are stored; see `agentrl inspect records`",
     "logging_strategy": "give --logging_steps",
-    "logging_dir": "--logs_dir holds the log files, and --report_to tensorboard writes below "
-    "--output_dir",
-    "lora_dropout": "adapters have no dropout: logprobs have to be reproducible; leave it out",
+    "logging_dir": "--logs_dir is the directory of the log files; "
+    "--report_to tensorboard writes to --output_dir",
+    "lora_dropout": "adapters have no dropout, because logprobs must be reproducible; remove it",
     "loss_type": _LOSS,
     "mask_truncated_completions": "give --reserve_context_error_count 0",
     "max_completion_length": _LENGTH,
     "max_length": _LENGTH,
-    "max_pixels": "the model's preprocessor_config.json says how large its images get; --max_images and "
-    "--max_image_megabytes bound what is taken",
-    "max_prompt_length": "questions are never cut; " + _LENGTH,
+    "max_pixels": "image sizes are read from the model's preprocessor_config.json; "
+    "--max_images and --max_image_megabytes set the limits",
+    "max_prompt_length": "questions are never truncated; " + _LENGTH,
     "max_response_length": _LENGTH,
     "max_seq_length": _LENGTH,
-    "max_tool_calling_iterations": "--max_turns is the number of model calls, so one more",
+    "max_tool_calling_iterations": "use --max_turns, the number of model calls, which is one more",
     "micro_batch_size": _GROUPS,
     "mini_batch_size": _GROUPS,
     "nnodes": _RANKS,
     "nproc_per_node": _RANKS,
     "num_iterations": _REUSE,
     "online_difficulty_filtering": _EQUAL_SCORES,
-    "optim": "the optimizer is AdamW: --learning_rate, --weight_decay and --optim_args "
+    "optim": "the optimizer is AdamW: set --learning_rate, --weight_decay and --optim_args "
     "beta1=0.9,beta2=0.98,eps=1e-8",
     "overwrite_output_dir": "give --fresh --delete_existing, which also deletes the run's database",
     "per_device_eval_batch_size": "--max_concurrent_samples_per_process is the number of rollouts at "
@@ -201,28 +209,28 @@ ELSEWHERE = {
     "ppo_mini_batch_size": _GROUPS,
     "push_to_hub": _HUB,
     "quantization": _NO_QUANTIZATION,
-    "ref_model": "--reference_model is the model of the KL penalty (--kl_coefficient)",
+    "ref_model": "use --reference_model, the model of the KL penalty (--kl_coefficient)",
     "reward_func": _SCORES,
     "reward_funcs": _SCORES,
     "reward_function": _SCORES,
     "reward_model": _SCORES,
-    "reward_weights": _SCORES + "; a scorer may add up several rewards itself",
+    "reward_weights": _SCORES + "; a scorer may combine several rewards itself",
     "rollout_batch_size": _GROUPS,
     "rollout_n": "give --num_generations",
     "save_strategy": "a checkpoint is written every --save_steps steps and at the end",
-    "scale_rewards": "--advantage_estimator group_std divides by the group's deviation; leave_one_out "
-    "(the default) and group_mean do not",
-    "steps_per_generation": "--max_staleness says how many steps old a sample may be",
-    "sync_ref_model": "the reference model stays as it is (--reference_model, --kl_coefficient)",
+    "scale_rewards": "--advantage_estimator group_std divides by the standard deviation of "
+    "the group; leave_one_out (the default) and group_mean do not",
+    "steps_per_generation": "use --max_staleness, the maximum age of a sample in steps",
+    "sync_ref_model": "the reference model is fixed (--reference_model, --kl_coefficient)",
     "tf32": "give --torch_dtype bfloat16 or float32",
     "tensor_model_parallel_size": "--tp_size splits the trainer's model, --inf_tp_size a server's",
     "tensor_parallel_size": "--tp_size splits the trainer's model, --inf_tp_size a server's",
     "test_freq": "give --eval_strategy steps --eval_steps N",
-    "tools": "--mcp_servers FILE, --mcp_manager_url or --tool_server_command names the tools",
+    "tools": "configure tools with --mcp_servers FILE, --mcp_manager_url or --tool_server_command",
     "train_batch_size": _GROUPS,
     "train_dataset": _QUESTIONS,
-    "use_cpu": "GPUs are used where there are any; CUDA_VISIBLE_DEVICES= hides them",
-    "use_liger_kernel": "the loss is computed in parts of --loss_seq_chunk_size already",
+    "use_cpu": "available GPUs are used; CUDA_VISIBLE_DEVICES= hides them",
+    "use_liger_kernel": "the loss is always computed in chunks of --loss_seq_chunk_size",
     "use_peft": "give --lora_rank 16",
     "use_vllm": _SERVERS,
     "wandb_project": _TRACKER,
@@ -231,8 +239,8 @@ ELSEWHERE = {
 """Names that mean something else than the nearest flag here -> which flag does it, and how."""
 
 _FAMILIES = {
-    "dataloader_": _STREAMED + "; leave it out",
-    "ddp_": "ranks form a mesh (--dp_replicate_size and FSDP2), not DDP; leave it out",
+    "dataloader_": _STREAMED + "; remove it",
+    "ddp_": "DDP is not used: ranks form a mesh (--dp_replicate_size and FSDP2); remove it",
     "hub_": _HUB,
     "torch_compile_": ONE_VALUE["torch_compile"][1],
     "vllm_": _SERVERS,

@@ -44,17 +44,17 @@ def check_mesh(trainer: TrainerSection, num_ranks: int) -> None:
     """
     if trainer.cpu_offload and num_ranks == 1:
         raise ConfigError(
-            "--cpu_offload requires FSDP2, which a single process does not use; start several ranks "
+            "--cpu_offload requires FSDP2, which needs several ranks; start more "
             "(--num_processes), or save memory with --gradient_checkpointing true"
         )
     taken = trainer.dp_replicate_size * trainer.cp_size * trainer.ep_size * trainer.tp_size
     taken *= trainer.pp_size
     if num_ranks % taken:
         raise ConfigError(
-            f"{num_ranks} trainer rank(s) do not fill a mesh of --pp_size {trainer.pp_size} x "
+            f"{num_ranks} trainer rank(s) do not match a mesh of --pp_size {trainer.pp_size} x "
             f"--dp_replicate_size {trainer.dp_replicate_size} x --cp_size {trainer.cp_size} x "
-            f"--ep_size {trainer.ep_size} x --tp_size {trainer.tp_size}; start a multiple of {taken} "
-            "(--num_processes), or choose smaller sizes"
+            f"--ep_size {trainer.ep_size} x --tp_size {trainer.tp_size}; start a multiple of "
+            f"{taken} (--num_processes), or choose smaller sizes"
         )
 
 
@@ -63,15 +63,15 @@ def _machine_contradictions(config: RootConfig) -> Iterator[str]:
     machines = trainer.num_machines
     if trainer.machine_rank >= machines:
         yield (
-            f"--machine_rank {trainer.machine_rank}: the machines are counted from 0, and "
+            f"--machine_rank {trainer.machine_rank}: machines are numbered from 0, and "
             f"--num_machines is {machines}"
         )
     if machines == 1:
         return
     if trainer.num_processes % machines:
         yield (
-            f"--num_processes {trainer.num_processes} counts the ranks of all machines; give a "
-            f"multiple of --num_machines {machines}"
+            f"--num_processes {trainer.num_processes} is the number of ranks on all machines; use "
+            f"a multiple of --num_machines {machines}"
         )
     if trainer.main_process_ip is None:
         yield (
@@ -81,5 +81,5 @@ def _machine_contradictions(config: RootConfig) -> Iterator[str]:
     if config.store.db_connection_string is None:
         yield (
             f"--num_machines {machines} needs --db_connection_string (or MONGODB_URI): the private "
-            "mongod serves one machine only"
+            "mongod serves only one machine"
         )

@@ -1,7 +1,8 @@
 """Recipes: the objectives of papers as values of flags (`--recipe NAME`).
 
-In goes a recipe's name, out come the flags that make loss, gradient and advantages those of the paper.
-`tests/unit/algorithms/test_recipes.py` holds the objectives as the papers print them, and compares.
+Input: a recipe's name. Output: the flags that make loss, gradient and advantages those of the
+paper. `tests/unit/algorithms/test_recipes.py` holds the objectives as the papers print them, and
+compares.
 
 AgentRL's own habits are off in all of them: clipped signs, the hard drop range, and leaving out turns
 without advantage, which the papers' normalizers count. What a paper writes as the expectation over

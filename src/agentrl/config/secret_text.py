@@ -1,6 +1,6 @@
 """What must not be written, logged or printed, and what is shown in its place.
 
-In goes text that people may read (log lines, messages, values of flags); out comes the same text with
+Input: text that people may read (log lines, messages, values of flags). Output: the same text with
 `***` for the secrets in it: user parts and queries of URLs, bearer tokens, and every value that
 this process learned to be a secret (`remember`).
 """

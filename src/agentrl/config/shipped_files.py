@@ -1,8 +1,8 @@
 """Files that ship with the package: the demo, the example tool server, the FSDP configuration.
 
-In: the path of such a file in the repository, as `assets/demo/model`. Out: where it is on this
-machine. A wheel carries these files in `agentrl/_data`; a checkout (an editable install) has them
-at the top of the repository. Nothing here reads the files.
+Input: the path of such a file in the repository, as `assets/demo/model`. Output: where it is on
+this machine. A wheel carries these files in `agentrl/_data`; a checkout (an editable install) has
+them at the top of the repository. Nothing here reads the files.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def shipped_file(name: str) -> Path:
     """
     found = _find(Path(name))
     if found is None:
-        raise FileNotFoundError(f"agentrl ships no file {name}; its installation is incomplete")
+        raise FileNotFoundError(f"the file {name} is missing from the package; reinstall AgentRL")
     return found
 
 

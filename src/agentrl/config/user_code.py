@@ -1,4 +1,4 @@
-"""Python code of the user's that a flag names: a file, or a module by its dotted name."""
+"""Python code of the user that a flag names: a file, or a module by its dotted name."""
 
 import hashlib
 import importlib
@@ -47,8 +47,8 @@ def load_user_module(source: str | Path, what: str) -> ModuleType:
         raise
     except SystemExit as end:
         raise ConfigError(
-            f"{what}: its import ends the program ({end.code}); put what is to happen only when it is "
-            'started as a program under `if __name__ == "__main__":`'
+            f"{what}: importing it exits the program ({end.code}); move the code that runs it as a "
+            'program under `if __name__ == "__main__":`'
         ) from end
     except Exception as error:
         raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error
@@ -66,7 +66,9 @@ def check_agent_function(agent: Callable[..., Any], what: str) -> None:
     """
     if isinstance(agent, type) or _yields(agent):
         kind = "class" if isinstance(agent, type) else "generator"
-        raise ConfigError(f"{what}: it is a {kind}; an agent is a function that returns the answer")
+        raise ConfigError(
+            f"{what}: it is a {kind}; an agent must be a function that returns the answer"
+        )
     try:
         signature = inspect.signature(agent)
         signature.bind(None, None)
@@ -75,8 +77,8 @@ def check_agent_function(agent: Callable[..., Any], what: str) -> None:
         fits = False
     if not fits:
         raise ConfigError(
-            f"{what}: an agent is called with (task, endpoint); write `async def play(task, "
-            "endpoint)`, and take the model's address, name and key from endpoint.base_url, "
+            f"{what}: an agent is called with (task, endpoint); define `async def play(task, "
+            "endpoint)`, and read the model's address, name and key from endpoint.base_url, "
             "endpoint.model and endpoint.api_key"
         )
 

@@ -1,7 +1,7 @@
 """Read the entries of data files one at a time, whatever the format.
 
 Formats: JSONL and JSON lists, CSV, TSV (all of these also compressed, `.gz`), Parquet, Hugging Face
-data sets on the hub or on disk. No format is read whole, so a file may be far larger than memory.
+datasets on the hub or on disk. No format is read whole, so a file may be far larger than memory.
 What an entry means is left to the caller (`question`, `demonstrations`).
 """
 
@@ -43,7 +43,7 @@ Entry = tuple[str, Any]
 
 
 def read_entries(source: Path) -> Iterator[Entry]:
-    """Yield the entries of a data set.
+    """Yield the entries of a dataset.
 
     Args:
         source: a `.csv`, `.tsv`, `.parquet` or JSON file (JSONL or one list), a directory that
@@ -55,9 +55,12 @@ def read_entries(source: Path) -> Iterator[Entry]:
     """
     kind = _kind(source)
     if source.parts[:1] in (("http:",), ("https:",)):
-        raise DatasetError(f"{source}: an address is not read; download the file first")
+        raise DatasetError(f"{source}: URLs are not supported; download the file first")
     if source.exists() and not (source.is_file() or source.is_dir()):
-        raise DatasetError(f"{source}: a device or a pipe; give a file, which is read twice")
+        raise DatasetError(
+            f"{source}: devices and pipes are not supported, because the data is read twice; give "
+            "a file"
+        )
     if kind == ".parquet":
         yield from _checked(source, _parquet)
     elif kind in _DELIMITERS:
@@ -119,7 +122,10 @@ def _decoded(line: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError as error:
         if line.strip() == "{":
-            return BadEntry("an object begins here; write each on one line, or all in a list [...]")
+            return BadEntry(
+                "an object starts here and spans several lines; write each object on one line, or "
+                "all in a list [...]"
+            )
         return BadEntry(f"not valid JSON: {error.msg} (column {error.colno})")
     except ValueError:
         return BadEntry(_TOO_MANY_DIGITS)
@@ -145,7 +151,7 @@ def _json_list(path: Path, file: TextIO) -> Iterator[Entry]:
         window.skip(_WHITESPACE)
     window.skip(_WHITESPACE)
     if window.text:
-        raise DatasetError(f"{path}: line {window.line}: not valid JSON: text behind the list")
+        raise DatasetError(f"{path}: line {window.line}: not valid JSON: text after the list")
 
 
 class _Window:
@@ -203,7 +209,7 @@ def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int
             raise DatasetError(
                 f"{path}: line {window.line}: not usable JSON: nested too deeply"
             ) from None
-        # A number that ends with the window may go on behind it: 12 and then 34.
+        # A number that ends with the window may continue behind it: 12 and then 34.
         if end == len(window.text) and window.more():
             continue
         window.advance(end)
@@ -226,12 +232,12 @@ def _csv(path: Path) -> Iterator[Entry]:
             if row is None:
                 if rows.line_num == 1:
                     raise DatasetError(
-                        f"{path}: has one line, and the first names the columns (as in "
-                        "query,answer); JSON lines go into a .jsonl file"
+                        f"{path}: has only one line, which is the header (such as query,answer); "
+                        "put JSON lines in a .jsonl file"
                     )
                 return
             if None in row:
-                yield f"line {rows.line_num}", BadEntry("more cells than the first line has names")
+                yield f"line {rows.line_num}", BadEntry("more cells than the header has columns")
             else:
                 # An empty cell is no value; everything else is text, `0` and `false` too.
                 yield f"line {rows.line_num}", {key: cell for key, cell in row.items() if cell}
@@ -242,9 +248,7 @@ def _check_delimiter(path: Path, names: Sequence[str]) -> None:
     for other, word in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
         if len(names) == 1 and other in names[0]:
             kind, its = ("TSV", "tabs") if _kind(path) == ".tsv" else ("CSV", "commas")
-            raise DatasetError(
-                f"{path}: {word} divide its columns, and a {kind} file has {its} there"
-            )
+            raise DatasetError(f"{path}: columns are separated by {word}; a {kind} file uses {its}")
 
 
 def _parquet(path: Path) -> Iterator[Entry]:
@@ -257,13 +261,13 @@ def _parquet(path: Path) -> Iterator[Entry]:
             unpacked = sum(group.total_byte_size for group in groups)
             if unpacked > max(_MAX_BATCH_BYTES, _MAX_UNPACKING * path.stat().st_size):
                 raise DatasetError(
-                    f"{path}: unpacks to {unpacked >> 20} MiB, more than {_MAX_UNPACKING} times "
-                    "its size"
+                    f"{path}: decompresses to {unpacked >> 20} MiB, more than {_MAX_UNPACKING} "
+                    "times its size"
                 )
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                 if batch.nbytes > _MAX_BATCH_BYTES:
                     raise DatasetError(
-                        f"{path}: row {number + 1}: {_PARQUET_ROWS} rows have more than "
+                        f"{path}: row {number + 1}: {_PARQUET_ROWS} rows are larger than "
                         f"{_MAX_BATCH_BYTES >> 20} MiB"
                     )
                 for row in batch.to_pylist():
@@ -282,7 +286,7 @@ def _folder(source: Path) -> Path:
 
 
 def _hub(source: Path) -> Iterator[Entry]:
-    """Stream a data set from the hub, or read one that was saved to disk."""
+    """Stream a dataset from the hub, or read one that was saved to disk."""
     datasets = _extra("datasets", source)
     text, _, split = str(source).partition(":")
     name, _, config = text.partition("@")
@@ -298,13 +302,13 @@ def _hub(source: Path) -> Iterator[Entry]:
             # Not `.`, which it takes for a name.
             name = str(Path(name).absolute()) if Path(name).is_dir() else name
             rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
-        # Without decoding, images stay the bytes that the data set holds.
+        # Without decoding, images stay the bytes that the dataset holds.
         for number, row in enumerate(rows.decode(False), start=1):
             yield f"row {number}", row
     except (OSError, ValueError, LookupError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise DatasetError(
-            f"{source}: the data set cannot be loaded: {type(error).__name__}: {reason}"
+            f"{source}: cannot load the dataset: {type(error).__name__}: {reason}"
         ) from None
 
 
@@ -313,8 +317,9 @@ def _check_hub_answers(source: Path) -> None:
     reason = None if hub.HF_HUB_OFFLINE else no_answer(hub.ENDPOINT)
     if reason is not None:
         raise DatasetError(
-            f"{source}: no such file or folder here, and the hub at {hub.ENDPOINT} cannot be reached "
-            f"({reason}); give a file, or set HF_HUB_OFFLINE=1 for a data set in the hub's cache"
+            f"{source}: no such file or folder here, and the hub at {hub.ENDPOINT} cannot be "
+            f"reached ({reason}); give a file, or set HF_HUB_OFFLINE=1 to use a dataset from the "
+            "local cache"
         )
 
 

@@ -5,7 +5,7 @@ Entries use the field names of `MCPDataset` or their synonyms. Values that the s
 
 Images stand under `images` or `image` (one or a list), or as `image_url` parts in the first user
 message: http(s) or `data:` URLs, files beside the question file, or the `{"bytes": ..}` of Hugging
-Face data sets. Files are read here, so that no sampler ever opens a file that a question names.
+Face datasets. Files are read here, so that no sampler ever opens a file that a question names.
 
 This module knows nothing of file formats (see `entries`) and of tasks (see `task_stream`).
 """
@@ -122,9 +122,7 @@ def _query(entry: Mapping[str, Any]) -> str:
     text = "" if value is None else _text(value, "query")
     if not text.strip():
         found = ", ".join(map(str, list(entry)[:_MAX_LISTED_KEYS])) or "nothing"
-        raise BadEntry(
-            f"no question: none of {', '.join(_QUERY_KEYS[:4])}, messages has one (it has {found})"
-        )
+        raise BadEntry(f"no question in {', '.join(_QUERY_KEYS[:4])} or messages (found: {found})")
     return text
 
 
@@ -202,9 +200,7 @@ def _check_size(question: Question) -> None:
     texts = (question.id, question.query, question.system_prompt, *map(str, answers))
     num_chars = sum(map(len, texts))
     if num_chars > _MAX_TEXT_CHARS:
-        raise BadEntry(
-            f"{num_chars:,} characters of text; at most {_MAX_TEXT_CHARS:,} can be stored"
-        )
+        raise BadEntry(f"{num_chars:,} characters of text; the limit is {_MAX_TEXT_CHARS:,}")
 
 
 def _first_user_content(entry: Mapping[str, Any]) -> Any:
@@ -228,7 +224,7 @@ def _images(entry: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
         given = image_addresses([{"content": content}])
     found = tuple(image_address(image, folder) for image in given)
     if sum(map(len, found)) > _MAX_IMAGE_CHARS:
-        raise BadEntry("its images have more than 10 MB together; give their addresses instead")
+        raise BadEntry("its images exceed 10 MB in total; give URLs instead")
     return found
 
 
@@ -236,7 +232,7 @@ def image_address(image: object, folder: Path) -> str:
     """Return the http(s) or `data:` URL of an image that an entry names.
 
     Args:
-        image: an address, a file, or a file's bytes as data sets hold them.
+        image: an address, a file, or a file's bytes as datasets hold them.
         folder: directory to which the file's name is relative.
 
     Raises:
@@ -244,7 +240,7 @@ def image_address(image: object, folder: Path) -> str:
     """
     data = image.get("bytes") if isinstance(image, dict) else None
     if not isinstance(image, str) and not isinstance(data, bytes):
-        raise BadEntry(f"an image must be an address or a file, found {_kind(image)}")
+        raise BadEntry(f"an image must be a URL or a file, found {_kind(image)}")
     try:
         if isinstance(data, bytes):
             return image_from_bytes(data).data_url

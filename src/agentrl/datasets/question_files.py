@@ -139,7 +139,7 @@ class QuestionFile(Sequence[Question]):
             named = "; ".join(f"{where}: {problem}" for problem, where in places.items())
             raise DatasetError(f"{self._path}: {named}{more}")
         if not len(self):
-            raise DatasetError(f"{self._path}: holds no questions")
+            raise DatasetError(f"{self._path}: contains no questions")
 
     def _repeated_ids(self, digests: "array[int]") -> list[tuple[str, str]]:
         """Return place and problem of every question whose id an earlier one has."""
@@ -154,7 +154,7 @@ class QuestionFile(Sequence[Question]):
             where, question = self._read(position)
             used = first_use.setdefault(question.id, where)
             if used != where:
-                found.append((where, f"id {question.id!r} was used before, in {used}"))
+                found.append((where, f"id {question.id!r} is already used in {used}"))
         return found
 
     def _write(self, where: str, question: Question) -> None:

@@ -1,9 +1,10 @@
 """Which questions later epochs ask again: fewer of those whose groups had equal scores.
 
-In: tasks in their order, and what the trainer made of the same questions' groups before. Out: those to
-ask. A group of equal scores has no gradient, and the next group of its question rarely has one, so its
-rollouts are better spent on other questions (GRESO: Zheng et al. 2025, "Act Only When It Pays: Efficient
-Reinforcement Learning for LLM Reasoning via Selective Rollouts", arXiv 2506.02177).
+Input: tasks in their order, and what the trainer made of the same questions' groups before. Output:
+those to ask. A group of equal scores has no gradient, and the next group of its question rarely has
+one, so its rollouts are better spent on other questions (GRESO: Zheng et al. 2025, "Act Only When
+It Pays: Efficient Reinforcement Learning for LLM Reasoning via Selective Rollouts", arXiv
+2506.02177).
 """
 
 import logging
@@ -72,7 +73,7 @@ class RepeatedQuestions:
         if self._num_left_out and self._num_seen >= self._next_report:
             self._next_report = self._num_seen + _REPORT_EVERY
             logger.info(
-                "%d of %d questions were left out so far: their last groups had equal scores "
+                "%d of %d questions skipped so far because their last groups had equal scores "
                 "(repeat_equal_probability %g)",
                 self._num_left_out,
                 self._num_seen,

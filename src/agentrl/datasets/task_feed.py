@@ -1,7 +1,7 @@
 """Training tasks that join a run ahead of its samplers, so that they may be many or without end.
 
-In: tasks in their order, made on demand. Out: those in the store that the run comes to need. Knows
-neither files nor steps.
+Input: tasks in their order, made on demand. Output: those in the store that the run comes to need.
+Knows neither files nor steps.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ def tasks_from_questions(
         questions: a `QuestionFile`, or the list of `load_questions`.
         split: split of the tasks.
         epochs: numbers of the epochs; every question is asked once in each.
-        num_generations: tries of each question.
+        num_generations: rollouts of each question.
         first_order: `order` of the first task; the others follow without gaps.
         shuffle_seed: draw each epoch's order with this seed; None keeps the file's order.
         tag: label under which reports group the tasks.
@@ -238,9 +238,8 @@ def _check_same_question(known: Task, task: Task) -> None:
     # The store replaces lone surrogates when it writes text, so compare with the replaced text.
     if known.query != task.query.encode("utf-8", "backslashreplace").decode():
         raise DatasetError(
-            f"id {task.dataset_id!r} belongs to another question of the run, "
-            f"{known.query[:_MAX_QUOTED_CHARS]!r}; give the questions ids of their own, or start a run "
-            "of another name"
+            f"id {task.dataset_id!r} already belongs to another question of the run, "
+            f"{known.query[:_MAX_QUOTED_CHARS]!r}; use unique ids, or another --run_name"
         )
 
 

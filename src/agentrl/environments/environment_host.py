@@ -115,7 +115,9 @@ def _send(replies: TextIO, lock: threading.Lock, reply: dict[str, Any]) -> None:
     try:
         text = json.dumps(reply, default=float)
     except (TypeError, ValueError, RecursionError) as error:
-        text = json.dumps({"id": reply["id"], "error": f"what it said is no JSON: {error}"})
+        text = json.dumps(
+            {"id": reply["id"], "error": f"its reply is not JSON-serializable: {error}"}
+        )
     with lock:
         replies.write(text + "\n")
         replies.flush()

@@ -65,7 +65,7 @@ class Mistake(Exception):
 
 
 class ReasoningGym:
-    """`reasoning_gym:NAME?size=...&seed=...`: one question, one reply; scored by the data set."""
+    """`reasoning_gym:NAME?size=...&seed=...`: one question, one reply; scored by the dataset."""
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         gym = importlib.import_module("reasoning_gym")
@@ -108,7 +108,7 @@ class TextArena:
         try:
             self._begun(0)
         except AssertionError as error:
-            raise Mistake(f"{name} is no game for one player ({error})") from None
+            raise Mistake(f"{name} is not a single-player game ({error})") from None
 
     def row(self, number: int) -> dict[str, Any]:
         """Describe a task."""
@@ -173,7 +173,10 @@ class Verifiers:
             return {"answer": None, "error": errors[-1].message if errors else "no agent ran"}
         if len(episode.traces) > 1:
             agents = len(episode.traces)
-            return {"answer": None, "error": f"its episode has {agents} agents; one is trained"}
+            return {
+                "answer": None,
+                "error": f"its episodes have {agents} agents; only one is supported",
+            }
         trace = episode.traces[0]
         metrics = {key: found.value for key, found in trace.rewards.items() if found is not None}
         metrics |= {key: value for key, value in trace.metrics.items() if value is not None}
@@ -193,7 +196,7 @@ class OpenEnv:
         self._client = importlib.import_module("openenv.core.generic_client").GenericEnvClient
         self._url = name.rstrip("/")
         if not self._url.startswith(("http://", "https://")):
-            raise Mistake("expected an address, as in openenv:http://127.0.0.1:8000")
+            raise Mistake("expected an address, such as openenv:http://127.0.0.1:8000")
         self.size, self._seed = _taken(args, "size", _DEFAULT_SIZE), _taken(args, "seed", 0)
         _check_arguments(args, {"size": 0, "seed": 0})
         self._schema = _schema_of_actions(self._url)
@@ -274,7 +277,7 @@ class OpenEnv:
                 if not closed and "CAPACITY_REACHED" not in str(error):
                     raise
             time.sleep(_CAPACITY_SECONDS)
-        raise TimeoutError(f"{self._url} has had no session free")
+        raise TimeoutError(f"{self._url} had no free session")
 
 
 class Harbor:
@@ -350,7 +353,7 @@ def _schema_of_actions(url: str) -> dict[str, Any]:
         with urllib.request.urlopen(f"{url}/schema", timeout=10) as reply:
             schema: dict[str, Any] = json.load(reply)["action"]
     except (OSError, ValueError, KeyError) as error:
-        raise Mistake(f"no OpenEnv server answers there ({error})") from None
+        raise Mistake(f"no OpenEnv server responds there ({error})") from None
     return schema
 
 
@@ -404,7 +407,9 @@ def _said_by_game(game: Any) -> str:
 def _check_name(name: str, known: Collection[str]) -> None:
     if name not in known:
         near = get_close_matches(name, known, n=_MAX_SHOWN) or sorted(known)[:_MAX_SHOWN]
-        raise Mistake(f"there is no {name!r} among its {len(known)}; {' or '.join(near)}?")
+        raise Mistake(
+            f"there is no {name!r} among its {len(known)}; did you mean {' or '.join(near)}?"
+        )
 
 
 def _taken(args: dict[str, Any], name: str, default: int) -> int:
@@ -424,7 +429,7 @@ def _check_arguments(args: Mapping[str, Any], *known: Mapping[str, Any]) -> None
     for name, value in args.items():
         if name not in defaults:
             near = get_close_matches(name, defaults, n=_MAX_SHOWN) or sorted(defaults)
-            raise Mistake(f"it has no parameter {name!r}; {', '.join(near)}?")
+            raise Mistake(f"unknown parameter {name!r}; did you mean {', '.join(near)}?")
         default = defaults[name]
         fits = isinstance(value, type(default)) and isinstance(value, bool) == (
             isinstance(default, bool)

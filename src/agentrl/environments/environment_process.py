@@ -96,7 +96,9 @@ class EnvironmentProcess:
         """
         rows = self._asked({"rows": list(numbers)}).get("rows")
         if not isinstance(rows, list) or len(rows) != len(numbers):
-            raise ConfigError(f"{self._where}: {len(numbers)} tasks were asked for, others came")
+            raise ConfigError(
+                f"{self._where}: {len(numbers)} tasks were requested, but others were returned"
+            )
         return rows
 
     async def ready(self) -> None:
@@ -107,7 +109,7 @@ class EnvironmentProcess:
         """
         if self._is_ready:
             return
-        words = f"it does not start within {START_SECONDS:g} s"
+        words = f"it did not start within {START_SECONDS:g} s"
         try:
             async with asyncio.timeout(START_SECONDS):
                 words = self._in_words(await self._process.ask({"describe": True}))
@@ -130,7 +132,7 @@ class EnvironmentProcess:
         try:
             return AgentResult(**reply["result"])
         except (KeyError, TypeError) as error:  # it is none, or of another form
-            words = self._in_words(reply) or f"it said nothing of the rollout ({error})"
+            words = self._in_words(reply) or f"it returned no rollout ({error})"
             raise AgentError(f"{self._uri.env_id} failed: {words}") from None
 
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +142,7 @@ class EnvironmentProcess:
             raise ConfigError(f"{self._where}: {error}") from error
         except TimeoutError:
             raise ConfigError(
-                f"{self._where}: it does not start within {START_SECONDS:g} s"
+                f"{self._where}: it did not start within {START_SECONDS:g} s"
             ) from None
         words = self._in_words(reply)
         if words:
@@ -152,11 +154,11 @@ class EnvironmentProcess:
         missing = one_line(str(reply.get("missing", "")), _MAX_WORDS)
         if missing.partition(".")[0] == self._uri.kind:
             return (
-                f"{missing} is not installed for {self._python}; install it by "
-                f"`{self._uri.install_command()}`, or name the Python that has it with --env_python"
+                f"{missing} is not installed for {self._python}; install it with "
+                f"`{self._uri.install_command()}`, or select a Python that has it with --env_python"
             )
         if missing:
-            return f"it needs {missing}, which is not installed for {self._python}"
+            return f"it requires {missing}, which is not installed for {self._python}"
         return one_line(str(reply.get("mistake") or reply.get("error") or ""), _MAX_WORDS)
 
 

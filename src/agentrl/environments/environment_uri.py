@@ -1,6 +1,6 @@
 """`--env KIND:NAME?size=20&seed=1`: which environment, with which arguments, and who runs it.
 
-In goes what the user typed; out comes an `EnvironmentUri`, or a `ConfigError` of one line. Whether the
+Input: what the user typed. Output: an `EnvironmentUri`, or a `ConfigError` of one line. Whether the
 environment exists is known to the interpreter that has its package alone (`EnvironmentProcess`).
 """
 
@@ -60,11 +60,11 @@ class EnvironmentUri:
                 "KIND:NAME"
             )
         if not name:
-            raise ConfigError(f"{flag} {text}: it names no environment; write {kind}:NAME")
+            raise ConfigError(f"{flag} {text}: no environment name; write {kind}:NAME")
         pairs = parse_qsl(query, keep_blank_values=True)
         given = [name for name, _ in pairs]
         if len(set(given)) < len(given) or len(pairs) != len(list(filter(None, query.split("&")))):
-            raise ConfigError(f"{flag} {text}: write parameters once each, as ?size=20&seed=1")
+            raise ConfigError(f"{flag} {text}: give each parameter once, as in ?size=20&seed=1")
         try:
             args = {key: _value(key, value) for key, value in pairs}
         except ConfigError as error:
@@ -89,7 +89,7 @@ class EnvironmentUri:
 
     @property
     def id_prefix(self) -> str:
-        """What the ids of its tasks begin with; other arguments than a size make other tasks."""
+        """What the ids of its tasks start with; other arguments than a size make other tasks."""
         args = {name: value for name, value in self.args.items() if name != "size"}
         text = json.dumps(args, sort_keys=True)
         digest = hashlib.blake2b(text.encode(), digest_size=2).hexdigest()
@@ -105,7 +105,9 @@ class EnvironmentUri:
         if given is None:
             return str(own.absolute()) if own.exists() else sys.executable
         if not os.access(given, os.X_OK) or given.is_dir():
-            raise ConfigError(f"--env_python {given}: no program; name an environment's bin/python")
+            raise ConfigError(
+                f"--env_python {given}: program not found; give the bin/python of an environment"
+            )
         return str(given.absolute())
 
     def install_command(self) -> str:

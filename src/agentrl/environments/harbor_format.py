@@ -40,10 +40,10 @@ def read_text(path: Path, root: Path) -> str:
         with path.open("rb") as file:
             content = file.read(_MAX_TEXT_BYTES + 1)
         if len(content) > _MAX_TEXT_BYTES:
-            raise ConfigError(f"{path}: it holds more than {_MAX_TEXT_BYTES >> 20} MiB")
+            raise ConfigError(f"{path}: it is larger than {_MAX_TEXT_BYTES >> 20} MiB")
         return content.decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: it is no text in UTF-8") from None
+        raise ConfigError(f"{path}: it is not UTF-8 text") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
@@ -66,9 +66,9 @@ def check_own(path: Path, root: Path) -> None:
         except (OSError, RuntimeError) as error:  # absent, or links in a circle
             raise ConfigError(f"{place}: {getattr(error, 'strerror', error)}") from None
         if not found.is_relative_to(root.resolve()):
-            raise ConfigError(f"{place}: it leads out of {root}")
+            raise ConfigError(f"{place}: it points outside {root}")
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ConfigError(f"{place}: it is no file")
+            raise ConfigError(f"{place}: it is not a file")
 
 
 class Table:
@@ -126,14 +126,14 @@ class Table:
         found = _SIZE.fullmatch(given)
         megabytes = float(found[1]) * _UNITS[found[2].upper()] if found else 0
         if not 1 <= megabytes <= _MAX_MEGABYTES:
-            raise self._wrong(size, f"{given!r} is no size such as 2G")
+            raise self._wrong(size, f"{given!r} is not a size such as 2G")
         return int(megabytes)
 
     def place(self, name: str) -> str | None:
         """Return a path of the sandbox; None where there is none."""
         found = self._content.get(name)
         if found is not None and not (isinstance(found, str) and found.startswith("/")):
-            raise self._wrong(name, "expected a path that begins with /")
+            raise self._wrong(name, "expected a path that starts with /")
         given = self.text(name)
         return None if given is None else joined("/", given)
 
@@ -142,7 +142,7 @@ class Table:
         table = self.table(name)
         for variable in table._content:
             if not _VARIABLE.fullmatch(variable):
-                raise self._wrong(name, f"{variable[:40]!r} is no name of a variable")
+                raise self._wrong(name, f"{variable[:40]!r} is not a valid variable name")
         plain = {key: str(value) for key, value in table._content.items()}
         return {key: Table(self._path, plain, table._name).text(key) or "" for key in plain}
 
@@ -211,7 +211,7 @@ def _copied(path: Path, given: str, directory: str) -> list[tuple[Path, str]]:
     context = path.parent
     words = [word for word in given.split() if not word.startswith("--")]
     if len(words) < 2:
-        raise ConfigError(f"{path}: `COPY {given[:40]}`: expected what is copied, and where to")
+        raise ConfigError(f"{path}: `COPY {given[:40]}`: expected a source and a destination")
     *names, target = words
     place, found = joined(directory, target), []
     sources: list[Path] = []
@@ -220,7 +220,7 @@ def _copied(path: Path, given: str, directory: str) -> list[tuple[Path, str]]:
         given_by_it = sorted(context.glob(pattern)) if "*" in pattern else [context / pattern]
         is_own = all(one.resolve().is_relative_to(context.resolve()) for one in given_by_it)
         if not is_own or not any(one.exists() for one in given_by_it):
-            raise ConfigError(f"{path}: `COPY {given[:40]}`: {context} holds no {name[:40]}")
+            raise ConfigError(f"{path}: `COPY {given[:40]}`: {context} contains no {name[:40]}")
         sources += given_by_it
     for source in sources:
         is_renamed = len(sources) == 1 and not target.endswith("/")

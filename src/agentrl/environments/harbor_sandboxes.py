@@ -60,7 +60,8 @@ def check_processes() -> None:
     gap = confinement_gap()
     if gap is not None:
         raise ConfigError(
-            f"runtime=process: the policy's commands would reach all of this machine ({gap})"
+            "runtime=process: the policy's commands would have access to this whole machine "
+            f"({gap})"
         )
 
 
@@ -68,15 +69,15 @@ def check_docker() -> None:
     """Refuse a machine without Docker.
 
     Raises:
-        ConfigError: its program is missing, or its service does not answer.
+        ConfigError: its program is missing, or its service does not respond.
     """
-    problem = "there is no program docker"
+    problem = "the docker program was not found"
     if shutil.which("docker") is not None:
         status, said = _run(["docker", "version", "--format", "{{.Server.Version}}"], 10.0)
-        problem = "" if status == 0 else (said.strip().splitlines() or ["it does not answer"])[-1]
+        problem = "" if status == 0 else (said.strip().splitlines() or ["it does not respond"])[-1]
     if problem:
         raise ConfigError(
-            f"Docker cannot be used here ({problem}); ?runtime=process plays tasks without it"
+            f"Docker is not usable ({problem}); ?runtime=process runs tasks without it"
         )
 
 

@@ -1,8 +1,8 @@
 """Tasks in Harbor's format (`task.toml`, `instruction.md`, `environment/`, `tests/`), read from a folder.
 
-In goes a folder with one task or many; out come `HarborTask`s, or a `ConfigError` of one line. The
-reader is ours because Harbor's own package needs a newer Python than AgentRL and brings a client for
-every cloud; it takes what a task of one step and one container says (schema 1.0 to 1.4).
+Input: a folder with one task or many. Output: `HarborTask`s, or a `ConfigError` of one line. The
+reader is ours because Harbor's own package needs a newer Python than AgentRL and brings a client
+for every cloud; it takes what a task of one step and one container says (schema 1.0 to 1.4).
 """
 
 import json
@@ -132,13 +132,13 @@ def load_tasks(name: str, runtime: str, *, skip_build: bool) -> list[HarborTask]
     """
     checks = {"docker": check_docker, "process": check_processes}
     if runtime not in checks:
-        raise ConfigError(f"runtime={runtime}: docker or process")
+        raise ConfigError(f"runtime={runtime}: expected docker or process")
     root = Path(name).expanduser()
     if not root.is_dir():
-        raise ConfigError(f"there is no folder {root.absolute()}")
+        raise ConfigError(f"folder {root.absolute()} does not exist")
     files = [path for path in root.rglob("task.toml") if not _is_hidden(path.relative_to(root))]
     if not files:
-        raise ConfigError(f"no task.toml lies in {root.absolute()} or its folders")
+        raise ConfigError(f"no task.toml found in {root.absolute()} or its subfolders")
     tasks = []
     for path in sorted(files):
         context = path.parent / "environment"
@@ -156,20 +156,23 @@ def _read(folder: Path, root: Path, dockerfile: Dockerfile | None) -> HarborTask
     verifier, agent = content.table("verifier"), content.table("agent")
     environment, metadata = content.table("environment"), content.table("metadata")
     if "steps" in content:
-        raise ConfigError(f"{folder}: it has several steps; tasks of one step are played")
+        raise ConfigError(f"{folder}: it has several steps; only single-step tasks are supported")
     if verifier.text("environment_mode") not in (None, "shared"):
         raise ConfigError(
-            f"{folder}: its verifier wants a container of its own; `shared` is played"
+            f"{folder}: its verifier requires its own container; only `shared` is supported"
         )
     context = folder / "environment"
     if (context / "docker-compose.yaml").exists():
-        raise ConfigError(f"{folder}: it has several services; tasks of one container are played")
+        raise ConfigError(
+            f"{folder}: it has several services; only single-container tasks are supported"
+        )
     if not (folder / "tests/test.sh").is_file():
-        raise ConfigError(f"{folder}: there is no tests/test.sh, which gives the reward")
+        raise ConfigError(f"{folder}: tests/test.sh, which computes the reward, is missing")
     image = environment.text("docker_image")
     if image is not None and not _IMAGE.fullmatch(image):
         raise ConfigError(
-            f"{folder / 'task.toml'}: environment.docker_image: {image[:40]!r} is no name of an image"
+            f"{folder / 'task.toml'}: environment.docker_image: {image[:40]!r} is not a valid "
+            "image name"
         )
     check_own(folder / "tests", root)
     if context.exists():
@@ -202,19 +205,20 @@ def _has_network(agent: Table, environment: Table) -> bool:
 
 
 def _check_unbuilt(task: HarborTask, dockerfile: Dockerfile | None) -> None:
-    """Refuse a task that processes cannot play, or whose container has to be built."""
+    """Refuse a task that processes cannot play, or whose container must be built."""
     if dockerfile is not None and dockerfile.needs_docker:
         raise ConfigError(
             f"{task.folder / 'environment/Dockerfile'}: `{dockerfile.needs_docker}` needs Docker; "
-            "runtime=process&skip_build=true plays it with this machine's programs instead"
+            "runtime=process&skip_build=true runs it with this machine's programs instead"
         )
     for place in (task.directory, *(target for _, target in task.copied)):
         if place.startswith(PROGRAMS) or place == "/":
             raise ConfigError(
-                f"{task.folder}: {place} is this machine's own with runtime=process; it needs Docker"
+                f"{task.folder}: {place} belongs to this machine with runtime=process; the task "
+                "needs Docker"
             )
         if place.startswith(_VERIFIERS):
-            raise ConfigError(f"{task.folder}: {place} is where its verifier reads and writes")
+            raise ConfigError(f"{task.folder}: {place} is reserved for its verifier")
 
 
 def _only(numbers: Mapping[str, float]) -> str:

@@ -1,7 +1,7 @@
 """Figures of an evaluation: means with intervals and pass@k, over all questions and by group.
 
-Pure functions on numbers. A try without a score (an infrastructure failure) enters no figure; such
-tries are counted separately.
+Pure functions on numbers. A rollout without a score (an infrastructure failure) enters no figure;
+such rollouts are counted separately.
 """
 
 import math
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentrl.runtime.printable import counted
 
 PASS_SCORE = 0.5
-"""A try with a score above this has solved its question."""
+"""A rollout with a score above this has solved its question."""
 _Z95 = 1.959963984540054
 
 
@@ -24,19 +24,19 @@ class ScoreRow(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     num_tasks: int
-    """Questions with at least one scored try."""
+    """Questions with at least one scored rollout."""
     num_tries: int
-    """Scored tries."""
+    """Scored rollouts."""
     num_unscored: int
     mean: float
-    """Mean over the questions of the mean over each one's tries."""
+    """Mean over the questions of the mean over each one's rollouts."""
     low: float | None
     high: float | None
     """95 % confidence interval of `mean`, questions taken as drawn at random; None for a single
     question whose scores exceed 0 to 1, which determines no interval."""
     pass_at: dict[int, float]
-    """k -> unbiased estimate of the share of questions that k tries solve; only those k for which
-    every question has at least k scored tries."""
+    """k -> unbiased estimate of the share of questions that k rollouts solve; only those k for
+    which every question has at least k scored rollouts."""
 
     @property
     def interval_text(self) -> str:
@@ -58,12 +58,12 @@ class EvalMetrics(BaseModel):
     num_unscored: int = 0
     """Records without a score (infrastructure failures); they enter no mean."""
     num_off_version: int = 0
-    """Tries of which another version sampled a token, because the weights changed on the way. 0
+    """Rollouts of which another version sampled a token, because the weights changed on the way. 0
     where nothing is published during an evaluation."""
     total: ScoreRow | None = None
     """Mean with its interval, and pass@k, over all questions."""
     on_version: ScoreRow | None = None
-    """The same over the tries that the evaluated version sampled alone; None without any."""
+    """The same over the rollouts that the evaluated version sampled alone; None without any."""
     by_scorer: dict[str, ScoreRow] = Field(default_factory=dict)
     by_tag: dict[str, ScoreRow] = Field(default_factory=dict)
     seconds: float = 0.0
@@ -91,7 +91,7 @@ class EvalMetrics(BaseModel):
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The scores of one question's tries; None for a try without one."""
+    """The scores of one question's tries; None for a rollout without one."""
 
     scores: Sequence[float | None]
     scorer: str = ""
@@ -99,21 +99,21 @@ class TaskScores:
 
     @property
     def given(self) -> list[float]:
-        """The scores of the scored tries."""
+        """The scores of the scored rollouts."""
         return [score for score in self.scores if score is not None]
 
 
 def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that at least one of k tries is right.
+    """Return the unbiased estimate of the chance that at least one of k rollouts is right.
 
-    It is the chance that k of the given tries, drawn without replacement, are not all wrong (Chen
-    et al. 2021, "Evaluating Large Language Models Trained on Code").
+    It is the chance that k of the given rollouts, drawn without replacement, are not all wrong
+    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code").
 
     Raises:
-        ValueError: there are fewer than k tries.
+        ValueError: there are fewer than k rollouts.
     """
     if not 1 <= k <= num_tries:
-        raise ValueError(f"pass@{k} needs at least {k} tries, got {num_tries}")
+        raise ValueError(f"pass@{k} needs at least {k} rollouts, got {num_tries}")
     return 1.0 - math.comb(num_tries - num_right, k) / math.comb(num_tries, k)
 
 
@@ -156,7 +156,7 @@ def _rows(groups: Mapping[str, Sequence[TaskScores]]) -> dict[str, ScoreRow]:
 
 
 def _ks(num_tries: int) -> list[int]:
-    """Return 1, 2, 4, ... and the number of tries itself."""
+    """Return 1, 2, 4, ... and the number of rollouts itself."""
     powers = [2**exponent for exponent in range(num_tries.bit_length())]
     return sorted({*powers, num_tries})
 

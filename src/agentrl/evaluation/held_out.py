@@ -1,10 +1,10 @@
 """Evaluate one policy version: add held-out tasks to the store, wait for their scores, report.
 
 The samplers claim evaluation tasks before all training tasks, while the servers serve the version.
-Where nothing is published meanwhile (`eval_strategy ends`, `agentrl eval`) the version samples every
-token. An evaluation beside training (`eval_strategy steps`) does not delay new weights: tries under
-way then continue under the newer version. Every turn stores which version sampled which token, so
-the report counts these tries and also gives the figures without them.
+Where nothing is published meanwhile (`eval_strategy ends`, `agentrl eval`) the version samples
+every token. An evaluation beside training (`eval_strategy steps`) does not delay new weights: tries
+under way then continue under the newer version. Every turn stores which version sampled which
+token, so the report counts these rollouts and also gives the figures without them.
 
 The evaluation knows neither samplers nor trainer, only the store between them.
 """
@@ -49,7 +49,7 @@ async def evaluate(
         version: policy version that the servers serve.
         reuse: continue with the tasks that an earlier process added for this version.
         timeout_seconds: longest wait for the scores.
-        stop: set when the process has to end.
+        stop: set when the process must end.
 
     Raises:
         StoreError: the scores did not arrive in time; the text names what is missing.
@@ -64,19 +64,19 @@ async def evaluate(
             return None
     metrics = _metrics(await _tries(store, tag), version, time.monotonic() - started)
     if metrics is None:
-        raise StoreError(f"evaluation {tag}: not one of {len(tasks)} questions got a score")
+        raise StoreError(f"evaluation {tag}: none of {len(tasks)} questions got a score")
     return metrics
 
 
 @dataclass(frozen=True)
 class _Tries:
-    """A question with its tries."""
+    """A question with its rollouts."""
 
     task: Task
     records: Sequence[Record]
 
     def scores(self, *, only_version: int | None = None) -> TaskScores:
-        """Return the scores; with `only_version`, of the tries that it sampled alone."""
+        """Return the scores; with `only_version`, of the rollouts that it sampled alone."""
         kept = [r for r in self.records if only_version is None or _is_on(r, only_version)]
         known = self.task if isinstance(self.task, MCPTask) else None
         return TaskScores(
@@ -152,7 +152,7 @@ async def _missing_scores_text(
     num_up = sum(service.status == "up" for service in services)
     num_sampling = sum(info.status == "sampling" for info in await store.samplers.all())
     return (
-        f"evaluation {tag}: {num_done} of {num_tasks} questions were finished in time; "
-        f"{num_up} inference server(s) up, {num_sampling} sampler(s) registered "
-        "(raise --eval_timeout_seconds, or look at the samplers' logs)"
+        f"evaluation {tag}: {num_done} of {num_tasks} questions finished in time; {num_up} "
+        f"inference server(s) up, {num_sampling} sampler(s) registered (raise "
+        "--eval_timeout_seconds, or look at the samplers' logs)"
     )

@@ -58,14 +58,16 @@ def find_alarms(
 def _of_scores(missing: MissingScores) -> list[Alarm]:
     found = []
     if missing.num_unscorable:
-        text = f"no score for {counted(missing.num_unscorable, 'record')}, as the scorer failed"
+        text = (
+            f"no score for {counted(missing.num_unscorable, 'record')}, because the scorer failed"
+        )
         found.append(Alarm(kind="unscorable", severity="error", text=text))
     if missing.num_waiting:
         text = f"no score yet for {counted(missing.num_waiting, 'record')}: a judge or the network was down"
         found.append(Alarm(kind="scoring stuck", severity="warning", text=text))
     if missing.num_slow:
         late = counted(missing.num_slow, "record")
-        text = f"no score for {late} after {SLOW_SECONDS:.0f} s: the scorer takes long"
+        text = f"no score for {late} after {SLOW_SECONDS:.0f} s: the scorer is slow"
         found.append(Alarm(kind="scoring stuck", severity="warning", text=text))
     return found
 
@@ -76,7 +78,10 @@ def _of_steps(steps: Sequence[dict[str, Any]]) -> list[Alarm]:
     records = sum(step.get("num_records", 0) for step in recent)
     equal = sum(step.get("dropped", {}).get(EQUAL_SCORES, 0) for step in recent)
     if records and equal / records > _EQUAL_SHARE:
-        text = f"{equal} of the last {records} records were in groups of equal scores: nothing to learn"
+        text = (
+            f"{equal} of the last {records} records are in groups with equal scores: no learning "
+            "signal"
+        )
         found.append(Alarm(kind="no signal", severity="error", text=text))
     skipped = [step["step"] for step in recent if step.get("skipped")]
     if skipped:
@@ -85,7 +90,8 @@ def _of_steps(steps: Sequence[dict[str, Any]]) -> list[Alarm]:
     ratio = _mean(recent, "ratio_mean")
     if ratio is not None and abs(ratio - 1) > _RATIO_DRIFT:
         text = (
-            f"trainer and sampler disagree: mean importance ratio {ratio:.2f} over the last steps"
+            f"trainer and sampler logprobs disagree: mean importance ratio {ratio:.2f} over the "
+            "last steps"
         )
         found.append(Alarm(kind="ratio drift", severity="warning", text=text))
     first, last = _mean(steps[:_RECENT_STEPS], "entropy"), _mean(recent, "entropy")
@@ -100,7 +106,7 @@ def _of_answers(answers: Sequence[tuple[str | None, ...]]) -> list[Alarm]:
     alike = [one for one in several if one[0] is not None and len(set(one)) == 1]
     if len(several) < _RECENT_STEPS or len(alike) / len(several) <= _EQUAL_SHARE:
         return []
-    text = f"all tries gave the same answer in {len(alike)} of the last {len(several)} groups"
+    text = f"all rollouts gave the same answer in {len(alike)} of the last {len(several)} groups"
     return [Alarm(kind="answers alike", severity="warning", text=text)]
 
 
@@ -111,7 +117,7 @@ def _of_fleet(run: Run, fleet: Liveness) -> list[Alarm]:
     samplers = [one for one in fleet.samplers if one.heartbeat_at > silent]
     trains = any(lease.expires_at > fleet.now for lease in run.trainer_leases.values())
     if run.status == "training" and not trains:
-        text = "no trainer holds a lease on the run: it ended or was cut off"
+        text = "no trainer holds a lease on the run: it ended or lost its connection"
         found.append(Alarm(kind="no trainer", severity="error", text=text))
     if run.status == "training" and not [one for one in samplers if one.status != "stopped"]:
         text = f"no sampler has reported for {SILENT_SECONDS:.0f} s"

@@ -41,7 +41,7 @@ class AskedFork(Value):
 
 
 async def fork_of(store: TrajectoryStore, record_id: str) -> dict[str, Any] | None:
-    """Return where a try of a fork left its parent; None for a try of the run."""
+    """Return where a rollout of a fork left its parent; None for a rollout of the run."""
     fork = await store.forks.of_record(record_id)
     return None if fork is None else _fork(fork)
 
@@ -118,11 +118,13 @@ class ForkStarter:
         config_path = Path(folder, "config.yaml")
         if not await asyncio.to_thread(config_path.is_file):
             raise ConfigError(
-                f"the run's configuration is not on this machine ({config_path}); "
-                "`agentrl fork` on the run's own plays on"
+                f"the run's configuration is not on this machine ({config_path}); run `agentrl "
+                "fork` on the run's machine"
             )
         if len(self._playing) >= MAX_RUNNING:
-            raise ConfigError(f"{MAX_RUNNING} forks play already; wait until one has ended")
+            raise ConfigError(
+                f"{MAX_RUNNING} forks are already running; wait until one has finished"
+            )
         async with AsyncExitStack() as stack:
             edit = await stack.enter_async_context(_edit_file(asked.messages))
             process = await asyncio.create_subprocess_exec(
@@ -142,7 +144,7 @@ class ForkStarter:
             found: dict[str, Any] = json.loads(begun)
             return found
         said = (await complaints).removeprefix(_NAMED)
-        raise ConfigError(said or "`agentrl fork` ended without a word")
+        raise ConfigError(said or "`agentrl fork` failed without a message")
 
     async def _until_ended(
         self, run: str, process: asyncio.subprocess.Process, complaints: asyncio.Task[str]

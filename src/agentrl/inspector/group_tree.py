@@ -1,9 +1,9 @@
 """The turns of a group as a tree of text: what they share once, and where they part.
 
-Turns come in, nodes go out, flat. A node is a stretch of tokens that the same tries went through; its
-score and its advantage are the means of theirs, and the node whose children's scores differ most is
-where the tries part ways. The trainer's tree (`agentrl.data`) needs torch, and cuts turns for the loss; this one is
-for reading.
+Turns come in, nodes go out, flat. A node is a stretch of tokens that the same tries went through;
+its score and its advantage are the means of theirs, and the node whose children's scores differ
+most is where the rollouts part ways. The trainer's tree (`agentrl.data`) needs torch, and cuts
+turns for the loss; this one is for reading.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -50,14 +50,14 @@ def group_tree(
 ) -> dict[str, Any]:
     """Return the nodes of a group's token tree.
 
-    Forks are branches of it, and say nothing of where the tries part ways.
+    Forks are branches of it, and say nothing of where the rollouts part ways.
 
     Args:
         turns: all turns of one attempt of each record, record by record.
         scores: record id -> score.
         advantages: record id -> what the trainer gave it. Others get what their score is above the
-            mean of the tries.
-        forked: ids of those records that are tries of forks.
+            mean of the rollouts.
+        forked: ids of those records that are rollouts of forks.
         tokenizer: turns tokens into text; None leaves the texts out.
     """
     paths = sorted(_paths(turns), key=lambda path: path.ids.astype(">i4").tobytes())

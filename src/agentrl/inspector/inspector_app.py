@@ -139,7 +139,7 @@ class InspectorApp:
                 await one.close()
 
     async def _fork(self, store: TrajectoryStore, request: Request) -> Any:
-        assert self._forks is not None, "changes are refused without a store that can write"
+        assert self._forks is not None, "this inspector cannot change runs: its store is read-only"
         body = await read_json_object(request, _MAX_BODY_BYTES)
         return await self._forks.start(store, AskedFork.model_validate(body))
 
@@ -153,7 +153,7 @@ class InspectorApp:
         )
 
     async def _list(self, _: Request) -> Response:
-        """Return the runs as far as they are known; those whose data have to be served follow."""
+        """Return the runs as far as they are known; those whose data must be served follow."""
         names = await self._sources.names()
         served = [name for name in names if self._sources.is_served(name)]
         found = await asyncio.gather(*(self._row(name) for name in served))
@@ -186,7 +186,7 @@ class InspectorApp:
     def _change(self, ask: _Answer) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             if self._writable is None:
-                return _refused(403, "this inspector only reads; start it with --allow_control")
+                return _refused(403, "this inspector is read-only; start it with --allow_control")
             async with self._writable.opened(request.path_params["run"]) as store:
                 return _json(await ask(store, request))
 
@@ -197,11 +197,11 @@ class InspectorApp:
         async with self._sources.opened(request.path_params["run"]) as store:
             (image,) = await store.images.get([address])
         if image.mime_type not in _IMAGE_TYPES:
-            return _refused(415, "the image is of a kind that is not shown")
+            return _refused(415, "images of this type are not displayed")
         return Response(image.data, media_type=image.mime_type, headers=_NEVER_CHANGES)
 
     async def _events(self, request: Request) -> Response:
-        """Stream news of a run: what its pages have to ask for again."""
+        """Stream news of a run: what its pages must ask for again."""
         name = request.path_params["run"]
 
         async def stream() -> AsyncIterator[bytes]:
@@ -263,7 +263,7 @@ async def _groups(store: TrajectoryStore, request: Request) -> Any:
 async def _group(store: TrajectoryStore, request: Request) -> Any:
     rows = await store.browse.rows([_text_of(request, "task")])
     if not rows:
-        raise ConfigError(f"there is no task {_text_of(request, 'task')!r}")
+        raise ConfigError(f"unknown task {_text_of(request, 'task')!r}")
     (row,) = rows
     turns = await store.turns.of_records([one.record_id for one in row.tries])
     forks = await forks_of(store, row.task_id)
@@ -279,15 +279,19 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
     scores = {one.record_id: one.score for one in row.tries}
     scores |= {one["record_id"]: one["score"] for fork in forks for one in fork["tries"]}
     if not turns:
-        return {**answer, "tree": None, "why": "no try has a turn yet"}
+        return {**answer, "tree": None, "why": "no rollout has a turn yet"}
     if any(turn.added_images for turn in turns):
         return {
             **answer,
             "tree": None,
-            "why": "the tries show images, which tokens do not stand for",
+            "why": "the rollouts contain images, which have no tokens to show",
         }
     if not any(turn.trainable for turn in turns):
-        return {**answer, "tree": None, "why": "another model than the policy made these tries"}
+        return {
+            **answer,
+            "tree": None,
+            "why": "these rollouts are of another model than the policy",
+        }
     tokenizer = None if run is None else tokenizer_of(run.config)
     advantages = await store.lineage.advantages([one.record_id for one in row.tries])
     tree = await asyncio.to_thread(
@@ -342,7 +346,7 @@ async def _search(store: TrajectoryStore, request: Request) -> Any:
 async def _set_control(store: TrajectoryStore, request: Request) -> Any:
     changes = await read_json_object(request, _MAX_BODY_BYTES)
     if not changes:
-        raise ConfigError("a change is a JSON object of controls and their values")
+        raise ConfigError("a change must be a JSON object of controls and their values")
     author = f"{getpass.getuser()}@{socket.gethostname()} in the inspector"
     run = await store.runs.update_control(author, **changes)
     return run.control.model_dump(mode="json")
@@ -366,7 +370,7 @@ def _refused(status: int, text: str) -> Response:
 
 
 async def _unknown(_: Request) -> Response:
-    return _refused(404, "there is no such question")
+    return _refused(404, "unknown question")
 
 
 async def _page(_: Request) -> Response:
@@ -402,7 +406,7 @@ def _whole(value: str) -> int:
     try:
         number = int(value)
     except ValueError:
-        raise ConfigError(f"{value[:40]!r} is no whole number") from None
+        raise ConfigError(f"{value[:40]!r} is not an integer") from None
     if not -(2**31) <= number < 2**31:
         raise ConfigError(f"{value[:40]!r} is out of range")
     return number

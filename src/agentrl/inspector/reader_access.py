@@ -31,8 +31,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _LOCKED = (
-    "This inspector asks for its token: open the address that `agentrl ui` printed, the one with "
-    "?token= in it.\n"
+    "This inspector requires a token: open the address with ?token= that `agentrl ui` printed.\n"
 )
 
 
@@ -55,7 +54,7 @@ class ReaderAccess:
 
         Args:
             app: the application.
-            token: what a request has to know.
+            token: what a request must know.
             port: part of the cookie's name; cookies of one host are shared by all its ports.
         """
         self._app = app

@@ -122,7 +122,7 @@ async def _answers(
 
 
 def _reward_by_tag(groups: Sequence[GroupRow]) -> dict[str, dict[str, float]]:
-    """Return mean score and number of tries by label, over the last completed groups."""
+    """Return mean score and number of rollouts by label, over the last completed groups."""
     scores: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         for tag in group.tags or ((group.tag,) if group.tag else ()):
@@ -177,7 +177,7 @@ async def step_answer(store: TrajectoryStore, step: int) -> dict[str, Any]:
     records = await store.lineage.records_of_step(step, consumer)
     policy = await store.policies.get(step)
     if figures is None and policy is None and not records:
-        raise StoreError(f"the trainer {consumer!r} has made no step {step} yet")
+        raise StoreError(f"the trainer {consumer!r} has not made step {step} yet")
     last = await store.figures.last_steps(consumer, 1)
     return {
         "step": step,
@@ -226,7 +226,7 @@ async def errors(store: TrajectoryStore) -> dict[str, Any]:
 
 
 def _reason(failure: Failure) -> str:
-    return failure.error or failure.last_error or "no reason was stored"
+    return failure.error or failure.last_error or "no reason recorded"
 
 
 def _common(text: str) -> str:
@@ -242,5 +242,5 @@ def consumer_of(run: Run) -> str:
 async def _run(store: TrajectoryStore) -> Run:
     run = await store.runs.get()
     if run is None:
-        raise StoreError(f"{store.database_name} holds no run any more")
+        raise StoreError(f"{store.database_name} no longer contains a run")
     return run

@@ -1,8 +1,8 @@
 """The runs that can be looked at, and a store for each of them.
 
-In: the configuration of a command, which names a database or a folder. Out: names of runs and open
-stores. A private mongod that serves a run is used as it is; where none does, one is started on its
-data, and ended when nobody has asked for the run for a while, so that the run can go on.
+Input: the configuration of a command, which names a database or a folder. Output: names of runs and
+open stores. A private mongod that serves a run is used as it is; where none does, one is started on
+its data, and ended when nobody has asked for the run for a while, so that the run can continue.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class RunSources:
         """Yield the store of a run, which stays open for the next question.
 
         Raises:
-            StoreError: there is no such run, or its database does not answer.
+            StoreError: there is no such run, or its database does not respond.
         """
         async with self._opening.setdefault(name, asyncio.Lock()):
             run = self._open.get(name)
@@ -126,7 +126,7 @@ class RunSources:
 
     async def _opened(self, name: str) -> _OpenRun:
         if name not in await self.names():
-            raise StoreError(f"there is no run {name!r} at {self.place}")
+            raise StoreError(f"no run {name!r} at {self.place}")
         async with AsyncExitStack() as stack:
             port, is_ours = None, False
             if self._uri is None:
@@ -137,7 +137,7 @@ class RunSources:
                 uri = self._uri
             store = await stack.enter_async_context(TrajectoryStore.connect(uri, name))
             if await store.runs.get() is None:
-                raise StoreError(f"{self.place} holds no run {name!r} yet")
+                raise StoreError(f"{self.place} contains no run {name!r} yet")
             return _OpenRun(store, stack.pop_all(), port, is_ours)
 
     async def _mongod(self, name: str, stack: AsyncExitStack) -> tuple[EmbeddedMongo, bool]:

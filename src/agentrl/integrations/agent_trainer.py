@@ -79,18 +79,18 @@ class AgentTrainer:
         brought = {"agent": agent, "train_dataset": train_dataset, "reward_func": reward_func}
         given = [name for name, value in brought.items() if value is not None]
         if env is not None and given:
-            raise ConfigError(f"env: {env} brings its {given[0]}; leave {given[0]} out")
+            raise ConfigError(f"env: {env} provides its own {given[0]}; remove {given[0]}")
         if env is None and (agent is None or agent == ""):
             raise ConfigError(
-                "agent: nothing given; pass an agent object, a function, or the path of one, or an env"
+                "agent: missing; pass an agent object, a function, the path of one, or an env"
             )
         engine_class = self._engine_class(train_engine_name)
         self.run_path = _made_folder(Path("runs" if run_path is None else run_path).absolute())
         processor = engine_class(self.run_path)
         if not isinstance(processor, TrainerProcessor):
             raise ConfigError(
-                f"train_engine_name: {train_engine_name!r} makes a {type(processor).__name__}; "
-                "an engine derives from agentrl.integrations.TrainerProcessor"
+                f"train_engine_name: {train_engine_name!r} creates a {type(processor).__name__}; "
+                "an engine must derive from agentrl.integrations.TrainerProcessor"
             )
         self.train_processor = processor
         if env is None:
@@ -137,8 +137,8 @@ class AgentTrainer:
         """
         if train_engine_name in cls.engine_names():
             raise ConfigError(
-                f"train_engine_name: {train_engine_name!r} is taken; "
-                "choose another name, or unregister_processor it first"
+                f"train_engine_name: {train_engine_name!r} is already registered; choose another "
+                "name, or call unregister_processor first"
             )
         if not issubclass(train_type, TrainerProcessor):
             raise ConfigError(
@@ -166,13 +166,13 @@ class AgentTrainer:
         near = get_close_matches(name, cls.engine_names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            f"train_engine_name: unknown engine {name!r}{hint} "
-            f"(known: {', '.join(cls.engine_names())}; register_processor adds one)"
+            f"train_engine_name: unknown engine {name!r}{hint} (known: "
+            f"{', '.join(cls.engine_names())}; add one with register_processor)"
         )
 
     def _ready(self) -> TrainerProcessor:
         if not self.train_processor.initialized:
-            raise ConfigError("train_processor: it is not initialised; build a new AgentTrainer")
+            raise ConfigError("train_processor: it is not initialized; create a new AgentTrainer")
         return self.train_processor
 
 
@@ -181,6 +181,6 @@ def _made_folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"run_path: {path} cannot be made ({error.strerror}); give another folder"
+            f"run_path: {path} cannot be created ({error.strerror}); give another folder"
         ) from None
     return path

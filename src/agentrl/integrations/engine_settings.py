@@ -38,8 +38,8 @@ def load_settings(config: Any) -> dict[str, Any]:
     found = _as_mapping(config)
     if found is None:
         raise ConfigError(
-            f"config: a {type(config).__name__} holds no settings; pass a mapping, or the path of "
-            "a YAML or JSON file"
+            f"config: a {type(config).__name__} is not a configuration; pass a mapping, or the "
+            "path of a YAML or JSON file"
         )
     return dict(found)
 
@@ -108,7 +108,7 @@ def checked_program(name: str, given: object) -> str:
         ConfigError: there is no such program.
     """
     if shutil.which(str(given)) is None:
-        raise ConfigError(f"config: {name} {given}: no such program")
+        raise ConfigError(f"config: {name} {given}: program not found")
     return str(given)
 
 
@@ -140,7 +140,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"config: {path}: {reason}") from None
     return _parsed(text, f"config: {path}", is_json=path.suffix == ".json")
 

@@ -78,7 +78,7 @@ class ExternalEngine(TrainerProcessor):
         self._description, self._environment = describe(agent, self.run_path)
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
-        """Write the questions of each data set, in the framework's form."""
+        """Write the questions of each dataset, in the framework's form."""
         for split, value in (("train", dataset), ("test", test_dataset)):
             if value is not None:
                 questions = self.run_path / f"{split}_data.jsonl"
@@ -97,7 +97,7 @@ class ExternalEngine(TrainerProcessor):
         if self._reward.form != "aworld":
             raise ConfigError(
                 f"reward_func: {self.framework} calls {self._reward.name} with data_source, "
-                "solution_str, ground_truth and extra_info; let it take these"
+                "solution_str, ground_truth and extra_info; make it accept these"
             )
 
     def train(self) -> Path:
@@ -160,4 +160,4 @@ class ExternalEngine(TrainerProcessor):
         command = [*self.command, *overrides]
         status = subprocess.run(command, env=environment, check=False).returncode
         if status != 0:
-            raise AgentRLError(f"{self.framework} ended with status {status}; see its messages")
+            raise AgentRLError(f"{self.framework} exited with status {status}; see its output")

@@ -57,7 +57,7 @@ class NativeEngine(TrainerProcessor):
     """
 
     trains_by_itself: ClassVar[bool] = True
-    """Whether our trainer computes, so that it has to know the model's layers and the mesh."""
+    """Whether our trainer computes, so that it must know the model's layers and the mesh."""
 
     def __init__(self, run_path: str | Path) -> None:
         super().__init__(run_path)
@@ -122,7 +122,7 @@ class NativeEngine(TrainerProcessor):
                 settings[flag] = self._files[argument]
         if self._reward is not None:
             if settings.get("scorer_module"):
-                raise ConfigError("config: scorer_module and reward_func exclude each other")
+                raise ConfigError("config: scorer_module and reward_func are mutually exclusive")
             settings["scorer_module"] = self._agent_module
             settings["default_scorer"] = SCORER
         settings.update(self._forwarded_models(settings))
@@ -133,15 +133,13 @@ class NativeEngine(TrainerProcessor):
         write_config(self._config, self.config_path)
         self._check_policy(self._config)
         if not self._config.data.has_training and not self._config.data.has_held_out:
-            raise ConfigError(
-                "train_dataset: nothing given; pass it, or `train_file` in the config"
-            )
+            raise ConfigError("train_dataset: missing; pass it, or `train_file` in the config")
         if self._description is not None:
             self._write_agent(self._description, own.get("agent_processes"))
         return self._config
 
     def _write_data(self, dataset: Any, path: Path, argument: str) -> None:
-        """Write a data set in the form that training reads."""
+        """Write a dataset in the form that training reads."""
         write_questions(dataset, path, argument)
 
     def _check_policy(self, config: RootConfig) -> None:
@@ -171,7 +169,7 @@ class NativeEngine(TrainerProcessor):
         """
         config = self._checked_config()
         if not config.data.has_training:
-            raise ConfigError("train_dataset: nothing given; pass it to AgentTrainer")
+            raise ConfigError("train_dataset: missing; pass it to AgentTrainer")
         # These concern this start alone, so no file holds them.
         once = [f"--{name}" for name in ("fresh", "delete_existing") if getattr(config.run, name)]
         self._run(*self._training_command(), *once)
@@ -193,7 +191,7 @@ class NativeEngine(TrainerProcessor):
         path = config.data.eval_file
         if dataset is not None and self._env is not None:
             raise ConfigError(
-                "dataset: an environment plays its own tasks; name them as `eval_env`"
+                "dataset: an environment provides its own tasks; give `eval_env` instead"
             )
         if dataset is not None:
             path = self.run_path / "inference_data.jsonl"
@@ -201,7 +199,7 @@ class NativeEngine(TrainerProcessor):
             if self._reward is not None:
                 rewrite_questions(path, scored_by(SCORER, self._reward.form))
         if path is None and config.data.eval_env is None:
-            raise ConfigError("dataset: nothing given; pass it here, or test_dataset before")
+            raise ConfigError("dataset: missing; pass it here, or test_dataset before")
         flags = [] if path is None else ["--eval_file", str(path)]
         if not list((config.run.output_path / "checkpoints").glob("*/model/config.json")):
             flags += ["--model_name_or_path", config.model.model_name_or_path]
@@ -232,7 +230,7 @@ class NativeEngine(TrainerProcessor):
         }
         status = subprocess.run(argv, env=environment, check=False).returncode
         if status != 0:
-            raise AgentRLError(f"`{module} {word}` ended with status {status}; see its messages")
+            raise AgentRLError(f"`{module} {word}` exited with status {status}; see its output")
 
     def _forwarded_models(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the flag that has the calls of agents with their own models forwarded, if any."""
@@ -277,7 +275,7 @@ def _training_python(given: Any) -> str:
         )
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
-            "config: this Python has no torch to train with; set AGENTRL_PYTHON (or "
-            "training_python) to the Python of an environment with agentrl-mongo[train,engine]"
+            "config: this Python has no torch; set AGENTRL_PYTHON (or training_python) to the "
+            "Python of an environment with agentrl-mongo[train,engine]"
         )
     return sys.executable

@@ -1,4 +1,4 @@
-"""Data sets of any form to question files in the run's folder, and their rows to other forms."""
+"""Datasets of any form to question files in the run's folder, and their rows to other forms."""
 
 import filecmp
 import json
@@ -23,7 +23,7 @@ WHOLE_TEXT = "whole_text"
 
 
 def write_questions(dataset: Any, path: Path, argument: str) -> None:
-    """Write a data set as a question file (JSONL), and check it.
+    """Write a dataset as a question file (JSONL), and check it.
 
     Raises:
         DatasetError: it is missing, malformed or empty; the message names the argument.
@@ -39,7 +39,7 @@ def write_questions(dataset: Any, path: Path, argument: str) -> None:
 def write_rows(
     dataset: Any, path: Path, argument: str, converted: Callable[[Row], Mapping[str, Any]]
 ) -> None:
-    """Write a data set as JSONL.
+    """Write a dataset as JSONL.
 
     Args:
         dataset: the path of a file, a Hugging Face `Dataset`, or a list of rows.
@@ -62,8 +62,8 @@ def warn_of_equal_files(train: Path, test: Path) -> None:
     """Warn where held-out data are the training data: their figures would hide overfitting."""
     if filecmp.cmp(train, test, shallow=False):
         log.warning(
-            "train_dataset and test_dataset hold the same rows: scores on the test data will say "
-            "nothing about questions that were not trained on"
+            "train_dataset and test_dataset contain the same rows: test scores do not measure "
+            "generalization to other questions"
         )
 
 
@@ -100,7 +100,7 @@ def scored_by(scorer: str, form: str) -> Callable[[Mapping[str, Any]], Mapping[s
 
 
 def _rows_of(dataset: Any, argument: str) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a data set, and where each stands (`line 3`, `row 3`).
+    """Yield the rows of a dataset, and where each stands (`line 3`, `row 3`).
 
     Args:
         dataset: the path of a csv, json, jsonl or parquet file, a Hugging Face `Dataset`, or any
@@ -117,8 +117,8 @@ def _rows_of(dataset: Any, argument: str) -> Iterator[tuple[str, Row]]:
         entries = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
     else:
         raise DatasetError(
-            f"{argument}: a {type(dataset).__name__} is no data set; pass the path of a csv, json, "
-            "jsonl or parquet file, a Dataset, or a list of rows"
+            f"{argument}: a {type(dataset).__name__} is not a dataset; pass the path of a csv, "
+            "json, jsonl or parquet file, a Dataset, or a list of rows"
         )
     for where, row in entries:
         if isinstance(row, BadEntry):
@@ -175,7 +175,7 @@ def verl_row(question: Row, number: int, split: str, agent_name: str) -> dict[st
 
     Args:
         question: a row of a question file.
-        number: its position in the data set.
+        number: its position in the dataset.
         split: `train` or `test`.
         agent_name: name of the agent loop.
     """

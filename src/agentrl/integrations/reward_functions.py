@@ -72,7 +72,7 @@ def check_reward_function(
         reference, function = reference_to(reward, "reward_func", folder), reward
     else:
         raise ConfigError(
-            f"reward_func: a {type(reward).__name__} cannot be called; pass a function, or "
+            f"reward_func: a {type(reward).__name__} is not callable; pass a function, or "
             "file.py:function"
         )
     found = RewardFunction(reference, _form(function, reference.rpartition(":")[2]))
@@ -111,17 +111,18 @@ def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) ->
     thread.start()
     thread.join(_TRIAL_SECONDS)
     where = f"reward_func: {reward.name}"
-    result = outcome[0] if outcome else TimeoutError(f"no answer within {_TRIAL_SECONDS:g} s")
+    result = outcome[0] if outcome else TimeoutError(f"no result within {_TRIAL_SECONDS:g} s")
     if isinstance(result, ConnectionError | TimeoutError):
-        log.warning("%s could not be tried (%s: %s)", where, type(result).__name__, result)
+        log.warning("%s could not be tested (%s: %s)", where, type(result).__name__, result)
     elif isinstance(result, Exception):
         frame = traceback.extract_tb(result.__traceback__)[-1]
         raise ConfigError(
-            f"{where} raised {type(result).__name__}: {result} ({frame.filename}:{frame.lineno}) on "
-            "the first question, given its own answer; whatever a policy writes must get a number"
+            f"{where} raised {type(result).__name__}: {result} ({frame.filename}:{frame.lineno}) "
+            "on the first question with its reference answer; a reward function must return a "
+            "number for any text"
         ) from result
     elif not isinstance(result, SupportsFloat):
-        raise ConfigError(f"{where} returned a {type(result).__name__}; it has to return a number")
+        raise ConfigError(f"{where} returned a {type(result).__name__}; it must return a number")
 
 
 def _only_function(path: Path) -> str:

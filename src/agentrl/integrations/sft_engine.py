@@ -17,9 +17,9 @@ from agentrl.integrations.trainer_processor import TrainerProcessor
 class SftEngine(NativeEngine):
     """Fine-tunes a model on conversations with `agentrl sft`.
 
-    The rows of the data sets have `messages`, and `tools` where there were any. The configuration's
-    keys are the flags of `agentrl sft`, and `agent_processes` and `training_python` as for the engine
-    `agentrl`.
+    The rows of the datasets have `messages`, and `tools` where there were any. The configuration's
+    keys are the flags of `agentrl sft`, and `agent_processes` and `training_python` as for the
+    engine `agentrl`.
     """
 
     check_environment = TrainerProcessor.check_environment
@@ -27,9 +27,7 @@ class SftEngine(NativeEngine):
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
         """Write the conversations to `train_data.jsonl` and `test_data.jsonl`."""
         if dataset is None:
-            raise ConfigError(
-                "train_dataset: nothing given; pass conversations: rows with `messages`"
-            )
+            raise ConfigError("train_dataset: missing; pass conversations: rows with `messages`")
         super().check_dataset(dataset, test_dataset)
 
     def check_reward(self, reward_func: Any) -> None:
@@ -45,7 +43,7 @@ class SftEngine(NativeEngine):
             AgentRLError: the evaluation failed; its own messages were printed.
         """
         if dataset is None:
-            raise ConfigError("dataset: nothing given; pass questions for the agent")
+            raise ConfigError("dataset: missing; pass questions for the agent")
         return super().inference(dataset)
 
     def _write_data(self, dataset: Any, path: Path, argument: str) -> None:

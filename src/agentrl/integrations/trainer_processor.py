@@ -48,7 +48,8 @@ class TrainerProcessor(ABC):
             ConfigError: it does not exist, or this engine takes none.
         """
         raise ConfigError(
-            f"env: {type(self).__name__} takes no environments; use train_engine_name='agentrl'"
+            f"env: {type(self).__name__} does not support environments; use "
+            "train_engine_name='agentrl'"
         )
 
     @abstractmethod
@@ -94,5 +95,6 @@ class TrainerProcessor(ABC):
             AgentRLError: there is nothing to ask, or it failed.
         """
         raise ConfigError(
-            f"train_engine_name: {type(self).__name__} only trains; it has no `inference(dataset)`"
+            f"train_engine_name: {type(self).__name__} supports training only; it has no "
+            "`inference(dataset)`"
         )

@@ -62,7 +62,7 @@ def check_tool_server_command(template: str) -> None:
     """
     words = tool_server_command(template, port=0)
     if not words or shutil.which(words[0]) is None:
-        raise ConfigError(f"--tool_server_command {words[0] if words else ''!r}: no such program")
+        raise ConfigError(f"--tool_server_command {words[0] if words else ''!r}: program not found")
     script = Path(words[1]) if len(words) > 1 else Path()
     if words[0] == sys.executable and script.suffix == ".py" and not script.is_file():
         raise ConfigError(
@@ -70,6 +70,6 @@ def check_tool_server_command(template: str) -> None:
         )
     if "{port}" not in template:
         raise ConfigError(
-            "--tool_server_command has no {port}: the server has to serve HTTP at the port that is "
-            "put there; a server that speaks over stdio goes into --mcp_servers"
+            "--tool_server_command has no {port}: the server must serve HTTP on the port that "
+            "replaces it; configure a stdio server in --mcp_servers"
         )

@@ -1,9 +1,9 @@
 """What this machine lacks for a run (`agentrl doctor`).
 
-In goes a configuration; out come lines that pass, or say what to do: Python, packages, GPUs, ports,
-MongoDB, servers, tools, disk and memory, then the checks of `agentrl run` itself. A private mongod is
-started on an empty directory for a moment; nothing of the run is started, and nothing stays behind.
-Every check has a time limit.
+Input: a configuration. Output: lines that pass, or say what to do: Python, packages, GPUs, ports,
+MongoDB, servers, tools, disk and memory, then the checks of `agentrl run` itself. A private mongod
+is started on an empty directory for a moment; nothing of the run is started, and nothing stays
+behind. Every check has a time limit.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ def _packages(config: RootConfig) -> Iterator[Told]:
 def _gpus() -> Iterator[Told]:
     gpus = machine_gpus()
     if not gpus:
-        yield "note", "none seen by nvidia-smi: trainer and embedded engine run on the CPU"
+        yield "note", "none found by nvidia-smi: the trainer and the embedded engine run on the CPU"
         return
     for number, gpu in enumerate(gpus):
         used = f", {gpu.used_mib} of {gpu.total_mib} MiB used" if gpu.total_mib else ""
@@ -142,7 +142,8 @@ def _gpus() -> Iterator[Told]:
     if count == "0":
         yield (
             "FAIL",
-            f"torch {version} sees none of them: install torch for CUDA, or update the driver",
+            f"torch {version} sees none of them: install a CUDA build of torch, or update the "
+            "driver",
         )
     elif count:
         yield "ok", f"torch {version} sees {count}"
@@ -151,7 +152,7 @@ def _gpus() -> Iterator[Told]:
 def _placement(config: RootConfig) -> Iterator[Told]:
     _, gpus = placed(config)
     rows = list(gpus.rows())
-    yield "ok", "; ".join(f"{name}: {words}" for name, words in rows) or "no GPUs to divide"
+    yield "ok", "; ".join(f"{name}: {words}" for name, words in rows) or "no GPUs to assign"
 
 
 def _ports(config: RootConfig) -> Iterator[Told]:
@@ -162,12 +163,12 @@ def _ports(config: RootConfig) -> Iterator[Told]:
         wanted["inference_port"] = config.inference.inference_port
     taken = [f"--{name} {port}" for name, port in wanted.items() if is_taken(port)]
     if taken:
-        yield "note", f"{', '.join(taken)} taken: the next free one is used"
+        yield "note", f"{', '.join(taken)} in use: the next free port is used"
     elif wanted:
         yield "ok", f"{', '.join(map(str, wanted.values()))} free"
     port = config.run.metrics_port
     if port and is_taken(port):
-        yield "FAIL", f"--metrics_port {port} is taken: give another one"
+        yield "FAIL", f"--metrics_port {port} is in use: choose another port"
 
 
 def _disk(config: RootConfig) -> Iterator[Told]:
@@ -175,7 +176,11 @@ def _disk(config: RootConfig) -> Iterator[Told]:
         there = next(parent for parent in (path, *path.parents) if parent.exists())
         free = shutil.disk_usage(there).free / _GIB
         is_enough = free >= _FREE_GIB
-        hint = "" if is_enough else f": make room, or name another place; {_FREE_GIB} GiB are few"
+        hint = (
+            ""
+            if is_enough
+            else (f": free some space, or choose another folder; a run needs {_FREE_GIB} GiB")
+        )
         yield "ok" if is_enough else "FAIL", f"{free:.0f} GiB free for {path}{hint}"
 
 
@@ -185,11 +190,11 @@ def _memory() -> Iterator[Told]:
     is_enough = memory.available >= _FREE_MEMORY_GIB * _GIB
     yield (
         "ok" if is_enough else "FAIL",
-        text if is_enough else f"{text}: end other programs; the demo alone takes 2 GiB",
+        text if is_enough else f"{text}: close other programs; the demo alone needs 2 GiB",
     )
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < _OPEN_FILES:
-        yield "note", f"{limit} files may be open at a time; `ulimit -n {most}` allows more"
+        yield "note", f"the limit of open files is {limit}; raise it with `ulimit -n {most}`"
 
 
 async def _database(config: RootConfig) -> Told:
@@ -198,9 +203,11 @@ async def _database(config: RootConfig) -> Told:
     if uri is not None:
         async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
             seconds = time.monotonic() - began
-            return "ok", f"{store.redacted_uri} takes writes ({seconds:.1f} s)"
+            return "ok", f"{store.redacted_uri} accepts writes ({seconds:.1f} s)"
     with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder)):
-        return "ok", f"a private mongod starts and takes writes ({time.monotonic() - began:.1f} s)"
+        return "ok", (
+            f"a private mongod starts and accepts writes ({time.monotonic() - began:.1f} s)"
+        )
 
 
 async def _servers(config: RootConfig) -> Told:
@@ -210,7 +217,7 @@ async def _servers(config: RootConfig) -> Told:
 async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
     command = config.tools.tool_server_command
     if command is not None:
-        yield Diagnosis("note", "tools", "--tool_server_command is started with the run")
+        yield Diagnosis("note", "tools", "--tool_server_command starts with the run")
     try:
         # The written configuration of a run names the server that it had.
         tools = tools_config(config.tools.model_copy(update={"tool_server_url": None}))
@@ -222,7 +229,9 @@ async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
         async for state, text in _told(partial(_tool_server, one), _TOOL_SECONDS):
             yield Diagnosis(state, f"tools {name}", text)
     if not tools.servers and command is None:
-        yield Diagnosis("note", "tools", "none: give --mcp_servers FILE, or another of the flags")
+        yield Diagnosis(
+            "note", "tools", "none: give --mcp_servers FILE or another flag of the tools section"
+        )
 
 
 async def _tool_server(tools: ToolsConfig) -> Told:

@@ -50,7 +50,7 @@ def newest_checkpoint(output_path: Path) -> Path:
     found = sorted((output_path / "checkpoints").glob("[0-9]*/model/*config.json"))
     if not found:
         raise ConfigError(
-            f"{output_path} holds no checkpoint; give --model_name_or_path, or train first"
+            f"{output_path} contains no checkpoint; give --model_name_or_path, or train first"
         )
     return found[-1].parent
 
@@ -66,15 +66,13 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
     """
     if not config.data.has_held_out:
-        raise ConfigError("an evaluation needs --eval_file, or --eval_env")
+        raise ConfigError("an evaluation needs --eval_file or --eval_env")
     if checkpoint is not None:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
     config, gpus = placed(config, trains=False)
     console = Console()
-    async with told_if_slow(
-        console, "looking at the model, the questions and the tool servers ..."
-    ):
+    async with told_if_slow(console, "checking the model, the questions and the tool servers ..."):
         notes = await check_inputs(config, trains=False)
     config, fitted = fitted_to_model(config, find_model(config.model))
     for note in (*notes, *fitted):
@@ -122,7 +120,7 @@ async def _evaluate(
         await store.policies.publish(
             Policy(version=0, path=str(adapter), adapter=name, num_bytes=weight_bytes(adapter))
         )
-    async with told_if_slow(console, "waiting for the tool server to answer ..."):
+    async with told_if_slow(console, "waiting for the tool server ..."):
         await cluster.start_tool_server()
     cluster.write_config()
     await cluster.start_servers()
@@ -156,8 +154,9 @@ async def _evaluate(
     _write_result(result_path, result)
     console.print(_table(metrics))
     console.print(
-        f"mean reward [bold]{metrics.reward_mean:.3f}[/] over {counted(metrics.num_tasks, 'question')}, "
-        f"{metrics.num_unscored} tries without a score, {metrics.seconds:.1f} s"
+        f"mean reward [bold]{metrics.reward_mean:.3f}[/] over "
+        f"{counted(metrics.num_tasks, 'question')}, {metrics.num_unscored} rollouts without a "
+        f"score, {metrics.seconds:.1f} s"
     )
     say(console, f"  result       {result_path}")
     say(console, f"  database     {store.redacted_uri}")

@@ -11,7 +11,7 @@ EXTRAS = {
     "mongod": "the private mongod",
     "engine": "the embedded engine",
     "train": "the trainer",
-    "data": "Parquet files and data sets of the hub",
+    "data": "Parquet files and Hugging Face datasets",
     "parquet": "`agentrl store export --format parquet`",
     "trl": "TRL's engine",
     "trackers": "--report_to",
@@ -46,7 +46,10 @@ def needed_extras(config: RootConfig, *, trains: bool = True) -> set[str]:
 
 def what_to_install(name: str, missing: list[str]) -> str:
     """Return what an extra lacks, and how to install it."""
-    return f"{', '.join(missing)} missing, for {EXTRAS[name]}: pip install '{DISTRIBUTION}[{name}]'"
+    return (
+        f"{', '.join(missing)} not installed, required for {EXTRAS[name]}: pip install "
+        f"'{DISTRIBUTION}[{name}]'"
+    )
 
 
 def check_extras(config: RootConfig, *, trains: bool = True) -> None:

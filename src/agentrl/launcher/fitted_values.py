@@ -1,6 +1,6 @@
 """Values that nobody gave: the model, and what its context and the machine mean for memory.
 
-In goes a checked configuration whose model exists; out comes one with these values filled in, and a
+Input: a checked configuration whose model exists. Output: one with these values filled in, and a
 line for a person on each. A value that a flag or a file gave is never touched.
 """
 
@@ -35,15 +35,15 @@ def fitted_to_model(
     notes: list[str] = []
     if "model_name_or_path" not in config.model.model_fields_set:
         notes.append(
-            "no --model_name_or_path: this is the demo's tiny model, which knows its tools only, such "
-            "as `stock(item)` and `add(a, b)`"
+            "no --model_name_or_path: using the demo's tiny model, which knows only the demo's "
+            "tools, such as `stock(item)` and `add(a, b)`"
         )
     if trains_on_cpu:
         config = _fitted(config, "trainer", "max_tokens", CPU_TOKENS, "without a GPU", notes)
     context = served_context_length(config.inference, model_path)
     if context is None:
         return config, notes
-    why = f"as the model's context is {context} tokens"
+    why = f"because the model's context is {context} tokens"
     prompt = min(config.sampling.max_prompt_tokens, context - min(_LEAST_REPLY, context // 4))
     config = _fitted(config, "sampling", "max_prompt_tokens", prompt, why, notes)
     if min(context, config.trainer.max_tokens) > _LONG_CONTEXT:

@@ -62,7 +62,7 @@ class _Weights:
 async def run_fork(
     config: RootConfig, wanted: WantedFork, *, when_begun: Callable[[Fork, Sequence[str]], None]
 ) -> AsyncIterator[Record]:
-    """Play a fork, and yield its tries as they end.
+    """Play a fork, and yield its rollouts as they end.
 
     Args:
         config: of the run, with its database.
@@ -124,28 +124,29 @@ def edited_messages(given: Any) -> tuple[Message, ...]:
     """
     if not isinstance(given, dict) or set(given) != {"messages"}:
         keys = f", not {', '.join(map(repr, given))}" if isinstance(given, dict) else ""
-        raise ConfigError(f'an edit is a JSON object with "messages"{keys}')
+        raise ConfigError(f'an edit must be a JSON object with the single key "messages"{keys}')
     messages = given["messages"]
     if not isinstance(messages, list) or not messages:
-        raise ConfigError('"messages" is a list of at least one message')
+        raise ConfigError('"messages" must be a non-empty list of messages')
     for number, one in enumerate(messages):
         where = f"message {number}"
         if not isinstance(one, dict):
-            raise ConfigError(f"{where} is no JSON object")
+            raise ConfigError(f"{where} is not a JSON object")
         unknown = sorted(set(one) - {"role", "content", "tool_call_id", "name"})
         if unknown:
             raise ConfigError(
-                f"{where} has an unknown key {unknown[0]!r}; a message has role, content and, of "
-                "a tool, tool_call_id and name"
+                f"{where}: unknown key {unknown[0]!r}; a message has role and content, and a tool "
+                "message also tool_call_id and name"
             )
         if one.get("role") not in _ROLES:
             raise ConfigError(
-                f"{where} has the role {str(one.get('role'))[:40]!r}; {', '.join(_ROLES)}"
+                f"{where}: unknown role {str(one.get('role'))[:40]!r}; expected one of "
+                f"{', '.join(_ROLES)}"
             )
         if not isinstance(one.get("content"), str | list):
-            raise ConfigError(f"{where} has no text as its content")
+            raise ConfigError(f"{where}: content must be text")
         if one["role"] == "tool" and not isinstance(one.get("tool_call_id"), str):
-            raise ConfigError(f"{where} answers a tool call and has no tool_call_id")
+            raise ConfigError(f"{where}: a tool message needs a tool_call_id")
     return tuple(messages)
 
 
@@ -196,7 +197,8 @@ async def weights_of(config: RootConfig, store: TrajectoryStore, version: int | 
     if wanted not in found:
         known = ", ".join(map(str, sorted(found)))
         raise ConfigError(
-            f"--version {wanted}: no server serves it and its files are gone; there are {known}"
+            f"--version {wanted}: no server serves it and its files were deleted; available: "
+            f"{known}"
         )
     path = found[wanted]
     name = AdapterNames(config.run.run_name).of(wanted) if is_adapter(path) else None

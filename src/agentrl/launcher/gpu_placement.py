@@ -1,6 +1,6 @@
 """Which process of a run gets which GPUs of this machine.
 
-In goes a checked configuration and the GPUs that this process may use; out come the configuration
+Input: a checked configuration and the GPUs that this process may use. Output: the configuration
 with as many servers as the machine has room for, and the map from processes to GPUs, which children
 receive as `CUDA_VISIBLE_DEVICES`. Nothing is started.
 
@@ -120,8 +120,8 @@ def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuM
     if not starts_servers:
         if len(ranks) < num_ranks:
             raise ConfigError(
-                f"--num_processes: {num_ranks} trainer ranks need a GPU each, and this machine has "
-                f"{len(names)}; start fewer, or train on the CPU with {VISIBLE}= (empty)"
+                f"--num_processes: {num_ranks} trainer ranks need one GPU each, and this machine "
+                f"has {len(names)}; start fewer, or train on the CPU with {VISIBLE}= (empty)"
             )
         return config, GpuMap(names, first_rank, ranks)
     config, groups = _server_groups(config, names, ranks, num_ranks)
@@ -152,9 +152,9 @@ def _unfitting(config: RootConfig, num_ranks: int, num_gpus: int, each: int) -> 
     sizes = f"{servers} server(s) of {each} GPU(s)"
     if config.inference.colocated and num_ranks:
         return (
-            f"--colocated: {num_ranks} trainer rank(s) share their GPUs with {sizes}, so that both "
-            f"must have the same number, and this machine has {num_gpus}; change --num_processes, "
-            "--num_inference_servers or --inf_tp_size"
+            f"--colocated: {num_ranks} trainer rank(s) share their GPUs with {sizes}, so both must "
+            f"use the same number of GPUs, and this machine has {num_gpus}; change "
+            "--num_processes, --num_inference_servers or --inf_tp_size"
         )
     if not num_ranks:
         return (
@@ -172,16 +172,16 @@ def _lacking(missing: Sequence[int], num_gpus: int) -> str:
     """Return that the machine has no GPU of these numbers."""
     if not num_gpus:
         return (
-            "no GPU is seen here (nvidia-smi, CUDA_VISIBLE_DEVICES); leave the flag out, or say with "
-            "--num_gpus how many there are"
+            "no GPU found (nvidia-smi, CUDA_VISIBLE_DEVICES); remove the flag, or set the number "
+            "of GPUs with --num_gpus"
         )
-    return f"there is no GPU {in_words(missing)} here; this machine has {num_gpus}, counted from 0"
+    return f"GPU {in_words(missing)} does not exist; this machine has {num_gpus}, numbered from 0"
 
 
 def _check_without_gpus(config: RootConfig, *, starts_servers: bool) -> None:
     if starts_servers and "--device" not in sglang_words(config.inference):
         raise ConfigError(
-            "--inference_backend sglang: no GPU is seen here (nvidia-smi, CUDA_VISIBLE_DEVICES); give "
-            "--inference_urls, or --sglang_args='--device cpu ...' (docs/sglang.md); --num_gpus says "
-            "how many there are where nvidia-smi cannot"
+            "--inference_backend sglang: no GPU found (nvidia-smi, CUDA_VISIBLE_DEVICES); give "
+            "--inference_urls, or --sglang_args='--device cpu ...' (docs/sglang.md); --num_gpus "
+            "sets the number of GPUs where nvidia-smi is not available"
         )

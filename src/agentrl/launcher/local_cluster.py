@@ -1,8 +1,8 @@
 """The processes of one machine around a trainer or an evaluation: store, tools, servers, samplers.
 
-In goes a checked configuration; out come running children, each with a log file of its own, and a
-configuration that names their addresses. All of them end with the cluster. What they compute is
-not known here.
+Input: a checked configuration. Output: running children, each with a log file of its own, and a
+configuration that names their addresses. All of them end with the cluster. What they compute is not
+known here.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ class LocalCluster:
         self.config = self.config.model_copy(update={"inference": section})
 
     async def _private_uri(self, data_dir: Path) -> str:
-        # An evaluation may join the database of a run that goes on; the run itself is there once.
+        # An evaluation may join the database of a run that continues; the run itself is there once.
         running = running_uri(data_dir) if self._role else None
         if running is not None:
             return with_database(running, self.config.run.run_name)
@@ -214,7 +214,7 @@ class LocalCluster:
                     raise  # it answers, and lacks what the flags name
                 if time.monotonic() > deadline or self._supervisor.failed() is not None:
                     raise AgentRLError(
-                        f"the tool server did not start; the end of {child.log_path} says: "
+                        f"the tool server did not start; last lines of {child.log_path}: "
                         f"{child.log_tail(1)}"
                     ) from None
                 await asyncio.sleep(0.1)
@@ -281,7 +281,7 @@ class LocalCluster:
         """Start this machine's trainer ranks, under `accelerate launch` when there are several.
 
         The log file is numbered by the first of them, as that rank itself would name it. A trainer
-        that was killed, or that lost the database, goes on from its last checkpoint; ranks of
+        that was killed, or that lost the database, continues from its last checkpoint; ranks of
         several machines end together.
         """
         trainer = self.config.trainer
@@ -327,7 +327,7 @@ class LocalCluster:
                 failed = self._supervisor.failed()
                 if failed is not None and failed.name != but:
                     raise AgentRLError(
-                        f"{failed.name} failed; the end of {failed.log_path} says: "
+                        f"{failed.name} failed; last lines of {failed.log_path}: "
                         f"{failed.log_tail(3)}"
                     )
             return working.result()
@@ -372,7 +372,7 @@ async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
     A second signal ends this process at once, and the kernel ends its children with it.
     """
     working = asyncio.create_task(work)
-    interrupted = stop_on_signals("all processes are ended first")
+    interrupted = stop_on_signals("stopping all processes")
     waiting = asyncio.create_task(interrupted.wait())
     await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -387,7 +387,7 @@ async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
 def _child_settings(stop_seconds: float) -> dict[str, str]:
     """Return a child's environment: no spinning on cores that others need, an end in time."""
     return {
-        # Ranks are in sessions of their own: their launcher has to end them before it is killed.
+        # Ranks are in sessions of their own: their launcher must end them before it is killed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(stop_seconds) - 3),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_WAIT_POLICY": "PASSIVE",

@@ -59,7 +59,7 @@ async def join_training(config: RootConfig) -> int:
             "same command on all machines resumes the run"
         )
         return INTERRUPTED
-    console.print(f"the trainer ended after {seconds:.0f} s; machine 0 says with what result")
+    console.print(f"the trainer ended after {seconds:.0f} s; see machine 0 for the result")
     return 0
 
 
@@ -85,7 +85,7 @@ async def _train(console: Console, cluster: LocalCluster) -> int:
     status = await cluster.wait(ranks.name)
     if status != 0:
         raise AgentRLError(
-            f"the trainer failed (exit {status}), see machine 0; the end of {ranks.log_path} says: "
+            f"the trainer failed (exit {status}), see machine 0; last lines of {ranks.log_path}: "
             f"{last_error(ranks)}"
         )
     return status
@@ -107,13 +107,13 @@ async def wait_for_first(
             async with asyncio.timeout(_ANSWER_SECONDS):
                 _, writer = await asyncio.open_connection(host, port)
         except (socket.gaierror, UnicodeError) as error:
-            raise ConfigError(f"--main_process_ip {host} is not an address: {error}") from None
+            raise ConfigError(f"--main_process_ip {host} is not a valid address: {error}") from None
         except OSError as error:  # TimeoutError is one
             if time.monotonic() > deadline:
                 raise AgentRLError(
-                    f"machine 0 did not begin to train within {timeout_seconds:.0f} s: "
-                    f"{host}:{port} does not answer ({type(error).__name__}); start it, or correct "
-                    "--main_process_ip and --main_process_port"
+                    f"machine 0 did not start training within {timeout_seconds:.0f} s: "
+                    f"{host}:{port} does not respond ({type(error).__name__}); start it, or "
+                    "correct --main_process_ip and --main_process_port"
                 ) from None
             await asyncio.sleep(_LOOK_SECONDS)
         else:
@@ -138,8 +138,8 @@ async def check_same_flags(
     while not await asyncio.to_thread(path.exists):
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"{path}, which machine 0 wrote, cannot be seen here: --output_dir has to be a "
-                "directory that all machines share, under the same path"
+                f"{path}, written by machine 0, is not visible here: --output_dir must be a "
+                "directory shared by all machines under the same path"
             )
         await asyncio.sleep(_LOOK_SECONDS)
     first = load_config({"config": path})

@@ -1,6 +1,6 @@
 """What can be said of the model before a process starts: is it there, can it be trained and shown.
 
-In goes a checked configuration, out comes the model's renderer. Only files of the model are read;
+Input: a checked configuration. Output: the model's renderer. Only files of the model are read;
 torch is not imported, so that a mistake costs a second.
 """
 
@@ -62,8 +62,8 @@ def _check_context_length(wanted: int | None, decoder: Mapping[str, Any]) -> Non
     positions = decoder.get("rope_scaling") or decoder.get("rope_parameters") or {}
     if wanted and isinstance(length, int) and wanted > length and "factor" not in str(positions):
         raise ConfigError(
-            f"--context_length {wanted}: the model has {length} positions (max_position_embeddings of "
-            "its config.json); give at most as many"
+            f"--context_length {wanted}: the model has {length} positions (max_position_embeddings "
+            "in its config.json); lower it to that at most"
         )
 
 
@@ -86,7 +86,7 @@ def find_model(model: ModelSection, *, with_weights: bool = True) -> Path:
 
 
 def _check_goes_on(config: RootConfig, given: Any) -> None:
-    """Refuse to go on with a model into which the weights of the run's checkpoints do not fit."""
+    """Refuse to resume with a model that does not fit the weights of the run's checkpoints."""
     checkpoints = config.run.output_path.glob("checkpoints/[0-9]*/model/config.json")
     newest = max(checkpoints, default=None)
     if newest is None:
@@ -97,8 +97,8 @@ def _check_goes_on(config: RootConfig, given: Any) -> None:
     if differing:
         what = ", ".join(f"{name} {before[name]}, not {now[name]}" for name in sorted(differing))
         raise ConfigError(
-            f"--model_name_or_path {config.model.model_name_or_path}: the run has trained another model "
-            f"({newest.parent.parent} has {what}); use another --run_name"
+            f"--model_name_or_path {config.model.model_name_or_path}: the run trained a different "
+            f"model ({newest.parent.parent} has {what}); use another --run_name"
         )
 
 

@@ -66,7 +66,7 @@ async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
 
     Raises:
         ConfigError: something that the user gave cannot be used.
-        StoreError: the database does not answer.
+        StoreError: the database does not respond.
     """
     notes: list[str] = []
     async for finding in findings(config, trains=trains):
@@ -148,7 +148,7 @@ async def check_ranks(config: RootConfig) -> None:
 
     Raises:
         ConfigError: the model cannot be used.
-        StoreError: the database does not answer.
+        StoreError: the database does not respond.
     """
     async for finding in findings_on_ranks(config):
         if finding.problem is not None:
@@ -166,18 +166,19 @@ def _check_folders(config: RootConfig) -> None:
     for flag, path in written_places(config).items():
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         if not there.is_dir():
-            raise ConfigError(f"--{flag} {path}: {there} is a file; name another folder")
+            raise ConfigError(f"--{flag} {path}: {there} is a file; choose another folder")
         try:
             # The permissions do not say it: root has all, and a disk may be full or read-only.
             with tempfile.TemporaryFile(dir=there) as trial:
                 trial.write(b"trial")
         except OSError as error:
             raise ConfigError(
-                f"--{flag} {path}: {there} cannot be written ({error.strerror}); name another folder"
+                f"--{flag} {path}: {there} is not writable ({error.strerror}); choose another "
+                "folder"
             ) from None
         full = full_disk(path)
         if full is not None:
-            raise ConfigError(f"--{flag}: {full}; free some space, or name another folder")
+            raise ConfigError(f"--{flag}: {full}; free some space, or choose another folder")
 
 
 def written_places(config: RootConfig) -> dict[str, Path]:
@@ -203,7 +204,8 @@ async def full_disk_named(config: RootConfig) -> AsyncIterator[None]:
         if full is None:
             raise
         raise WriteError(
-            f"{full}; free some space: what was stored is kept, and the same command resumes the run"
+            f"{full}; free some space; all stored data is kept, and the same command resumes the "
+            "run"
         ) from error
 
 
@@ -215,9 +217,7 @@ def _check_agent(config: RootConfig) -> list[str]:
     given = (tools.mcp_servers, tools.mcp_manager_url, tools.tool_server_command)
     if not any(given):
         return []
-    return [
-        "the agent brings its own tools: the tool servers of this run are not shown to the model"
-    ]
+    return ["the agent brings its own tools: the model does not see the tool servers of this run"]
 
 
 async def _check_own_servers(config: RootConfig) -> None:
@@ -233,7 +233,7 @@ def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
     if config.rollout.num_samplers or not config.rollout.enable_sampling:
         return []
     join = f"agentrl sample --config {config.run.output_path / 'config.yaml'}"
-    return [f"--num_samplers 0: nothing is sampled until a sampler joins: {join}"]
+    return [f"--num_samplers 0: sampling starts when a sampler joins: {join}"]
 
 
 def _check_ports(config: RootConfig, *, trains: bool) -> None:
@@ -241,22 +241,22 @@ def _check_ports(config: RootConfig, *, trains: bool) -> None:
     trainer, first = config.trainer, config.run.metrics_port
     if trains and trainer.num_machines > 1 and is_taken(trainer.main_process_port):
         raise ConfigError(
-            f"--main_process_port {trainer.main_process_port} is taken here; give all machines "
-            "another one"
+            f"--main_process_port {trainer.main_process_port} is in use on this machine; give all "
+            "machines another port"
         )
     for port in range(first, first + config.rollout.num_samplers + 1) if first else ():
         if is_taken(port):
             raise ConfigError(
-                f"--metrics_port {first}: port {port} is taken (the trainer uses {first}, each sampler "
-                "one behind it); give another one"
+                f"--metrics_port {first}: port {port} is in use (the trainer uses {first}, each "
+                "sampler one of the following ports); choose another"
             )
 
 
 def _check_group_size(data: DataSection) -> None:
     if data.has_training and data.num_generations == 1:
         raise ConfigError(
-            "--num_generations 1: a try is judged against the others of its question, so that "
-            "nothing would be learned; give 2 or more"
+            "--num_generations 1: a rollout is compared with the other rollouts of its question, "
+            "so a single one teaches nothing; use 2 or more"
         )
 
 
@@ -284,8 +284,8 @@ async def check_has_questions(data: DataSection, store: TrajectoryStore) -> None
 
 def _no_questions(database: str) -> ConfigError:
     return ConfigError(
-        f"nothing to train on: database {database!r} holds no questions; give "
-        "--train_file questions.jsonl, or --env"
+        f"nothing to train on: database {database!r} contains no questions; give --train_file "
+        "questions.jsonl, or --env"
     )
 
 

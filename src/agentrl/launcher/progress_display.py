@@ -1,6 +1,6 @@
 """Progress of a run for a person: a live panel on a terminal, lines elsewhere.
 
-In: the run's database and its metrics file. Out: the console. `run_panel` says how it looks.
+Input: the run's database and its metrics file. Output: the console. `run_panel` says how it looks.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class ProgressDisplay:
         self._evaluations_at = float("-inf")
         self._said_phase = ""
         self._has_stepped = False
-        # A resumed run begins with the lines of its earlier steps.
+        # A resumed run starts with the lines of its earlier steps.
         self._said_until = time.time()
         self.view = RunView(run_name, max_steps)
 
@@ -115,7 +115,7 @@ class ProgressDisplay:
                 await asyncio.sleep(REFRESH_SECONDS)
 
     async def update(self) -> None:
-        """Read what changed, and say what a person has to hear."""
+        """Read what changed, and print warnings."""
         view = self.view
         self._read_steps()
         for text in await self._warnings.new():
@@ -148,7 +148,7 @@ class ProgressDisplay:
         return is_due
 
     def _new_lines(self) -> list[str]:
-        """Return a line a step and one for every other phase, and never none for long."""
+        """Return one line per step and one for every other phase, and never none for long."""
         new = [step for step in self.view.steps if step["time"] > self._said_until]
         lines = [step_line(step, self.view.max_steps) for step in new]
         self._said_until = max([self._said_until, *(step["time"] for step in new)])

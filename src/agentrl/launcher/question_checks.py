@@ -1,6 +1,7 @@
 """The files of questions before a run: can every question be asked and scored, and what is odd about them?
 
-In goes the configuration, out come notes, or the first problem. Every line is read; nothing is written.
+Input: the configuration. Output: notes, or the first problem. Every line is read; nothing is
+written.
 """
 
 import filecmp
@@ -73,8 +74,8 @@ async def check_questions(
         _check_generated_tasks(config)
     if trains and _are_equal(data.train_file, data.eval_file):
         notes.append(
-            "--eval_file holds the training questions: its scores say nothing of questions that were "
-            "not trained on"
+            "--eval_file holds the training questions: its scores do not measure generalization to "
+            "other questions"
         )
     return notes
 
@@ -106,8 +107,9 @@ def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) ->
     is_own = any(getattr(function, "__module__", "") == module.__name__ for function in known)
     if len(known) == len(before) and not is_own:
         yield (
-            f"--scorer_module {rollout.scorer_module} registers no scorer; put "
-            '@MCPScorerFactory.register_scorer("NAME") above its function'
+            f"--scorer_module {rollout.scorer_module} registers no scorer; decorate its function "
+            "with "
+            '@@MCPScorerFactory.register_scorer("NAME")'
         )
 
 
@@ -120,8 +122,8 @@ def _check_named_scorers(data: DataSection) -> None:
             raise ConfigError(f"--{flag}: {error}") from None
         if flag == "env_scorer" and name is not None and not sees_group:
             raise ConfigError(
-                f"--env_scorer {name}: it judges single answers, which environments reward "
-                "themselves; name one that was registered with sees_group=True"
+                f"--env_scorer {name}: it scores single answers, which environments reward "
+                "themselves; choose a scorer registered with sees_group=True"
             )
 
 
@@ -134,8 +136,8 @@ def _check_generated_tasks(config: RootConfig) -> None:
         sampler_class_for(task)
     elif data.train_file is None and data.env is None:
         raise ConfigError(
-            f"--sampler_module {data.sampler_module}: its train_tasks(seed) yields no task; without one, "
-            "give --train_file"
+            f"--sampler_module {data.sampler_module}: its train_tasks(seed) yields no task; add "
+            "one, or give --train_file"
         )
 
 
@@ -152,13 +154,14 @@ def _oddities(config: RootConfig, path: Path, questions: QuestionFile) -> Iterat
     if questions.unread_keys:
         keys = list(questions.unread_keys)
         more = f" and {len(keys) - _MAX_KEYS} more" if len(keys) > _MAX_KEYS else ""
-        yield f"nothing reads these keys of {path}: {', '.join(keys[:_MAX_KEYS])}{more}"
+        yield f"ignored keys in {path}: {', '.join(keys[:_MAX_KEYS])}{more}"
     if path == config.data.train_file:
         yield from _steps_beyond(config, len(questions))
     if config.data.default_scorer is None and questions.num_without_scorer:
         yield (
-            f"{questions.num_without_scorer} question(s) of {path} name no scorer: `{DEFAULT_SCORER}` "
-            "compares answers with the reference (--default_scorer)"
+            f"{questions.num_without_scorer} question(s) of {path} name no scorer: "
+            f"`{DEFAULT_SCORER}` compares their answers with the reference (change it with "
+            "--default_scorer)"
         )
 
 
@@ -179,11 +182,17 @@ def _long_questions(
         len(renderer.encode(_as_stored(question.system_prompt + question.query)))
         for question in questions.extremes
     )
-    limits = f"a prompt may have {room} (--max_prompt_tokens, --context_length, the model's limit)"
+    limits = (
+        f"the limit of a prompt is {room} (--max_prompt_tokens, --context_length, the model's "
+        "limit)"
+    )
     if shortest >= room:
         raise ConfigError(f"{path}: every question has {shortest} tokens or more, and {limits}")
     if longest >= room:
-        yield f"{path}: a question has {longest} tokens, and {limits}: such tries get no answer"
+        yield (
+            f"{path}: a question has {longest} tokens, and {limits}: its rollouts end without an "
+            "answer"
+        )
 
 
 def _as_stored(text: str) -> str:
@@ -199,9 +208,9 @@ def _steps_beyond(config: RootConfig, num_questions: int) -> list[str]:
     if "max_steps" not in config.trainer.model_fields_set or num_steps >= max_steps:
         return []
     return [
-        f"--max_steps {max_steps}: {num_questions} question(s) are at most {num_steps} step(s) of "
-        f"{num_groups}; --num_train_epochs {-(-max_steps * num_groups // num_questions)} asks "
-        "them more often"
+        f"--max_steps {max_steps}: {num_questions} question(s) last for at most {num_steps} "
+        f"step(s) of {num_groups}; repeat them with --num_train_epochs "
+        f"{-(-max_steps * num_groups // num_questions)}"
     ]
 
 
@@ -219,11 +228,11 @@ def _are_equal(train: Path | None, held_out: Path | None) -> bool:
 def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
     if not renderer.shows_images_of("user"):
         raise ConfigError(
-            f"{path} has images, and the chat template of {config.model.model_name_or_path} "
-            "shows none; take a vision model"
+            f"{path} has images, and the chat template of {config.model.model_name_or_path} does "
+            "not support any; use a vision model"
         )
     if not renderer.image_processor:
         raise ConfigError(
             f"{path} has images, and {config.model.model_name_or_path} has no "
-            "preprocessor_config.json, which says how the model reads them"
+            "preprocessor_config.json, which the images are prepared with"
         )

@@ -1,4 +1,4 @@
-"""Which ends of a run's processes a restart can mend, and the restarts of the private mongod.
+"""Which ends of a run's processes a restart can fix, and the restarts of the private mongod.
 
 A process that was killed, or that lost the database for too long, is started again; one that ended
 by a decision of its own (a mistake of the user, a loss that stays non-finite) would only repeat it.
@@ -47,12 +47,16 @@ async def keep_running(mongo: EmbeddedMongo, restarts: Restarts) -> None:
         status, said = mongo.exit_status(), ""
         while status is not None:
             if not mongo.data_dir.is_dir():
-                text = f"the private mongod {ending(status)}: its data in {mongo.data_dir} are gone"
-                logger.error("%s; the processes of the run are ended", text)
+                text = (
+                    f"the private mongod {ending(status)}: its data in {mongo.data_dir} was deleted"
+                )
+                logger.error("%s; stopping the processes of the run", text)
                 raise StoreError(text)
             delay = restarts.next_delay()
             if delay is None:
-                raise StoreError(f"the private mongod {ending(status)}, too often {said}".rstrip())
+                raise StoreError(
+                    (f"the private mongod {ending(status)}, too many times {said}").rstrip()
+                )
             logger.warning("mongod %s", restarts.describe(status))
             await asyncio.sleep(delay)
             mongo.spawn()

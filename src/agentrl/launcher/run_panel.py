@@ -1,6 +1,6 @@
 """What a run's console shows: the panel of a terminal, and lines where there is none.
 
-In goes a `RunView`, which `display` keeps up to date; out come renderables and lines. Nothing is read
+Input: a `RunView`, which `display` keeps up to date. Output: renderables and lines. Nothing is read
 here. The panel fits 80x24; a taller terminal also gets the last steps.
 """
 
@@ -233,7 +233,9 @@ def _trouble(view: RunView) -> list[str]:
     """Return what a person should look at; the console has said each in full before."""
     found = []
     if view.lacks_signal and view.progress is not None:
-        found.append(f"no signal yet in {view.progress.num_groups_consumed} groups: equal scores")
+        found.append(
+            f"no learning signal yet in {view.progress.num_groups_consumed} groups: equal scores"
+        )
     if view.missing is not None:
         missing = view.missing
         if missing.num_unscorable:
@@ -241,7 +243,7 @@ def _trouble(view: RunView) -> list[str]:
                 f"no score for {counted(missing.num_unscorable, 'record')}: the scorer fails"
             )
         if missing.num_waiting:
-            found.append(f"no score yet for {counted(missing.num_waiting, 'record')}: tried again")
+            found.append(f"no score yet for {counted(missing.num_waiting, 'record')}: retrying")
         if missing.num_failed:
             found.append(f"{counted(missing.num_failed, 'record')} failed")
     if view.restarts:

@@ -1,8 +1,8 @@
 """What `agentrl run` would do, without doing it (`--dry_run`).
 
-In goes the configuration and the flags as they were typed; out comes a plan in parts, as text and as
-JSON: every value with its origin, the processes with their GPUs, and what the checks of a real start
-find. Nothing is started or written; of a hub id, only the model's small files are fetched.
+Input: the configuration and the flags as they were typed. Output: a plan in parts, as text and as
+JSON: every value with its origin, the processes with their GPUs, and what the checks of a real
+start find. Nothing is started or written; of a hub id, only the model's small files are fetched.
 """
 
 import asyncio
@@ -165,7 +165,7 @@ async def _memory(
         problem = ConfigError("; ".join(plan.problems)) if plan.problems else None
         found.append(Finding("memory", problem))
     elif gpus.names:
-        note = "the kind of GPU is not known; name it to `agentrl plan --gpu`"
+        note = "GPU model unknown; name it with `agentrl plan --gpu`"
         found.append(Finding("memory", notes=(note,)))
     return plan
 

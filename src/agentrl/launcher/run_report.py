@@ -80,8 +80,8 @@ async def print_missing_scores(
         mend = typed_command("store", "rescore", "--scorer", "NAME", "--config", path)
         say(
             console,
-            f"no score for {counted(missing.num_unscorable, 'record')}, as the scorer failed; such as "
-            f"{missing.unscorable}\n  when it is mended: {mend}",
+            f"no score for {counted(missing.num_unscorable, 'record')}, because the scorer failed; "
+            f"for example {missing.unscorable}\n  after fixing it: {mend}",
             "yellow",
         )
 
@@ -94,13 +94,13 @@ def finished(config: RootConfig, seconds: float) -> str:
         return f"finished in {seconds:.0f} s"
     epochs = config.data.num_train_epochs
     more = (
-        "`agentrl tasks add` adds some"
+        "add some with `agentrl tasks add`"
         if config.data.train_file is None
-        else f"--num_train_epochs {2 * epochs} asks them again"
+        else f"--num_train_epochs {2 * epochs} repeats them"
     )
     return (
-        f"finished in {seconds:.0f} s, after step {summary.get('steps')} of {config.trainer.max_steps}: "
-        f"no questions are left; {more}"
+        f"finished in {seconds:.0f} s, after step {summary.get('steps')} of "
+        f"{config.trainer.max_steps}: all questions were used; {more}"
     )
 
 

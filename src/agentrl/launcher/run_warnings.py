@@ -1,6 +1,6 @@
-"""What a person has to hear while a run goes on: missing scores, failed rollouts, no signal.
+"""Warnings about a run in progress: missing scores, failed rollouts, no learning signal.
 
-In: the run's database. Out: lines for the console, each said once.
+Input: the run's database. Output: lines for the console, each said once.
 """
 
 import textwrap
@@ -60,16 +60,18 @@ class RunWarnings:
         if missing.num_failed and "failed" not in self._said:
             (last,) = await reports.failures(1)
             failed = counted(missing.num_failed, "record")
-            found["failed"] = f"rollouts failed for good in {failed}, {self._described(last)}"
+            found["failed"] = f"all attempts failed for {failed}, {self._described(last)}"
         if progress.policy_version == 0 and not progress.records.get("scored"):
             failures = await reports.failures(MIN_ATTEMPTS)
             if sum(failure.num_failed_attempts for failure in failures) >= MIN_ATTEMPTS:
-                found["failing"] = f"every attempt failed so far, {self._described(failures[0])}"
+                found["failing"] = (
+                    f"every attempt has failed so far, {self._described(failures[0])}"
+                )
         may_lack = progress.policy_version == 0 and progress.num_groups_consumed >= MIN_GROUPS
         if may_lack and not self.lacks_signal:
             signal = await reports.signal()
             if not signal.num_kept:
-                found["signal"] = f"nothing to learn from so far: {signal}"
+                found["signal"] = f"no learning signal so far: {signal}"
         self.lacks_signal = may_lack and (self.lacks_signal or "signal" in found)
         may_drop = progress.policy_version > 0 and progress.phase == "sampling"
         if may_drop and "dropping" not in self._said:
@@ -83,11 +85,12 @@ class RunWarnings:
         enough = MAX_STEPS_DROPPED * progress.groups_per_step
         if signal.num_equal < max(enough, _NEARLY_ALL * signal.num_groups):
             return {}
-        text = f"step {step} finds hardly a group to learn from: {signal}"
+        text = f"step {step} drops nearly every group: {signal}"
         if signal.mean_score is not None and signal.mean_score < _COLLAPSED_SCORE:
             text += (
-                "\n  if the reward fell in the steps before, the policy collapsed, and it does not "
-                "recover: stop the run and start another with a smaller --learning_rate, or with "
+                "\n  if the reward fell in the preceding steps, the policy has collapsed and "
+                "will not recover: "
+                "stop the run, and start a new one with a smaller --learning_rate or with "
                 "--dual_clip 3"
             )
         return {"dropping": text}
@@ -106,13 +109,15 @@ class RunWarnings:
 def _of_scores(missing: MissingScores) -> dict[str, str]:
     found = {}
     if missing.num_unscorable:
-        found["unscorable"] = f"a scorer fails, its records have no score: {missing.unscorable}"
+        found["unscorable"] = (
+            f"a scorer failed, and its records have no score: {missing.unscorable}"
+        )
     if missing.num_waiting:
-        found["waiting"] = f"a score is missing and tried again: {missing.waiting}"
+        found["waiting"] = f"a score is missing and scoring is retried: {missing.waiting}"
     if missing.num_slow:
         found["slow"] = (
-            f"a scorer takes long, no score for {counted(missing.num_slow, 'record')} after "
-            f"{SLOW_SECONDS:.0f} s: {missing.slow}; the samplers' logs say where it is, and "
-            "--scorer_timeout_seconds ends it"
+            f"a scorer is slow: no score for {counted(missing.num_slow, 'record')} after "
+            f"{SLOW_SECONDS:.0f} s: {missing.slow}; the samplers' logs show where it is, and "
+            "--scorer_timeout_seconds limits it"
         )
     return found

@@ -52,11 +52,11 @@ async def _tried(scorer: Scorer, question: Question, path: Path) -> str:
         if isinstance(error, ScorerDefect) and not isinstance(error, ScorerTimeout):
             answer = repr(str(truth)[:_MAX_ANSWER_CHARS])
             raise ConfigError(
-                f"{error}; it was given the right answer {answer} of question {question.id!r} in "
-                f"{path}, and whatever a model writes must get a number"
+                f"{error}; it was called with the correct answer {answer} of question "
+                f"{question.id!r} in {path}; a scorer must return a number for any text"
             ) from error
         reason = str(error) or f"no score within {TRIAL_SECONDS:g} s"
-        return f"scorer {scorer.name!r} could not be tried: {reason}"
+        return f"scorer {scorer.name!r} could not be tested: {reason}"
     return ""
 
 

@@ -1,8 +1,8 @@
-"""A start of a run that was started before: refused while it goes on; changed flags are told.
+"""A second start of a run: refused while the run is active; changed flags are reported.
 
-In: the configuration and the store. Out: notes, or a refusal of one line, which says where the run
-goes on and since when. A private mongod is known by the lock of its data, a run in a database of the
-user's by its trainer's lease.
+Input: the configuration and the store. Output: notes, or a refusal of one line, which says where
+the run continues and since when. A private mongod is known by the lock of its data, a run in a
+database of the user's by its trainer's lease.
 """
 
 from agentrl.config.loading import flat_values
@@ -43,18 +43,18 @@ def already_running(run_name: str, holder: str) -> StoreError:
     """Return the error of a second start of a run."""
     if holder.startswith(LOOKS):
         return StoreError(
-            f"the data of run {run_name!r} are in use by {holder}; end it first (`agentrl ui` ends its "
-            "hold by itself half a minute after the last look)"
+            f"the data of run {run_name!r} are in use by {holder}; stop it first (`agentrl ui` "
+            "releases the data 30 s after its last request)"
         )
     see = typed_command("inspect", "progress", "--follow", "--run_name", run_name)
     return StoreError(
-        f"run {run_name!r} is already running: {holder}; look at it with {see}, or choose another "
+        f"run {run_name!r} is already running: {holder}; follow it with {see}, or choose another "
         "--run_name"
     )
 
 
 async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
-    """Refuse to start a run that a trainer of this machine trains, in a database of the user's.
+    """Refuse to start a run that a trainer of this machine trains, in a database of the user.
 
     The trainer itself waits for the lease of one that it cannot see.
 
@@ -74,7 +74,7 @@ async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
 
 
 def changes_since(config: RootConfig, run: Run | None) -> list[str]:
-    """Return a note on the flags that a run is resumed with and did not begin with.
+    """Return a note on the flags that a run is resumed with and did not start with.
 
     Args:
         config: the configuration of this start.
@@ -101,9 +101,7 @@ def changes_since(config: RootConfig, run: Run | None) -> list[str]:
     ]
     more = f" and {len(changed) - _MAX_CHANGES} more" if len(changed) > _MAX_CHANGES else ""
     listed = ", ".join(changed[:_MAX_CHANGES])
-    return (
-        [f"{name} goes on with other flags than it began with: {listed}{more}"] if changed else []
-    )
+    return [f"{name} resumes with changed flags: {listed}{more}"] if changed else []
 
 
 def _shown(value: object) -> str:
@@ -123,6 +121,6 @@ async def look_at_files(config: RootConfig, store: TrajectoryStore) -> str | Non
     if checkpoint is not None or run is None or run.policy_version == 0:
         return None
     return (
-        f"run {run.name!r} was at version {run.policy_version}, and {config.run.output_path} holds no "
-        "checkpoint: it is trained again from the start, with the records that it has"
+        f"run {run.name!r} was at version {run.policy_version}, and {config.run.output_path} "
+        "contains no checkpoint: training restarts from version 0 with the existing records"
     )

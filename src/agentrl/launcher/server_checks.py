@@ -1,6 +1,7 @@
 """Inference servers before a run: do those that are given answer, and can the others be started?
 
-In goes the section of the servers; out come words about them, or the first problem. Nothing is started.
+Input: the section of the servers. Output: words about them, or the first problem. Nothing is
+started.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ async def check_servers(inference: InferenceSection) -> str:
         await _check_is_server(url, inference.inference_api_key)
     if inference.inference_gateway is not None:
         await _check_answers("--inference_gateway", inference.inference_gateway)
-    return f"{len(inference.inference_urls)} of --inference_urls answer"
+    return f"{len(inference.inference_urls)} of --inference_urls respond"
 
 
 async def _check_answers(flag: str, url: str) -> None:
@@ -42,8 +43,8 @@ async def _check_answers(flag: str, url: str) -> None:
             await client.get(f"{url.rstrip('/')}/health")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConfigError(
-                f"{flag} {url}: no server answers there ({type(error).__name__}); start it, or "
-                "leave the flag out"
+                f"{flag} {url}: no server responds there ({type(error).__name__}); start it, or "
+                "remove the flag"
             ) from None
 
 
@@ -54,11 +55,14 @@ async def _check_is_server(url: str, key: SecretStr | None) -> None:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await client.model_info()
         except (InferenceError, TimeoutError) as error:
-            hint = "look at its log"
+            hint = "see its log"
             if isinstance(error, ServerRefused) and error.status == 401:
-                hint = "its key goes into AGENTRL_API_KEY"
+                hint = "set its key in AGENTRL_API_KEY"
             elif isinstance(error, ServerRefused) and error.status == 404:
-                hint = "give the servers themselves, and a gateway with --inference_gateway"
+                hint = (
+                    "give the addresses of the servers, and that of a gateway with "
+                    "--inference_gateway"
+                )
             raise ConfigError(
                 f"--inference_urls {url} is not an inference server: {hint}"
             ) from None

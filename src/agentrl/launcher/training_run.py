@@ -56,9 +56,7 @@ async def run_training(config: RootConfig) -> int:
     check_not_running(config)
     config, gpus = placed(config)
     console = Console()
-    async with told_if_slow(
-        console, "looking at the model, the questions and the tool servers ..."
-    ):
+    async with told_if_slow(console, "checking the model, the questions and the tool servers ..."):
         notes = await check_inputs(config)
         model_path = find_model(config.model)
         config, fitted = fitted_to_model(config, model_path, trains_on_cpu=not gpus.trainer)
@@ -93,15 +91,15 @@ async def run_training(config: RootConfig) -> int:
         if status is None or status == INTERRUPTED:
             say(
                 console,
-                f"interrupted after {time.monotonic() - started:.0f} s; "
-                "all data are kept, and the same command resumes the run",
+                f"interrupted after {time.monotonic() - started:.0f} s; all data is kept, and the "
+                "same command resumes the run",
             )
             print_looks(console, config)
             return INTERRUPTED
         seconds = time.monotonic() - started
         if status == NO_SIGNAL:
             signal = await store.reports.signal()
-            say(console, f"ended after {seconds:.0f} s, and nothing was trained: {signal}")
+            say(console, f"ended after {seconds:.0f} s without training: {signal}")
         else:
             say(console, finished(config, seconds))
         await print_missing_scores(console, config, store)
@@ -113,7 +111,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     config = cluster.config
     say(console, f"run {config.run.run_name}: database {store.redacted_uri}")
     if config.rollout.enable_sampling:
-        async with told_if_slow(console, "waiting for the tool server to answer ..."):
+        async with told_if_slow(console, "waiting for the tool server ..."):
             await cluster.start_tool_server()
         cluster.write_config()
         await cluster.start_servers()
@@ -125,7 +123,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     if config.trainer.num_machines > 1:
         say(
             console,
-            f"machine 0 of {config.trainer.num_machines}: the trainer begins when the same command "
+            f"machine 0 of {config.trainer.num_machines}: the trainer starts when the same command "
             "runs on the others",
         )
     display = ProgressDisplay(
@@ -153,7 +151,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
         status = NO_SIGNAL
     elif status != 0:
         raise AgentRLError(
-            f"the trainer failed (exit {status}); the end of {trainer.log_path} says: "
+            f"the trainer failed (exit {status}); last lines of {trainer.log_path}: "
             f"{last_error(trainer)}"
         )
     if config.rollout.enable_sampling:
@@ -171,13 +169,13 @@ async def already_done(trainer: TrainerSection, store: TrajectoryStore) -> str |
     if run is not None and run.policy_version > trainer.max_steps:
         raise ConfigError(
             f"--max_steps {trainer.max_steps}: run {run.name!r} is already at step "
-            f"{run.policy_version}; use --max_steps {run.policy_version + 1} or more to go on, or "
-            "another --run_name"
+            f"{run.policy_version}; use --max_steps {run.policy_version + 1} or more to continue, "
+            "or another --run_name"
         )
     if run is None or run.status != "completed" or run.policy_version < trainer.max_steps:
         return None
     return (
         f"run {run.name!r} is already at step {run.policy_version} of --max_steps "
-        f"{trainer.max_steps}; use --max_steps {run.policy_version + 1} or more to go on, or another "
-        "--run_name"
+        f"{trainer.max_steps}; use --max_steps {run.policy_version + 1} or more to continue, or "
+        "another --run_name"
     )

@@ -60,5 +60,5 @@ def named_gpu(name: str) -> GpuModel:
     found = gpu_model(name)
     if found is None:
         known = ", ".join(model.name for model in GPU_MODELS)
-        raise ConfigError(f"--gpu {name}: not known; one of {known}")
+        raise ConfigError(f"--gpu {name}: unknown GPU; known: {known}")
     return found

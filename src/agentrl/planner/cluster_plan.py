@@ -1,8 +1,8 @@
 """`agentrl plan`: does a configuration fit a cluster, what limits it, and what would fit?
 
-In goes a configuration and a cluster, none of which needs to exist yet; out comes a plan, as text and
-as JSON. The trainer's memory is that of its own code on tensors without memory (`rehearsals`); the rest
-is arithmetic on shapes and on the rates below.
+Input: a configuration and a cluster, none of which needs to exist yet. Output: a plan, as text and
+as JSON. The trainer's memory is that of its own code on tensors without memory (`rehearsals`); the
+rest is arithmetic on shapes and on the rates below.
 """
 
 from collections.abc import Iterator
@@ -66,14 +66,14 @@ class ClusterPlan:
         if loads <= self.cluster.cores:
             return None
         return (
-            f"samplers and mongod take {loads:.0f} cores, and the machine has {self.cluster.cores}; start "
-            "samplers on further machines (docs/deploy.md)"
+            f"samplers and mongod need {loads:.0f} cores, and the machine has "
+            f"{self.cluster.cores}; start samplers on other machines (docs/deploy.md)"
         )
 
     @property
     def rank_words(self) -> str:
         """What a rank takes and has, for people."""
-        return f"a trainer rank takes {_gb(self.rank.peak)}, and has {_gb(self._device_bytes)}"
+        return f"a trainer rank needs {_gb(self.rank.peak)}, and has {_gb(self._device_bytes)}"
 
     def parts(self) -> dict[str, Any]:
         """Return the plan as a JSON object; sizes are in bytes, times in seconds."""
@@ -113,33 +113,33 @@ class ClusterPlan:
         yield f"trainer: {trainer.num_processes} rank(s) on {'CPU' if gpu is None else gpu.name}"
         held = f"gradients {_gb(rank.gradients)}, AdamW {_gb(rank.optimizer)}"
         yield f"  weights {_gb(rank.weights)}, {held}"
-        yield f"  passes beside them {_gb(rank.activations)}, most at a time {_gb(rank.peak)}"
+        yield f"  activations {_gb(rank.activations)}, peak {_gb(rank.peak)}"
         host = f"; {_gb(rank.host)} in host memory" if rank.host else ""
-        yield f"  of {_gb(self._device_bytes)} a rank{host}"
+        yield f"  of {_gb(self._device_bytes)} per rank{host}"
         each = f"of {self.config.inference.inf_tp_size} GPU(s)"
         yield f"servers: {self.servers.count} {each if self.servers.gpu else 'on the CPU'}"
-        cache = f"cache {self.served.cache_per_token / 1024:.0f} KiB a token"
+        cache = f"cache {self.served.cache_per_token / 1024:.0f} KiB per token"
         yield f"  weights {_gb(self.served.weights)}, {cache}"
         at_once = f"{self.servers.conversations} conversations at a time"
         yield f"  cache for {self.servers.cached_tokens:,} tokens, {at_once}"
         if self.train_seconds and self.sample_seconds:
             yield from self._times()
         if self.slows_down is not None:
-            yield f"slower than that: {self.slows_down}"
+            yield f"slower because of: {self.slows_down}"
         for problem in self.problems:
             yield f"DOES NOT FIT: {problem}"
         for remedy in self.remedies:
-            yield f"  would fit: {remedy.flags} ({_gb(remedy.peak)} a rank)"
+            yield f"  would fit: {remedy.flags} ({_gb(remedy.peak)} per rank)"
         if not self.problems:
             yield "fits"
 
     def _times(self) -> Iterator[str]:
         work, loads = self.workload, f"{self.samplers} sampler(s)"
         yield (
-            f"a step of {self._records} records, {work.tokens:,} tokens each in {work.turns:g} turns, if "
-            "no prefix is shared:"
+            f"one step of {self._records} records with {work.tokens:,} tokens each in "
+            f"{work.turns:g} turns, without shared prefixes:"
         )
-        reached = f"{self.step_flops:.2g} operations at {TRAINER_SHARE:.0%} of the peak"
+        reached = f"{self.step_flops:.2g} FLOPs at {TRAINER_SHARE:.0%} of the peak"
         yield f"  trainer {self.train_seconds:.0f} s ({reached})"
         yield f"  servers {self.sample_seconds:.0f} s ({self.servers.tokens_per_second:,.0f} tokens/s)"
         yield f"  publishing {self.publish_seconds:.1f} s ({_gb(self._published_bytes)})"
@@ -205,7 +205,7 @@ class ClusterPlan:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds from one policy to the next: sampling goes on while the trainer computes."""
+        """Seconds from one policy to the next: sampling continues while the trainer computes."""
         both = (self.train_seconds, self.sample_seconds)
         return (sum if self.config.inference.colocated else max)(both) + self.publish_seconds
 
@@ -237,8 +237,8 @@ class ClusterPlan:
             )
         if self.served.cache(self.longest) > self.servers.cache_bytes:
             yield (
-                f"a server has {_gb(self.servers.cache_bytes)} of cache a GPU, and the longest "
-                f"conversation of {self.longest:,} tokens takes "
+                f"a server has {_gb(self.servers.cache_bytes)} of cache per GPU, and the longest "
+                f"conversation of {self.longest:,} tokens needs "
                 f"{_gb(self.served.cache(self.longest))}; raise --inf_tp_size, or lower "
                 "--max_prompt_tokens"
             )

@@ -1,6 +1,6 @@
 """Rehearsals of the trainer's step, in a process of their own that imports torch.
 
-In goes a configuration, out come the bytes of a rank.
+Input: a configuration. Output: the bytes of a rank.
 """
 
 import json
@@ -123,7 +123,7 @@ class Rehearsals:
     def _ended(self) -> ConfigError:
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
-        return ConfigError(f"a step of this model cannot be rehearsed: {said[-1] if said else '?'}")
+        return ConfigError(f"cannot rehearse a step of this model: {said[-1] if said else '?'}")
 
 
 @contextmanager

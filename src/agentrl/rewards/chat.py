@@ -116,9 +116,9 @@ async def _ask(
     try:
         content = json_of(reply)["choices"][0]["message"]["content"]
     except (UnreadableReply, LookupError, TypeError) as error:
-        raise Retryable("the reply is not a chat completion") from error
+        raise Retryable("the response is not a chat completion") from error
     if not isinstance(content, str):
-        raise Retryable("the reply has no text")
+        raise Retryable("the response has no text")
     return content
 
 

@@ -31,7 +31,7 @@ class Verdict:
 
     value: float
     detail: str = ""
-    """For people who read the record: a judge's words, the normalised answers."""
+    """For people who read the record: a judge's words, the normalized answers."""
     inputs: dict[str, Any] = field(default_factory=dict)
     """What the verdict depended on beside the answer and the reference (a judge's model)."""
     parts: dict[str, float] = field(default_factory=dict)
@@ -66,8 +66,8 @@ class ScorerTraits(TypedDict, total=False):
     needs_answer: bool
     """The function compares: a question without a reference answer is refused."""
     sees_group: bool
-    """The function judges all tries of a question together, once the last one has ended: its first
-    argument is their Records, answers in `final_answer`."""
+    """The function judges all rollouts of a question together, once the last one has ended: its
+    first argument is their Records, answers in `final_answer`."""
     compares_text: bool
     """The function compares with text: a question whose answer is a list or an object is refused."""
     isolated: bool
@@ -96,7 +96,7 @@ class Scorer:
         if not self.needs_judge:
             return
         if config is None:
-            raise ConfigError(f"scorer {self.name!r} is a model: name its file, agent_config_path")
+            raise ConfigError(f"scorer {self.name!r} calls a model: give --agent_config_path")
         config.judge_settings()
 
     async def score(
@@ -122,7 +122,10 @@ class Scorer:
             ConfigError: the scorer needs a configuration that it was not given.
         """
         if self.sees_group:
-            raise ConfigError(f"scorer {self.name!r} compares all tries of a question; this is one")
+            raise ConfigError(
+                f"scorer {self.name!r} scores all rollouts of a question together; this is a "
+                "single one"
+            )
         if answer is None:
             verdict = Verdict(0.0, detail="no answer")
         else:
@@ -137,7 +140,7 @@ class Scorer:
         *,
         max_seconds: float = MAX_SECONDS,
     ) -> list[Score]:
-        """Score all tries of a question that have ended, in their order.
+        """Score all rollouts of a question that have ended, in their order.
 
         Raises:
             ScoringError: see `score`.
@@ -161,7 +164,7 @@ class Scorer:
         truth: GroundTruth,
         config: AgentConfig | None,
     ) -> list[Verdict]:
-        """Return the verdict on an answer, or those on the tries of a group, from this process.
+        """Return the verdict on an answer, or those on the rollouts of a group, from this process.
 
         Raises:
             ScoringError: see `score`.
@@ -199,11 +202,11 @@ class Scorer:
             async with limit:
                 return await result if inspect.isawaitable(result) else result
         except SystemExit as end:
-            text = f"{what} ended the program ({end.code}) instead of returning a score"
+            text = f"{what} exited the program ({end.code}) instead of returning a score"
             raise ScorerDefect(text, kind=text) from end
         except Exception as error:
             if limit.expired():
-                raise ScoringError(f"{what} gave no score within {max_seconds:g} s") from None
+                raise ScoringError(f"{what} returned no score within {max_seconds:g} s") from None
             failure = as_scoring_error(error, what)
             if failure is error:
                 raise
@@ -285,7 +288,7 @@ class MCPScorerFactory:
         """
         if not isinstance(name, str):
             raise ConfigError(
-                "a scorer needs the name that questions call it: "
+                "a scorer needs a name for questions to refer to: "
                 f'@MCPScorerFactory.register_scorer("{getattr(name, "__name__", "NAME")}")'
             )
 
@@ -326,13 +329,15 @@ class MCPScorerFactory:
         """
         scorer = cls.get_scorer(name)
         if scorer.needs_answer and not answers:
-            raise ConfigError(f"scorer {name!r} compares with an answer, and there is none")
+            raise ConfigError(
+                f"scorer {name!r} needs a reference answer, and the question has none"
+            )
         for answer in answers if scorer.compares_text else ():
             if isinstance(answer, list | dict):
                 kind = "a list" if isinstance(answer, list) else "an object"
                 raise ConfigError(
-                    f"scorer {name!r} compares text, and an answer is {kind}; list further right "
-                    "answers as aug_answers, or compare with a scorer of your own (--scorer_module)"
+                    f"scorer {name!r} compares text, and an answer is {kind}; list alternative "
+                    "answers in aug_answers, or use your own scorer (--scorer_module)"
                 )
 
     @classmethod
@@ -375,7 +380,7 @@ class MCPScorerFactory:
 
 def _takes_config(name: str, function: ScoringFunction) -> bool:
     if not callable(function):
-        raise ConfigError(f"scorer {name!r}: {function!r} is no function")
+        raise ConfigError(f"scorer {name!r}: {function!r} is not a function")
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [parameter for parameter in parameters if parameter.kind in kinds]
@@ -384,8 +389,8 @@ def _takes_config(name: str, function: ScoringFunction) -> bool:
         return True
     if len(required) > 3 or len(positional) < 2:
         raise ConfigError(
-            f"scorer {name!r}: a scoring function takes (answer, truth) or (answer, truth, "
-            "agent_config); with sees_group, the records instead of the answer"
+            f"scorer {name!r}: a scoring function must take (answer, truth) or (answer, truth, "
+            "agent_config); with sees_group, it takes the records instead of the answer"
         )
     # A third one with a default may be the user's own (`tolerance=0.1`).
     return len(required) == 3 or (len(positional) >= 3 and "config" in positional[2].name)

@@ -71,10 +71,10 @@ async def judge(answer: str, truth: GroundTruth, config: AgentConfig | None) -> 
         ConfigError: no judge is configured.
     """
     if config is None:
-        raise ScoringError("the judge has no configuration (agent_config_path)")
+        raise ScoringError("the judge has no configuration (set --agent_config_path)")
     settings = config.judge_settings()
     if not truth.accepted:
-        raise ScoringError("the task has no reference answer to judge by")
+        raise ScoringError("the task has no reference answer for the judge")
     values = {
         "question": truth.query,
         "labeled_answer": "\n".join(truth.accepted),
@@ -91,7 +91,7 @@ async def judge(answer: str, truth: GroundTruth, config: AgentConfig | None) -> 
                 client, settings, prompt, _clear_verdict, backoff_factor=settings.backoff_factor
             )
     except InferenceError as error:
-        raise ScoringError(f"no judge gave a verdict: {error}") from error
+        raise ScoringError(f"no judge returned a verdict: {error}") from error
     return Verdict(float(is_correct), detail=reply, inputs={"judge": model})
 
 

@@ -62,8 +62,8 @@ class MathPool:
         if reply is None:
             returncode = _end(worker)
             if returncode == -signal.SIGPROF:
-                return Verdict(0.0, detail=f"not comparable in {self._cpu_seconds:g} s")
-            raise ScoringError(f"the math worker ended with status {returncode}")
+                return Verdict(0.0, detail=f"comparison timed out after {self._cpu_seconds:g} s")
+            raise ScoringError(f"the math worker exited with status {returncode}")
         self._idle.put(worker)
         if "error" in reply:
             return Verdict(0.0, detail=f"not comparable: {reply['error']}")

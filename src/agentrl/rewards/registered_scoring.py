@@ -63,7 +63,7 @@ class RegisteredScoring:
         )
 
     def sees_group(self, scorer: str) -> bool:
-        """Return whether a scorer judges all tries of a question together.
+        """Return whether a scorer judges all rollouts of a question together.
 
         One that is not known here may be the name of what a user's sampler does itself.
         """
@@ -73,7 +73,7 @@ class RegisteredScoring:
             return False
 
     async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
-        """Judge all tries of a task with its scorer.
+        """Judge all rollouts of a task with its scorer.
 
         Raises:
             ScoringError: the scorer could not decide.

@@ -1,9 +1,9 @@
 """`ScorerProcess`: where the scoring functions of one file of the user's run.
 
-In: the name of a scorer, and what it is to judge. Out: verdicts, or why there are none. The functions run
-in a child (`scorer_worker`), since they may crash, hang, or keep Python's interpreter lock in a regular
-expression; some run what a model wrote. Requests are pickled. Replies are JSON: nothing that comes from
-there is executed here.
+Input: the name of a scorer, and what it is to judge. Output: verdicts, or why there are none. The
+functions run in a child (`scorer_worker`), since they may crash, hang, or keep Python's interpreter
+lock in a regular expression; some run what a model wrote. Requests are pickled. Replies are JSON:
+nothing that comes from there is executed here.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class ScorerProcess:
         atexit.register(self.close)
 
     async def judge(self, name: str, max_seconds: float, *arguments: Any) -> list[dict[str, Any]]:
-        """Return the fields of the `Verdict`s on one answer, or on the tries of a group.
+        """Return the fields of the `Verdict`s on one answer, or on the rollouts of a group.
 
         Args:
             name: of the scorer.
@@ -74,7 +74,7 @@ class ScorerProcess:
         try:
             return await process.ask({"call": call})
         except AgentWorkerError as end:
-            text = f"scorer {name!r} gave no score: {end}"
+            text = f"scorer {name!r} returned no score: {end}"
             raise ScorerDefect(text, kind=text, is_certain=True) from None
         finally:
             await asyncio.to_thread(process.close)

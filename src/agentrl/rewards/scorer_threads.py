@@ -1,7 +1,8 @@
-"""Plain scoring functions in threads: a few at a time, and none for ever.
+"""Plain scoring functions in threads: a few at a time, and none forever.
 
-In: a function of the user's and its arguments. Out: what it returns or raises, and in the log where one
-is that takes long. A thread cannot be ended: one that hangs is left behind, and its place goes to the next.
+Input: a function of the user and its arguments. Output: what it returns or raises, and in the log
+where one is that takes long. A thread cannot be ended: one that hangs is left behind, and its place
+goes to the next.
 """
 
 import asyncio
@@ -79,14 +80,14 @@ class ScorerThreads:
         await asyncio.wait([returned], timeout=min(LONG_SECONDS, max_seconds))
         if not returned.done() and max_seconds > LONG_SECONDS:
             logger.warning(
-                "%s takes long: for %.0f s by now, at %s", what, LONG_SECONDS, _place_of(thread)
+                "%s is slow: running for %.0f s, now at %s", what, LONG_SECONDS, _place_of(thread)
             )
             await asyncio.wait([returned], timeout=max_seconds - LONG_SECONDS)
         if returned.done():
             return returned.result()
         returned.cancel()
         leave()
-        text = f"{what} gave no score within {max_seconds:g} s; it was at {_place_of(thread)}"
+        text = f"{what} returned no score within {max_seconds:g} s; it was at {_place_of(thread)}"
         raise ScorerTimeout(text, kind=f"{what}: too slow", is_certain=True)
 
 

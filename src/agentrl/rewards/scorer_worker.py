@@ -19,7 +19,10 @@ from agentrl.rewards import MCPScorerFactory, load_scorer_module
 from agentrl.runtime.loop_watch import LoopWatch
 from agentrl.runtime.request_server import Answer, RequestServer
 
-_ADVICE = "a scorer blocks the others; write `def` instead of `async def`, or await an async client"
+_ADVICE = (
+    "a scorer blocks all others; declare it with `def` instead of `async def`, or await an async "
+    "client"
+)
 _BEAT_SECONDS = 5.0
 _SILENT_SECONDS = 10.0
 """How much longer than a function may take the event loop may stand still: a blocking call in an async
@@ -48,7 +51,8 @@ class ScorerWorker:
             )
         except Exception as error:  # noqa: BLE001  a verdict may hold anything
             text = (
-                f"scorer {name!r} returned what cannot be stored: {type(error).__name__}: {error}"
+                f"scorer {name!r} returned a value that cannot be stored: {type(error).__name__}: "
+                f"{error}"
             )
             found = _defect(text, text)
         return {"is_worn": self._is_worn, "found": found}

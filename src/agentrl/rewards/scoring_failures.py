@@ -1,7 +1,7 @@
 """Why a scoring failed: an outage, which passes, or a defect of the function, which does not.
 
-In: what a scoring function raised or returned. Out: the error of the tree in `agentrl.errors` that
-says which.
+Input: what a scoring function raised or returned. Output: the error of the tree in `agentrl.errors`
+that says which.
 """
 
 import contextlib

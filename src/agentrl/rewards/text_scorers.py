@@ -48,7 +48,7 @@ async def exact(answer: str, truth: GroundTruth) -> Verdict:
 async def reported(answer: str, truth: GroundTruth) -> Verdict:
     """Score nothing: the agent hands over its reward, and this one did not."""
     raise ScorerDefect(
-        "the agent handed over no reward; return agentrl.AgentResult(answer, reward=...), or name "
+        "the agent returned no reward; return agentrl.AgentResult(answer, reward=...), or choose "
         "another scorer",
         kind="reported",
     )

@@ -1,9 +1,9 @@
 """Replies of HTTP servers that are not ours, read within bounds.
 
-In: a client of httpx and a request. Out: a status and JSON, or the one line that says why a reply is
-refused. The bytes are counted as they arrive, so none may be compressed; the time counts the whole
-exchange, not the silence in it. What the text can hold is counted before it is parsed: a parser
-keeps the event loop until it is done.
+Input: a client of httpx and a request. Output: a status and JSON, or the one line that says why a
+reply is refused. The bytes are counted as they arrive, so none may be compressed; the time counts
+the whole exchange, not the silence in it. What the text can hold is counted before it is parsed: a
+parser keeps the event loop until it is done.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ async def read_reply(
     async with asyncio.timeout(seconds), client.stream(method, url, **request) as response:
         encoding = response.headers.get("content-encoding", "identity")
         if encoding != "identity":
-            raise UnreadableReply(f"the answer is compressed ({encoding})")
+            raise UnreadableReply(f"the response is compressed ({encoding})")
         async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > max_bytes:
-                raise UnreadableReply(f"the answer is longer than {max_bytes >> 20} MiB")
+                raise UnreadableReply(f"the response is longer than {max_bytes >> 20} MiB")
     return response.status_code, bytes(body)
 
 
@@ -64,7 +64,7 @@ def num_marks(text: bytes) -> int:
 def density(num_marks: int) -> str | None:
     """Say why a JSON text of so many marks is not parsed, or return None."""
     if num_marks > MAX_MARKS:
-        return f"the answer holds more than {MAX_MARKS} commas and brackets"
+        return f"the response contains more than {MAX_MARKS} commas and brackets"
     return None
 
 
@@ -79,4 +79,4 @@ def json_of(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except ValueError as error:
-        raise UnreadableReply(f"the answer is no JSON: {error}") from None
+        raise UnreadableReply(f"the response is not JSON: {error}") from None

@@ -87,7 +87,7 @@ class Child:
     restarts: Restarts = field(default_factory=Restarts)
     """How often it is restarted after a failure; by default a failure is final."""
     may_restart: Callable[["Child", int], bool] = lambda child, status: True
-    """Whether a failure, given by its exit status, is one that a restart may mend."""
+    """Whether a failure, given by its exit status, is one that a restart may fix."""
     stop_seconds: float = 15.0
     """How long it may take to end after SIGTERM; then it is killed."""
     process: asyncio.subprocess.Process | None = None

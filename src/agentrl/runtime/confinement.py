@@ -1,7 +1,7 @@
 """Programs of others, such as tool servers, kept apart from secrets, from one another and in bounds.
 
-In goes a command; out come the command line and the environment with which it starts in namespaces
-of its own (`confined_child`). Where the machine allows no namespaces, its limits remain, and
+Input: a command. Output: the command line and the environment with which it starts in namespaces of
+its own (`confined_child`). Where the machine allows no namespaces, its limits remain, and
 `confinement_gap` says so.
 """
 

@@ -1,6 +1,6 @@
 """The GPUs of this machine, as `nvidia-smi` names them; torch is not imported.
 
-In: the system, and `CUDA_VISIBLE_DEVICES`, which may show this process only some of them.
+Input: the system, and `CUDA_VISIBLE_DEVICES`, which may show this process only some of them.
 """
 
 import os

@@ -42,10 +42,10 @@ def _proxy_named() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"{named} names a SOCKS proxy, for which httpx needs another package: "
-            "pip install 'httpx[socks]', or unset it"
+            f"{named} is a SOCKS proxy, which requires pip install 'httpx[socks]'; install it, or "
+            "unset the variable"
         ) from error
     except (httpx.InvalidURL, ValueError) as error:
         raise ConfigError(
-            f"{named} names no address of a proxy; write http://HOST:PORT, or unset it"
+            f"{named} is not a proxy address; write http://HOST:PORT, or unset it"
         ) from error

@@ -1,8 +1,8 @@
 """What every HTTP server of AgentRL asks of a request before anything else: no web page sent it.
 
 A page that a user of the machine looks at can send requests to loopback, and reach a server under a
-name of its own by rebinding DNS. In goes an ASGI application; out comes one that answers such
-requests itself. Keys are the servers' own affair.
+name of its own by rebinding DNS. Input: an ASGI application. Output: one that answers such requests
+itself. Keys are the servers' own affair.
 """
 
 import json
@@ -29,14 +29,14 @@ class HttpGuard:
 
         Args:
             app: the application.
-            host: the address that it listens on; on loopback, `Host` has to be a loopback name.
+            host: the address that it listens on; on loopback, `Host` must be a loopback name.
         """
         self._app = app
         self._is_local = is_loopback(host)
         if not self._is_local:
             logger.warning(
-                "listening on %s with plain HTTP: keys and texts cross the network unencrypted; put a "
-                "proxy with TLS in front where the network is not yours",
+                "listening on %s over plain HTTP: keys and texts cross the network unencrypted; "
+                "use a TLS proxy unless you trust the network",
                 host,
             )
 
@@ -58,15 +58,15 @@ class HttpGuard:
         # A request may name several hosts, and servers differ in which of them they take.
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if self._is_local and not all(is_loopback(host_name(one)) for one in hosts if one):
-            return 421, "the Host header is not this server's; use 127.0.0.1 or localhost"
+            return 421, "the Host header does not match this server; use 127.0.0.1 or localhost"
         if origin is not None and origin.partition("://")[2] != host:
-            return 403, "web pages of other origins are not answered"
+            return 403, "requests from other origins are refused"
         if headers.get(b"sec-fetch-site") in _FOREIGN_SITES:
-            return 403, "web pages of other sites are not answered"
+            return 403, "requests from other sites are refused"
         has_body = headers.get(b"content-length", "0") != "0" or b"transfer-encoding" in headers
         kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         if has_body and kind != "application/json" and not kind.endswith("+json"):
-            return 415, "a body has to be JSON, with Content-Type: application/json"
+            return 415, "the body must be JSON, with Content-Type: application/json"
         return None
 
 

@@ -1,7 +1,7 @@
 """`LoopWatch`: notices that an event loop stands still, and says at which line.
 
-In: a loop. Out: a warning in the log, and the same words for whoever asks. Code that blocks a loop keeps it
-from saying so itself: a thread looks.
+Input: a loop. Output: a warning in the log, and the same words for whoever asks. Code that blocks a
+loop keeps it from saying so itself: a thread looks.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 BLOCKED_SECONDS = 10.0
 ADVICE_FOR_AGENTS = (
-    "an agent blocks the others; write `def` instead of `async def`, which gives each a thread of its "
-    "own, or await an async client"
+    "an agent blocks all others; declare it with `def` instead of `async def` to run it in its own "
+    "thread, or await an async client"
 )
 _LOOK_SECONDS = 1.0
 
 
 class LoopWatch:
-    """Looks whether a loop goes on.
+    """Watches whether an event loop is responsive.
 
     Args:
         what: whose loop it is, to begin the message with.
@@ -73,7 +73,7 @@ class LoopWatch:
             return
         place = users_place(traceback.extract_stack(frame))
         notice = (
-            f"{self._what} has stood still for {BLOCKED_SECONDS:g} s at {place}: {self._advice}"
+            f"{self._what} has been blocked for {BLOCKED_SECONDS:g} s at {place}: {self._advice}"
         )
         if notice != self.notice:
             logger.warning("%s", notice)

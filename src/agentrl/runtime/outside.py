@@ -1,7 +1,7 @@
 """Does a service outside of the run answer at all: the hub of models, a tracker, a user's server?
 
-In goes an address, out comes why it does not answer. Libraries repeat requests for half a minute before
-they say so; a person who waits at a terminal should know within seconds.
+Input: an address. Output: why it does not respond. Libraries repeat requests for half a minute
+before they say so; a person who waits at a terminal should know within seconds.
 """
 
 import queue
@@ -24,7 +24,7 @@ def no_answer(url: str) -> str | None:
     try:
         return said.get(timeout=ANSWER_SECONDS + 0.5)
     except queue.Empty:
-        return f"no answer in {ANSWER_SECONDS:g} s"
+        return f"no response within {ANSWER_SECONDS:g} s"
 
 
 def _asked(url: str) -> str | None:
@@ -34,5 +34,5 @@ def _asked(url: str) -> str | None:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return str(error) or type(error).__name__
     except ImportError:
-        return "a SOCKS proxy of the environment needs pip install 'httpx[socks]'"
+        return "the SOCKS proxy of the environment requires pip install 'httpx[socks]'"
     return None

@@ -26,7 +26,7 @@ def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return int(probe.getsockname()[1])
-    raise ConfigError(f"cannot listen on {host}: it is no address of this machine")
+    raise ConfigError(f"cannot listen on {host}: it is not an address of this machine")
 
 
 def listening(host: str, port: int, *, backlog: int | None = None) -> socket.socket:
@@ -58,7 +58,7 @@ def listening_near(host: str, preferred: int) -> socket.socket:
 
 def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "another process has this port; give another one with --port"
+        return "the port is in use; choose another with --port"
     # What `create_server` adds in brackets is the address once more.
     return (error.strerror or str(error)).partition(" (while attempting")[0]
 
@@ -132,6 +132,6 @@ def _bind(host: str, preferred: int) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     raise ConfigError(
-        f"{_CANDIDATES} ports of {host} from {preferred} on are all taken; choose others with "
+        f"{_CANDIDATES} ports of {host} from {preferred} are all in use; choose another range with "
         "--inference_port"
     )

@@ -1,7 +1,7 @@
 """Proxies that the environment names (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) never stand before this machine.
 
-In goes an environment, out come the variables with which every HTTP library, an agent's too, speaks to
-loopback addresses directly: there a proxy would look for servers on its own machine.
+Input: an environment. Output: the variables with which every HTTP library, an agent's too, speaks
+to loopback addresses directly: there a proxy would look for servers on its own machine.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """`PromptProtocol`: uvicorn's HTTP, for clients that begin a request and do not end it.
 
-uvicorn waits for the rest of a request for ever, and takes headers of any length. A connection is
+uvicorn waits for the rest of a request forever, and takes headers of any length. A connection is
 closed here when the head of a request does not arrive within seconds, when its body does not arrive
 within a minute, or when the head has no end. What answers take is not bounded.
 """

@@ -180,21 +180,21 @@ class RequestProcess:
                 try:
                     self._answered(line)
                 except UnreadableReply as error:
-                    self._reason = f"{self._name} was ended: {one_line(str(error))}"
+                    self._reason = f"{self._name} was stopped: {one_line(str(error))}"
                     self._kill()
                     return
 
     def _answered(self, line: bytes) -> None:
         if len(line) == MAX_REPLY_BYTES:
-            raise UnreadableReply(f"its answer is longer than {MAX_REPLY_BYTES >> 20} MiB")
+            raise UnreadableReply(f"its response is longer than {MAX_REPLY_BYTES >> 20} MiB")
         if (reason := density(num_marks(line))) is not None:
             raise UnreadableReply(reason)
         try:
             answer = json.loads(line)  # of Python's own writer, which knows NaN
         except (ValueError, RecursionError) as error:
-            raise UnreadableReply(f"the answer is no JSON: {error}") from None
+            raise UnreadableReply(f"the response is not JSON: {error}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("id"), int):
-            raise UnreadableReply("the answer is no JSON object with the id of a request")
+            raise UnreadableReply("the response is not a JSON object with the id of a request")
         if answer["id"] == 0:
             self._reason = one_line(str(answer.get("error")), _MAX_REASON_CHARS)
             return
@@ -214,7 +214,7 @@ class RequestProcess:
                 text = one_line(redact(line.decode(errors="replace").rstrip("\n"))) + "\n"
                 left -= len(text)
                 if left <= 0:
-                    text += f"--- {self._name} printed much; more is not kept\n"
+                    text += f"--- {self._name} printed too much; further output is discarded\n"
                 os.write(2, text.encode())
 
     def _watch(self) -> None:

@@ -1,8 +1,8 @@
 """`RequestServer`: a child process that answers the requests of a `RequestProcess`.
 
-In: one JSON request a line on stdin. Out: one JSON reply a line on stdout, in any order. The code that
-answers is the user's: what it prints goes to stderr, and it reads nothing of ours. The process ends with
-its stdin.
+Input: one JSON request a line on stdin. Output: one JSON reply a line on stdout, in any order. The
+code that answers is the user's: what it prints goes to stderr, and it reads nothing of ours. The
+process ends with its stdin.
 """
 
 import asyncio

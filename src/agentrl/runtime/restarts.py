@@ -43,15 +43,15 @@ class Restarts:
     def describe(self, status: int) -> str:
         """Return how a process ended that is started again, and how often it has been."""
         return (
-            f"{ending(status)}; it is started again "
-            f"({len(self._made_at)} of {self._most} restarts within {WINDOW_SECONDS / 60:.0f} min)"
+            f"{ending(status)}; restarting it ({len(self._made_at)} of {self._most} restarts "
+            f"within {WINDOW_SECONDS / 60:.0f} min)"
         )
 
 
 def ending(status: int) -> str:
     """Return the end that an exit status stands for, in words that follow a process's name."""
     if status >= 0:
-        return f"ended with status {status}"
+        return f"exited with status {status}"
     try:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:  # a real-time signal has no name

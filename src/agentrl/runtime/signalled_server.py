@@ -1,6 +1,7 @@
 """`serve_until_signalled`: an HTTP server of a command that runs until Ctrl-C.
 
-In: uvicorn's configuration and a listening socket. Out: nothing; it says when it accepts requests.
+Input: uvicorn's configuration and a listening socket. Output: nothing; it says when it accepts
+requests.
 """
 
 import asyncio

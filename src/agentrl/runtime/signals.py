@@ -71,7 +71,7 @@ def _handle_signals(
     def on_signal(number: signal.Signals) -> None:
         nonlocal stopped_at
         if not stop.is_set():
-            logger.warning("%s: %s; another one ends it at once", number.name, what_follows)
+            logger.warning("%s: %s; a second signal exits immediately", number.name, what_follows)
             stopped_at = time.monotonic()
             stop.set()
         elif time.monotonic() - stopped_at >= SAME_SIGNAL_SECONDS:

@@ -79,7 +79,7 @@ def span_export(endpoint: str, attributes: Mapping[str, str]) -> Iterator[Tracer
                 num_dropped,
                 processor.num_ended,
                 redact(endpoint),
-                exporter.reason or "it did not answer in time",
+                exporter.reason or "it did not respond in time",
             )
 
 
@@ -117,9 +117,9 @@ class _CountingExporter(SpanExporter):
             self.num_delivered += len(spans)
             return result
         if not self.reason and not self._is_over:
-            self.reason = said[0] if said else "no reason was given"
+            self.reason = said[0] if said else "no reason given"
             log.warning(
-                "the collector at %s takes no spans (said once; sampling goes on): %s",
+                "the collector at %s does not accept spans (logged once; sampling continues): %s",
                 self._endpoint,
                 self.reason,
             )

@@ -1,7 +1,7 @@
 """`--report_to`: whether the trackers that were asked for can be used, before anything starts.
 
-In: names. Out: those that need a tracker, or the one line that says what is missing. Trackers with a
-local store need nothing else; a server that a tracker's own variable names has to answer.
+Input: names. Output: those that need a tracker, or the one line that says what is missing. Trackers
+with a local store need nothing else; a server that a tracker's own variable names must answer.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ def check_trackers(report_to: Sequence[str]) -> list[str]:
     """Return the names in `--report_to` that need a tracker.
 
     Raises:
-        ConfigError: the package of one is not installed, or its server does not answer.
+        ConfigError: the package of one is not installed, or its server does not respond.
     """
     names = [name for name in dict.fromkeys(report_to) if name not in BUILT_IN_REPORTS]
     for name in names:
@@ -41,5 +41,5 @@ def _check_server(name: str) -> None:
     if silence is not None:
         place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         raise ConfigError(
-            f"--report_to {name}: the server at {place} ({variable}) does not answer: {silence}"
+            f"--report_to {name}: the server at {place} ({variable}) does not respond: {silence}"
         )

@@ -24,7 +24,7 @@ print(json.dumps([given.mode, given.base_url, bool(given.api_key or given.identi
 """
 _LOOK_SECONDS = 30
 _SENDING = frozenset({"online", "run", "shared"})
-_OFFLINE = "set WANDB_MODE=offline to write files that `wandb sync` sends later"
+_OFFLINE = "set WANDB_MODE=offline to write files for a later `wandb sync`"
 
 
 def check_login(trackers: Collection[str]) -> None:
@@ -46,7 +46,8 @@ def check_login(trackers: Collection[str]) -> None:
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"--report_to wandb: its settings cannot be read within {_LOOK_SECONDS} s; {_OFFLINE}"
+            f"--report_to wandb: its settings could not be read within {_LOOK_SECONDS} s; "
+            f"{_OFFLINE}"
         ) from None
     if looked.returncode != 0:
         reason = (looked.stderr.splitlines() or ["its settings cannot be read"])[-1]

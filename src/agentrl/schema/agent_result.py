@@ -59,8 +59,8 @@ class AgentResult:
             return cls(returned)
         if not isinstance(returned, cls):
             raise ValueError(
-                f"the agent returned {type(returned).__name__}; it has to return the answer as "
-                "text, None, or an agentrl.AgentResult"
+                f"the agent returned {type(returned).__name__}; it must return the answer as text, "
+                "None, or an agentrl.AgentResult"
             )
         result = returned
         for name, kind in _KINDS.items():
@@ -90,14 +90,14 @@ class AgentResult:
 def _check_size(answer: str | None, metrics: Collection[object]) -> None:
     if answer is not None and len(answer) > MAX_ANSWER_CHARS:
         raise ValueError(
-            f"the agent's answer has {len(answer):,} characters; at most {MAX_ANSWER_CHARS:,} are kept"
+            f"the agent's answer has {len(answer):,} characters; the limit is {MAX_ANSWER_CHARS:,}"
         )
     if len(metrics) > MAX_METRICS:
         raise ValueError(f"the agent returned more than {MAX_METRICS:,} metrics")
     longest = max((len(str(name)) for name in metrics), default=0)
     if longest > MAX_METRIC_CHARS:
         raise ValueError(
-            f"the name of a metric has {longest} characters; at most {MAX_METRIC_CHARS} are kept"
+            f"the name of a metric has {longest} characters; the limit is {MAX_METRIC_CHARS}"
         )
 
 

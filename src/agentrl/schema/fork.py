@@ -13,7 +13,7 @@ from agentrl.schema.turn import CONTINUING, DispatchedSamplingTask, ToolResult
 
 
 class Fork(Value):
-    """Where its tries leave a Record, and what is different about them.
+    """Where its rollouts leave a Record, and what is different about them.
 
     Its Task, Records and turns have collections of their own, where no trainer, evaluation, count
     or export looks. Every try holds a copy of the turns before the fork, so that it can be read
@@ -23,7 +23,7 @@ class Fork(Value):
     id: str
     """`fork:{parent record id}@{turn}-{random}`, which is the id of its Task as well."""
     record_id: str
-    """The parent: a Record, or a try of another fork."""
+    """The parent: a Record, or a rollout of another fork."""
     attempt: int
     """Whose turns it continues."""
     task_id: str
@@ -31,7 +31,7 @@ class Fork(Value):
     turn: int
     """First turn that is sampled anew; those before it are the parent's."""
     version: int
-    """Policy version that the tries were to be sampled by."""
+    """Policy version that the rollouts were to be sampled by."""
     messages: tuple[Message, ...] | None = None
     """What turn `turn` is shown after the turn before it; None: what the parent was shown."""
     sampling: dict[str, Any] = Field(default_factory=dict)

@@ -50,7 +50,7 @@ def image_from_bytes(data: bytes) -> Image:
             if width * height > MAX_PIXELS:
                 raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS}")
             return Image(mime_type=mime_type, data=data)
-    raise ValueError("neither PNG, JPEG, GIF, WebP nor BMP")
+    raise ValueError("not PNG, JPEG, GIF, WebP or BMP")
 
 
 def _size(data: bytes, mime_type: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`Record`: one try of a Task. The Record document is also the claimable slot.
+"""`Record`: one rollout of a Task. The Record document is also the claimable slot.
 
 Lifecycle (`RECORD_TRANSITIONS` is enforced by the store's update filters):
 
@@ -67,7 +67,8 @@ class Attempt(Value):
     fence: int
     owner: str
     first_turn: int = 0
-    """Turns inherited from the previous holder, which died or released the Record (0: begun anew)."""
+    """Turns inherited from the previous holder, which died or released the Record (0: started
+    over)."""
     started_at: datetime
     ended_at: datetime | None = None
     ended_by: Literal["finished", "expired", "released", "error"] | None = None
@@ -75,7 +76,7 @@ class Attempt(Value):
 
 
 class Record(Value):
-    """One try of a Task: its lease while it runs, its result afterwards."""
+    """One rollout of a Task: its lease while it runs, its result afterwards."""
 
     id: str
     """`{task_id}/{traj_id}`."""
@@ -128,5 +129,5 @@ class Record(Value):
 
 
 def task_of_record(record_id: str) -> str:
-    """Return the id of the Task that a Record is a try of."""
+    """Return the id of the Task that a Record is a rollout of."""
     return record_id.rpartition("/")[0]

@@ -20,7 +20,7 @@ ENDED_RUNS: frozenset[RunStatus] = frozenset({"completed", "no_signal", "failed"
 
 
 class Control(Value):
-    """What may change while a run goes on; samplers and trainer read it every second.
+    """What may change while a run continues; samplers and trainer read it every second.
 
     None means the value that the process was started with.
     """
@@ -143,7 +143,7 @@ class InferenceService(Value):
     status: ServiceStatus = "up"
     policy_version: int = 0
     adapter: str | None = None
-    """Name of the adapter that requests have to name for that version; None for the model alone."""
+    """Name of the adapter that requests must name for that version; None for the model alone."""
     error: str | None = None
     data_proof: str | None = None
     control_proof: str | None = None

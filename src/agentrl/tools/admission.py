@@ -39,12 +39,12 @@ def excess(value: object) -> str | None:
             if isinstance(item, dict | list):
                 num_values += len(item)
                 if num_values > _MAX_VALUES:
-                    return f"the answer holds more than {_MAX_VALUES} values"
+                    return f"the response contains more than {_MAX_VALUES} values"
                 below.extend(item.values() if isinstance(item, dict) else item)
         if not below:
             return None
         level = below
-    return f"the answer is nested more than {_MAX_DEPTH} deep"
+    return f"the answer is nested deeper than {_MAX_DEPTH} levels"
 
 
 def listing_problem(tools: Sequence[Tool]) -> str | None:

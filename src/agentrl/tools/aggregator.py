@@ -71,12 +71,12 @@ class Aggregator:
         """Return the tools of every server behind this address, by the server's name.
 
         Raises:
-            ToolError: it cannot be reached, or does not answer as an aggregator does.
+            ToolError: it cannot be reached, or does not respond as an aggregator does.
         """
         servers = (await self._get("/servers")).get("servers")
         tools = (await self._get("/tools")).get("tools")
         if not isinstance(servers, list) or not isinstance(tools, list):
-            raise self._error("does not list its servers and tools", None)
+            raise self._error("did not list its servers and tools", None)
         listed: dict[str, list[Tool]] = {str(name): [] for name in servers}
         for tool in tools:
             server, parsed = self._parse_tool(tool, listed)
@@ -107,9 +107,9 @@ class Aggregator:
                 raise CallTimedOut(f"no result within {self._timeout:g} s") from error
             except _RequestFailed as error:
                 if error.sent and not self._config.retry_lost_calls:
-                    raise self._error("was lost during a call", error) from error
+                    raise self._error("lost the connection during a call", error) from error
                 if attempt == self._config.max_retries:
-                    raise self._error("failed again and again", error) from error
+                    raise self._error("failed on every attempt", error) from error
             await pause_before_retry(self._config, attempt)
             attempt += 1
 
@@ -119,10 +119,10 @@ class Aggregator:
                 body = await self._send("GET", path, None)
             except (httpx.ReadTimeout, _RequestFailed) as error:
                 if attempt == self._config.max_retries:
-                    raise self._error("cannot be reached", error) from error
+                    raise self._error("is unreachable", error) from error
             else:
                 if not isinstance(body, dict):
-                    raise self._error(f"answered {path} with something that is no object", None)
+                    raise self._error(f"answered {path} without a JSON object", None)
                 return body
             await pause_before_retry(self._config, attempt)
         raise AssertionError("unreachable")
@@ -146,7 +146,7 @@ class Aggregator:
                 timeout=timeout,
             )
         except TimeoutError as error:
-            raise httpx.ReadTimeout("the answer did not end in time") from error
+            raise httpx.ReadTimeout("the response was not complete in time") from error
         except httpx.ReadTimeout:
             raise
         except httpx.HTTPError as error:
@@ -168,9 +168,9 @@ class Aggregator:
         except (ValueError, RecursionError) as error:
             if status >= 400 or method == "GET":
                 raise self._error(
-                    f"answered {path} with HTTP {status} and no JSON", None
+                    f"answered {path} with HTTP {status} and invalid JSON", None
                 ) from error
-            raise InvalidResult("the answer is not JSON") from error
+            raise InvalidResult("the response is not JSON") from error
         if (reason := excess(body)) is not None:
             raise self._unreadable(method, path, reason)
         if status >= 400 and method == "GET":
@@ -199,7 +199,7 @@ class Aggregator:
                     description=function.get("description") or "",
                     input_schema=schema,
                 )
-        raise self._error(f"lists a tool of none of its servers: {name!r}", None)
+        raise self._error(f"lists a tool that belongs to none of its servers: {name!r}", None)
 
     def _error(self, what: str, error: BaseException | None) -> ToolError:
         reason = (

@@ -91,7 +91,7 @@ class McpSession:
         except BaseException as error:
             await self.close()
             if isinstance(error, TimeoutError) and waiting.expired():
-                raise TimeoutError(f"no answer within {limit:g} s") from None
+                raise TimeoutError(f"no response within {limit:g} s") from None
             raise
 
     async def close(self) -> None:
@@ -124,11 +124,11 @@ class McpSession:
         """Return what a command that was started for this connection said last, or how it ended."""
         said, status = self._started.last_line, self._started.exit_status
         if said:
-            return f"it said: {said}{_variable_hint(self._server, said)}"
+            return f"last output: {said}{_variable_hint(self._server, said)}"
         if status is None or status < 0:
             return ""
         return (
-            f"the command ended without a word (exit {status}); a server of Python ends with "
+            f"the command exited without output (exit {status}); a Python server must end with "
             'server.run("stdio")'
         )
 
@@ -161,14 +161,16 @@ class McpSession:
                     self._on_tools_changed()
         except (MCPError, SubscriptionLost, TimeoutError) as error:
             # The list is read again every now and then in any case.
-            logger.info("%s reports no changes of its tools: %s", self._server.address, error)
+            logger.info("%s does not report changes of its tools: %s", self._server.address, error)
 
 
 def _variable_hint(server: McpServer, said: str) -> str:
     """Return how to pass on a variable that a command misses and this process has, or nothing."""
     for name in _VARIABLE.findall(said):
         if name in os.environ and name not in server.env:
-            return f' (commands get named variables only: "env": {{"{name}": "${{{name}}}"}})'
+            return (
+                f' (commands receive only the variables in env: "env": {{"{name}": "${{{name}}}"}})'
+            )
     return ""
 
 

@@ -78,7 +78,7 @@ class ServerConnection:
         """Return all tools of the server.
 
         Raises:
-            ToolError: the server cannot be reached or does not answer as an MCP server.
+            ToolError: the server cannot be reached or does not respond as an MCP server.
         """
         for attempt in range(self._config.max_retries + 1):
             client = await self._client()
@@ -91,7 +91,7 @@ class ServerConnection:
             except (MCPError, TimeoutError, ValueError) as error:
                 await self._drop(client)
                 if attempt == self._config.max_retries:
-                    raise self._error("does not list its tools", error) from error
+                    raise self._error("did not list its tools", error) from error
             await pause_before_retry(self._config, attempt)
         raise AssertionError("unreachable")
 
@@ -99,14 +99,14 @@ class ServerConnection:
         """Return what `list_tools` does, but keep the connection, and the calls on it, on failure.
 
         Raises:
-            ToolError: the server cannot be reached, or does not answer.
+            ToolError: the server cannot be reached, or does not respond.
         """
         client = await self._client()
         try:
             async with asyncio.timeout(self._config.connect_timeout_seconds):
                 return self._offered(await _all_tools(client))
         except (MCPError, TimeoutError, ValueError) as error:
-            raise self._error("does not list its tools", error) from error
+            raise self._error("did not list its tools", error) from error
 
     async def call_tool(
         self,
@@ -157,7 +157,7 @@ class ServerConnection:
                 if await self._answers(client):
                     raise CallTimedOut(f"no result within {self._timeout:g} s") from error
                 await self._drop(client)
-                raise self._error("stopped answering during a call", error) from error
+                raise self._error("stopped responding during a call", error) from error
             except (RuntimeError, ValidationError) as error:
                 # The SDK raises these when a result does not match the tool's schema.
                 logger.warning("%s", self._error(f"returned an invalid result of {name}", error))
@@ -166,7 +166,7 @@ class ServerConnection:
                 if not await self._may_repeat(client, error, repeatable=repeatable):
                     raise
                 if attempt == self._config.max_retries:
-                    raise self._error("failed again and again", error) from error
+                    raise self._error("failed on every attempt", error) from error
             await pause_before_retry(self._config, attempt)
             attempt += 1
 
@@ -218,7 +218,7 @@ class ServerConnection:
         if failure == "too_large":
             raise InvalidResult(error.message) from error
         if error.code == PARSE_ERROR:
-            raise self._error("answered with garbage", error) from error
+            raise self._error("sent an invalid response", error) from error
         if failure == "session_ended":
             await self._drop(client)
         if failure in ("session_ended", "not_sent"):
@@ -231,7 +231,7 @@ class ServerConnection:
             await self._drop(client)
         if repeatable or self._config.retry_lost_calls:
             return True
-        raise self._error("was lost during a call", error) from error
+        raise self._error("lost the connection during a call", error) from error
 
     async def _answers(self, client: Client) -> bool:
         try:
@@ -255,7 +255,7 @@ class ServerConnection:
                 self._holds_state = False
                 raise ToolError(
                     f"MCP server {self.name!r} at {self.server.address} lost its session, and with "
-                    "it the state that earlier calls left there"
+                    "it the state of earlier calls"
                 )
             for attempt in range(self._config.max_retries + 1):
                 session = McpSession(
@@ -265,7 +265,7 @@ class ServerConnection:
                     client = await session.opened()
                 except Exception as error:
                     if attempt == self._config.max_retries:
-                        raise self._error("cannot be reached", error) from error
+                        raise self._error("is unreachable", error) from error
                 else:
                     self._session = session
                     return client
@@ -301,7 +301,7 @@ async def _all_tools(client: Client) -> list[Tool]:
     while True:
         page = await client.list_tools(cursor=cursor)
         tools += page.tools
-        # A server that invents pages for ever is refused for what it has listed so far.
+        # A server that invents pages forever is refused for what it has listed so far.
         is_last = page.next_cursor is None or page.next_cursor == cursor
         if is_last or len(tools) > MAX_TOOLS:
             return tools

@@ -209,7 +209,8 @@ class Environment:
                     size := await asyncio.to_thread(_memory_of, session.pids)
                 ) > self._memory_bytes:
                     logger.warning(
-                        "a session's servers use %d MiB, more than %d; they are ended",
+                        "stopping the servers of a session: they use %d MiB, more than the limit "
+                        "of %d",
                         *(size >> 20, self._memory_bytes >> 20),
                     )
                     await self.end_session(session_id)
@@ -274,7 +275,7 @@ class Environment:
         if session_id not in self._sessions:
             if len(self._sessions) >= self._max_sessions:
                 text = (
-                    f"{self._max_sessions} sessions are open, and no more may be (--max_sessions)"
+                    f"{self._max_sessions} sessions are open, which is the limit (--max_sessions)"
                 )
                 raise MCPError(INTERNAL_ERROR, text, {FAILURE_KEY: "not_sent"})
             self._sessions[session_id] = _ClientSession(Path(tempfile.mkdtemp(dir=self._root)))
@@ -371,8 +372,8 @@ class _SessionGate:
         # Later versions have no sessions over HTTP, without which clients cannot be told apart.
         error = {
             "code": UNSUPPORTED_PROTOCOL_VERSION,
-            "message": "this server keeps state for each client; start with `initialize`, or send "
-            f"a random name of 16 to 128 letters and digits as the header {CLIENT_HEADER}",
+            "message": "this server keeps state per client; start with `initialize`, or send a "
+            f"random name of 16 to 128 letters and digits in the header {CLIENT_HEADER}",
             "data": {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version},
         }
         return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)

@@ -63,7 +63,7 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             answer = await self._send(request)
             if (encoding := answer.headers.get("content-encoding", "identity")) != "identity":
                 answer.close()
-                reason = f"the answer is compressed ({encoding})"
+                reason = f"the response is compressed ({encoding})"
                 if request.method != "POST":
                     raise httpx2.ReadError(reason, request=request)
                 return _failure(request, "too_large", reason)
@@ -82,7 +82,7 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             return _failure(request, "lost", describe(error))
         if content is None:
             size = f"{MAX_MESSAGE_BYTES >> 20} MiB"
-            return _failure(request, "too_large", f"the answer is longer than {size}")
+            return _failure(request, "too_large", f"the response is longer than {size}")
         if (excess := density(num_marks(content))) is not None:
             return _failure(request, "too_large", excess)
         return _explained(request, _response(request, answer, content=repaired(content)))
@@ -159,7 +159,7 @@ def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Res
     status = response.status_code
     if status < 300 and status != _ACCEPTED and response.content and not _is_json(response):
         kind = response.headers.get("content-type", "no type")
-        return _failure(request, "lost", f"answered with {kind}, which is no MCP")
+        return _failure(request, "lost", f"answered with {kind}, which is not MCP")
     if status < 400:
         return response
     if status == 404:

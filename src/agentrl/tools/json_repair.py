@@ -1,9 +1,9 @@
 """Repairs messages of servers that are almost JSON.
 
 Servers written in JavaScript send a text that was cut in the middle of an emoji with half of a
-surrogate pair in it. The SDK's parser refuses the whole message, and the caller waits for ever.
-Here the half becomes U+FFFD. Servers over pipes may also print lines that are no message at all:
-these are skipped, and reported once.
+surrogate pair in it. The SDK's parser refuses the whole message, and the caller waits forever. Here
+the half becomes U+FFFD. Servers over pipes may also print lines that are no message at all: these
+are skipped, and reported once.
 """
 
 import json
@@ -170,11 +170,11 @@ class _RepairedStream:
         """Return an error response for the call that a line was meant to answer, if it was."""
         id_ = _answered(line)
         if id_ is not None:
-            failure = ErrorData(code=PARSE_ERROR, message="the answer cannot be parsed")
+            failure = ErrorData(code=PARSE_ERROR, message="the response cannot be parsed")
             return SessionMessage(JSONRPCError(jsonrpc="2.0", id=id_, error=failure))
         if not self._has_warned:
             logger.warning(
-                "%s prints what is no MCP message and is skipped: %.80r", self._what, line
+                "%s: ignoring output that is not an MCP message: %.80r", self._what, line
             )
         self._has_warned = True
         return error

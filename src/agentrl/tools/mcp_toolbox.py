@@ -157,7 +157,7 @@ class McpToolBox:
         try:
             tools = await connection.list_tools_again()
         except ToolError as error:
-            logger.warning("tools that were added are not shown: %s", error)
+            logger.warning("tools added by the server are not available: %s", error)
             return ""
         known = {spec.remote_name for spec in self._specs if spec.server == server}
         new = [
@@ -167,8 +167,7 @@ class McpToolBox:
         ]
         if len(self._specs) + len(new) > MAX_TOOLS:
             logger.warning(
-                "MCP server %r adds tools again and again: the %d that a rollout has are all that "
-                "it gets",
+                "MCP server %r keeps adding tools: a rollout is limited to the %d that it has",
                 server,
                 len(self._specs),
             )
@@ -258,22 +257,22 @@ async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
 async def _refresh(
     box: McpToolBox, servers: Mapping[str, Server], offers: dict[str, Offer], config: ToolsConfig
 ) -> None:
-    """Update the box periodically; a server that does not answer keeps its former tools."""
+    """Update the box periodically; a server that does not respond keeps its former tools."""
     while True:
         await asyncio.sleep(config.refresh_seconds)
         for name, server in servers.items():
             try:
                 offers[name] = await _offer(name, server, again=True)
             except ToolError as error:
-                logger.warning("the tools stay as they were: %s", error)
+                logger.warning("keeping the previous tools: %s", error)
         try:
             listed, connections = _merged(offers, config)
         except ConfigError as error:
-            logger.warning("the tools stay as they were: %s", error)
+            logger.warning("keeping the previous tools: %s", error)
             continue
         specs = tuple(select_tools(listed, config))
         if specs != box.specs:
-            logger.warning("the tools have changed, and are now: %s", [spec.name for spec in specs])
+            logger.warning("the tools have changed: %s", [spec.name for spec in specs])
         box.offer(specs, connections)
 
 
@@ -300,7 +299,7 @@ def _merged(
     for behind, offer in offers.items():
         for name, (tools, connection) in offer.items():
             if name in connections:
-                raise ConfigError(f"two MCP servers are called {name!r}; rename one in mcpServers")
+                raise ConfigError(f"two MCP servers are named {name!r}; rename one in mcpServers")
             connections[name] = connection
             if config.server_names is None or not {name, behind}.isdisjoint(config.server_names):
                 listed[name] = tools

@@ -56,16 +56,22 @@ class McpServer(BaseModel):
     def _check_address(self) -> Self:
         given, missing = ("command", "url") if self.transport == "stdio" else ("url", "command")
         if getattr(self, given) is None or getattr(self, missing) is not None:
-            raise ValueError(f"a {self.transport} server needs `{given}` and no `{missing}`")
+            raise ValueError(f"a {self.transport} server takes `{given}`, not `{missing}`")
         if self.per_rollout and self.transport == "aggregator":
-            raise ValueError("per_rollout: the servers behind an aggregator are shared by rollouts")
+            raise ValueError(
+                "per_rollout is not supported by aggregators, which share their servers between "
+                "rollouts"
+            )
         if self.per_rollout and self.resumable:
-            raise ValueError("per_rollout means state in the session, resumable that there is none")
+            raise ValueError(
+                "per_rollout and resumable are mutually exclusive: one declares session state, the "
+                "other its absence"
+            )
         texts = (*self.args, *(one.get_secret_value() for one in self.env.values()), self.cwd or "")
         if any(ROLLOUT_DIR in text for text in texts) and not self.per_rollout:
-            raise ValueError(f'{ROLLOUT_DIR} is a rollout\'s own; add "per_rollout": true')
+            raise ValueError(f'{ROLLOUT_DIR} requires "per_rollout": true')
         if ROLLOUT_DIR in "".join((self.url or "", self.command or "")):
-            raise ValueError(f"{ROLLOUT_DIR} stands in args, env and cwd of a command only")
+            raise ValueError(f"{ROLLOUT_DIR} is supported only in args, env and cwd of a command")
         if self.url is not None and not re.match(r"https?://[^/\s]", self.url):
             raise ValueError(f"url {self.url!r} is not an http(s) address")
         return self
@@ -128,7 +134,7 @@ class ToolsConfig(BaseModel):
     log_dir: Path | None = None
     """Where the standard error of commands is kept; by default it is not."""
     log_prefix: str = "tool_"
-    """What names of these files begin with."""
+    """What names of these files start with."""
     show_instructions: bool = True
     """Show the model what servers say about their use."""
     show_images: bool = False
@@ -246,7 +252,7 @@ def load_mcp_servers(source: str | Path | Mapping[str, object]) -> dict[str, Mcp
         if not (isinstance(value, Mapping) and value.get("disabled") is True)
     }
     if not enabled:
-        raise ConfigError("mcpServers: every server in it is disabled")
+        raise ConfigError("mcpServers: all servers are disabled")
     return {name: _parse_server(name, value) for name, value in enabled.items()}
 
 
@@ -274,8 +280,8 @@ def _filled_in(name: str, value: object) -> object:
     if isinstance(value, str):
         if other := _OTHER_VARIABLE.search(value):
             raise ConfigError(
-                f"mcpServers.{name}: {other[0]} is known to another client only; "
-                "write the value, or an environment variable as ${NAME}"
+                f"mcpServers.{name}: {other[0]} is a variable of another client; write the value, "
+                "or an environment variable as ${NAME}"
             )
         return _VARIABLE.sub(lambda match: _variable(name, match), value)
     if isinstance(value, Mapping):
@@ -341,7 +347,7 @@ def _parse_server(name: str, value: object) -> McpServer:
     words = (server.command or "").split()
     if len(words) > 1 and shutil.which(program(server.command or "")) is None:
         split = json.dumps({"command": words[0], "args": words[1:]})[1:-1]
-        raise ConfigError(f"mcpServers.{name}: no program has this name; write {split}")
+        raise ConfigError(f"mcpServers.{name}: program not found; write {split}")
     return server
 
 

@@ -86,7 +86,7 @@ class CircuitBreaker:
             self.settle(healthy=healthy)
 
     async def admit(self) -> None:
-        """Return when the server may be called; the caller then has to call `settle`.
+        """Return when the server may be called; the caller then must call `settle`.
 
         Raises:
             ToolError: the server is down, and stayed down for as long as callers wait.
@@ -99,7 +99,7 @@ class CircuitBreaker:
                 return
             if now >= deadline:
                 seconds = now - self._down_since
-                raise ToolError(f"{self._what} is down, and has been for {seconds:.0f} s")
+                raise ToolError(f"{self._what} has been down for {seconds:.0f} s")
             until = deadline if self._probing else min(deadline, self._retry_at)
             try:
                 async with asyncio.timeout(max(until - now, 0.001)):

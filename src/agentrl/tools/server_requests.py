@@ -1,10 +1,10 @@
 """What MCP servers ask of their client, and calls that they carry on as tasks.
 
-In: a server's policy. Out: what the SDK's client needs to answer. A rollout has no user: a question to
-one (elicitation) is declined, and said once, unless the server's policy accepts the form's own
-defaults. A language model (sampling) and roots are not offered; a server that asks for them all the same
-gets an error, and the log says so once. A call that becomes a task (the extension of protocol 2026-07-28)
-is polled to its end within the call's time.
+Input: a server's policy. Output: what the SDK's client needs to answer. A rollout has no user: a
+question to one (elicitation) is declined, and said once, unless the server's policy accepts the
+form's own defaults. A language model (sampling) and roots are not offered; a server that asks for
+them all the same gets an error, and the log says so once. A call that becomes a task (the extension
+of protocol 2026-07-28) is polled to its end within the call's time.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _NOT_OFFERED = {"sampling": "a language model", "roots": "roots"}
 """Capabilities that samplers do not have, in words."""
 
 still_working: ContextVar[Callable[[], None] | None] = ContextVar("still_working", default=None)
-"""Called whenever the task behind the current call says that it goes on."""
+"""Called whenever the task behind the current call says that it continues."""
 
 
 class ServerQuestions:
@@ -71,8 +71,8 @@ class ServerQuestions:
             return ElicitResult(action="accept", content=content)
         if self._says_first("elicitation"):
             logger.warning(
-                "MCP server %r asks the user %r: declined, as all of its questions are (said once); "
-                '"elicitation": "accept" in mcpServers answers with a form\'s own defaults',
+                "MCP server %r asks the user %r: declined, like all its later requests (logged once); "
+                'set "elicitation": "accept" in mcpServers to answer with the defaults of forms',
                 self._name,
                 one_line(params.message, _MAX_SAID_CHARS),
             )
@@ -83,8 +83,8 @@ class ServerQuestions:
         for capability in _needed_capabilities(message):
             if capability in _NOT_OFFERED and self._says_first(capability):
                 logger.warning(
-                    "MCP server %r asks for %s (%s): answered with an error, because rollouts offer "
-                    "servers none (said once)",
+                    "MCP server %r requests %s (%s), which is not supported: answered with an "
+                    "error (logged once)",
                     self._name,
                     _NOT_OFFERED[capability],
                     capability,
@@ -268,5 +268,5 @@ def _outcome(state: TaskState) -> CallToolResult:
         message = error.get("message") or state.status_message or "the task failed"
         code = error.get("code")
         raise MCPError(code if isinstance(code, int) else INTERNAL_ERROR, str(message))
-    text = f"the task was cancelled: {state.status_message or 'no reason was given'}"
+    text = f"the task was cancelled: {state.status_message or 'no reason given'}"
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)

@@ -1,7 +1,7 @@
 """MCP over the pipes of a command: started in bounds, read in bounds, and heard when it complains.
 
 The SDK's own transport holds a line of any length, and the server's standard error goes where the
-process's own goes. In goes a server's description; out come the streams that the SDK's client reads
+process's own goes. Input: a server's description. Output: the streams that the SDK's client reads
 and writes. What the server prints on standard error is kept in a log, up to a size, and the end of
 it stands in the error when the server dies.
 """
@@ -76,7 +76,7 @@ class StdioServer:
         text = "".join(f"{line}\n" for line in said)
         self._num_logged += len(text)
         if self._num_logged >= MAX_LOG_BYTES:
-            text += f"--- more than {MAX_LOG_BYTES >> 20} MiB: the rest is not kept\n"
+            text += f"--- more than {MAX_LOG_BYTES >> 20} MiB: the rest is discarded\n"
         make_private(self._log_path.parent)
         self._log_path.touch(0o600)
         with self._log_path.open("a", encoding="utf-8") as log:
@@ -108,7 +108,7 @@ async def stdio_transport(
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        raise ToolError(f"it cannot be started: {error}") from error
+        raise ToolError(f"it failed to start: {error}") from error
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -142,7 +142,7 @@ async def _read(stream: asyncio.StreamReader, incoming: Any) -> None:
                 return
             except asyncio.LimitOverrunError:
                 size = f"{MAX_MESSAGE_BYTES >> 20} MiB"
-                logger.warning("an MCP server sent a line of more than %s; it is ended", size)
+                logger.warning("an MCP server sent a line of more than %s and is stopped", size)
                 return
             try:
                 await incoming.send(_message(line[:-1]))
@@ -151,7 +151,7 @@ async def _read(stream: asyncio.StreamReader, incoming: Any) -> None:
 
 
 def _message(line: bytes) -> SessionMessage | ValueError:
-    """Return a line's message; or the SDK's error, from which `json_repair` goes on."""
+    """Return a line's message; or the SDK's error, from which `json_repair` continues."""
     if (reason := density(num_marks(line))) is not None:
         return refused_line(line, reason)
     try:

@@ -100,14 +100,14 @@ def check_filters(listed: Listed, config: ToolsConfig) -> None:
     clashing = sorted({spec.remote_name for spec in specs if spec.name != spec.remote_name})
     if clashing:
         logger.warning(
-            "several MCP servers offer the same tools, shown as server.tool: %s",
+            "several MCP servers offer tools of the same name, renamed to server.tool: %s",
             ", ".join(clashing),
         )
     known = {name for spec in specs for name in _names_of(spec)}
     for name in (*(config.tool_names or ()), *config.blocked_tools):
         if name not in known:
             offered = ", ".join(spec.name for spec in specs)
-            raise ConfigError(f"no MCP server offers a tool {name!r} (offered: {offered})")
+            raise ConfigError(f"no MCP server offers the tool {name!r} (available: {offered})")
 
 
 def unique_names(tools: Sequence[tuple[str, str]]) -> list[str]:
@@ -169,8 +169,8 @@ def _spec(name: str, server: str, tool: Tool) -> ToolSpec:
 def _in_order(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema with its keys in the one order in which models are shown them.
 
-    The SDK's older and newer protocols list them in different ones, and a connection may change over
-    at any time: a rollout that is resumed has to find the prompt that it began with.
+    The SDK's older and newer protocols list them in different ones, and a connection may change
+    over at any time: a rollout that is resumed must find the prompt that it began with.
     """
     first = {key: schema[key] for key in _FIRST_KEYS if key in schema}
     return first | {key: schema[key] for key in sorted(schema.keys() - first.keys())}

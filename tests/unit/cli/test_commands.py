@@ -34,7 +34,7 @@ def test_any_checkpoint_can_be_verified(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "say `agentrl verify` and one of merge"),
+        ([], "complete `agentrl verify` with one of merge"),
         (["merge", "--trees", "0"], "'--trees': 0 is not in the range x>=1"),
         (["merge", "--dtype", "int8"], "'int8' is not one of 'float64', 'float32'"),
     ],
@@ -212,11 +212,11 @@ def test_a_project_begins_in_a_new_or_an_empty_folder(
     before = {path: path.read_bytes() for path in (tmp_path / "used").glob("[a-zA-Z]*")}
     (tmp_path / "file").touch()
     for words, problem in (
-        ([str(tmp_path / "used")], "used holds README.md already; name a folder that is empty"),
-        ([str(tmp_path / "file")], "file: File exists; name another folder"),
-        (["/proc/none"], "/proc/none: No such file or directory; name another folder"),
+        ([str(tmp_path / "used")], "used already contains README.md; choose an empty folder"),
+        ([str(tmp_path / "file")], "file: File exists; choose another folder"),
+        (["/proc/none"], "/proc/none: No such file or directory; choose another folder"),
         ([], "missing argument 'FOLDER'"),
-        ([""], "FOLDER is empty; a dot is the folder that you are in"),
+        ([""], "FOLDER is empty; use a dot for the current folder"),
     ):
         assert main(["init", *words]) == 2
         error = capsys.readouterr().err

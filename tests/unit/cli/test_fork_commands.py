@@ -15,10 +15,10 @@ from agentrl.launcher.fork_run import edited_messages
         (b"[" * 200_000, "is not JSON"),
         (b"9" * 5000, "is not JSON"),
         (b"\xff", "is not JSON"),
-        (b"null", "an edit is a JSON object"),
+        (b"null", "an edit must be a JSON object"),
         (b'{"messages": [7]}', "message 0 is no JSON object"),
-        (b'{"messages": [{"role": "' + b"x" * 10**6 + b'"}]}', "message 0 has the role"),
-        (b'{"messages": [{"role": "user", "content": NaN}]}', "no text as its content"),
+        (b'{"messages": [{"role": "' + b"x" * 10**6 + b'"}]}', "message 0: unknown role"),
+        (b'{"messages": [{"role": "user", "content": NaN}]}', "content must be text"),
     ],
 )
 def test_an_edit_that_is_none_is_refused_in_one_line(

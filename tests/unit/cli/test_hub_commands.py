@@ -66,18 +66,23 @@ def test_an_exported_data_set_goes_to_a_repository_of_its_kind(
 @pytest.mark.parametrize(
     ("words", "token", "status", "message"),
     [
-        (["me/x", "--run_name", "mine"], "", 2, "set HF_TOKEN to a token that may write"),
+        (["me/x", "--run_name", "mine"], "", 2, "set HF_TOKEN to a token with write access"),
         (["me/x", "--run_name", "none"], TOKEN, 2, "output/none holds no checkpoint"),
-        (["me/x/y", "--run_name", "mine"], TOKEN, 2, "'me/x/y' is no repository's name"),
+        (["me/x/y", "--run_name", "mine"], TOKEN, 2, "'me/x/y' is not a valid repository name"),
         (["me/x", "--dataset", "nowhere"], TOKEN, 2, "'nowhere' does not exist"),
-        (["me/x", "--dataset", "empty"], TOKEN, 2, "empty holds no files to upload"),
+        (["me/x", "--dataset", "empty"], TOKEN, 2, "empty contains no files to upload"),
         (
             ["me/x", "--run_name", "mine"],
             "hf_\u00e9",
             2,
-            "HF_TOKEN holds a character that no token",
+            "HF_TOKEN contains a character that tokens",
         ),
-        (["me/x", "--run_name", "mine"], "hf_another", 1, "is HF_TOKEN one that may write there?"),
+        (
+            ["me/x", "--run_name", "mine"],
+            "hf_another",
+            1,
+            "check that HF_TOKEN has write access to it",
+        ),
         ([], TOKEN, 2, "missing argument 'REPOSITORY'"),
     ],
 )
@@ -110,5 +115,5 @@ def test_a_hub_that_does_not_answer_is_named(
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     assert main(["push_to_hub", "me/x", "--run_name", "mine"]) == 1
     error = capsys.readouterr().err
-    assert "the hub did not answer: ConnectError" in error
+    assert "no response from the hub: ConnectError" in error
     assert error.count("\n") == 1

@@ -123,8 +123,8 @@ def test_the_list_of_records_names_them_and_says_that_there_may_be_more(
 ) -> None:
     page = inspect("records", "--limit", "2")
     assert re.search(r"train/0/q0/0 +scored +1\.000 +answered +0\.\.0 +14 +1 +4", page)
-    assert "the first 2 are shown; --limit N shows more" in page
-    assert inspect("records", "--tool", "compute") == "no record fits\n"
+    assert "showing the first 2; --limit N shows more" in page
+    assert inspect("records", "--tool", "compute") == "no record matches\n"
 
 
 def test_a_record_in_full_has_everything_that_the_model_was_given(
@@ -196,8 +196,8 @@ MISTAKES: list[tuple[list[str], str, int]] = [
     ([], "one of runs, progress, records, record", 2),
     (["recrd"], "unknown command 'recrd'; one of runs", 2),
     (["record"], "missing argument 'RECORD_ID'", 2),
-    (["records", "--score", "good"], "'good' is no condition on a score: say '>=0.5'", 2),
-    (["records", "--score", ">="], "say '>=0.5', '<0.2', 1, 0.2..0.8, or none", 2),
+    (["records", "--score", "good"], "'good' is not a condition on a score; give '>=0.5'", 2),
+    (["records", "--score", ">="], "give '>=0.5', '<0.2', 1, 0.2..0.8, or none", 2),
     (["records", "--outcome", "bad"], "'bad' is not one of 'answered', 'no_answer'", 2),
     (["samplers", "--follow"], "takes no --follow, `agentrl inspect progress` does", 2),
     (["failures", "--limit", "none"], "'--limit': 'none' is not a valid whole number", 2),
@@ -273,4 +273,4 @@ def test_a_finished_run_is_served_for_as_long_as_it_is_looked_at(
     assert main(["inspect", "runs"]) == 1
     printed = capsys.readouterr()
     assert printed.out == "", "not that there are none"
-    assert ".agentrl/mongo/demo: the private mongod ended at once (exit 1)" in printed.err
+    assert ".agentrl/mongo/demo: the private mongod exited during startup (exit 1)" in printed.err

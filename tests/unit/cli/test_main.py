@@ -66,10 +66,10 @@ def test_nobody_else_may_write_into_what_a_command_makes(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ("inspect runs >/dev/full", 1, "what was to be written: No space left on device; free"),
+        ("inspect runs >/dev/full", 1, "the output: No space left on device; free"),
         ("inspect runs >&-", 0, ""),
         ("run --max_steps 0 2>&-", 2, ""),
-        ("run --dry_run", 1, "the folder that you are in was deleted; cd into another"),
+        ("run --dry_run", 1, "the current folder was deleted; change to another"),
     ],
 )
 def test_what_the_shell_leaves_to_write_to_and_to_work_in(
@@ -92,9 +92,9 @@ def test_what_the_shell_leaves_to_write_to_and_to_work_in(
     [
         (
             errno.EACCES,
-            "lock: Permission denied; work as the user whose it is, or in a folder of y",
+            "lock: Permission denied; run the command as its owner, or in a folder of y",
         ),
-        (errno.EROFS, "lock: Read-only file system; work in another folder\n"),
+        (errno.EROFS, "lock: Read-only file system; change to another folder\n"),
     ],
 )
 def test_somebody_elses_files_are_named_in_one_line(

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (("--gpu", "H100"), "--gpu H100: say with --num_gpus how many there are"),
-        (("--gpu", "GTX 970", "--num_gpus", "8"), "--gpu GTX 970: not known; one of B200, H200"),
-        (("--num_gpus", "8"), "the kind of GPU is not known here; name one like it with --gpu"),
+        (("--gpu", "H100"), "--gpu H100: give the number of GPUs with --num_gpus"),
+        (("--gpu", "GTX 970", "--num_gpus", "8"), "--gpu GTX 970: unknown GPU; known: B200, H200"),
+        (("--num_gpus", "8"), "GPU model unknown; name a similar one with --gpu"),
         (("--model_name_or_path", "nowhere"), "no such directory"),
         (("--network_gb", "0"), "0.0 is not in the range x>0"),
         (("--turns", "nan"), "nan is no number"),
@@ -84,7 +84,7 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_starts(
     flags = ("--model_name_or_path", model, "--train_file", questions, "--default_scorer", "exact")
     assert main(["run", "--run_name", "small", *flags]) == 2
     said = capsys.readouterr().err
-    assert "agentrl run: a trainer rank takes" in said
+    assert "agentrl run: a trainer rank needs" in said
     assert "(`agentrl plan` shows the parts)" in said
     assert {path.name for path in folder.iterdir()} == {"nvidia-smi"}
     assert main(["run", "--run_name", "small", *flags, "--dry_run", "--json"]) == 2

@@ -51,14 +51,16 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     told = call("import", "paths", run=other)
     assert "2 records of 1 task in " in told
     assert "2 of 2 turns have token ids" in told
-    assert "--score is for trajectories" in call("import", "copy", "--score", "1", run=copy, code=2)
+    assert "--score applies to trajectories" in call(
+        "import", "copy", "--score", "1", run=copy, code=2
+    )
     call("drop", "--yes", run=other)
     assert json.loads(call("import", "copy", "--json", run=copy))["run"] == name
     assert json.loads(call("stats", "--json", run=copy))["num_tokens"] == 214
     question = call("drop", run=copy, code=2)
-    assert "with its 1 group, trained to version 0? Nobody is there to be asked" in question
+    assert "with its 1 group, trained to version 0? No terminal to ask on" in question
     assert f"'{copy}' is deleted" in call("drop", "--yes", run=copy)
-    assert "holds no run" in call("stats", run=copy, code=2)
+    assert "contains no run" in call("stats", run=copy, code=2)
     assert json.loads(call("compact", "--yes", "--json"))["num_bytes"] == 0
 
 
@@ -124,9 +126,9 @@ def test_finished_records_are_scored_anew_by_a_scorer_of_the_users(
         return main(["store", "rescore", *words, *flags])
 
     assert rescore("--scorer", "of_a_file") == 0
-    assert capsys.readouterr().out.startswith("of_a_file@7: 2 records scored, 0 had this score")
+    assert capsys.readouterr().out.startswith("of_a_file@7: 2 records scored, 0 already scored")
     assert rescore("--scorer", "of_a_file") == 0
-    assert "0 records scored, 2 had this score" in capsys.readouterr().out
+    assert "0 records scored, 2 already scored" in capsys.readouterr().out
     assert rescore("--scorer", "of_a_fil") == 2
     assert "of_a_file" in capsys.readouterr().err
     assert rescore() == 2
@@ -148,7 +150,10 @@ async def more_scores(uri: str, name: str) -> dict[str, list[tuple[str, str, flo
     [
         ([], "one of up, set, rescore, stats, export, import, bundle, compact, drop"),
         (["export"], "missing argument 'FOLDER'"),
-        (["stats", "--yes"], "`agentrl store stats` takes no --yes, `agentrl store compact` does"),
+        (
+            ["stats", "--yes"],
+            "`agentrl store stats` has no --yes, but `agentrl store compact` does",
+        ),
         (["drop", "--run_name", "nobody"], ".agentrl/mongo/nobody does not exist"),
     ],
 )

@@ -38,7 +38,7 @@ def test_tasks_are_listed_counted_and_asked_again(
     ]
     tasks_command(uri, run, "stats")
     assert capsys.readouterr().out == (
-        "train  2 of 3 tasks completed; tries: 3 scored (mean 0.500), 1 failed for good\n"
+        "train  2 of 3 tasks completed; rollouts: 3 scored (mean 0.500), 1 failed\n"
     )
     tasks_command(uri, run, "retry", "eval")
     tasks_command(uri, run, "retry")
@@ -117,7 +117,7 @@ def test_questions_of_a_second_file_go_to_the_end_of_the_stream(
 
     assert add("a", "b", num_generations=1).startswith("2 new tasks")
     said = add("c", "a", "b", "d", num_generations=2)
-    assert said == "2 new tasks in 'cli_second', 2 were there before\n"
+    assert said == "added 2 tasks to 'cli_second'; 2 existed already\n"
     # What was there keeps its place and its slots; no position is left empty.
     assert asyncio.run(orders(uri, run)) == [
         ("train/0/a", 0, 1),
@@ -149,7 +149,7 @@ def test_a_run_name_without_tasks_is_one_line(
 ) -> None:
     assert tasks_command(mongod.uri("x"), "cli_no_such_run", action) == 2
     said = capsys.readouterr().err
-    assert "holds no tasks (--run_name)" in said
+    assert "contains no tasks (--run_name)" in said
     assert said.count("\n") == 1
 
 

@@ -32,16 +32,22 @@ SGLANG = ("--inference_backend", "sglang")
         (["--max_steps", "0"], "--max_steps: Input should be greater than or equal to 1, got '0'"),
         (["demo"], "unexpected argument 'demo'"),
         ([""], "unexpected argument ''"),
-        (["--weight_sync=distributed", "--lora_rank", "4"], "--lora_rank) go by disk"),
-        (["--weight_sync=delta", "--lora_rank", "4"], "--lora_rank) go by disk"),
+        (
+            ["--weight_sync=distributed", "--lora_rank", "4"],
+            "use --weight_sync disk with adapters (--lora_rank)",
+        ),
+        (
+            ["--weight_sync=delta", "--lora_rank", "4"],
+            "use --weight_sync disk with adapters (--lora_rank)",
+        ),
         (["--weight_sync=delta", "--inference_backend=sglang"], "SGLang takes whole tensors only"),
-        (["--weight_sync=delta", "--colocated"], "which --colocated gives up"),
+        (["--weight_sync=delta", "--colocated"], "and --colocated releases them"),
         (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
         (
             ["--mcp_servers", '{"a": {"url": "http://h", "headers": {"X-Api-Key": "k"}}}'],
-            "--mcp_servers holds a secret (X-Api-Key)",
+            "--mcp_servers contains a secret (X-Api-Key)",
         ),
-        (["--mcp_manager_url", "http://u:pw@h/mcp"], "--mcp_manager_url holds a password"),
+        (["--mcp_manager_url", "http://u:pw@h/mcp"], "--mcp_manager_url contains a password"),
         (["--inference_gateway", "http://h:1"], "--inference_gateway needs --inference_urls"),
         (
             [
@@ -51,21 +57,24 @@ SGLANG = ("--inference_backend", "sglang")
                 "http://h:2",
                 "--lora_rank=4",
             ],
-            "--inference_gateway and --lora_rank exclude each other",
+            "--inference_gateway and --lora_rank are mutually exclusive",
         ),
         (
             ["--colocated", "--enable_sampling", "false"],
-            "--colocated goes with servers that sample",
+            "--colocated requires sampling",
         ),
-        (["--colocated", "--inference_urls", "http://h:2"], "leave --inference_urls out"),
-        (["--colocated", "--num_machines", "2"], "--colocated is for the GPUs of one machine"),
-        (["--colocated", "--cpu_offload"], "leave one of the two out"),
-        (["--trainer_gpus", "0-"], "--trainer_gpus: give numbers and ranges of GPUs, such as 0-3"),
-        (["--trainer_gpus", "3-1"], "--trainer_gpus: give numbers and ranges of GPUs"),
-        (["--trainer_gpus", "0-99999999"], "--trainer_gpus: give numbers and ranges of GPUs"),
-        (["--trainer_gpus", "0-2,1"], "--trainer_gpus: a GPU is named twice"),
-        (["--trainer_gpus", "0-3", "--num_processes", "2"], "leave --num_processes out"),
-        (["--inference_gpus", "1"], "the embedded engine computes on the CPU"),
+        (["--colocated", "--inference_urls", "http://h:2"], "remove --inference_urls"),
+        (["--colocated", "--num_machines", "2"], "--colocated supports one machine only"),
+        (["--colocated", "--cpu_offload"], "remove one of the two"),
+        (
+            ["--trainer_gpus", "0-"],
+            "--trainer_gpus: expected numbers and ranges of GPUs, such as 0-3",
+        ),
+        (["--trainer_gpus", "3-1"], "--trainer_gpus: expected numbers and ranges of GPUs"),
+        (["--trainer_gpus", "0-99999999"], "--trainer_gpus: expected numbers and ranges of GPUs"),
+        (["--trainer_gpus", "0-2,1"], "--trainer_gpus: a GPU occurs twice"),
+        (["--trainer_gpus", "0-3", "--num_processes", "2"], "remove --num_processes"),
+        (["--inference_gpus", "1"], "the embedded engine runs on the CPU"),
         ([*SGLANG, "--inference_gpus", "1-3", "--inf_tp_size", "2"], "need 2; name as many"),
         (
             [*SGLANG, "--inference_gpus", "1-3", "--num_inference_servers", "2"],
@@ -74,37 +83,47 @@ SGLANG = ("--inference_backend", "sglang")
         ([*SGLANG, "--trainer_gpus", "0-3", "--inference_gpus", "2-5"], "have 2-3 in common"),
         (
             [*SGLANG, "--trainer_gpus", "0,1", "--inference_gpus", "2,3", "--colocated"],
-            "name those of --trainer_gpus",
+            "repeat those of --trainer_gpus",
         ),
         ([*SGLANG, "--inference_gpus", "1", "--enable_sampling", "false"], "starts no servers"),
-        (["--inference_urls", "http://h:1", "--inference_gpus", "1"], "have their GPUs already"),
+        (["--inference_urls", "http://h:1", "--inference_gpus", "1"], "are already running"),
         ([*SGLANG, "--sglang_args=--tp 2"], "--sglang_args --tp: give --inf_tp_size"),
         ([*SGLANG, "--sglang_args=--base-gpu-id=4"], "give --inference_gpus"),
         ([*SGLANG, "--sglang_args='"], "No closing quotation"),
         (["--sglang_args=--dtype half"], "--sglang_args is a setting of SGLang"),
-        (["--inference_urls", "http://h:1", "--inf_tp_size", "2"], "are started elsewhere"),
+        (
+            ["--inference_urls", "http://h:1", "--inf_tp_size", "2"],
+            "AgentRL does not start the servers",
+        ),
         (
             ["--colocated", "--consumer", "other"],
             "--consumer other: only the trainer that publishes",
         ),
-        (["--colocated", "--publish_mode", "in_place"], "which --colocated gives up; use retract"),
-        (["--colocated", "--weight_sync", "distributed"], "NCCL takes no two processes of one"),
-        (["--colocated", "--lora_rank", "4"], "adapters (--lora_rank) do not bring them back"),
-        (["--cpu_ram_efficient_loading", "false"], "every rank reads its own parts only"),
+        (["--colocated", "--publish_mode", "in_place"], "and --colocated releases it; use retract"),
+        (["--colocated", "--weight_sync", "distributed"], "needs one process per GPU (NCCL)"),
+        (
+            ["--colocated", "--lora_rank", "4"],
+            "publishing an adapter (--lora_rank) does not restore them",
+        ),
+        (["--cpu_ram_efficient_loading", "false"], "every rank reads only its own parts"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (
             ["--report_to", "jsonl,neptune"],
-            "--report_to neptune is not known; known are none, console",
+            "--report_to neptune is not supported; choose from none, console",
         ),
         (["--preferred_sampling_params", "{"], "--preferred_sampling_params is not valid JSON"),
         (["--preferred_sampling_params", '{"heat": 1}'], "unknown key 'heat'"),
         (["--eval_strategy", "ends"], "--eval_strategy ends needs --eval_file"),
         (["--config", "/nonexistent.yaml"], "--config /nonexistent.yaml: No such file"),
         (["--inference_host", "0.0.0.0"], "--inference_host 0.0.0.0 is reachable from outside"),
-        (["--sglang_args=--api-key k"], "--sglang_args --api-key: every user of the machine"),
+        (
+            ["--sglang_args=--api-key k"],
+            "--sglang_args --api-key: command-line arguments are visible to every user of the "
+            "machine",
+        ),
         (
             ["--inference_api_key", "k", "--sglang_args=--tokenizer-worker-num=2"],
-            "--sglang_args --tokenizer-worker-num: such a server asks for no key",
+            "--sglang_args --tokenizer-worker-num: it disables the server's keys",
         ),
         (
             ["--inference_api_key", "k", "--inference_admin_key", "k"],
@@ -113,17 +132,20 @@ SGLANG = ("--inference_backend", "sglang")
         (["--inf_tp_size", "2"], "--inf_tp_size 2 is a setting of SGLang, and the embedded engine"),
         (["--inf_ep_size", "2"], "add --inference_backend sglang"),
         (["--inf_mem_ratio", "0.5"], "add --inference_backend sglang"),
-        (["--model_name", "Qwen/Qwen3-4B"], "is named by --model_name_or_path"),
-        (["--adam_beta1", "0.8", "--optim_args", "beta1=0.9"], "--optim_args exclude each other"),
+        (["--model_name", "Qwen/Qwen3-4B"], "choose the model with --model_name_or_path"),
+        (
+            ["--adam_beta1", "0.8", "--optim_args", "beta1=0.9"],
+            "--optim_args are mutually exclusive",
+        ),
         (["--run_name", "../x"], "--run_name: up to 63 letters"),
-        (["--run_name", "admin"], "--run_name: is a database of MongoDB itself"),
-        (["--delete_existing"], "--delete_existing goes with --fresh"),
-        (["--agent_gateway_host", "0.0.0.0"], "name the address itself"),
-        (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes goes with"),
+        (["--run_name", "admin"], "--run_name: is reserved by MongoDB"),
+        (["--delete_existing"], "--delete_existing requires --fresh"),
+        (["--agent_gateway_host", "0.0.0.0"], "give a specific address"),
+        (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes requires"),
         (["--agent", "a:b", "--agent_routes", '{"m": {"url": "x"}}'], "m: unknown key 'url'"),
         (
             ["--agent", "a:b", "--agent_routes", '{"m": {"base_url": "localhost:1"}}'],
-            "m: base_url has to be an http(s) address",
+            "m: base_url must be an http(s) address",
         ),
         (
             [
@@ -227,7 +249,9 @@ def _whole(value: Secret[Any] | None) -> list[str]:
 def test_addresses_that_are_stored_hold_no_secrets(flag: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_config({"inference_urls": "http://h:1", flag: "http://plant-10@one:1/?key=plant-11"})
-    assert str(caught.value).startswith(f"--{flag} http://***@one:1/?key=***: an address has no")
+    assert str(caught.value).startswith(
+        f"--{flag} http://***@one:1/?key=***: the address must not contain"
+    )
 
 
 @pytest.mark.parametrize(
@@ -330,7 +354,7 @@ def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
 
 
 def test_an_answer_schema_that_is_no_tag_is_refused() -> None:
-    with pytest.raises(ConfigError, match="without its angle brackets"):
+    with pytest.raises(ConfigError, match="without angle brackets"):
         parse_flags(["--default_answer_schema", "<answer>"])
 
 
@@ -361,8 +385,8 @@ def test_synchronous_sampling_means_no_staleness() -> None:
         (["--proximal", "recompute", "--loss_calculator", "minirl"], "use --proximal behavior"),
         (["--loss_normalizer_length", "100"], "--token_level_loss false"),
         (["--loss_calculator", "cispo", "--strict_in_bound"], "setting of GRPO and MINIRL"),
-        (["--loss_calculator", "gspo", "--out_of_date_decay", "1"], "GSPO does not read it"),
-        (["--loss_calculator", "gspo", "--importance_weight_cap_ratio", "2"], "does not read it"),
+        (["--loss_calculator", "gspo", "--out_of_date_decay", "1"], "GSPO ignores it"),
+        (["--loss_calculator", "gspo", "--importance_weight_cap_ratio", "2"], "ignores it"),
         (["--recipe", "cispo", "--dual_clip", "3"], "setting of GRPO and GSPO"),
         (["--recipe", "grpo", "--strict_in_bound"], "--importance_weight_cap_ratio 0 turns"),
     ],

@@ -106,14 +106,14 @@ def test_bad_lines_are_refused_with_their_numbers(tmp_path: Path) -> None:
     assert "\n" not in text
     assert "line 2: not valid JSON" in text
     assert "line 4: no question" in text
-    assert "(it has answer)" in text
+    assert "(found: answer)" in text
     assert "line 5: expected a JSON object" in text
     assert "(and 1 more)" in text
 
 
 def test_a_repeated_id_names_both_lines(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "d.jsonl", {"id": "x", "q": "A"}, {"id": "x", "q": "B"})
-    with pytest.raises(DatasetError, match=r"line 2: id 'x' was used before, in line 1"):
+    with pytest.raises(DatasetError, match=r"line 2: id 'x' is already used in line 1"):
         load_questions(path, DEFAULTS)
 
 
@@ -147,7 +147,7 @@ def test_a_question_without_a_reference_is_refused_where_its_scorer_compares(
     path = write_lines(tmp_path / "d.jsonl", *({**entry, "scorer": scorer} for entry in entries))
     assert len(load_questions(path, DEFAULTS, check)) == 3
     write_lines(path, {"q": "A", "answer": None, "scorer": scorer})
-    with pytest.raises(DatasetError, match=f"line 1: scorer '{scorer}' compares with an answer"):
+    with pytest.raises(DatasetError, match=f"line 1: scorer '{scorer}' needs a reference answer"):
         load_questions(path, DEFAULTS, check)
 
 
@@ -165,7 +165,7 @@ def test_an_answer_schema_that_is_no_tag_is_refused_before_sampling(
 def test_a_missing_and_an_empty_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="No such file"):
         load_questions(tmp_path / "none.jsonl", DEFAULTS)
-    with pytest.raises(DatasetError, match="holds no questions"):
+    with pytest.raises(DatasetError, match="contains no questions"):
         load_questions(write_lines(tmp_path / "d.jsonl"), DEFAULTS)
 
 
@@ -197,7 +197,7 @@ def test_images_that_cannot_be_had_are_named_by_their_line(tmp_path: Path) -> No
         ("none.png", "image 'none.png': No such file"),
         ("page.png", "image 'page.png': neither PNG"),
         ("data:image/png;base64,AA", "neither PNG|not base64"),
-        (7, "an image must be an address or a file, found int"),
+        (7, "an image must be a URL or a file, found int"),
     ):
         path = write_lines(tmp_path / "d.jsonl", {"q": "A"}, {"q": "B", "images": [image]})
         with pytest.raises(DatasetError, match=f"line 2: .*({problem})"):

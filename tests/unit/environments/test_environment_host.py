@@ -103,8 +103,8 @@ def environment(section: DataSection, **args: Any) -> EnvironmentProcess:
         (2, "reward is a str"),
         (3, ""),  # none: the task's scorer decides
         (4, "reward is a list"),
-        (5, "textarena:Maze-v0 failed: what it said is no JSON"),
-        (6, "textarena:Maze-v0 failed: what it said is no JSON"),
+        (5, "textarena:Maze-v0 failed: its reply is not JSON-serializable"),
+        (6, "textarena:Maze-v0 failed: its reply is not JSON-serializable"),
     ],
 )
 async def test_a_reward_is_a_number_or_the_attempt_has_failed(

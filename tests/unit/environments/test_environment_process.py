@@ -47,8 +47,8 @@ def test_a_size_that_is_none_is_refused(tmp_path: Path, size: object) -> None:
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        (None, "2 tasks were asked for"),
-        ([{"query": "a"}], "2 tasks were asked for"),
+        (None, "2 tasks were requested"),
+        ([{"query": "a"}], "2 tasks were requested"),
         ([7, 8], "row 0: expected a JSON object"),
         ([{}, {}], "row 0: no question"),
         ([{"query": "a", "answer": {"x": [1] * 3}, "images": ["/dev/zero"]}] * 2, "row 0: image"),
@@ -67,8 +67,8 @@ def test_tasks_that_are_none_are_refused_by_their_number(
 @pytest.mark.parametrize(
     ("play", "why"),
     [
-        ({}, "it said nothing of the rollout"),
-        ({"result": None}, "it said nothing of the rollout"),
+        ({}, "it returned no rollout"),
+        ({"result": None}, "it returned no rollout"),
         ({"result": {}}, "answer"),
         ({"result": {"answer": "7", "secret": 1}}, "secret"),
         ({"error": "gone\x1b[2J\n" + "x" * 9999}, r"gone\\x1b"),

@@ -29,8 +29,8 @@ def test_a_uri_names_kind_environment_and_typed_arguments() -> None:
     [
         ("reasoning_gm:leg_counting", "unknown kind 'reasoning_gm'; did you mean 'reasoning_gym'?"),
         ("leg_counting", r"unknown kind 'leg_counting' \(known: .*\); write KIND:NAME"),
-        ("textarena:", "it names no environment; write textarena:NAME"),
-        ("textarena:Hangman-v0?size=1&size=2", "write parameters once each"),
+        ("textarena:", "no environment name; write textarena:NAME"),
+        ("textarena:Hangman-v0?size=1&size=2", "give each parameter once"),
         (
             f"textarena:Hangman-v0?seed={10**24}",
             "seed=1000000000000000000000000: expected a number",
@@ -78,7 +78,7 @@ def test_an_environment_has_an_interpreter_of_its_own_where_one_was_made(
     own.parent.mkdir(parents=True)
     os.symlink("/bin/true", own)
     assert uri.python(None) == str(own)
-    with pytest.raises(ConfigError, match=r"--env_python .*: no program"):
+    with pytest.raises(ConfigError, match=r"--env_python .*: program not found"):
         uri.python(tmp_path)
 
 

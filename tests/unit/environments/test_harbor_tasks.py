@@ -116,13 +116,17 @@ def test_a_command_that_does_not_end_is_ended_with_all_that_it_began() -> None:
     [
         ("[environment", "", r"task\.toml: Expected"),
         ("[[steps]]\nname = 'a'", "", "it has several steps"),
-        ('[verifier]\nenvironment_mode = "separate"', "", "wants a container of its own"),
-        ('[environment]\nmemory = "lots"', "", "environment.memory: 'lots' is no size such as 2G"),
+        ('[verifier]\nenvironment_mode = "separate"', "", "requires its own container"),
+        (
+            '[environment]\nmemory = "lots"',
+            "",
+            "environment.memory: 'lots' is not a size such as 2G",
+        ),
         (TOML, "FROM x\nRUN apt-get install -y vim", "`RUN apt-get install -y vim` needs Docker"),
         (TOML, "FROM x\nCOPY --from=y /a /b", "`COPY --from=y /a /b` needs Docker"),
         (TOML, "FROM x\nCOPY absent.txt /b", r"`COPY absent\.txt /b`: .* holds no absent"),
         (TOML, "FROM x\nENV A='", "`ENV A='`: No closing quotation"),
-        (TOML, "FROM x\nWORKDIR /usr/src/app", "/usr/src/app is this machine's own"),
+        (TOML, "FROM x\nWORKDIR /usr/src/app", "/usr/src/app belongs to this machine"),
     ],
 )
 def test_a_task_that_cannot_be_played_is_refused_in_one_line(
@@ -137,15 +141,15 @@ def test_a_task_that_cannot_be_played_is_refused_in_one_line(
 def test_a_folder_without_tasks_and_an_unknown_runtime_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"no task\.toml lies in"):
+    with pytest.raises(ConfigError, match=r"no task\.toml found in"):
         load_tasks(str(tmp_path), "process", skip_build=False)
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="folder "):
         load_tasks(str(tmp_path / "absent"), "process", skip_build=False)
     write_task(tmp_path / "one")
-    with pytest.raises(ConfigError, match="runtime=podman: docker or process"):
+    with pytest.raises(ConfigError, match="runtime=podman: expected docker or process"):
         load_tasks(str(tmp_path), "podman", skip_build=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"no program docker.*\?runtime=process plays"):
+    with pytest.raises(ConfigError, match=r"docker program was not found.*\?runtime=process runs"):
         load_tasks(str(tmp_path), "docker", skip_build=False)
 
 

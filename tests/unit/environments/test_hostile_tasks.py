@@ -68,11 +68,11 @@ def test_a_pipe_in_place_of_a_text_keeps_nobody_waiting(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task")
     (folder / "instruction.md").unlink()
     os.mkfifo(folder / "instruction.md")
-    assert refused(folder) == f"{folder / 'instruction.md'}: it is no file"
+    assert refused(folder) == f"{folder / 'instruction.md'}: it is not a file"
     (folder / "instruction.md").unlink()
     (folder / "instruction.md").write_text("now a text")
     os.mkfifo(folder / "tests/pipe")
-    assert refused(folder) == f"{folder / 'tests/pipe'}: it is no file"
+    assert refused(folder) == f"{folder / 'tests/pipe'}: it is not a file"
 
 
 @needs_namespaces
@@ -89,7 +89,7 @@ def test_a_text_of_gigabytes_is_not_read(tmp_path: Path) -> None:
         ("FROM x\nCOPY ../../private /app/\n", "COPY ../../private"),
         ("FROM x\nCOPY absent /app/\n", "COPY absent"),
         ("FROM x\nCOPY ../*rivate /app/\n", "COPY ../*rivate"),
-        ("FROM x\nCOPY data.txt\n", "expected what is copied, and where to"),
+        ("FROM x\nCOPY data.txt\n", "expected a source and a destination"),
     ],
 )
 def test_what_a_dockerfile_copies_is_the_tasks_own(
@@ -118,7 +118,7 @@ def test_nothing_is_written_outside_of_the_sandbox(
 @pytest.mark.parametrize("place", ["/usr/../usr/x", "//usr/x", "/a/../etc", "/lib64/x"])
 def test_this_machines_programs_are_not_replaced(tmp_path: Path, place: str) -> None:
     toml = f'[environment]\nworkdir = "{place}"\n'
-    assert "this machine's own" in refused(write_task(tmp_path / "task", toml=toml))
+    assert "belongs to this machine" in refused(write_task(tmp_path / "task", toml=toml))
 
 
 @needs_namespaces
@@ -182,7 +182,7 @@ def test_a_value_that_makes_no_sense_is_named(tmp_path: Path, toml: str, problem
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path, name: str) -> None:
     folder = write_task(tmp_path / "task")
     (folder / name).write_bytes(b"\xff\xfe\x00")
-    assert f"{folder / name}: it is no text in UTF-8" in refused(folder)
+    assert f"{folder / name}: it is not UTF-8 text" in refused(folder)
 
 
 @needs_namespaces
@@ -238,4 +238,4 @@ def test_shared_memory_is_bounded_as_memory_is() -> None:
 def test_the_policy_has_no_place_where_the_verifier_reads(tmp_path: Path, place: str) -> None:
     toml = f'[environment]\nworkdir = "{place}"\n'
     said = refused(write_task(tmp_path / "task", toml=toml))
-    assert said.endswith(f"{place} is where its verifier reads and writes")
+    assert said.endswith(f"{place} is reserved for its verifier")

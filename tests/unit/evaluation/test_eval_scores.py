@@ -30,7 +30,7 @@ def test_pass_at_k_is_unbiased() -> None:
 
 
 def test_more_draws_than_tries_are_refused() -> None:
-    with pytest.raises(ValueError, match="pass@3 needs at least 3 tries, got 2"):
+    with pytest.raises(ValueError, match="pass@3 needs at least 3 rollouts, got 2"):
         pass_at_k(2, 1, 3)
 
 

@@ -251,7 +251,7 @@ def test_a_stranger_sees_nothing(browser: Browser, inspector: str) -> None:
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{inspector}/runs/{RUN}?token=guessed")
-    expect(page.locator("body")).to_contain_text("asks for its token")
+    expect(page.locator("body")).to_contain_text("requires a token")
     # A page of another origin gets no answer, even where the reader has the token.
     context.add_cookies(
         [{"name": f"agentrl_ui_{inspector.rpartition(':')[2]}", "value": TOKEN, "url": inspector}]

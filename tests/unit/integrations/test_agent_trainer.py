@@ -90,7 +90,7 @@ def test_nothing_is_checked_after_the_argument_that_cannot_be_used(
 
 @pytest.mark.parametrize("agent", [None, ""])
 def test_without_an_agent_nothing_is_made(agent: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="agent: nothing given; pass"):
+    with pytest.raises(ConfigError, match="agent: missing; pass"):
         build(tmp_path, agent=agent, train_engine_name="no such engine")
     assert not (tmp_path / "new").exists()
 
@@ -106,7 +106,9 @@ def test_an_engine_that_is_no_processor_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ENGINES, "text", "builtins:str")
-    with pytest.raises(ConfigError, match=r"derives from agentrl\.integrations\.TrainerProcessor"):
+    with pytest.raises(
+        ConfigError, match=r"must derive from agentrl\.integrations\.TrainerProcessor"
+    ):
         build(tmp_path, run_path=tmp_path, train_engine_name="text")
 
 
@@ -164,7 +166,7 @@ def test_an_engine_need_not_answer_questions(
     engine: type[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "inference", TrainerProcessor.inference)
-    with pytest.raises(ConfigError, match="Recording only trains; it has no `inference"):
+    with pytest.raises(ConfigError, match="Recording supports training only; it has no `inference"):
         build(tmp_path).evaluate()
 
 
@@ -238,7 +240,7 @@ def test_another_interpreter_that_trains_checks_the_model(
         train_dataset=[{"query": "How many?", "answer": "7"}],
         run_path=tmp_path / "run",
     )
-    with pytest.raises(AgentRLError, match=r"`agentrl run` ended with status 2"):
+    with pytest.raises(AgentRLError, match=r"`agentrl run` exited with status 2"):
         trainer.train()
     assert "--model_name_or_path nowhere/model: " in capfd.readouterr().err
     assert not (tmp_path / "run/logs").exists()

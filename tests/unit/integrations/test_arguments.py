@@ -90,8 +90,8 @@ def test_a_data_set_may_have_any_form(make: Any, tmp_path: Path) -> None:
     ("dataset", "message"),
     [
         ("none.jsonl", "test_dataset: none.jsonl: No such file"),
-        (3, "test_dataset: a int is no data set; pass the path"),
-        ([], "test_dataset: holds no questions"),
+        (3, "test_dataset: a int is not a dataset; pass the path"),
+        ([], "test_dataset: contains no questions"),
         ([{"query": "q"}, "text"], "test_dataset: row 2: expected an object"),
         ([{"answer": 1}], "test_dataset: line 1: no question"),
         ([{"query": "q", "answer": {1, 2}}], "test_dataset: row 1: not plain data"),
@@ -166,11 +166,20 @@ def test_a_reward_function_may_be_a_function_or_a_file(tmp_path: Path) -> None:
         (5, "reward_func: a int cannot be called"),
         (
             lambda answer, truth: 1.0,
-            r"reward_func: a lambda has no name .*function \(def\) at the top",
+            r"reward_func: a lambda has no importable name.*function \(def\) at module level",
         ),
-        (partial(scorer, "a"), r"reward_func: an object \(partial\) has no name by which other"),
-        (Judge().compare, r"reward_func: the method of an object \(Judge\.compare\) has no name"),
-        (Judge(), r"reward_func: an object \(Judge\) has no name by which other processes"),
+        (
+            partial(scorer, "a"),
+            r"reward_func: an object \(partial\) has no importable name, which other",
+        ),
+        (
+            Judge().compare,
+            r"reward_func: the method of an object \(Judge\.compare\) has no importable name",
+        ),
+        (
+            Judge(),
+            r"reward_func: an object \(Judge\) has no importable name, which other processes",
+        ),
         ("none.py:judge", "reward_func: none.py: no such file"),
         ("none.py", "reward_func: none.py: no such file"),
         ("{two}", r"reward_func: .* has 2 functions \(a, b\); write .*:function"),
@@ -201,7 +210,7 @@ def test_a_function_of_a_script_without_a_guard_is_refused(
     script.write_text("print('trains')\n")
     monkeypatch.setattr(__main__, "__file__", str(script), raising=False)
     with pytest.raises(
-        ConfigError, match=r'put what script.py does under if __name__ == "__main__"'
+        ConfigError, match=r'move the code that runs script.py under if __name__ == "__main__"'
     ):
         reference_to(of_a_script, "reward_func")
     script.write_text("if __name__ == '__main__':\n    print('trains')\n")
@@ -227,9 +236,9 @@ def whole(answer: str, truth: Any) -> float:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (of_words, "reward_func: of_words returned a str; it has to return a number"),
+        (of_words, "reward_func: of_words returned a str; it must return a number"),
         (raises, r"reward_func: raises raised ValueError: .*test_arguments\.py:\d+\) on the first"),
-        (whole, r"TypeError: a scorer compares an answer with truth\.answer"),
+        (whole, r"TypeError: compare the answer with truth\.answer"),
     ],
 )
 def test_a_reward_function_is_called_once_before_anything_starts(
@@ -249,7 +258,7 @@ async def test_a_reward_function_whose_judge_is_away_is_no_mistake(
     path = tmp_path / "questions.jsonl"
     write_questions(ROWS, path, "train_dataset")
     check_reward_function(away, questions=path)
-    assert "away could not be tried (ConnectionRefusedError: no judge)" in caplog.text
+    assert "away could not be tested (ConnectionRefusedError: no judge)" in caplog.text
 
 
 def test_held_out_data_that_are_the_training_data_are_noticed(

@@ -32,16 +32,16 @@ def test_conversations_and_flags_are_written_for_the_fine_tuning(tmp_path: Path)
     assert json.loads((tmp_path / "train_data.jsonl").read_text()) == TALK
     assert len((tmp_path / "test_data.jsonl").read_text().splitlines()) == 2
     assert trainer.config.data.eval_file == tmp_path / "test_data.jsonl"
-    with pytest.raises(ConfigError, match="dataset: nothing given; pass questions"):
+    with pytest.raises(ConfigError, match="dataset: missing; pass questions"):
         trainer.evaluate()
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (None, "train_dataset: nothing given; pass conversations"),
-        ([{"query": "q"}], 'train_dataset: line 1: expected an object with a list of "messages"'),
-        ([TALK, {"messages": []}], "train_dataset: line 2: holds no assistant message"),
+        (None, "train_dataset: missing; pass conversations"),
+        ([{"query": "q"}], 'train_dataset: line 1: expected an object with a list "messages"'),
+        ([TALK, {"messages": []}], "train_dataset: line 2: contains no assistant message"),
     ],
 )
 def test_other_rows_are_refused(rows: Any, message: str, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_machine_that_can_train_the_demo_passes(
     assert found["python"][0][0] == "ok"
     assert "engine" in found["packages"][0][1]
     assert found["MongoDB"] == [("ok", found["MongoDB"][0][1])]
-    assert "a private mongod starts and takes writes" in found["MongoDB"][0][1]
+    assert "a private mongod starts and accepts writes" in found["MongoDB"][0][1]
     assert found["tools mine"][0][0] == "ok"
     assert "look" in found["tools mine"][0][1]
     for subject in ("disk", "memory", "servers", "model", "questions", "agent"):
@@ -67,7 +67,7 @@ def test_what_is_missing_is_said_with_what_to_do(
     failures = {
         subject: text for subject, told in found.items() for state, text in told if state == "FAIL"
     }
-    assert "install torch for CUDA" in failures["GPUs"]
+    assert "install a CUDA build of torch" in failures["GPUs"]
     assert "need 2 GPUs, and this machine has 1" in failures["placement"]
     assert "MONGOD_BINARY is /nowhere/mongod" in failures["MongoDB"]
     assert "SGLang is not installed" in failures["servers"]

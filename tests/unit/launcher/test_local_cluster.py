@@ -58,7 +58,7 @@ async def test_the_users_own_keys_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"mcp_tool_names": "prise"}, r"no MCP server offers a tool 'prise' \(offered: "),
+        ({"mcp_tool_names": "prise"}, r"no MCP server offers the tool 'prise' \(available: "),
         pytest.param(
             {"max_prompt_tokens": "100"},
             r"tools take \d+ tokens .* a prompt may have 100",

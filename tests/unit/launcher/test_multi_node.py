@@ -37,9 +37,9 @@ def test_machines_that_fit_together_are_taken() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"machine_rank": "1"}, "--machine_rank 1: the machines are counted from 0, and"),
+        ({"machine_rank": "1"}, "--machine_rank 1: machines are numbered from 0, and"),
         (TWO | {"machine_rank": "2"}, "and --num_machines is 2"),
-        (TWO | {"num_processes": "3"}, "--num_processes 3 counts the ranks of all machines"),
+        (TWO | {"num_processes": "3"}, "--num_processes 3 is the number of ranks on all machines"),
         (TWO | {"main_process_ip": "none"}, "needs --main_process_ip (or MASTER_ADDR)"),
         (TWO | {"db_connection_string": "none"}, "needs --db_connection_string (or MONGODB_URI)"),
     ],
@@ -111,7 +111,9 @@ async def test_an_address_that_is_none_is_said_at_once() -> None:
 
 async def test_an_output_directory_that_is_not_shared_is_refused(tmp_path: Path) -> None:
     config = parse_flags(words(TWO))
-    with pytest.raises(ConfigError, match="--output_dir has to be a directory that all machines"):
+    with pytest.raises(
+        ConfigError, match=("--output_dir must be a directory shared by all machines")
+    ):
         await check_same_flags(config, tmp_path / "config.yaml", timeout_seconds=0)
 
 

@@ -41,12 +41,12 @@ async def test_a_live_sampler_and_a_live_server_keep_their_run(
     section = await live_run(store, tmp_path)
     info = sampler(new_lease_owner())
     await store.samplers.register(info)
-    with pytest.raises(StoreError, match=rf"sampler {info.id} works on it since 20"):
+    with pytest.raises(StoreError, match=rf"sampler {info.id} has been active since 20"):
         await check_name_is_free(section, store)
     await store.samplers.register(info.model_copy(update={"status": "stopped"}))
     server = InferenceService(id="h:1", base_url="http://h:1", backend="embedded", model_path="m")
     await store.services.register(server)
-    with pytest.raises(StoreError, match="inference server h:1 works on it since 20"):
+    with pytest.raises(StoreError, match="inference server h:1 has been active since 20"):
         await check_name_is_free(section, store)
     assert await store.tasks.count() == 1
 

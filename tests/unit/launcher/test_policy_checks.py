@@ -98,7 +98,7 @@ def test_a_long_context_bounds_prompts_and_recomputes_activations(tmp_path: Path
 
 def test_a_model_that_nobody_named_is_said_to_be_the_demo_s() -> None:
     _, notes = fitted_to_model(build_config({}), DEMO)
-    assert "no --model_name_or_path: this is the demo's tiny model" in notes[0]
+    assert "no --model_name_or_path: using the demo's tiny model" in notes[0]
 
 
 def test_without_a_gpu_a_forward_pass_is_small(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ async def test_questions_that_end_early_and_keys_that_nothing_reads_are_noted(
     )
     given = {"train_file": str(path), "scorer_module": str(scorers), "groups_per_step": 4}
     assert await check_inputs(load_config(given)) == [
-        f"nothing reads these keys of {path}: anwser (did you mean answer?)"
+        f"ignored keys in {path}: anwser (did you mean answer?)"
     ]
     notes = await check_inputs(load_config(given | {"max_steps": 9}))
     assert notes[1] == (
-        "--max_steps 9: 10 question(s) are at most 3 step(s) of 4; --num_train_epochs 4 asks them "
-        "more often"
+        "--max_steps 9: 10 question(s) last for at most 3 step(s) of 4; repeat them with "
+        "--num_train_epochs 4"
     )
     assert len(await check_inputs(load_config(given | {"max_steps": 3}))) == 1
 
@@ -65,10 +65,11 @@ async def test_a_question_beyond_the_longest_prompt_and_scorers_without_a_name_a
     flags = {"scorer_module": str(tmp_path / "scorers.py"), "max_prompt_tokens": 400}
     unnamed, long = await check_inputs(load_config({"train_file": str(path), **flags}))
     assert unnamed.startswith(
-        f"--scorer_module {tmp_path}/scorers.py registers no scorer; put @MCP"
+        f"--scorer_module {tmp_path}/scorers.py registers no scorer; decorate its function with "
+        "@MCP"
     )
     assert long.startswith(f"{path}: a question has ")
-    assert long.endswith(": such tries get no answer")
+    assert long.endswith(": its rollouts end without an answer")
 
 
 async def test_a_run_that_starts_no_sampler_says_how_one_joins(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ async def test_a_run_that_starts_no_sampler_says_how_one_joins(tmp_path: Path) -
     given = {"train_file": str(tmp_path / "q.jsonl"), "num_samplers": 0, "output_dir": tmp_path}
     (note,) = await check_inputs(load_config(given))
     assert note == (
-        "--num_samplers 0: nothing is sampled until a sampler joins: agentrl sample --config "
+        "--num_samplers 0: sampling starts when a sampler joins: agentrl sample --config "
         f"{tmp_path}/config.yaml"
     )
 

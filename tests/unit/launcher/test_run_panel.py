@@ -104,9 +104,9 @@ def test_trouble_is_on_the_panel_for_as_long_as_it_lasts() -> None:
         restarts={"sampler_0": 2},
     )
     said = [
-        "no signal yet in 5 groups: equal scores",
+        "no learning signal yet in 5 groups: equal scores",
         "no score for 2 records: the scorer fails",
-        "no score yet for 1 record: tried again",
+        "no score yet for 1 record: retrying",
         "3 records failed",
         "restarts: sampler_0 2",
     ]

@@ -70,7 +70,7 @@ def test_all_problems_are_shown_and_the_status_is_that_of_the_start(
     flags = ["--train_file", "bad.jsonl", "--model_name_or_path", "./nowhere", "--num_gpus", "1"]
     parts = plan(capsys, *flags, "--num_processes", "2", "--agent", "none.py:play", status=2)
     problems = {check["subject"]: check["problem"] for check in parts["checks"]}
-    assert "2 trainer ranks need a GPU each" in problems["GPUs"]
+    assert "2 trainer ranks need one GPU each" in problems["GPUs"]
     assert "./nowhere: no such directory" in problems["model"]
     assert "line 1: not valid JSON" in problems["questions"]
     assert "none.py" in problems["agent"]
@@ -101,4 +101,4 @@ def test_a_further_machine_plans_its_share_of_the_ranks(
 
 def test_json_is_for_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--json"]) == 2
-    assert "--json goes with --dry_run" in capsys.readouterr().err
+    assert "--json requires --dry_run" in capsys.readouterr().err

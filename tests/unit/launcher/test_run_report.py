@@ -74,13 +74,14 @@ def test_the_first_steps_are_compared_with_the_last(
         (
             {"train_file": "q.jsonl", "num_train_epochs": 2},
             "data_ended",
-            "finished in 7 s, after step 9 of 20: no questions are left; --num_train_epochs 4 asks them "
-            "again",
+            "finished in 7 s, after step 9 of 20: all questions were used; --num_train_epochs 4 "
+            "repeats them",
         ),
         (
             {},
             "data_ended",
-            "finished in 7 s, after step 9 of 20: no questions are left; `agentrl tasks add` adds some",
+            "finished in 7 s, after step 9 of 20: all questions were used; add some with `agentrl "
+            "tasks add`",
         ),
     ],
 )

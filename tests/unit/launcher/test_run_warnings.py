@@ -32,9 +32,9 @@ async def test_every_trouble_is_said_once(store: TrajectoryStore) -> None:
     await store.records.fail_attempt(record.id, record.fence, "tools are away", 1)
     said = await warnings.new()
     assert [text.partition(":")[0] for text in said] == [
-        "a scorer fails, its records have no score",
-        "a score is missing and tried again",
-        "rollouts failed for good in 1 record, last train/0/q2/0",
+        "a scorer failed, and its records have no score",
+        "a score is missing and scoring is retried",
+        "all attempts failed for 1 record, last train/0/q2/0",
     ]
     assert said[2].partition(": ")[2].startswith("tools are away; see ")
     assert "train/0/q0/0: answered '4', no score (scorer 'close' failed" in said[0]
@@ -62,7 +62,7 @@ async def test_attempts_that_all_fail_are_told_before_their_record_is_given_up(
         record = await claim(store)
         await store.records.fail_attempt(record.id, record.fence, f"no choices {number}", 5)
     (said,) = await warnings.new()
-    assert said.startswith("every attempt failed so far, last train/0/q")
+    assert said.startswith("every attempt has failed so far, last train/0/q")
     assert ": no choices 3; see " in said
     assert said.endswith(f"inspect failures --run_name {store.database_name}")
     assert await warnings.new() == []
@@ -90,10 +90,8 @@ async def test_a_step_that_drops_all_it_gets_says_that_the_policy_may_have_colla
     await store.ledger.drop("trainer", ids[8:], 7, EQUAL_SCORES)
     (said,) = await warnings.new()
     first, *_, last = said.splitlines()
-    assert first == (
-        "step 7 finds hardly a group to learn from: 8 of 8 groups had equal scores (mean 0.000)"
-    )
-    assert "the policy collapsed" in last
+    assert first == ("step 7 drops nearly every group: 8 of 8 groups had equal scores (mean 0.000)")
+    assert "the policy has collapsed" in last
     assert "a smaller --learning_rate" in last
     assert await warnings.new() == []
 
@@ -136,14 +134,14 @@ async def test_a_scorer_that_hangs_is_told(
     assert await warnings.new() == []
     monkeypatch.setattr(learning_signal, "SLOW_SECONDS", 0.0)
     (said,) = await warnings.new()
-    assert said.startswith("a scorer takes long, no score for 1 record after 60 s: ")
-    assert "train/0/q0/0: answered '4', no score; the samplers' logs say where" in said
+    assert said.startswith("a scorer is slow: no score for 1 record after 60 s: ")
+    assert "train/0/q0/0: answered '4', no score; the samplers' logs show where" in said
     assert await warnings.new() == []
 
 
 async def test_what_a_sampler_notices_of_itself_is_said_once(store: TrajectoryStore) -> None:
     await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
-    stands = "the agents' event loop has stood still for 10 s at my_agent.py:4"
+    stands = "the agents' event loop has been blocked for 10 s at my_agent.py:4"
     await store.samplers.register(SamplerInfo(id="a", host="h", pid=1))
     warnings = RunWarnings(store)
     assert await warnings.new() == []
@@ -158,11 +156,14 @@ def test_attempts_that_failed_to_score_are_to_be_mended_first() -> None:
     signal = LearningSignal(
         run_name="r", num_groups=1, num_equal=1, num_kept=0, mean_score=None, examples=(failed,)
     )
-    assert "what to try: mend what failed above; `agentrl store rescore`" in str(signal)
+    assert (
+        "what to try: fix the errors above, then score the existing answers with `agentrl store "
+        "rescore`"
+    ) in str(signal)
 
 
 @pytest.mark.parametrize(
-    ("num_kept", "advice"), [(2, "easier questions"), (1, "see why records were dropped")]
+    ("num_kept", "advice"), [(2, "easier questions"), (1, "find out why records were dropped")]
 )
 def test_groups_that_a_step_keeps_are_not_among_those_to_ask_about(
     num_kept: int, advice: str

@@ -52,7 +52,8 @@ async def of_text(answer: str, truth: GroundTruth) -> str:
         ),
         (
             of_text,
-            "'mine' returned str, not a number; it was given the right answer '6' of question 'c'",
+            "'mine' returned str, not a number; it was called with the correct answer '6' of "
+            "question 'c'",
         ),
         (lambda answer, truth: None, "'mine' returned NoneType, not a number"),
     ],
@@ -88,7 +89,7 @@ async def test_a_scorer_whose_service_is_away_is_noted(
 
     (note,) = await tried(tmp_path, away)
     assert note.startswith(
-        "scorer 'mine' could not be tried: scorer 'mine' failed: ConnectionRefused"
+        "scorer 'mine' could not be tested: scorer 'mine' failed: ConnectionRefused"
     )
     monkeypatch.setattr(scorer_trial, "TRIAL_SECONDS", 0.01)
 
@@ -97,7 +98,7 @@ async def test_a_scorer_whose_service_is_away_is_noted(
         return 1.0
 
     assert await tried(tmp_path, endless) == [
-        "scorer 'mine' could not be tried: scorer 'mine' gave no score within 0.01 s"
+        "scorer 'mine' could not be tested: scorer 'mine' returned no score within 0.01 s"
     ]
 
 

@@ -61,7 +61,7 @@ async def test_a_start_waits_for_a_look_and_names_what_serves_the_data_for_long(
     with EmbeddedMongo(tmp_path / "mongo"):
         check_not_running(config)
         async with LocalCluster(config) as cluster:
-            with pytest.raises(StoreError, match=r"in use by `agentrl store` on .*; end it first"):
+            with pytest.raises(StoreError, match=r"in use by `agentrl store` on .*; stop it first"):
                 await cluster.open_store()
 
 
@@ -94,7 +94,7 @@ async def test_files_and_database_that_do_not_belong_together_are_told(
     note = await look_at_files(config, store)
     assert note is not None
     assert "was at version 3, and" in note
-    assert "it is trained again from the start" in note
+    assert "training restarts from version 0" in note
 
 
 def test_flags_that_a_run_did_not_begin_with_are_noted(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_flags_that_a_run_did_not_begin_with_are_noted(tmp_path: Path) -> None:
     changed = {"loss_calculator": "CISPO", "max_new_tokens": 96, "model_name_or_path": "a/b"}
     began = run(max_new_tokens=48, model_name_or_path="a/a")
     assert changes_since(config_in(tmp_path, **changed), began) == [
-        "run 'mine' goes on with other flags than it began with: --model_name_or_path a/a -> a/b, "
-        "--max_new_tokens 48 -> 96, --loss_calculator GRPO -> CISPO"
+        "run 'mine' resumes with changed flags: --model_name_or_path a/a -> a/b, --max_new_tokens "
+        "48 -> 96, --loss_calculator GRPO -> CISPO"
     ]
     with pytest.raises(ConfigError, match="'mine' trains all weights; resume it without --lora_ra"):
         changes_since(config_in(tmp_path, **adapter), run())

@@ -80,14 +80,14 @@ def plan(cluster: Cluster = H100, **flags: Any) -> ClusterPlan:
 
 def test_what_does_not_fit_comes_with_what_would(imagined: Imagined) -> None:
     found = plan(max_tokens=16_384, loss_seq_chunk_size=1024)
-    assert found.problems == ("a trainer rank takes 94.0 GB, and has 83.5 GB",)
+    assert found.problems == ("a trainer rank needs 94.0 GB, and has 83.5 GB",)
     assert [remedy.flags for remedy in found.remedies] == [
         "--gradient_checkpointing true",
         "--gradient_checkpointing true --max_tokens 4096",
     ]
     text = "\n".join(found.lines())
     assert text.endswith(
-        "would fit: --gradient_checkpointing true --max_tokens 4096 (74.0 GB a rank)"
+        "would fit: --gradient_checkpointing true --max_tokens 4096 (74.0 GB per rank)"
     )
 
 
@@ -147,8 +147,8 @@ def test_few_cores_slow_short_conversations_down(imagined: Imagined) -> None:
     assert found.problems == ()
     assert found.slows_down is not None
     cores = f"{found.turns_per_second * (SAMPLER_MS + MONGOD_MS) / 1000:.0f} cores, and the machine has 1;"
-    assert f"samplers and mongod take {cores}" in found.slows_down
-    assert f"slower than that: {found.slows_down}" in list(found.lines())
+    assert f"samplers and mongod need {cores}" in found.slows_down
+    assert f"slower because of: {found.slows_down}" in list(found.lines())
 
 
 def test_an_unfinished_config_is_named(imagined: Imagined, tmp_path: Path) -> None:

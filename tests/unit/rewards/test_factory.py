@@ -111,7 +111,9 @@ async def test_a_scorer_that_sees_the_group_gives_every_try_its_own_score() -> N
     assert [score.parts for score in scores] == [{"length": 1}, {"length": 0}, {"length": 2}]
     assert [score.inputs["answer"] for score in scores] == ["a", None, "bb"]
     assert {(score.scorer, score.version) for score in scores} == {("longest", "2")}
-    with pytest.raises(ConfigError, match="compares all tries of a question; this is one"):
+    with pytest.raises(
+        ConfigError, match=("scores all rollouts of a question together; this is a single one")
+    ):
         await scorer.score("a", TRUTH)
 
 
@@ -149,7 +151,7 @@ async def test_functions_that_hang_are_given_up_and_the_next_have_their_places()
     calls = [threads.run("scorer 'x'", 0.2, ended.wait) for _ in range(4)]
     hung = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(error) for error in hung} == {ScorerTimeout}
-    assert all("scorer 'x' gave no score within 0.2 s" in str(error) for error in hung)
+    assert all("scorer 'x' returned no score within 0.2 s" in str(error) for error in hung)
     assert await threads.run("scorer 'y'", 30, lambda: 7) == 7
     ended.set()
 
@@ -170,7 +172,9 @@ async def test_the_log_says_where_a_function_is_that_takes_long(
     ended.set()
     assert await call == 7
     (line,) = caplog.messages
-    assert re.fullmatch(r"scorer 'x' takes long: for 0 s by now, at \S*test_factory\.py:\d+", line)
+    assert re.fullmatch(
+        r"scorer 'x' is slow: running for 0 s, now at \S*test_factory\.py:\d+", line
+    )
 
 
 async def test_a_function_whose_caller_is_gone_is_not_begun() -> None:
@@ -264,7 +268,7 @@ def test_an_entry_point_that_is_no_scorer_is_named(install: Callable[..., None])
     )
     for name, problem in (
         ("number", "'number': 3 is no function"),
-        ("one", r"'one': a scoring function takes \(answer, truth\)"),
+        ("one", r"'one': a scoring function must take \(answer, truth\)"),
         ("gone", "'gone': AttributeError"),
     ):
         with pytest.raises(ConfigError, match=problem):

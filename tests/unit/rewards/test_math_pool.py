@@ -43,7 +43,7 @@ async def test_an_endless_comparison_ends_and_holds_nobody_up() -> None:
     ticking = asyncio.create_task(tick())
     verdict = await pool.compare("9^{9^{9^{9}}}", ("2",))
     ticking.cancel()
-    assert (verdict.value, verdict.detail) == (0.0, "not comparable in 1 s")
+    assert (verdict.value, verdict.detail) == (0.0, "comparison timed out after 1 s")
     assert ticks > 10
     assert (await pool.compare("2", ("2.0",))).value == 1.0
     pool.close()

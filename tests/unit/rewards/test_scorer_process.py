@@ -99,7 +99,7 @@ async def test_a_function_that_hangs_is_left_with_its_process(written: Scorers) 
     )
     first = await scorer.score("a", TRUTH)
     with pytest.raises(
-        ScorerTimeout, match=r"gave no score within 1 s; it was at \S*mine\.py:8$"
+        ScorerTimeout, match=r"returned no score within 1 s; it was at \S*mine\.py:8$"
     ) as raised:
         await scorer.score("hang", TRUTH, max_seconds=1)
     assert raised.value.is_certain

@@ -268,5 +268,5 @@ async def test_an_image_address_leads_to_no_private_place(
 def test_networks_of_images_are_read_from_a_flag() -> None:
     config = parse_flags(["--image_networks", "10.0.0.0/8,fd00::/8"])
     assert config.rollout.image_networks == ("10.0.0.0/8", "fd00::/8")
-    with pytest.raises(ConfigError, match="--image_networks intranet: give networks like"):
+    with pytest.raises(ConfigError, match="--image_networks intranet: expected networks such as"):
         parse_flags(["--image_networks", "intranet"])

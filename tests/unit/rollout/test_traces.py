@@ -123,7 +123,7 @@ async def test_an_error_is_told_by_its_type_and_not_by_its_words(
 
 
 def test_an_address_that_is_none_is_refused_and_a_password_in_one_is_hidden() -> None:
-    with pytest.raises(ConfigError, match=r"give an address like http://127\.0\.0\.1:4318"):
+    with pytest.raises(ConfigError, match=r"expected an address such as http://127\.0\.0\.1:4318"):
         build_config({"otlp_endpoint": "localhost:4318"})
     config = build_config({"otlp_endpoint": f"http://me:{SECRET}@127.0.0.1:4318"})
     assert SECRET not in repr(config)
@@ -133,6 +133,8 @@ def test_a_missing_package_is_named_before_the_run(monkeypatch: pytest.MonkeyPat
     none: dict[str, list[str]] = {name: [] for name in extras.EXTRAS}
     monkeypatch.setattr(extras, "missing_packages", lambda: none | {"otel": ["opentelemetry-sdk"]})
     config = build_config({"otlp_endpoint": "http://127.0.0.1:4318"})
-    with pytest.raises(ConfigError, match=r"opentelemetry-sdk missing, for --otlp_endpoint: pip"):
+    with pytest.raises(
+        ConfigError, match=r"opentelemetry-sdk not installed, required for --otlp_endpoint: pip"
+    ):
         extras.check_extras(config)
     extras.check_extras(build_config({}))

@@ -122,8 +122,8 @@ async def test_a_failing_child_is_restarted_so_often_and_then_reported(
     assert child.log_path.read_text().count("boom") == 3
     assert child.log_tail() == "boom"
     assert child.restarts.total == 2
-    assert "failing ended with status 3; it is started again (2 of 2" in caplog.text
-    assert "--- failing ended with status 3" in child.log_path.read_text()
+    assert "failing exited with status 3; restarting it (2 of 2" in caplog.text
+    assert "--- failing exited with status 3" in child.log_path.read_text()
 
 
 async def test_what_an_earlier_run_left_in_the_log_is_not_quoted(tmp_path: Path) -> None:

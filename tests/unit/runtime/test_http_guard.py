@@ -65,4 +65,4 @@ def test_plain_http_beyond_this_machine_is_said(caplog: pytest.LogCaptureFixture
     HttpGuard(Starlette(), "127.0.0.1")
     assert caplog.records == []
     HttpGuard(Starlette(), "10.0.0.7")
-    assert "listening on 10.0.0.7 with plain HTTP" in caplog.text
+    assert "listening on 10.0.0.7 over plain HTTP" in caplog.text

@@ -28,7 +28,7 @@ async def test_a_blocked_loop_is_told_with_its_line(caplog: pytest.LogCaptureFix
             time.sleep(0.01)  # noqa: ASYNC251  what is to be noticed
         await asyncio.sleep(0.5)
     assert re.fullmatch(
-        r"the loop has stood still for 0\.2 s at \S*test_loop_watch\.py:\d+: do not", watch.notice
+        r"the loop has been blocked for 0\.2 s at \S*test_loop_watch\.py:\d+: do not", watch.notice
     )
     assert caplog.messages == [watch.notice]
 

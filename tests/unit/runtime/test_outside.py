@@ -29,5 +29,5 @@ def test_a_name_server_that_is_away_holds_nobody_up(monkeypatch: pytest.MonkeyPa
     released = threading.Event()
     monkeypatch.setattr(outside, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(outside, "_asked", lambda url: released.wait(60))
-    assert no_answer("http://hub.example") == "no answer in 0.1 s"
+    assert no_answer("http://hub.example") == "no response within 0.1 s"
     released.set()

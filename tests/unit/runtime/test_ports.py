@@ -70,7 +70,7 @@ def test_a_port_that_is_taken_is_refused_in_words_that_help() -> None:
         with pytest.raises(ConfigError) as refused:
             listening(HOST, taken)
     assert str(refused.value) == (
-        f"cannot listen on {HOST}:{taken}: another process has this port; give another one with --port"
+        f"cannot listen on {HOST}:{taken}: the port is in use; choose another with --port"
     )
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:1: Cannot assign requested address$"):
         listening("192.0.2.1", 1)

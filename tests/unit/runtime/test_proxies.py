@@ -41,8 +41,11 @@ def test_a_command_and_what_it_starts_speak_to_this_machine_directly() -> None:
 @pytest.mark.parametrize(
     ("proxy", "said"),
     [
-        ("socks5://me:s3cret@127.0.0.1:9", r"pip install 'httpx\[socks\]', or unset it"),
-        ("shout://me:s3cret@127.0.0.1:9", "ALL_PROXY names no address of a proxy; write http://H"),
+        (
+            "socks5://me:s3cret@127.0.0.1:9",
+            r"pip install 'httpx\[socks\]'; install it, or unset the variable",
+        ),
+        ("shout://me:s3cret@127.0.0.1:9", "ALL_PROXY is not a proxy address; write http://H"),
     ],
 )
 def test_a_proxy_that_cannot_be_used_is_a_mistake_of_one_line(

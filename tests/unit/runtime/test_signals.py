@@ -46,5 +46,5 @@ def test_the_first_signal_asks_for_an_orderly_end_and_the_second_ends_at_once(
         process.kill()
     assert process.returncode == -number
     assert time.monotonic() - sent < 30
-    assert "it is tidied up first; another one ends it at once" in said
+    assert "it is tidied up first; a second signal exits immediately" in said
     assert "Traceback" not in said

@@ -46,7 +46,9 @@ def test_a_collector_that_is_not_there_costs_spans_and_they_are_counted(
     port = free_port()
     make_spans(f"http://127.0.0.1:{port}", 40)
     first, last = said(caplog)
-    assert first.startswith(f"the collector at http://127.0.0.1:{port} takes no spans (said once")
+    assert first.startswith(
+        f"the collector at http://127.0.0.1:{port} does not accept spans (logged once"
+    )
     assert last.startswith(f"40 of 40 spans did not reach http://127.0.0.1:{port}")
 
 

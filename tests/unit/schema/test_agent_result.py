@@ -28,14 +28,14 @@ def test_the_numbers_of_numpy_become_plain_ones() -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"answer": "7"}, "returned dict; it has to return the answer as text, None, or an agent"),
+        ({"answer": "7"}, "returned dict; it must return the answer as text, None, or an agent"),
         (AgentResult(7), "answer is a int, not a str"),  # type: ignore[arg-type]
         (AgentResult("7", reward=float("nan")), "reward is nan, not a finite number"),
         (AgentResult("7", reward="high"), "reward is a str"),  # type: ignore[arg-type]
         (AgentResult("7", step_rewards=[0.0, float("inf")]), r"step_rewards\[1\] is inf"),
         (AgentResult("7", step_rewards=None), "step_rewards is a NoneType"),  # type: ignore[arg-type]
         (AgentResult("7", metrics={"won": "yes"}), r"metrics\['won'\] is a str"),  # type: ignore[dict-item]
-        ("x" * 1_000_001, "answer has 1,000,001 characters; at most 1,000,000"),
+        ("x" * 1_000_001, "answer has 1,000,001 characters; the limit is 1,000,000"),
         (AgentResult("x" * 1_000_001), "answer has 1,000,001 characters"),
         (AgentResult("7", step_rewards=itertools.count()), "more than 10,000 step_rewards"),
         (

@@ -38,7 +38,7 @@ def test_a_task_kind_is_registered_once() -> None:
     try:
         assert register_task_type(Chess) is Chess
         assert register_task_type(Chess) is Chess
-        with pytest.raises(ValueError, match="already taken by Chess"):
+        with pytest.raises(ValueError, match="already registered by Chess"):
             register_task_type(Other)
     finally:
         del TASK_TYPES["chess-in-this-test"]

@@ -76,7 +76,7 @@ async def test_mongodb_in_the_clear_is_said(
     monkeypatch.setattr("agentrl.store.database.is_loopback", lambda host: False)
     async with connected(mongo_uri, None, 5.0):
         pass
-    assert "MongoDB at 127.0.0.1 is spoken to without TLS" in caplog.text
+    assert "MongoDB at 127.0.0.1 without TLS" in caplog.text
 
 
 async def test_a_given_client_needs_a_database(mongod: EmbeddedMongo) -> None:

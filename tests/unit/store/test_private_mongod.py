@@ -109,7 +109,7 @@ def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as threads:
         starting = threads.submit(mongo.until_writable)
         mongo.stop()
-        with pytest.raises(StoreError, match=r"stopped while it started|ended at once"):
+        with pytest.raises(StoreError, match=r"stopped during startup|exited during startup"):
             starting.result(private_mongod.NOTICE_SECONDS)
 
 
@@ -123,7 +123,7 @@ def test_a_start_that_takes_long_is_said_and_not_ended(
     os.kill(mongo.pid, signal.SIGSTOP)  # as if it read a journal of gigabytes
     with ThreadPoolExecutor() as threads:
         starting = threads.submit(mongo.until_writable)
-        assert any("has been starting for" in caplog.text for _ in _until(PATIENCE))
+        assert any("is still starting after" in caplog.text for _ in _until(PATIENCE))
         os.kill(mongo.pid, signal.SIGCONT)
         starting.result(PATIENCE)
     put(mongo, 1)
@@ -175,10 +175,10 @@ def test_without_any_binary_the_error_says_what_to_install(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("full", "said"),
     [
-        (None, r"ended at once \(exit 3\): BACKTRACE: a{289}… \(5011 characters\)$"),
+        (None, r"exited during startup \(exit 3\): BACKTRACE: a{289}… \(5011 characters\)$"),
         (
             "the disk of d is full",
-            r": the disk of d is full; free some space: what was stored is k",
+            r": the disk of d is full; free some space; all stored data is k",
         ),
     ],
 )
@@ -199,5 +199,5 @@ def test_a_named_binary_must_be_a_program(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     monkeypatch.setenv("MONGOD_BINARY", str(tmp_path / name))
-    with pytest.raises(ConfigError, match="which is no program"):
+    with pytest.raises(ConfigError, match="which is not an executable file"):
         find_mongod()

@@ -31,7 +31,7 @@ async def test_an_unreachable_server_is_named_in_one_line_without_the_password()
         ("http://ada:s3cret@h/x", "cannot be read"),
         ("mongodb://ada:s3cret@h:port/x", "cannot be read"),
         ("mongodb://ada:s3cret@", "cannot be read"),
-        ("mongodb://ada:s3cret@b@h/x", "a @ : / or % of the password is written as %40"),
+        ("mongodb://ada:s3cret@b@h/x", "with @ : / and % in the password written as %40"),
     ],
 )
 async def test_a_malformed_uri_is_a_config_error_without_the_password(
@@ -58,11 +58,11 @@ async def test_a_database_must_be_named(mongod: EmbeddedMongo) -> None:
     with pytest.raises(ConfigError, match="no database is named"):
         async with TrajectoryStore.connect(mongod.uri()):
             pass
-    with pytest.raises(ConfigError, match="'my run' cannot be the name of a database"):
+    with pytest.raises(ConfigError, match="'my run' is not a valid database name"):
         async with TrajectoryStore.connect(mongod.uri(), "my run"):
             pass
     for uri, name in ((mongod.uri("local"), None), (mongod.uri(), "Admin")):
-        with pytest.raises(ConfigError, match="is a database of MongoDB itself"):
+        with pytest.raises(ConfigError, match="is reserved by MongoDB"):
             async with TrajectoryStore.connect(uri, name):
                 pass
     async with TrajectoryStore.connect(mongod.uri("from_uri")) as store:
@@ -111,7 +111,7 @@ async def test_the_database_of_a_later_release_is_not_even_opened(
 ) -> None:
     await store.runs.create(Run(name="run", schema_version=99))
     with pytest.raises(
-        StoreError, match="a later release wrote it; use that one, or another --run"
+        StoreError, match="it was written by a later release; use that release, or another --run"
     ):
         async with TrajectoryStore.connect(mongo_uri, store.database_name):
             pass
@@ -125,7 +125,7 @@ async def test_documents_that_do_not_fit_are_named(store: TrajectoryStore) -> No
     with pytest.raises(StoreError, match=r"'train/0/q0' is no valid MCPTask: order"):
         await store.tasks.get("train/0/q0")
     await store.database["tasks"].update_one({}, {"$set": {"kind": "chess"}})
-    with pytest.raises(StoreError, match="kind 'chess', which is not registered here"):
+    with pytest.raises(StoreError, match="kind 'chess', which is not registered in this process"):
         await store.tasks.get("train/0/q0")
 
 

@@ -27,8 +27,8 @@ def test_ordinary_answers_pass() -> None:
 def test_what_holds_too_many_values_or_goes_too_deep_is_refused_at_once() -> None:
     blocks = {"content": [{"type": "text", "text": ""}] * 600_000}
     begin = time.thread_time()
-    assert excess(blocks) == "the answer holds more than 50000 values"
-    assert excess(nested(10_000)) == "the answer is nested more than 64 deep"
+    assert excess(blocks) == "the response contains more than 50000 values"
+    assert excess(nested(10_000)) == "the response is nested deeper than 64 levels"
     assert excess([[1] * 40_000, [1] * 40_000]) is not None
     assert time.thread_time() - begin < 1
 

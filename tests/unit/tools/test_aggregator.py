@@ -176,7 +176,7 @@ async def test_only_requests_that_were_not_taken_up_are_repeated(
     async with connect_tools(config_for(manager.url)) as box:
         assert (await box.call("search", {})).content == "at last"
         with pytest.raises(
-            ToolError, match=r"at http://.*/mcpapi was lost during a call: HTTP 502"
+            ToolError, match=r"at http://.*/mcpapi lost the connection during a call: HTTP 502"
         ):
             await box.call("web.echo", {})
     assert len(manager.called) == 4
@@ -203,10 +203,10 @@ async def test_an_exchange_has_a_deadline_and_a_size(
     async with connect_tools(config_for(manager.url, call_timeout_seconds=1.0)) as box:
         for answer, reason in (
             ("drops", "no result within 1 s"),
-            ("flood", "the answer is longer than 1 MiB"),
-            ("gzip", "the answer is compressed (gzip)"),
-            ({"content": [1] * 60_000}, "the answer holds more than 50000 values"),
-            ({"content": nested(70)}, "the answer is nested more than 64 deep"),
+            ("flood", "the response is longer than 1 MiB"),
+            ("gzip", "the response is compressed (gzip)"),
+            ({"content": [1] * 60_000}, "the response contains more than 50000 values"),
+            ({"content": nested(70)}, "the response is nested deeper than 64 levels"),
         ):
             manager.answers["web.echo"] = answer
             result = await box.call("web.echo", {"text": "x"})
@@ -257,7 +257,7 @@ async def test_an_aggregator_stands_beside_other_servers(
         assert {spec.server for spec in box.specs} == {"local", "files.v2"}
         assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
         assert (await box.call("echo", {"text": "x"})).content == "x"
-    with pytest.raises(ConfigError, match="two MCP servers are called 'web'"):
+    with pytest.raises(ConfigError, match="two MCP servers are named 'web'"):
         await probe(config_for({**servers, "web": {"url": server_url}}))
 
 
@@ -267,8 +267,10 @@ async def test_what_is_no_aggregator_is_named(manager: Manager, config_for: Conf
     with pytest.raises(ConfigError, match="answered /servers with HTTP 404"):
         await probe(config_for(manager.url.replace("/mcpapi", "/x/mcpapi")))
     manager.tools.append(function("other.search"))
-    with pytest.raises(ConfigError, match=r"a tool of none of its servers: 'other\.search'"):
+    with pytest.raises(
+        ConfigError, match=r"a tool that belongs to none of its servers: 'other\.search'"
+    ):
         await probe(config_for(manager.url))
     manager.tools = json.loads('[{"type": "function"}]')
-    with pytest.raises(ConfigError, match="a tool of none of its servers: None"):
+    with pytest.raises(ConfigError, match="a tool that belongs to none of its servers: None"):
         await probe(config_for(manager.url))

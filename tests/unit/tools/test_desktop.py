@@ -143,7 +143,7 @@ async def test_a_keyboard_types_and_mistakes_are_told_to_the_model(page: str) ->
             "http://a\0",
             LONG,
         ):
-            assert "begins with http:// or https://" in await said(client, "open_page", url=url)
+            assert "must start with http:// or https://" in await said(client, "open_page", url=url)
         await said(client, "open_page", url="http://127.0.0.1:1/")
         assert await said(client, "press_keys", keys=["ctrl+l"]) == "pressed"
         assert await said(client, "type_text", text=f"{page}\n") == "typed"
@@ -239,9 +239,12 @@ async def test_a_display_that_is_gone_ends_the_server_and_no_model_is_told(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--view_port", "5901"], "needs a password in the variable DESKTOP_VIEW_PASSWORD"),
-        (["--size", "1x1"], "'1x1' is no size from 200x200 to 4096x4096"),
-        (["--size", "99999999999999999999x300"], "is no size"),
+        (
+            ["--view_port", "5901"],
+            "requires a password in the environment variable DESKTOP_VIEW_PASSWORD",
+        ),
+        (["--size", "1x1"], "'1x1' is not a size from 200x200 to 4096x4096"),
+        (["--size", "99999999999999999999x300"], "is not a size"),
     ],
 )
 async def test_mistakes_are_one_line(flags: list[str], message: str) -> None:

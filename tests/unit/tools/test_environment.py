@@ -103,7 +103,7 @@ async def test_clients_have_children_of_their_own_that_start_lazily_and_again_af
         assert environment.health()["sessions"] == 1
         assert await said(other, "remember", text="b") == "b"
         assert await said(one, "remember", text="c") == "a c"
-        with pytest.raises(MCPError, match="was lost during a call"):
+        with pytest.raises(MCPError, match="lost the connection during a call"):
             await said(one, "die")
         assert await said(one, "remember", text="new") == "new"
         assert await said(other, "remember", text="d") == "b d"
@@ -166,7 +166,7 @@ async def test_samplers_use_it_by_the_printed_json_and_tell_its_failures_from_a_
         assert (await box.call("environment", {"name": "SEEN"})).content == "by the child"
         assert (await box.call("environment", {"name": "ALSO"})).content == "by default"
         assert (await box.call("fail", {"reason": "no such page"})).is_error
-        with pytest.raises(ToolError, match="was lost during a call"):
+        with pytest.raises(ToolError, match="lost the connection during a call"):
             await box.call("die", {})
 
 
@@ -273,7 +273,7 @@ async def test_what_a_server_says_is_kept_in_bounds_and_quoted_when_it_dies(
         await said(client, "complain", text="forged\x1b]0;t\x07", times=1)
         assert await said(client, "complain", text="z" * 100, times=95_000) == "said"
     async with environment.client(servers="dying") as client:
-        with pytest.raises(MCPError, match=r"it said: no module named .x1b.31mshop"):
+        with pytest.raises(MCPError, match=r"last output: no module named .x1b.31mshop"):
             await client.list_tools()
     log = tmp_path / "logs/env_prying.log"
     assert "starting up\nforged\\x1b]0;t\\x07\n" in log.read_text()

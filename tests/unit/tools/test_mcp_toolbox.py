@@ -152,7 +152,7 @@ async def test_clashing_names_are_qualified_and_reported(
         assert (await box.call("one.fail", {"reason": "x"})).content.startswith(
             "Error: there is no"
         )
-    assert "shown as server.tool: add, count" in caplog.text
+    assert "renamed to server.tool: add, count" in caplog.text
 
 
 async def test_server_names_filter_the_tools(server_url: str, config_for: ConfigFor) -> None:
@@ -165,7 +165,7 @@ async def test_server_names_filter_the_tools(server_url: str, config_for: Config
 async def test_an_unknown_tool_filter_is_a_configuration_error(
     server_url: str, config_for: ConfigFor
 ) -> None:
-    with pytest.raises(ConfigError, match="no MCP server offers a tool 'subtract'"):
+    with pytest.raises(ConfigError, match="no MCP server offers the tool 'subtract'"):
         await probe(config_for(server_url, tool_names=["subtract"]))
 
 
@@ -199,7 +199,7 @@ async def test_probing_names_the_address_of_a_server_that_is_not_there(
     with pytest.raises(ConfigError, match="at /no/such/command cannot be reached"):
         await probe(config_for({"x": {"command": "/no/such/command"}}))
     unheard = (
-        r"at true cannot .*Connection closed; the command ended without a word \(exit 0\); a s"
+        r"at true cannot .*Connection closed; the command exited without output \(exit 0\); a s"
     )
     with pytest.raises(ConfigError, match=unheard):
         await probe(config_for({"x": {"command": "true"}}))
@@ -211,10 +211,10 @@ async def test_a_command_that_misses_a_variable_of_ours_is_told_how_to_get_it(
     code = "import os; os.environ['GARDEN_API_KEY']"
     servers = {"garden": {"command": "python", "args": ["-c", code]}}
     monkeypatch.setenv("GARDEN_API_KEY", "s3cret")
-    with pytest.raises(ConfigError, match="it said: KeyError: 'GARDEN_API_KEY'") as caught:
+    with pytest.raises(ConfigError, match="last output: KeyError: 'GARDEN_API_KEY'") as caught:
         await probe(config_for(servers))
     hint = '"env": {"GARDEN_API_KEY": "${GARDEN_API_KEY}"}'
-    assert f"(commands get named variables only: {hint})" in str(caught.value)
+    assert f"(commands receive only the variables in env: {hint})" in str(caught.value)
     assert "s3cret" not in str(caught.value)
     monkeypatch.delenv("GARDEN_API_KEY")
     with pytest.raises(ConfigError, match=r"GARDEN_API_KEY'$"):
@@ -249,7 +249,7 @@ async def test_calls_that_the_server_did_not_take_up_are_repeated(
     assert shared_count_file.stat().st_size == before + 1
     async with connect_tools(config_for(f"{server_url}?fail=429:9")) as box:
         with pytest.raises(
-            ToolError, match=r"'default' at http.*/mcp failed again and again: HTTP 429"
+            ToolError, match=r"'default' at http.*/mcp failed on every attempt: HTTP 429"
         ):
             await box.call("count", {})
 
@@ -262,7 +262,7 @@ async def test_a_lost_answer_is_asked_for_again_only_where_that_is_safe(
 
     before = carried_out()
     async with connect_tools(config_for(f"{server_url}?fail=502:1:after")) as box:
-        with pytest.raises(ToolError, match="was lost during a call: HTTP 502"):
+        with pytest.raises(ToolError, match="lost the connection during a call: HTTP 502"):
             await box.call("count", {})
     assert carried_out() == before + 1
     async with connect_tools(config_for(f"{server_url}?fail=504:1:after")) as box:
@@ -288,9 +288,9 @@ async def test_a_killed_server_fails_its_calls_and_serves_again_when_it_is_back(
         waiting = asyncio.create_task(box.call("slow", {"seconds": 60}))
         assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
         server.kill()
-        with pytest.raises(ToolError, match="was lost during a call"):
+        with pytest.raises(ToolError, match="lost the connection during a call"):
             await waiting
-        with pytest.raises(ToolError, match="failed again and again: ConnectionRefusedError"):
+        with pytest.raises(ToolError, match="failed on every attempt: ConnectionRefusedError"):
             await box.call("add", {"a": 1, "b": 2})
         start_server(port=server.port)
         assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
@@ -301,7 +301,7 @@ async def test_a_stdio_server_that_dies_is_started_again(
 ) -> None:
     async with connect_tools(config_for({"local": stdio_server})) as box:
         assert (await box.call("die_once", {})).content == "alive"
-        with pytest.raises(ToolError, match="was lost during a call"):
+        with pytest.raises(ToolError, match="lost the connection during a call"):
             await box.call("die", {})
         assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
 
@@ -388,7 +388,7 @@ async def test_an_ended_session_without_state_is_opened_again(
         waiting = asyncio.create_task(box.call("slow", {"seconds": 60}))
         assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
         server.kill()
-        with pytest.raises(ToolError, match="was lost during a call"):
+        with pytest.raises(ToolError, match="lost the connection during a call"):
             await waiting
         start_server("sse", port=server.port)
         assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
@@ -416,7 +416,7 @@ async def test_blocked_tools_are_neither_shown_nor_called(
     async with connect_tools(config) as box:
         assert [spec.name for spec in box.specs] == ["one.add", "one.crash", "two.crash"]
         assert (await box.call("two.add", {"a": 1, "b": 2})).is_error
-    with pytest.raises(ConfigError, match="no MCP server offers a tool 'ad'"):
+    with pytest.raises(ConfigError, match="no MCP server offers the tool 'ad'"):
         await probe(config_for(server_url, blocked_tools=["ad"]))
 
 
@@ -465,13 +465,13 @@ async def test_a_server_that_is_down_is_asked_by_one_caller_at_a_time(
     async with connect_tools(config) as box:
         server.kill()
         for _ in range(2):
-            with pytest.raises(ToolError, match="failed again and again"):
+            with pytest.raises(ToolError, match="failed on every attempt"):
                 await box.call("add", {"a": 1, "b": 1})
         calls = [box.call("add", {"a": 1, "b": 1}) for _ in range(40)]
         failures = await asyncio.gather(*calls, return_exceptions=True)
         said = [str(failure) for failure in failures]
         assert all(isinstance(failure, ToolError) for failure in failures)
-        assert sum("is down, and has been for" in text for text in said) > 20
+        assert sum("has been down for" in text for text in said) > 20
         start_server(port=server.port)
         async with asyncio.timeout(10):
             while True:

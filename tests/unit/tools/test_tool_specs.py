@@ -43,5 +43,7 @@ def test_filters_take_every_name_of_a_tool() -> None:
     hidden = select_tools(listed, config(blocked_tools=["buy"]))
     assert [spec.name for spec in hidden] == ["sell"]
     assert hidden[0].parameters == {"type": "object", "properties": {}}
-    with pytest.raises(ConfigError, match=r"no MCP server offers a tool 'rent' \(offered: my_shop"):
+    with pytest.raises(
+        ConfigError, match=r"no MCP server offers the tool 'rent' \(available: my_shop"
+    ):
         check_filters(listed, config(blocked_tools=["rent"]))

@@ -95,7 +95,7 @@ async def test_a_run_goes_on_only_as_what_it_began(
     with pytest.raises(ConfigError, match="resume it without --lora_rank"):
         await fine_tune(make_sft(output_dir=tmp_path / "full"))
     assert main(["export", "--output_dir", str(tmp_path / "full")]) == 2
-    assert "holds all weights already" in capsys.readouterr().err
+    assert "already contains all weights" in capsys.readouterr().err
 
 
 async def test_a_run_with_a_penalty_against_its_base_starts_at_no_distance_and_moves_away(

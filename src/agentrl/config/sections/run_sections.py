@@ -1,4 +1,4 @@
-"""Sections of what a run is about: its name and files, model, database and questions."""
+"""Sections that define a run: its name and files, model, database and questions."""
 
 import re
 from pathlib import Path
@@ -14,17 +14,17 @@ from agentrl.config.shipped_files import existing_or_shipped
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MONGODB_DATABASES = frozenset({"admin", "config", "local"})
-"""Databases that every MongoDB has and keeps for itself."""
+"""Databases that MongoDB reserves for itself."""
 _TEMPLATE_ARGUMENTS = {"messages", "tools", "documents", "add_generation_prompt"}
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
 """Directory of the private mongods' data, with one directory for each run."""
 
 
 class RunSection(ConfigSection):
-    """Name of the run and places of its files."""
+    """Name of the run and locations of its files."""
 
     run_name: str = "run"
-    """Name of the run, and of its database, output directory and log files."""
+    """Name of the run; also names its database, output directory and log files."""
     output_dir: Path | None = None
     """Directory of checkpoints, published weights, metrics and summary; `output/RUN_NAME` by
     default."""
@@ -34,21 +34,21 @@ class RunSection(ConfigSection):
     """Port of this process's Prometheus endpoint (`/metrics`); no endpoint by default. `agentrl
     run` gives this port to the trainer and the following ones to its samplers."""
     metrics_host: str = "127.0.0.1"
-    """Address that the Prometheus endpoint listens on. The endpoint asks for no key."""
+    """Address that the Prometheus endpoint listens on. The endpoint requires no key."""
     otlp_endpoint: SecretUrl | None = None
-    """Base address of an OpenTelemetry collector (`http://127.0.0.1:4318`) that samplers send a
-    trace of every rollout to; none by default (see docs/tracing.md)."""
+    """Base address of an OpenTelemetry collector (`http://127.0.0.1:4318`) that receives a trace of
+    every rollout; none by default (see docs/tracing.md)."""
     otlp_content: bool = False
-    """With `--otlp_endpoint`: put the texts of messages, tool calls and results into the traces.
-    They may hold secrets."""
+    """With `--otlp_endpoint`: include the texts of messages, tool calls and results in the traces.
+    They may contain secrets."""
     seed: int = Field(default=42, ge=0, lt=2**32)
-    """Seed of everything that is drawn: order of questions, sampling, initial weights."""
+    """Seed of all randomness: order of questions, sampling, initial weights."""
     num_gpus: int | None = Field(default=None, ge=0, le=1024)
-    """GPUs of this machine; counted by `nvidia-smi` when not given. With `--dry_run`, plan for a
-    machine with so many."""
+    """Number of GPUs of this machine; counted with `nvidia-smi` by default. With `--dry_run`: plan
+    for a machine with this many GPUs."""
     fresh: bool = False
-    """Start anew instead of resuming. Refused while the run's database or output exists, unless
-    `--delete_existing` is given too."""
+    """Start over instead of resuming. Refused if the run's database or output exists, unless
+    `--delete_existing` is also given."""
     delete_existing: bool = False
     """With `--fresh`: delete the run's database and output directory first."""
 
@@ -61,7 +61,7 @@ class RunSection(ConfigSection):
                 "run_name", "up to 63 letters, digits, - and _, the first a letter or digit"
             )
         if name.casefold() in MONGODB_DATABASES:
-            raise PydanticCustomError("run_name", "is a database of MongoDB itself; choose another")
+            raise PydanticCustomError("run_name", "is reserved by MongoDB; choose another")
         return name
 
     @field_validator("otlp_endpoint")
@@ -69,7 +69,9 @@ class RunSection(ConfigSection):
     def _check_collector(cls, address: SecretUrl | None) -> SecretUrl | None:
         parts = urlsplit("" if address is None else address.get_secret_value())
         if address is not None and not (parts.scheme in ("http", "https") and parts.hostname):
-            raise PydanticCustomError("otlp_endpoint", "give an address like http://127.0.0.1:4318")
+            raise PydanticCustomError(
+                "otlp_endpoint", "expected an address such as http://127.0.0.1:4318"
+            )
         return address
 
     @property
@@ -86,7 +88,7 @@ class ModelSection(ConfigSection):
     model_name: str = "train-model"
     """Name under which servers serve the model."""
     trust_remote_code: bool = False
-    """Run Python code that comes with a checkpoint. Only for checkpoints that you trust."""
+    """Run Python code shipped with a checkpoint. Enable only for checkpoints that you trust."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Training precision; `auto` is bfloat16 on CUDA and float32 on CPU."""
     attention_implementation: Literal["sdpa", "flex", "varlen"] = "sdpa"
@@ -94,18 +96,18 @@ class ModelSection(ConfigSection):
     FlexAttention with a block mask (CUDA only); `varlen`: variable-length flash attention with keys
     gathered along the paths (CUDA, bfloat16)."""
     chat_template: str | None = None
-    """Chat template instead of the model's own: a file, whose text is stored with the run and with
-    every checkpoint, or the Jinja source itself."""
+    """Chat template that replaces the model's own: a file, whose text is stored with the run and
+    with every checkpoint, or the Jinja source itself."""
     chat_template_kwargs: dict[str, Any] | None = None
     """JSON object of variables that the chat template reads (`{"enable_thinking": false}`)."""
     router_replay: bool = False
-    """Mixture-of-experts models: ask the servers which experts every token went to, store it with
-    the turns, and make the trainer send each token to the same ones."""
+    """Mixture-of-experts models: record the experts that the servers chose for every token, store
+    them with the turns, and use the same experts in the trainer."""
     train_vision: bool = False
-    """Vision models: train the image encoder too; by default it stays as it is."""
+    """Vision models: also train the image encoder; it is frozen by default."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of a low-rank adapter (LoRA) that is trained on the frozen model; 0 trains all weights.
-    Servers load adapters beside the model and go on sampling meanwhile (see docs/lora.md)."""
+    Servers load adapters without interrupting sampling (see docs/lora.md)."""
     lora_alpha: int = Field(default=32, ge=1)
     """Scale of the adapter: its output is multiplied by lora_alpha / lora_rank."""
     lora_target_modules: tuple[str, ...] = (
@@ -113,7 +115,7 @@ class ModelSection(ConfigSection):
         *("gate_proj", "up_proj", "down_proj"),
     )
     """Linear layers that get an adapter, by the last part of their name. Experts of a mixture
-    cannot have one: leave the last three out for a model whose layers are all experts there."""
+    cannot have one: remove the last three names for a model whose MLP layers are all experts."""
 
     @field_validator("chat_template")
     @classmethod
@@ -132,7 +134,9 @@ class ModelSection(ConfigSection):
         taken = sorted(_TEMPLATE_ARGUMENTS & (given or {}).keys())
         if taken:
             raise PydanticCustomError(
-                "chat_template_kwargs", "{name} is the conversation's own", {"name": taken[0]}
+                "chat_template_kwargs",
+                "{name} is reserved for the conversation",
+                {"name": taken[0]},
             )
         return given
 
@@ -152,72 +156,73 @@ class StoreSection(ConfigSection):
     mongo_data_dir: Path | None = None
     """Data directory of the private mongod; `.agentrl/mongo/RUN_NAME` by default."""
     mongo_port: int | None = Field(default=None, ge=0, le=65535)
-    """Port of the private mongod on loopback, or the next free one. By default the run's last one, so
-    that its connection string stays valid, or 27417 at first."""
+    """Port of the private mongod on loopback, or the next free one. By default the run's previous
+    port, which keeps its connection string valid; initially 27417."""
 
 
 class DataSection(ConfigSection):
     """The questions."""
 
     train_file: Path | None = None
-    """Training questions: a JSONL, JSON, CSV or Parquet file, a directory, or a data set of the
-    Hugging Face hub (`owner/name`, `owner/name@config`, `:split` behind it; the last three need
-    `agentrl-mongo[data]`). Without it, the tasks that the database holds."""
+    """Training questions: a JSONL, JSON, CSV or Parquet file, a directory, or a Hugging Face
+    dataset (`owner/name` or `owner/name@config`, optionally followed by `:split`). Parquet files,
+    directories and datasets need `agentrl-mongo[data]`. By default, the run trains on the tasks in
+    the database."""
     eval_file: Path | None = None
-    """Held-out questions, in any form that train_file takes; no evaluation by default."""
+    """Held-out questions, in any format that train_file accepts; no evaluation by default."""
     env: str | None = None
-    """Environment that brings the training tasks, plays and rewards them, instead of train_file:
+    """Environment that provides, runs and rewards the training tasks, instead of train_file:
     `reasoning_gym:NAME?size=200&seed=1`, `textarena:NAME`, `verifiers:TASKSET`, `openenv:URL`,
     `harbor:FOLDER` (see docs/environments.md)."""
     eval_env: str | None = None
-    """Environment of the held-out tasks, instead of eval_file. Without a seed it draws other tasks
-    than env does."""
+    """Environment of the held-out tasks, instead of eval_file. Without a seed, its tasks differ
+    from those of env."""
     env_python: Path | None = None
     """Python that has the environments' packages; by default .agentrl/environments/KIND/bin/python
-    where it exists, else this one."""
+    if it exists, else this one."""
     env_variables: tuple[str, ...] = ()
-    """Environment variables that an environment's process gets beside PATH, HOME, the locale, caches
-    and certificates (comma separated)."""
+    """Environment variables that are passed to an environment's process in addition to PATH, HOME,
+    the locale, caches and certificates (comma separated)."""
     env_scorer: str | None = None
-    """Scorer of the environments' tasks that sees all tries of a task together (`sees_group`), their
-    own rewards in `record.reward`; by default these are the scores."""
+    """Scorer of the environments' tasks that sees all rollouts of a task together (`sees_group`),
+    with the environment's rewards in `record.reward`; by default these rewards are the scores."""
     sampler_module: Path | None = None
-    """Python file that registers kinds of tasks and the samplers that play them; its
-    `train_tasks(seed)`, if it has one, yields the training tasks as they are needed, without end if
-    it likes (see docs/bring-your-own.md)."""
+    """Python file that registers kinds of tasks and the samplers that run them; its optional
+    `train_tasks(seed)` yields the training tasks on demand and may be infinite (see
+    docs/bring-your-own.md)."""
     records_of: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
     """`agentrl sft`: learn from the training records of this run instead of a train_file."""
     min_score: float = 0.5
-    """`agentrl sft`: lowest score of a record to learn from."""
+    """`agentrl sft`: minimum score of a record to learn from."""
     num_train_epochs: int = Field(default=1, ge=1)
-    """Number of times that every training question is asked."""
+    """Number of passes over the training questions."""
     num_generations: int = Field(default=8, ge=1)
-    """Tries for each training question: the size of a group."""
+    """Rollouts per training question, which form a group."""
     eval_num_generations: int = Field(default=1, ge=1)
-    """Tries for each evaluation question."""
+    """Rollouts per evaluation question."""
     default_scorer: str | None = None
-    """Scorer of questions that name none; by default `agentcpm`, the judge, where agent_config_path
-    is given, else `exact`: the answer has to be the reference, up to space around it."""
+    """Scorer of questions that name none; by default `agentcpm`, the judge, if agent_config_path is
+    given, else `exact`: the answer must equal the reference, ignoring surrounding whitespace."""
     default_answer_schema: str = "answer"
     """Answer schema of questions that name none: `boxed`, or the name of a tag."""
     system_prompt: str | None = None
-    """System prompt of questions that bring none; no system prompt by default."""
+    """System prompt of questions that have none; no system prompt by default."""
     shuffle: bool = True
-    """Ask the questions of each epoch in an order drawn with the seed."""
+    """Shuffle the questions of each epoch with the seed."""
 
     @property
     def has_training(self) -> bool:
-        """Whether training questions, an environment or a module that may bring tasks are named."""
+        """Whether training questions, an environment or a task module is given."""
         return any(one is not None for one in (self.train_file, self.env, self.sampler_module))
 
     @property
     def has_held_out(self) -> bool:
-        """Whether held-out questions or an environment of such are named."""
+        """Whether held-out questions or an environment of them is given."""
         return self.eval_file is not None or self.eval_env is not None
 
     @property
     def environments(self) -> dict[str, str]:
-        """The environments that are named, by flag."""
+        """The given environments, by flag."""
         named = {"env": self.env, "eval_env": self.eval_env}
         return {flag: uri for flag, uri in named.items() if uri is not None}
 

@@ -23,5 +23,5 @@ class ConfigSection(BaseModel):
     def _fits_into_documents(cls, value: Any) -> Any:
         """The database keeps the configuration, and its numbers have 64 bits."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise PydanticCustomError("too_large", "Input should have 18 digits at most")
+            raise PydanticCustomError("too_large", "Input should have at most 18 digits")
         return value

@@ -1,4 +1,4 @@
-"""Sections of the training side: algorithm, optimizer's loop and publishing of weights."""
+"""Sections of the training side: algorithm, training loop and publishing of weights."""
 
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ class AlgorithmSection(ConfigSection):
 
     recipe: str | None = None
     """A paper's objective, in place of its flags: grpo, dapo, dr_grpo, gspo, cispo, minirl, rloo or
-    reinforce_pp (see docs/training.md). Flags beside it count more."""
+    reinforce_pp (see docs/training.md). Flags that are also given take precedence."""
     loss_calculator: LossKind = "GRPO"
     """Policy loss, in upper or lower case."""
     epsilon: float = Field(default=0.2, ge=0)
@@ -36,8 +36,7 @@ class AlgorithmSection(ConfigSection):
     beta2: float | None = None
     """CE-GPPO weight of tokens clipped from above; off by default."""
     importance_weight_cap_ratio: float = Field(default=4.0, ge=0)
-    """Factor on the clip range that gives the range beyond which GRPO and MINIRL drop tokens; 0
-    drops none."""
+    """Multiple of the clip range beyond which GRPO and MINIRL drop tokens; 0 drops none."""
     strict_in_bound: bool = False
     """Drop every token outside the clip range (GRPO and MINIRL)."""
     out_of_date_decay: float | None = None
@@ -52,28 +51,28 @@ class AlgorithmSection(ConfigSection):
     dual_clip: float | None = Field(default=None, gt=1)
     """Bound on the ratio of tokens with negative advantage (GRPO and GSPO); off by default."""
     importance_weight_truncation: float | None = Field(default=None, gt=0)
-    """Largest importance weight of MINIRL; unbounded by default."""
+    """Maximum importance weight of MINIRL; unbounded by default."""
     proximal: ProximalKind = "behavior"
     """Policy in the denominator of the clipped ratio. `behavior`: the sampler's; `recompute`: the
-    trainer's at the start of the step; `loglinear`: one between the two by staleness (decoupled
-    PPO)."""
+    trainer's at the start of the step; `loglinear`: an interpolation of the two by staleness
+    (decoupled PPO)."""
     importance_correction: CorrectionKind = "none"
     """Weight of the proximal policy over the sampler's: `none`, `full` (unchanged), `tis`
-    (truncated), or masked outside the bounds (`icepop`, `mis`). Needs another proximal than
+    (truncated), or masked outside the bounds (`icepop`, `mis`). Requires a proximal other than
     behavior."""
     correction_level: CorrectionLevel = "token"
-    """What is weighted and masked: tokens, turns by their product, or turns by their geometric
-    mean."""
+    """Unit that is weighted and masked: tokens, turns by the product of their ratios, or turns by
+    the geometric mean."""
     correction_lower: float = Field(default=0.5, ge=0)
     """Lower bound of icepop and mis."""
     correction_upper: float = Field(default=2.0, gt=0)
     """Upper bound of tis, icepop and mis."""
     veto_threshold: float | None = Field(default=None, gt=0)
-    """Ratio of a token below which its whole turn is masked; off by default."""
+    """Ratio below which a token masks its whole turn; off by default."""
     kl_coefficient: float = Field(default=0.0, ge=0)
-    """Weight of the KL penalty against a reference model; 0 loads none."""
+    """Weight of the KL penalty against a reference model; with 0, no reference model is loaded."""
     kl_estimator: KLEstimator = "k3"
-    """Estimator of the KL divergence at a token."""
+    """Estimator of the KL divergence per token."""
     reference_model: str | None = None
     """Reference model of the KL penalty; model_name_or_path by default."""
     advantage_estimator: AdvantageKind = "leave_one_out"
@@ -81,36 +80,38 @@ class AlgorithmSection(ConfigSection):
     adv_scaling: float = 1.0
     """Factor on the advantages."""
     sign_clip: bool = True
-    """Keep advantages of wrong records (score <= 0.5) <= 0 and those of right records >= 0."""
+    """Clip advantages of wrong records (score <= 0.5) to <= 0 and those of correct records to >=
+    0."""
     drop_zero_advantage: bool = True
-    """Leave turns with advantage 0 out of the batch."""
+    """Exclude turns with advantage 0 from the batch."""
     skip_non_positive_advantage: bool = False
-    """Leave turns with advantage <= 0 out of the batch."""
+    """Exclude turns with advantage <= 0 from the batch."""
     minimal_advantage: float | None = None
-    """Smallest advantage of a turn in the batch; unbounded by default."""
+    """Minimum advantage of a turn in the batch; unbounded by default."""
     min_score_spread: float = Field(default=0.1, ge=0)
-    """Smallest difference between the best and the worst score of a group; groups below it carry no
-    signal and are dropped."""
+    """Minimum difference between the best and the worst score of a group; groups below it carry no
+    learning signal and are dropped."""
     repeat_equal_probability: float = Field(default=1.0, ge=0, le=1)
-    """Probability p that a later epoch asks a question whose last group was dropped for equal scores;
-    p^k after k such groups in a row (GRESO). With 1, every epoch asks every question."""
+    """Probability p that a later epoch repeats a question whose last group was dropped for equal
+    scores; p^k after k such groups in a row (GRESO). With 1, every epoch repeats every question."""
     balance_sample: bool = False
-    """Keep about as many right as wrong records of a group."""
+    """Keep about as many correct as wrong records of a group."""
     min_turns: int = Field(default=1, ge=0)
-    """Fewest turns of a right record that is trained on."""
+    """Minimum number of turns of a correct record that is trained on."""
     reserve_context_error_count: int = Field(default=-1, ge=-1)
-    """Records of a group that ended at a length or turn limit and are kept; -1 keeps all."""
+    """Maximum number of records per group that ended at a length or turn limit; -1 keeps all."""
     efficient_rewarding: bool = False
-    """Shift scores by up to 0.1 in favor of right records with few turns."""
+    """Shift scores by up to 0.1 in favor of correct records with few turns."""
     max_staleness: int = Field(default=1, ge=0)
-    """Oldest policy version, in steps behind the current one, that is still trained on."""
+    """Maximum age, in steps, of the policy version of a record that is trained on."""
     staleness_policy: Literal["drop", "wait"] = "drop"
-    """`drop`: train on the groups that are complete and drop records beyond max_staleness; `wait`:
-    train on groups in their order, so that steps wait for the slowest and nothing gets too old."""
+    """`drop`: train on the groups that are complete, and drop records beyond max_staleness; `wait`:
+    train on groups in their order; steps wait for the slowest group, and no record becomes too
+    old."""
     max_trained_count: int = Field(default=1, ge=1)
-    """Most optimizer steps that may use a record."""
+    """Maximum number of optimizer steps that use a record."""
     retrained_interval: int = Field(default=1, ge=1)
-    """Fewest steps between two uses of a record."""
+    """Minimum number of steps between two uses of a record."""
 
     @model_validator(mode="before")
     @classmethod
@@ -123,7 +124,7 @@ class AlgorithmSection(ConfigSection):
         kind = str(name).upper()
         if kind not in LOSS_KINDS and kind.lower() in RECIPES:
             raise PydanticCustomError(
-                "loss_calculator", f"a whole recipe is named by --recipe {kind.lower()}"
+                "loss_calculator", f"to select the whole recipe, use --recipe {kind.lower()}"
             )
         if kind == "CROSSENTROPY":
             raise PydanticCustomError(
@@ -134,17 +135,17 @@ class AlgorithmSection(ConfigSection):
 
 
 class TrainerSection(ConfigSection):
-    """The optimizer's loop."""
+    """The training loop."""
 
     max_steps: int = Field(default=1000, ge=1)
-    """Optimizer steps in total, resumed ones included."""
+    """Total number of optimizer steps, including those before a resume."""
     groups_per_step: int | None = None
-    """Groups that one step consumes; by default per_device_train_batch_size *
+    """Groups per optimizer step; by default per_device_train_batch_size *
     gradient_accumulation_steps records, rounded up to whole groups."""
     per_device_train_batch_size: int = Field(default=1, ge=1)
-    """Records a micro-batch; counts only when groups_per_step is not given."""
+    """Records per micro-batch; used only if groups_per_step is not given."""
     gradient_accumulation_steps: int = Field(default=48, ge=1)
-    """Micro-batches a step; counts only when groups_per_step is not given."""
+    """Micro-batches per step; used only if groups_per_step is not given."""
     learning_rate: float = Field(default=1e-6, ge=0, le=1)
     """Peak learning rate of AdamW; 0 trains nothing (a control experiment)."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -154,57 +155,58 @@ class TrainerSection(ConfigSection):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up."""
+    """Learning rate schedule after the warm-up."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradient norm above which gradients are scaled down."""
+    """Gradient norm above which gradients are scaled down (clipped)."""
     max_tokens: int = Field(default=65536, ge=1)
-    """Most tokens in one forward pass; trees with longer paths are computed in chunks."""
+    """Maximum number of tokens in one forward pass; trees with longer paths are computed in
+    chunks."""
     merge: Literal["tree", "linear", "none"] = "tree"
     """Prefix sharing in the forward pass. `tree`: over the whole group; `linear`: within a record;
-    `none`: one turn a forward pass, through the model's own attention, for every model that
-    transformers runs."""
+    `none`: one turn per forward pass, with the model's own attention, for every model that
+    transformers supports."""
     verify_merge: int = Field(default=0, ge=0)
-    """Steps between two checks that compute the step without merging too, and stop with a report
-    when the gradients differ; 0: never."""
+    """Interval in steps at which a step is also computed without merging; the run stops with a
+    report if the gradients differ. 0: never."""
     loss_seq_chunk_size: int = Field(default=4096, ge=1)
-    """Loss positions that go through the LM head at a time."""
+    """Number of loss positions that pass through the LM head at a time."""
     log_entropy: bool = True
     """Compute and log the policy's entropy."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     activation_offloading: bool = False
-    """Keep what the backward pass needs of the forward pass in host memory. Slower, with the same
-    gradients; together with gradient_checkpointing only the layers' inputs travel."""
+    """Keep activations for the backward pass in host memory. Slower, with the same gradients; with
+    gradient_checkpointing, only the layers' inputs are transferred."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimizer state in host memory and copy one layer at a time to
-    the GPU (FSDP2, several ranks). Has no effect without GPUs."""
+    the GPU (FSDP2, several ranks). No effect without GPUs."""
     dp_replicate_size: int = Field(default=1, ge=1)
-    """Copies of the sharded model (HSDP); the remaining ranks shard it with FSDP2."""
+    """Replicas of the sharded model (HSDP); the ranks of each replica shard it with FSDP2."""
     tp_size: int = Field(default=1, ge=1)
     """Ranks that split heads, hidden units and vocabulary (tensor and sequence parallel)."""
     ep_size: int = Field(default=1, ge=1)
-    """Ranks that divide the experts of a mixture-of-experts model among them."""
+    """Ranks that share the experts of a mixture-of-experts model (expert parallel)."""
     cp_size: int = Field(default=1, ge=1)
-    """Ranks that divide the tokens of every row among them (context parallel)."""
+    """Ranks that split the tokens of every row (context parallel)."""
     pp_size: int = Field(default=1, ge=1)
-    """Stages of a pipeline: ranks that divide a model's layers among them; the rows of a step pass
-    through one after the other."""
+    """Pipeline stages: ranks that split the model's layers (pipeline parallel); the rows of a step
+    pass through them one after another."""
     num_processes: int = Field(default=1, ge=1)
-    """Trainer ranks that `agentrl run` starts, over all machines; more than one go through
-    `accelerate launch` with assets/fsdp2_dst.yml."""
+    """Number of trainer ranks that `agentrl run` starts on all machines; more than one are started
+    by `accelerate launch` with assets/fsdp2_dst.yml."""
     trainer_gpus: GpuList = ()
-    """GPUs of this machine for the ranks that `agentrl run` starts, one each (`0-3`, `0,2,5`), and
-    their number where num_processes is not given; by default the first ones."""
+    """GPUs of this machine for the ranks that `agentrl run` starts, one each (`0-3`, `0,2,5`);
+    their number is the default of num_processes. By default the first GPUs."""
     num_machines: int = Field(default=1, ge=1)
     """Machines on which the same `agentrl run` is started, each with its share of the ranks;
     `NUM_MACHINES` by default (see docs/deploy.md)."""
     machine_rank: int = Field(default=0, ge=0)
-    """Number of this machine; `MACHINE_RANK` by default. Machine 0 starts everything, the others
-    only trainer ranks."""
+    """Number of this machine, from 0; `MACHINE_RANK` by default. Machine 0 starts everything, the
+    others only trainer ranks."""
     main_process_ip: str | None = None
     """Address of machine 0 for the other machines; `MASTER_ADDR` by default."""
     main_process_port: int = Field(default=29500, ge=1, le=65535)
-    """Port at which the trainer's ranks find each other; `MASTER_PORT` by default."""
+    """Rendezvous port of the trainer's ranks; `MASTER_PORT` by default."""
     trainer_threads: int | None = Field(default=None, ge=1)
     """CPU threads of the trainer; torch's choice by default."""
     save_steps: int = Field(default=3, ge=1)
@@ -212,38 +214,39 @@ class TrainerSection(ConfigSection):
     save_total_limit: int = Field(default=2, ge=1)
     """Number of checkpoints that are kept."""
     async_save: bool = False
-    """Write checkpoints while training goes on. A crash meanwhile resumes from the one before."""
+    """Write checkpoints while training continues. After a crash during a write, the run resumes
+    from the previous checkpoint."""
     full_determinism: bool = False
-    """Use only algorithms that give the same bits every time; some are slower."""
+    """Use only deterministic algorithms, with bit-identical results; some are slower."""
     save_only_model: bool = False
-    """Leave optimizer state out of checkpoints. Such a run cannot resume exactly."""
+    """Exclude the optimizer state from checkpoints. Such a run cannot resume exactly."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two log lines."""
     report_to: tuple[str, ...] = ()
-    """Where the metrics of every step go besides the console and metrics.jsonl, which are always
-    written: tensorboard, wandb, swanlab, trackio, mlflow (comma separated; see
+    """Trackers that receive the metrics of every step, in addition to the console and
+    metrics.jsonl: tensorboard, wandb, swanlab, trackio, mlflow (comma separated; see
     docs/monitoring.md)."""
     peak_tflops: float | None = Field(default=None, gt=0)
-    """Peak of one device in dense TFLOP/s, for the model FLOPs utilization (`mfu`); known for
-    current data-center GPUs."""
+    """Peak dense TFLOP/s of one device, for the model FLOPs utilization (`mfu`); known for current
+    data-center GPUs."""
     eval_strategy: Literal["no", "ends", "steps"] = "no"
     """When to evaluate. `no`: never; `ends`: before the first and after the last step; `steps`:
-    also every eval_steps while training goes on (see docs/evaluation.md)."""
+    also every eval_steps while training continues (see docs/evaluation.md)."""
     eval_steps: int = Field(default=5, ge=1)
     """Steps between two evaluations."""
     eval_timeout_seconds: float = Field(default=3600.0, gt=0)
-    """Longest wait for an evaluation in seconds."""
+    """Timeout of an evaluation in seconds."""
     sync_sampling: bool = False
     """Alternate between sampling and training (max_staleness 0)."""
     trained_scorer: str | None = Field(default=None, pattern=r"^[^@]+(@[^@]+)?$")
     """Scorer whose scores are trained on, NAME or NAME@VERSION; groups wait until all their records
-    have one (`agentrl store rescore`). By default the scores that the samplers gave."""
+    have its score (`agentrl store rescore`). By default the samplers' scores are used."""
     consumer: str = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
     """Name under which this trainer keeps its ledger. `trainer` publishes weights and admits
-    samples; a trainer of any other name reads the same records, changes nothing but its own ledger,
-    and needs an output_dir of its own."""
+    samples; a trainer with another name reads the same records, writes only its own ledger, and
+    needs its own output_dir."""
     trainer_lease_seconds: float = Field(default=60.0, gt=1)
-    """Seconds that the trainer's claim on the run holds without a heartbeat."""
+    """Seconds until the trainer's lease on the run expires without a heartbeat."""
 
 
 class PublishSection(ConfigSection):
@@ -251,17 +254,18 @@ class PublishSection(ConfigSection):
 
     publish_mode: Literal["retract", "in_place", "abort"] = "retract"
     """What happens to running generations. `retract`: recomputed under the new weights; `in_place`:
-    continued on the old cache; `abort`: cut and resumed by the client."""
+    continued on the old cache; `abort`: interrupted, and resumed by the client."""
     publish_timeout_seconds: float = Field(default=120.0, gt=0)
-    """Longest wait for one server in seconds; a slower one is taken out of service."""
+    """Timeout of one server's update in seconds; a slower server is taken out of service."""
     weight_sync: Literal["disk", "distributed", "delta"] = "disk"
-    """How weights reach the servers. `disk`: as files that all of them see; `distributed`:
+    """How weights reach the servers. `disk`: as files on a shared file system; `distributed`:
     broadcast from the trainer's memory over a process group (NCCL between GPUs, gloo otherwise);
     `delta`: as files of the values that changed, to embedded engines. With the latter two, the
-    files for servers that join later are written while training goes on."""
+    files for servers that join later are written while training continues."""
     weight_sync_host: str = "127.0.0.1"
-    """Address of this machine at which servers find the trainer for `--weight_sync distributed`."""
+    """Address of this machine at which servers reach the trainer for `--weight_sync
+    distributed`."""
     weight_sync_bucket_mb: int = Field(default=256, ge=1)
-    """Largest part that is broadcast at a time, in MiB."""
+    """Maximum size of one broadcast, in MiB."""
     keep_policies: int = Field(default=2, ge=1)
-    """Published weight directories that are kept besides those in use."""
+    """Number of published weight directories that are kept, in addition to those in use."""

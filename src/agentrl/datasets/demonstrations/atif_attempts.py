@@ -1,7 +1,7 @@
 """Harbor's trajectories (ATIF) as attempts at tasks: what each asks, answers and scored.
 
-In: files that anybody may have written. Out: for each task its attempts, checked before anything is
-stored, or a `DatasetError` that says where the first mistake is.
+Input: files that anybody may have written. Output: for each task its attempts, checked before
+anything is stored, or a `DatasetError` that says where the first mistake is.
 """
 
 import itertools
@@ -131,7 +131,9 @@ def attempts_by_task(path: Path) -> Iterator[tuple[str, list[AtifAttempt]]]:
     for task_id, group in itertools.groupby(attempts, key=AtifAttempt.task_id):
         found = list(itertools.islice(group, _MAX_GROUP + 1))
         if task_id in seen:
-            raise found[0].problem(f"task {task_id} came before; its trajectories stand together")
+            raise found[0].problem(
+                f"task {task_id} occurs twice; its trajectories must be consecutive"
+            )
         if len(found) > _MAX_GROUP:
             raise found[0].problem(f"task {task_id} has more than {_MAX_GROUP} trajectories")
         seen.add(task_id)
@@ -141,4 +143,4 @@ def attempts_by_task(path: Path) -> Iterator[tuple[str, list[AtifAttempt]]]:
             attempt.outcome()
         yield task_id, found
     if not seen:
-        raise DatasetError(f"{path} holds no trajectory")
+        raise DatasetError(f"{path} contains no trajectory")

@@ -1,6 +1,7 @@
 """Documents of Harbor's trajectory format (ATIF 1.8), read from files that anybody may have written.
 
-In: files. Out: values that were checked as a whole, and the messages of a conversation that they hold.
+Input: files. Output: values that were checked as a whole, and the messages of a conversation that
+they hold.
 """
 
 import json
@@ -69,14 +70,14 @@ class AtifMetrics(Value):
     def _check_tokens(self) -> "AtifMetrics":
         for ids in (self.prompt_token_ids or (), self.completion_token_ids or ()):
             if ids and not 0 <= min(ids) <= max(ids) <= _MAX_TOKEN_ID:
-                raise ValueError("a token id is a number from 0 to 2147483647")
+                raise ValueError("a token id must be a number from 0 to 2147483647")
         if self.completion_token_ids is not None and self.prompt_token_ids is None:
             raise ValueError("completion_token_ids without prompt_token_ids")
         if self.logprobs is not None:
             if len(self.logprobs) != len(self.completion_token_ids or ()):
                 raise ValueError("logprobs and completion_token_ids differ in length")
             if not all(abs(logprob) <= _MAX_LOGPROB for logprob in self.logprobs):
-                raise ValueError("a logprob is a finite number")
+                raise ValueError("a logprob must be a finite number")
         return self
 
     @property
@@ -129,9 +130,9 @@ class AtifTrajectory(Value):
     def _check_order(self) -> "AtifTrajectory":
         for place, step in enumerate(self.steps, start=1):
             if step.step_id != place:
-                raise ValueError(f"step_id {step.step_id} stands at place {place}")
+                raise ValueError(f"step_id {step.step_id} is at position {place}")
             if step.source != "agent" and (step.tool_calls or step.metrics):
-                raise ValueError(f"step {place}: tool_calls and metrics belong to agent steps")
+                raise ValueError(f"step {place}: only agent steps have tool_calls and metrics")
         return self
 
     @property
@@ -160,7 +161,7 @@ def read_trajectories(path: Path) -> Iterator[tuple[str, AtifTrajectory]]:
     if path.is_dir():
         files = sorted(one for one in path.rglob("*.json*") if one.is_file())
         if not files:
-            raise DatasetError(f"{path} holds no .json or .jsonl file, and no export of a run")
+            raise DatasetError(f"{path} contains no .json or .jsonl file, and no export of a run")
     else:
         files = [path]
     for file in files:
@@ -196,7 +197,7 @@ def checked_trajectory(entry: Any) -> AtifTrajectory:
     if isinstance(entry, BadEntry):
         raise entry
     if not is_trajectory(entry):
-        raise BadEntry('no trajectory: "schema_version" is not "ATIF-v1.8" or an earlier one')
+        raise BadEntry('not a trajectory: "schema_version" must be "ATIF-v1.8" or earlier')
     try:
         # JSON can hold halves of characters, which no file and no database can.
         json.dumps(entry, ensure_ascii=False).encode()
@@ -207,7 +208,7 @@ def checked_trajectory(entry: Any) -> AtifTrajectory:
         message = first["msg"].removeprefix("Value error, ")
         raise BadEntry(f"{where}: {message}".removeprefix(": ")) from None
     except UnicodeEncodeError:
-        raise BadEntry("a text holds half of a character") from None
+        raise BadEntry("a text contains a lone surrogate") from None
     except RecursionError:
         raise BadEntry("nested too deeply") from None
 
@@ -263,5 +264,5 @@ def _text(content: AtifContent) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if any(part.type != "text" for part in content):
-        raise BadEntry("images and audio in trajectories are not read")
+        raise BadEntry("images and audio in trajectories are not supported")
     return "\n".join(part.text or "" for part in content)

@@ -1,9 +1,9 @@
 """Ended attempts of a run as Harbor's trajectories (ATIF 1.8), one JSONL file a split.
 
-In: a store. Out: one document an attempt. Its steps are the attempt's first conversation; each further
-one (a branch, a rewritten context, a second agent) is an embedded trajectory, in which steps that
-another one holds already are marked as copied context. A step of the policy carries the ids of prompt
-and completion, and their logprobs.
+Input: a store. Output: one document an attempt. Its steps are the attempt's first conversation;
+each further one (a branch, a rewritten context, a second agent) is an embedded trajectory, in which
+steps that another one holds already are marked as copied context. A step of the policy carries the
+ids of prompt and completion, and their logprobs.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def export_trajectories(store: TrajectoryStore, folder: Path) -> dict[str,
         WriteError: the folder cannot be written.
     """
     if await asyncio.to_thread(folder.exists):
-        raise ConfigError(f"{folder} exists already; name a folder that does not")
+        raise ConfigError(f"{folder} already exists; choose a new folder")
     counts: dict[str, int] = {}
     model = store.database_name
     with atomic_directory(folder) as staging, ExitStack() as stack:

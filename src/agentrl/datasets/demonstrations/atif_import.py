@@ -1,7 +1,7 @@
 """Harbor's trajectories (ATIF) into an empty database.
 
-In: files that anybody may have written. Out: a Task for each question, a Record for each document, a
-turn for each step of the policy, through the same writes as a rollout.
+Input: files that anybody may have written. Output: a Task for each question, a Record for each
+document, a turn for each step of the policy, through the same writes as a rollout.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ async def import_trajectories(
     Whatever ends it early, what was written is deleted.
     """
     if await store.runs.get() is not None:
-        raise ConfigError(f"{store.redacted_uri} holds a run; import under another --run_name")
+        raise ConfigError(f"{store.redacted_uri} contains a run; import under another --run_name")
     await store.ensure_schema()
     await store.runs.create(Run(name=store.database_name))
     counts = ImportCounts()
@@ -75,7 +75,7 @@ async def _write_group(
             _OWNER, lease_seconds=_LEASE_SECONDS, admitted_groups=number + 1, max_attempts=1
         )
         if claimed is None or claimed[1].id != task_id:
-            raise StoreError("another process claims the slots of this database")
+            raise StoreError("another process is claiming the slots of this database")
         record = claimed[0]
         turns = attempt.turns(record.id, task_id, record.fence)
         for turn in turns:

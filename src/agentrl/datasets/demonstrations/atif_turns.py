@@ -1,7 +1,8 @@
 """A trajectory of Harbor's (ATIF) as the turns of one attempt.
 
-In: a document that was checked. Out: a turn for each step of the policy. Ids and logprobs are taken as
-they stand; a step without ids becomes a turn that can be read and scored and is not trained.
+Input: a document that was checked. Output: a turn for each step of the policy. Ids and logprobs are
+taken as they stand; a step without ids becomes a turn that can be read and scored and is not
+trained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -200,6 +201,6 @@ def _spans(given: object, length: int) -> tuple[VersionSpan, ...]:
             raise BadEntry(f"extra.{OURS}.versions: a span is [version, start, end]")
         version, start, end = one
         if not (version >= 0 and 0 <= start < end <= length):
-            raise BadEntry(f"extra.{OURS}.versions: {one} is no span of {length} tokens")
+            raise BadEntry(f"extra.{OURS}.versions: {one} is not a span of {length} tokens")
         spans.append(VersionSpan(version=version, start=start, end=end))
     return tuple(spans)

@@ -1,7 +1,8 @@
-"""The conversations of a run as files: chat-format JSONL, or a data set for Hugging Face's `datasets`.
+"""Conversations of a run as files: chat-format JSONL, or a Hugging Face dataset.
 
-In: a store. Out: a folder with one file a split. Rows of the JSONL files are what `agentrl sft` reads,
-and what tools for OpenAI's fine-tuning format do; the data set has the same rows in Parquet, and a card.
+Input: a store. Output: a folder with one file per split. Rows of the JSONL files are what `agentrl
+sft` reads, and what tools for OpenAI's fine-tuning format do; the dataset has the same rows in
+Parquet, and a card.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _SCALARS = {
     "max_version": "int64",
     "tools": "string",
 }
-"""Columns of the data set beside `messages`, by Arrow's names of their types."""
+"""Columns of the dataset beside `messages`, by Arrow's names of their types."""
 
 
 async def export_conversations(
@@ -54,7 +55,7 @@ async def export_conversations(
         WriteError: the folder cannot be written.
     """
     if await asyncio.to_thread(folder.exists):
-        raise ConfigError(f"{folder} exists already; name a folder that does not")
+        raise ConfigError(f"{folder} already exists; choose a new folder")
     open_writer: Callable[[Path, str], _JsonLines | _ParquetRows]
     open_writer = _JsonLines if format_ == "chat" else _ParquetRows
     counts: dict[str, int] = {}
@@ -243,7 +244,7 @@ class _ParquetRows:
             parquet = importlib.import_module("pyarrow.parquet")
         except ModuleNotFoundError:
             raise ConfigError(
-                "a data set needs pyarrow: pip install 'agentrl-mongo[parquet]'"
+                "a dataset needs pyarrow: pip install 'agentrl-mongo[parquet]'"
             ) from None
         (folder / "data").mkdir(exist_ok=True)
         self._schema = _schema(self._arrow)
@@ -301,7 +302,7 @@ def _json(value: Any) -> str:
 
 
 def _card(run: str, counts: Mapping[str, int]) -> str:
-    """Return the data set's card, whose head says where each split is."""
+    """Return the dataset's card, whose head says where each split is."""
     files = "".join(f"  - split: {name}\n    path: data/{name}.parquet\n" for name in counts)
     rows = "".join(f"| {name} | {count} |\n" for name, count in counts.items())
     return (

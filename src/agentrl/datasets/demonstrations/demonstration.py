@@ -132,17 +132,17 @@ def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
             "tools": list(trajectory.agent.tool_definitions or ()),
         }
     if not isinstance(entry, dict) or not isinstance(entry.get("messages"), list):
-        raise BadEntry('expected an object with a list of "messages"')
+        raise BadEntry('expected an object with a list "messages"')
     messages = [_with_files(_without_gaps(message), folder) for message in entry["messages"]]
     for message in messages:
         if not isinstance(message.get("role"), str):
-            raise BadEntry('a message is an object with a "role"')
+            raise BadEntry('a message must be an object with a "role"')
         if message.get("weight", 1) not in (0, 1):
-            raise BadEntry(f'"weight" of a message is 0 or 1, not {message["weight"]!r}')
+            raise BadEntry(f'"weight" of a message must be 0 or 1, not {message["weight"]!r}')
     if not any(m["role"] == "assistant" and m.get("weight", 1) for m in messages):
-        raise BadEntry("holds no assistant message to learn from")
+        raise BadEntry("contains no assistant message to learn from")
     if messages[0]["role"] == "assistant":
-        raise BadEntry("begins with an assistant message; there is nothing that it answers")
+        raise BadEntry("starts with an assistant message; add the message that it answers")
     return Demonstration(
         id=str(entry.get("id") or where.replace(" ", "")),
         messages=tuple(messages),
@@ -170,7 +170,7 @@ def _with_file(part: Any, folder: Path) -> Any:
     named = part.get("image_url", part.get("image"))
     address = image_address(named["url"] if isinstance(named, dict) else named, folder)
     if not address.startswith("data:"):
-        raise BadEntry(f"image {address[:80]!r}: conversations name files, not addresses")
+        raise BadEntry(f"image {address[:80]!r}: conversations must refer to image files, not URLs")
     return image_part(address)
 
 
@@ -183,7 +183,7 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...]:
     if given is None:
         return ()
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
-        raise BadEntry('"tools" is a list of schemas in OpenAI form')
+        raise BadEntry('"tools" must be a list of schemas in OpenAI format')
     return tuple(given)
 
 

@@ -174,7 +174,7 @@ class Uploader(ABC):
             value = self.score(item)
             if not math.isfinite(value):
                 report.rows.append(
-                    UploadedRow(name, reason=f"its score is {value}, no finite number")
+                    UploadedRow(name, reason=f"its score is {value}, not a finite number")
                 )
                 continue
             task = self._task(name, exchanges)
@@ -193,7 +193,7 @@ class Uploader(ABC):
                 splits=_SPLITS,
             )
             if claimed is None or claimed[1].id not in tasks:
-                raise StoreError("another process claims the slots of this database")
+                raise StoreError("another process is claiming the slots of this database")
             record = claimed[0]
             _, name, item, value = tasks[record.task_id]
             score = Score(scorer=SCORER, value=value, detail=name)
@@ -287,7 +287,4 @@ def _continues(before: Sequence[Message], asked: Sequence[Message]) -> bool:
 
 async def _refuse_open_slots(store: TrajectoryStore) -> None:
     if await store.tasks.count(split="train", status="created"):
-        raise ConfigError(
-            f"{store.redacted_uri} has slots that are still to be sampled; upload into a "
-            "database of its own"
-        )
+        raise ConfigError(f"{store.redacted_uri} has pending slots; upload to a separate database")

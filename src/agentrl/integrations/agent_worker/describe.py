@@ -54,23 +54,23 @@ def _callable(agent: Any, reference: str) -> FunctionAgent:
     if isinstance(agent, type) and hasattr(agent, "build_agents"):
         if not issubclass(agent, AworldAgentLoop):
             raise ConfigError(
-                f"agent: {name}: derive it from agentrl.integrations.AworldAgentLoop, which tells it "
-                "where the model is"
+                f"agent: {name}: derive it from agentrl.integrations.AworldAgentLoop, which gives "
+                "it the model's address"
             )
         return FunctionAgent(kind="loop", name=name, reference=reference)
     if callable(agent) and not isinstance(agent, type):
         check_agent_function(agent, f"agent: {name}")
         return FunctionAgent(kind="function", name=name, reference=reference)
     raise ConfigError(
-        f"agent: a {type(agent).__name__} is no agent; pass an AWorld Agent or Swarm, a function "
-        "(task, endpoint) -> answer, a class with build_agents(), or the path of one"
+        f"agent: a {type(agent).__name__} is not an agent; pass an AWorld Agent or Swarm, a "
+        "function (task, endpoint) -> answer, a class with build_agents(), or the path of one"
     )
 
 
 def _from_path(text: str) -> tuple[AgentDescription, dict[str, str]]:
     if is_python_reference(text):
         if text.endswith(".py"):
-            raise ConfigError(f"agent: {text} names no agent; write {text}:name")
+            raise ConfigError(f"agent: {text} does not name an agent; write {text}:name")
         reference = resolve_reference(text, "agent")
         found = load_object(reference, "agent")
         if is_swarm(found) or is_agent(found):

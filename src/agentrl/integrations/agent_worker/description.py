@@ -21,7 +21,7 @@ from agentrl.integrations.engine_settings import has_package
 from agentrl.integrations.reward_functions import RewardFunction
 
 UNNAMED = "swarm"
-"""Name of swarms that were given none; AWorld generates one that begins with it."""
+"""Name of swarms that were given none; AWorld generates one that starts with it."""
 DEFAULT_AGENT_CLASS = "aworld.agents.llm_agent:LLMAgent"
 
 
@@ -136,7 +136,7 @@ def worker_settings(
         python: their interpreter.
 
     Raises:
-        ConfigError: `processes` is no whole number from 1.
+        ConfigError: `processes` is not an integer from 1.
     """
     serial = description.kind != "function"
     if processes is None:
@@ -175,7 +175,7 @@ def check_can_run(description: AgentDescription) -> None:
     """
     if description.kind in ("agent", "swarm") and importlib.util.find_spec("aworld") is None:
         raise ConfigError(
-            f"agent: AWorld is not installed for {sys.executable}, which is to run it; make an "
+            f"agent: AWorld is not installed for {sys.executable}, which runs it; create an "
             "environment with scripts/setup_agents aworld FOLDER, and run this with its Python"
         )
 
@@ -227,17 +227,17 @@ def _described(python: str, agent: str) -> AgentDescription:
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"--agent {agent}: its import does not end within {_DESCRIBE_SECONDS:g} s"
+            f"--agent {agent}: its import did not finish within {_DESCRIBE_SECONDS:g} s"
         ) from None
     said = (done.stderr if done.returncode else done.stdout).strip().splitlines() or [""]
     if done.returncode != 0:
-        raise ConfigError(f"--agent {said[-1].removeprefix('agent: ') or 'its import died'}")
+        raise ConfigError(f"--agent {said[-1].removeprefix('agent: ') or 'its import crashed'}")
     try:
         description, secrets = json.loads(said[-1])
         found = parse_description(description)
     except (ValueError, TypeError):
         raise ConfigError(
-            f"--agent {agent}: its module ends the program, or prints at the end, when it is imported"
+            f"--agent {agent}: importing its module exits the program, or prints at exit"
         ) from None
     os.environ.update(secrets)
     return found

@@ -66,8 +66,8 @@ class EngineSession(ModelSession):
         """
         if request.json_schema is not None:
             raise APIError(
-                "response_format: this engine cannot make replies follow a schema; ask for the "
-                "form in words",
+                "response_format: this engine does not support structured output; describe the "
+                "format in the prompt",
                 code="unsupported_value",
                 param="response_format",
             )
@@ -121,8 +121,8 @@ class EngineAgent:
             raise AgentWorkerError(f"the agent ended the attempt: {result.error}")
         if result.reward is not None or result.step_rewards:
             raise AgentWorkerError(
-                "the agent hands over a reward, and this engine rewards by reward_func: return the "
-                "answer alone, or train with the engine `agentrl`"
+                "the agent returns a reward, and this engine uses reward_func: return only the "
+                "answer, or train with the engine `agentrl`"
             )
         return result.answer
 

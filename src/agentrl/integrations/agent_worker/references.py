@@ -1,6 +1,6 @@
 """Python objects by reference: `file.py:name`, `package.module:name`, and `file.pkl:name`.
 
-Other processes have to find what the user passed as an object, so they get the place where it is
+Other processes must find what the user passed as an object, so they get the place where it is
 defined. What a notebook or an interactive interpreter defines stands in no file; it is written down
 with what it uses.
 """
@@ -36,7 +36,7 @@ def load_object(reference: str, argument: str) -> Any:
     """
     place, colon, name = reference.rpartition(":")
     if not colon:
-        raise ConfigError(f"{argument}: {reference!r} names no object; write file.py:name")
+        raise ConfigError(f"{argument}: {reference!r} does not name an object; write file.py:name")
     if place.endswith(_PICKLED):
         return _unpickled(Path(place), argument)
     found: Any = load_user_module(place, f"{argument}: {place}")
@@ -79,12 +79,12 @@ def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
         return f"{path}:{name}"
     if not _has_name_of_its_own(value):
         raise ConfigError(
-            f"{argument}: {_kind(value)} has no name by which other processes find it; write a "
-            "function (def) at the top of a file"
+            f"{argument}: {_kind(value)} has no importable name, which other processes need; "
+            "define a function (def) at module level in a file"
         )
     if "<locals>" in name:
         raise ConfigError(
-            f"{argument}: {name} is defined inside a function; move it to the top of a file"
+            f"{argument}: {name} is defined inside a function; move it to module level in a file"
         )
     module = sys.modules.get(value.__module__)
     file = getattr(module, "__file__", None)
@@ -93,12 +93,12 @@ def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
         if on_path is not None and not _is_beside_a_script(file):
             return f"{value.__module__}:{name}"
     if file is None:
-        raise ConfigError(f"{argument}: {name} is not defined in a file; write it into one")
+        raise ConfigError(f"{argument}: {name} is not defined in a file; move it to one")
     path = Path(file).resolve()
     if value.__module__ == "__main__" and not _has_main_guard(path, argument):
         raise ConfigError(
-            f"{argument}: {name} is defined in the script that trains, which other processes "
-            f'import: put what {path.name} does under if __name__ == "__main__":'
+            f"{argument}: {name} is defined in the training script, which other processes "
+            f'import: move the code that runs {path.name} under if __name__ == "__main__":'
         )
     return f"{path}:{name}"
 
@@ -149,13 +149,13 @@ def _pickle(value: Any, argument: str) -> bytes:
         content: bytes = importlib.import_module("cloudpickle").dumps(value)
     except ModuleNotFoundError:
         raise ConfigError(
-            f"{argument}: it is defined in a notebook; write it into a file, or "
-            f"{sys.executable} -m pip install cloudpickle"
+            f"{argument}: it is defined in a notebook; move it to a file, or run {sys.executable} "
+            "-m pip install cloudpickle"
         ) from None
     except (TypeError, pickle.PicklingError) as error:
         raise ConfigError(
-            f"{argument}: what it uses of the notebook cannot be passed on ({error}); make clients "
-            "and files inside of the function"
+            f"{argument}: objects of the notebook that it uses cannot be pickled ({error}); create "
+            "clients and open files inside the function"
         ) from None
     return content
 
@@ -165,7 +165,7 @@ def _unpickled(path: Path, argument: str) -> Any:
     try:
         found = path.stat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise PermissionError("others may write to it, and reading it runs what is in it")
+            raise PermissionError("it is writable by others, and loading it executes code")
         return pickle.loads(path.read_bytes())
     except Exception as error:
         raise ConfigError(f"{argument}: {path}: {type(error).__name__}: {error}") from error

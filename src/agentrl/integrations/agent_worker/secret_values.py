@@ -79,7 +79,9 @@ def resolved(value: Any) -> Any:
 def _look_up(found: "re.Match[str]") -> str:
     name = found[1]
     if name not in os.environ:
-        raise ConfigError(f"agent: environment variable {name} is not set; it holds a secret")
+        raise ConfigError(
+            f"agent: environment variable {name} is not set; it must contain a secret"
+        )
     return os.environ[name]
 
 

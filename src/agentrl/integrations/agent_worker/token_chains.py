@@ -80,7 +80,7 @@ class TokenChains:
         """
         for length, chains in self._index.matches(conversation_key(messages)):
             for chain in chains:
-                # A chain that went on since is a sequence that cannot branch.
+                # A chain that continued since is a sequence that cannot branch.
                 if not chain.busy and len(chain.messages) == length:
                     chain.busy = True
                     return chain

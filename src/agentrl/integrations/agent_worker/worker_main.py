@@ -62,7 +62,7 @@ class AgentWorker:
     async def _returned(self, task: dict[str, Any], endpoint: AgentEndpoint) -> object:
         question = MCPTask.model_validate(task)
         if self._description is None:
-            raise AgentRLError("no agent was given to this worker")
+            raise AgentRLError("this worker has no agent")
         if not isinstance(self._description, FunctionAgent):
             return await run_task(build(self._description, endpoint), question.query)
         if self._description.kind == "loop":

@@ -131,7 +131,7 @@ class _WorkerProcess:
         """Return the result of a request.
 
         Raises:
-            AgentWorkerError: the process ended, or something that it needs did not answer.
+            AgentWorkerError: the process ended, or something that it needs did not respond.
             UserCodeError: the user's code raised.
         """
         reply = await self._process.ask(request)

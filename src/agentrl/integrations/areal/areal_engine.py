@@ -68,25 +68,23 @@ class ArealEngine(ExternalEngine):
         """Write `train_data.jsonl` and `test_data.jsonl`, a question in a field of its own a row."""
         super().check_dataset(dataset, test_dataset)
         if "train" not in self._files:
-            raise ConfigError("train_dataset: nothing given; pass it")
+            raise ConfigError("train_dataset: missing; pass it")
 
     def check_reward(self, reward_func: Any) -> None:
         """Find the reward function, which AReaL cannot do without."""
         if reward_func is None:
-            raise ConfigError(
-                "reward_func: nothing given; AReaL has no scorers, so pass a function"
-            )
+            raise ConfigError("reward_func: missing; AReaL has no scorers, so pass a function")
         super().check_reward(reward_func)
 
     def check_config(self, config: Any) -> dict[str, Any]:
         """Fill in what is empty, and write everything that AReaL needs."""
         settings = self._load_settings(config)
         if not fill(settings, "actor.path", None):
-            raise ConfigError("config: actor.path: nothing given; name the model to train")
+            raise ConfigError("config: actor.path: missing; give the model to train")
         if (settings["actor"].get("reward_norm") or {}).get("mean_level") == "group":
             raise ConfigError(
-                "config: actor.reward_norm: rewards are normalised over their group by the "
-                "workflow, which knows the members of each group; leave it out"
+                "config: actor.reward_norm: the workflow already normalizes rewards per group; "
+                "remove it"
             )
         # A whole group is one episode: the workflow runs all of it.
         n_samples = fill(settings, "gconfig.n_samples", _DEFAULT_SAMPLES)
@@ -102,7 +100,7 @@ class ArealEngine(ExternalEngine):
         Raises:
             ConfigError: always.
         """
-        raise ConfigError("AReaL evaluates while it trains: give test_dataset, and see its logs")
+        raise ConfigError("AReaL evaluates during training: pass test_dataset, and see its logs")
 
     @property
     def _module(self) -> str:

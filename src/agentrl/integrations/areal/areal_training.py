@@ -50,8 +50,8 @@ class _ScoredRollout:
 class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no types
     """Runs the agent of a generated subclass, in worker processes.
 
-    An episode is a whole group: AReaL's own grouping and normalisation of rewards count rows, and
-    a rollout has as many rows as its agent held conversations. So the rewards are normalised here,
+    An episode is a whole group: AReaL's own grouping and normalisation of rewards count rows, and a
+    rollout has as many rows as its agent held conversations. So the rewards are normalized here,
     over the rollouts of the group, and every row has its rollout's.
     """
 

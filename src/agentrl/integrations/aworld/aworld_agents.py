@@ -120,8 +120,8 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
     is_own = [bool(_llm(agent).get("llm_base_url")) for agent in found]
     if all(is_own):
         raise ConfigError(
-            "agent: every agent of the swarm has an llm_base_url of its own; leave it out of the "
-            "ones to be trained"
+            "agent: every agent of the swarm has its own llm_base_url; remove it from the agents "
+            "to train"
         )
     members = [
         _agent(agent, secrets, trained=not own) for agent, own in zip(found, is_own, strict=True)
@@ -280,7 +280,7 @@ def _checked(values: dict[str, Any], where: str) -> dict[str, Any]:
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{where}: {key} is a {type(value).__name__}, which cannot be written to a file; "
-                "build the agent in a function (task, endpoint) -> answer and pass that"
+                "create the agent in a function (task, endpoint) -> answer and pass that"
             ) from None
     return values
 

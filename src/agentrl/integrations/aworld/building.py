@@ -152,7 +152,7 @@ def _agent(description: AWorldAgent, endpoint: AgentEndpoint) -> Any:
     cls = load_object(description.target, "agent")
     # AWorld derives the random part of an id from the clock, so that two agents may share one.
     agent_id = description.agent_id or f"{description.name}---uuid{secrets.token_hex(3)}uuid"
-    # AWorld's other strategy waits for its own messages, and goes on without late ones.
+    # AWorld's other strategy waits for its own messages, and continues without late ones.
     memory = {**description.conf.get("memory_config", {}), "history_write_strategy": "direct"}
     settings = {**description.conf, "memory_config": config.AgentMemoryConfig(**memory)}
     conf = config.AgentConfig(llm_config=config.ModelConfig(**llm), **settings)
@@ -186,7 +186,9 @@ async def _forget(agents: Any) -> None:
             async with asyncio.timeout(_CLEANUP_SECONDS):
                 await agent.sandbox.cleanup()
         except TimeoutError:
-            log.warning("the tools of agent %s did not close in %g s", agent.id(), _CLEANUP_SECONDS)
+            log.warning(
+                "the tools of agent %s did not close within %g s", agent.id(), _CLEANUP_SECONDS
+            )
 
 
 def _all_agents(agents: Any) -> Iterator[Any]:
@@ -206,7 +208,7 @@ def _aworld(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"agent: it needs the package {error.name!r}; make an environment for agents with "
+            f"agent: it requires the package {error.name!r}; create an environment for agents with "
             "scripts/setup_agents aworld FOLDER and run this with its Python"
         ) from None
     except ImportError as error:

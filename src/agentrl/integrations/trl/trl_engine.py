@@ -71,7 +71,7 @@ class TrlEngine(NativeEngine):
         try:
             text = json.dumps(arguments, indent=2, ensure_ascii=False)
         except TypeError as error:
-            raise ConfigError(f"config: trl: only plain values can be given ({error})") from None
+            raise ConfigError(f"config: trl: only plain values are supported ({error})") from None
         (self.run_path / ARGUMENTS_FILE).write_text(text + "\n", encoding="utf-8")
         return checked
 
@@ -101,8 +101,8 @@ def _check_flags(names: Iterable[str]) -> None:
     for name in names:
         if canonical_name(name) in _NOT_HERE:
             raise ConfigError(
-                f"config: {name} is read by AgentRL's own trainer only; arguments of TRL's "
-                "GRPOConfig go into a mapping `trl`"
+                f"config: {name} is supported only by AgentRL's own trainer; put arguments of "
+                "TRL's GRPOConfig in a mapping `trl`"
             )
 
 
@@ -118,19 +118,19 @@ def _grpo_arguments(config: RootConfig, given: Mapping[str, Any]) -> dict[str, A
     """
     for name, place in _FROM_FLAGS.items():
         if name in given:
-            raise ConfigError(f"config: trl.{name}: say it by {place}, outside of `trl`")
+            raise ConfigError(f"config: trl.{name}: set {place} instead, outside of `trl`")
     if given.get("use_vllm"):
-        raise ConfigError(
-            "config: trl.use_vllm: the run's inference servers generate; leave it out"
-        )
+        raise ConfigError("config: trl.use_vllm: the run's inference servers generate; remove it")
     if "hub_token" in given:
-        raise ConfigError("config: trl.hub_token would be written down; set HF_TOKEN instead")
+        raise ConfigError("config: trl.hub_token would be stored in a file; set HF_TOKEN instead")
     if config.agents.agent_sampling != "run":
         raise ConfigError(
-            "config: agent_sampling: TRL has one temperature for all tokens; leave it at `run`"
+            "config: agent_sampling: TRL supports one temperature for all tokens; use `run`"
         )
     if config.sampling.temperature == 0:
-        raise ConfigError("config: temperature: 0 makes all tries of a question equal; raise it")
+        raise ConfigError(
+            "config: temperature: 0 makes all rollouts of a question identical; use a higher one"
+        )
     num_generations = config.data.num_generations
     batch_size = given.get("per_device_train_batch_size", num_generations)
     num_rollouts = groups_per_step(config) * num_generations

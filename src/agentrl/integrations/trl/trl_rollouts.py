@@ -148,8 +148,8 @@ class RolloutFunction:
         usable = {name: row for name, row in found.items() if row is not None and row.num_sampled}
         if not usable:
             raise TrainingError(
-                f"step {step}: not one of {len(records)} rollouts has a score and a token to learn "
-                "from; see the samplers' logs"
+                f"step {step}: none of {len(records)} rollouts has both a score and tokens to "
+                "learn from; see the samplers' logs"
             )
         await self._store.ledger.reserve(DEFAULT_CONSUMER, sorted(usable), step)
         lost = [r.record_id for r in records if r.record_id not in usable]
@@ -185,7 +185,8 @@ def longest_sequence(turns: Sequence[DispatchedSamplingTask]) -> RolloutSequence
     shown = next((turn.record_id for turn in turns if turn.added_images), None)
     if shown is not None:
         raise TrainingError(
-            f"record {shown} shows images, and this engine gives TRL text only; train with agentrl run"
+            f"record {shown} contains images, and this engine supports text only; train with "
+            "agentrl run"
         )
     muted = {turn.id for turn in turns if turn.advantage == 0.0}
     tokens = sorted(turn_tokens(turns), key=lambda turn: turn.chain)

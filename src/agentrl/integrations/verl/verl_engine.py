@@ -95,8 +95,8 @@ class VerlEngine(ExternalEngine):
         settings = self._load_settings(config)
         if any((settings.get("custom_reward_function") or {}).values()):
             raise ConfigError(
-                "config: verl no longer reads custom_reward_function; "
-                "write reward.custom_reward_function"
+                "config: verl no longer supports custom_reward_function; use "
+                "reward.custom_reward_function"
             )
         self._write_loop()
         rollout = "actor_rollout_ref.rollout"
@@ -115,9 +115,7 @@ class VerlEngine(ExternalEngine):
             fill(settings, "reward.custom_reward_function.name", "compute_score")
         train = fill(settings, "data.train_files", self._path_of("train"))
         if train is None:
-            raise ConfigError(
-                "train_dataset: nothing given; pass it, or data.train_files in config"
-            )
+            raise ConfigError("train_dataset: missing; pass it, or data.train_files in config")
         fill(settings, "data.val_files", self._path_of("test") or train)
         fill(settings, "data.return_raw_chat", True)
         fill(settings, "trainer.default_local_dir", str(self.output_path))
@@ -209,6 +207,6 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Pat
         parquet.write_table(arrow.Table.from_pylist(rows), path)
     except arrow.ArrowException as error:
         raise ConfigError(
-            f"{argument}: rows differ in the types of their fields ({error})"
+            f"{argument}: fields have different types in different rows ({error})"
         ) from None
     return path

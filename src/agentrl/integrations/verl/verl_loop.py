@@ -66,7 +66,7 @@ class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
             chain = chains.longest()
             if chain is not None:
                 return self._output(chain, score, time.monotonic() - started)
-            reason = reason or "the agent ended without a call to the model"
+            reason = reason or "the agent finished without calling the model"
         raise InferenceError(f"the rollout failed {_ATTEMPTS} times: {reason}")
 
     async def _run_agent(

@@ -1,4 +1,4 @@
-"""Indexes, each beside the query that it serves."""
+"""Indexes, each declared with the query that it serves."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from pymongo import TEXT, IndexModel
 from agentrl.schema import TERMINAL_STATUSES
 from agentrl.store.documents.expressions import HAS_FAILURE
 
-# Words as they are: code, numbers and all languages. MongoDB would otherwise read a field `language`
-# of a document, which people may add, as the name of one of its dictionaries.
+# Index words unchanged: code, numbers and all languages. Otherwise MongoDB would interpret a field
+# `language`, which people may add to a document, as the name of a dictionary.
 _WORDS: dict[str, Any] = {"default_language": "none", "language_override": "agentrl_language"}
 BROWSED = ("outcome", "score.value", "attempt", "min_version", "max_version", "num_tokens")
 """Fields of `record_data` by which groups are filtered: written once, unless a score is repaired."""
@@ -60,7 +60,7 @@ INDEXES: dict[str, list[IndexModel]] = {
             name="by_score",
             partialFilterExpression={"score.value": {"$exists": True}},
         ),
-        # groups.reap: ended records of groups that nobody has completed yet
+        # groups.reap: ended records of groups that are not completed yet
         IndexModel(
             [("status", UP), ("task_id", UP)],
             name="unfinished_groups",
@@ -106,14 +106,15 @@ INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("record_id", UP), ("turn_id", UP), ("step", UP)], name="by_turn"),
     ],
     "forks": [
-        # forks.of_task, and the tries of a question beside which they are shown
+        # forks.of_task, and the rollouts of a question beside which they are shown
         IndexModel([("task_id", UP), ("created_at", UP)], name="by_task"),
     ],
 }
 TURN_WORDS = IndexModel(
     [("output_text", TEXT), ("tool_results.content", TEXT)], name="words", **_WORDS
 )
-"""browse.search in the turns, made on demand: it costs every model call of the run that follows."""
+"""browse.search in turns. Created on demand, because it makes every later insertion of a turn
+slower."""
 
 
 def ledger_indexes(consumer: str) -> list[IndexModel]:

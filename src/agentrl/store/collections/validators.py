@@ -1,8 +1,7 @@
 """JSON-schema validators of the collections, made from the schema's types.
 
-MongoDB refuses what does not fit, also from Compass and mongosh: a status that does not exist, a
-text where a number belongs. Fields that the schema does not know are let through, so people may
-annotate documents.
+MongoDB refuses invalid documents, including those written with Compass or mongosh: an unknown
+status, text in a numeric field. Unknown fields are accepted, so people may annotate documents.
 """
 
 import logging
@@ -59,7 +58,7 @@ _SCALARS: dict[Any, list[str]] = {
 _CONTAINERS: dict[Any, str] = {list: "array", tuple: "array", dict: "object", Mapping: "object"}
 _BLOB: Document = {"bsonType": "object", "required": ["blob"]}
 _LEVEL = "moderate"
-"""A document that did not fit before the validator was there may still be changed."""
+"""A document that was invalid before the validator existed may still be updated."""
 
 
 def validator(collection: str) -> Document:
@@ -81,7 +80,7 @@ def validator(collection: str) -> Document:
 
 
 async def ensure_validators(database: RunDatabase) -> None:
-    """Give every collection its validator; where they all are there, this is one read."""
+    """Set the validator of every collection; if all are up to date, this is one read."""
     existing = await database.collections()
     for collection in _MODELS:
         name, wanted = database.stored_name(collection), validator(collection)
@@ -101,7 +100,7 @@ async def _replace(database: RunDatabase, name: str, wanted: Document) -> None:
         if error.code != UNAUTHORIZED:
             raise
         logger.warning(
-            "collection %s keeps its validator: this login may not change it (role dbAdmin)", name
+            "cannot update the validator of collection %s: the login lacks the role dbAdmin", name
         )
 
 

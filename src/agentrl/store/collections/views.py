@@ -1,4 +1,4 @@
-"""Views for people: what happened, readable in Compass or mongosh, without binary fields."""
+"""Views for people: the events of a run, readable in Compass or mongosh, without binary fields."""
 
 from agentrl.store.database import RunDatabase
 from agentrl.store.documents.codec import Document
@@ -46,7 +46,7 @@ _TURNS = lookup(
         }
     },
 )
-# Not unwound, so that a filter and a limit of the reader's go before the look-ups.
+# Not unwound, so that the reader's filter and limit apply before the look-ups.
 _TASK = lookup(
     *("tasks", "task_id", "_id", "task"),
     {"$project": {"_id": 0, "query": 1, "answer": 1, "tag": 1}},
@@ -67,7 +67,7 @@ _SUMMARY: Document = {
 }
 
 VIEWS: dict[str, tuple[str, list[Document]]] = {
-    # Every try with its question, texts, tool calls, score and weight versions.
+    # Every record with its question, texts, tool calls, score and weight versions.
     "v_trajectories": (
         "records",
         [

@@ -37,14 +37,14 @@ _TASK_STANDING = frozenset(
     {"_id", "split", "epoch", "order", "num_generations", "status", "tag"}
     | {"created_at", "completed_at", "group_scores"}
 )
-"""Fields of a Task that say where it stands in the run, not what it asks."""
+"""Fields of a Task that describe its position in the run, not its question."""
 NOT_STORED: dict[type[BaseModel], set[str]] = {DBRecordData: {"turns"}}
 """Fields that are filled in on reading: turns are stored once, in their own collection."""
 _ID_FIELDS: dict[type[BaseModel], str] = {Run: "name", DBRecordData: "record_id", Policy: "version"}
 
 
 def encode(value: Any) -> Any:
-    """Return `value` in a form that BSON holds without loss of meaning (see the module text)."""
+    """Return `value` in a form that BSON stores without loss of meaning (see the module docstring)."""
     if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, str):
@@ -93,12 +93,12 @@ def from_document(cls: type[Model], document: Mapping[str, Any]) -> Model:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise StoreError(
-            f"document {document['_id']!r} is no valid {cls.__name__}: {where}: {first['msg']}"
+            f"document {document['_id']!r} is not a valid {cls.__name__}: {where}: {first['msg']}"
         ) from error
 
 
 def task_from_document(document: Mapping[str, Any]) -> Task:
-    """Return a Task of the class that is registered for the document's kind.
+    """Return a Task of the class registered for the document's kind.
 
     Raises:
         StoreError: no class is registered for the kind, or the document is malformed.
@@ -106,17 +106,17 @@ def task_from_document(document: Mapping[str, Any]) -> Task:
     kind = document.get("kind", Task.kind)
     if kind not in TASK_TYPES:
         raise StoreError(
-            f"task {document['_id']!r} is of kind {kind!r}, which is not registered here; "
-            "import the module that registers it with register_task_type"
+            f"task {document['_id']!r} is of kind {kind!r}, which is not registered in this "
+            "process; import the module that registers it with register_task_type"
         )
     return from_document(TASK_TYPES[kind], document)
 
 
 def require(document: Any, what: str) -> Document:
-    """Return `document`, which a query found.
+    """Return `document`, the result of a query, unless it is None.
 
     Raises:
-        StoreError: the query found nothing: `what` does not exist.
+        StoreError: the query matched nothing: `what` does not exist.
     """
     if document is None:
         raise StoreError(f"{what} does not exist")
@@ -139,7 +139,7 @@ def task_version(document: Mapping[str, Any]) -> str:
 def record_to_document(record: Record) -> Document:
     """Return the stored form of a Record.
 
-    The version range is left out while it is unknown: `$min` would keep a stored null for ever.
+    The version range is left out while it is unknown: `$min` would keep a stored null forever.
     """
     document = to_document(record)
     for field in ("min_version", "max_version"):

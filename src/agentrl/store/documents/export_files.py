@@ -1,8 +1,8 @@
-"""The files of an export: one a collection, written and read in batches, without loss.
+"""Files of an export: one per collection, written and read in batches, without loss.
 
-JSONL files hold one document a line in MongoDB's relaxed Extended JSON (`mongoimport` reads them too).
-Parquet files hold the same in the column `document`, and beside it what people ask for in columns of
-its own: scores, lengths and times, and the token arrays as int32 and float32 lists, whole.
+JSONL files hold one document per line in MongoDB's relaxed Extended JSON (`mongoimport` reads them
+too). Parquet files hold the same in the column `document`, and frequently used values in separate
+columns: scores, lengths and times, and the complete token arrays as int32 and float32 lists.
 """
 
 import importlib
@@ -27,7 +27,7 @@ Write = Callable[[list[Document], Mapping[str, Any]], None]
 
 _JSON: JSONOptions = RELAXED_JSON_OPTIONS.with_options(tz_aware=True)
 _MAX_LINE_CHARS = 128 * 2**20
-"""A document holds 16 MB, of which JSON makes several times as much."""
+"""Documents are limited to 16 MB of BSON, which can be several times as long in JSON."""
 _MAX_DEPTH = 100
 _SCHEMA_WORDS = {
     *("$schema", "$id", "$ref", "$defs", "$comment", "$anchor", "$vocabulary"),
@@ -88,7 +88,7 @@ def writer(format_: Format) -> Callable[[Path, str], AbstractContextManager[Writ
     """Return the function that opens a file for the documents of a collection.
 
     Raises:
-        ConfigError: pyarrow is missing for Parquet: said before anything is written.
+        ConfigError: pyarrow is missing for Parquet; raised before anything is written.
     """
     if format_ == "parquet":
         _pyarrow("pyarrow")
@@ -97,7 +97,7 @@ def writer(format_: Format) -> Callable[[Path, str], AbstractContextManager[Writ
 
 
 def read_documents(path: Path, format_: Format) -> Iterator[Document]:
-    """Yield the documents of a file, which somebody else may have written.
+    """Yield the documents of a file, whose contents are not trusted.
 
     Raises:
         ConfigError: the file holds something other than data of a run, or pyarrow is missing for
@@ -121,7 +121,7 @@ def read_documents(path: Path, format_: Format) -> Iterator[Document]:
 def _problem_of(document: object) -> str | None:
     """Say why a document is no data of a run: code, operators, references; or return None."""
     if not isinstance(document, dict) or not isinstance(document.get("_id"), str):
-        return "a document is an object with a text as its _id"
+        return "a document must be an object with a text _id"
     level: list[object] = [document]
     for _ in range(_MAX_DEPTH):
         below: list[object] = []
@@ -138,7 +138,7 @@ def _problem_of(document: object) -> str | None:
         if not below:
             return None
         level = below
-    return f"is nested more than {_MAX_DEPTH} deep"
+    return f"is nested deeper than {_MAX_DEPTH} levels"
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
     with path.open(encoding="utf-8") as file:
         while line := file.readline(_MAX_LINE_CHARS + 1):
             if len(line) > _MAX_LINE_CHARS:
-                raise ValueError(f"a line has more than {_MAX_LINE_CHARS >> 20} Mi characters")
+                raise ValueError(f"a line is longer than {_MAX_LINE_CHARS >> 20} Mi characters")
             yield loads(line, json_options=_JSON)
 
 
@@ -215,7 +215,7 @@ def _read_parquet(path: Path) -> Iterator[Document]:
                 document: Document = loads(columns["document"][number].as_py(), json_options=_JSON)
                 for name, kind in ARRAYS.items():
                     cell = columns[name][number] if name in columns else None
-                    # An array that stands in a blob is there already.
+                    # An array in a blob is already there.
                     if cell is not None and cell.is_valid and document.get(name, 0) is None:
                         values = cell.values.to_numpy(zero_copy_only=False)
                         document[name] = Binary(values.astype(kind).tobytes())

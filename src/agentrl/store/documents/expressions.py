@@ -14,13 +14,13 @@ NEXT_FENCE = {"$add": ["$fence", 1]}
 NO_HOLDER = 0
 """Fence in the lease of a Record that waits for a scorer."""
 FAILED_ENDS = ["expired", "error"]
-"""How an attempt ends for which the infrastructure is to blame."""
+"""How an attempt ends because of the infrastructure."""
 FAILED_ATTEMPTS: Document = {
     "$filter": {"input": "$attempts", "cond": {"$in": ["$$this.ended_by", FAILED_ENDS]}}
 }
 """Attempts that count against `max_attempts`; released ones do not."""
 UNSCORABLE: Document = {"status": "failed", "outcome": {"$gt": ""}}
-"""Filter of the Records whose rollouts ended well and whose scorer has a defect."""
+"""Filter of the Records whose rollouts finished, but whose scorer has a defect."""
 HAS_FAILURE: Document = {
     "$or": [
         {"status": "failed"},
@@ -28,8 +28,8 @@ HAS_FAILURE: Document = {
         {"attempts.ended_by": {"$in": FAILED_ENDS}},
     ]
 }
-"""Filter of the Records with which something went wrong in the infrastructure. An index is made with
-it, so it says `$gt: ""` for a text that is there."""
+"""Filter of the Records with an infrastructure failure. A partial index uses it, so it expresses
+"has a text" as `$gt: ""`."""
 
 
 def literal(value: Any) -> Document:
@@ -43,7 +43,7 @@ def after(seconds: float) -> Document:
 
 
 def lease(owner: str, fence: Any, lease_seconds: float) -> Document:
-    """Return the expression of a Lease that begins now."""
+    """Return the expression of a Lease that starts now."""
     return {"owner": literal(owner), "fence": fence, "expires_at": after(lease_seconds)}
 
 
@@ -92,7 +92,7 @@ def attempt_failed(ended_by: str, error: str, max_attempts: int) -> list[Documen
 
 
 def lease_lost(record_id: str, fence: int) -> LeaseLost:
-    """Return the error of a holder whose lease is gone."""
+    """Return the error of a holder that lost its lease."""
     return LeaseLost(f"record {record_id!r}: the lease with fence {fence} is lost")
 
 

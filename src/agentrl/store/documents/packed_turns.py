@@ -1,9 +1,9 @@
 """The stored form of a turn, and the blobs that its large values move to.
 
-A turn stores what it added to its parent. What the tries of a group share (tool schemas, system
-prompts), and what would bring a document near MongoDB's 16 MB limit, goes into blobs: the document
-then holds `{"blob": key}` and enough beside it for a person to recognise the value. Pure functions;
-`repositories.blobs` writes and reads the blobs.
+A turn stores what it added to its parent. What the rollouts of a group share (tool schemas, system
+prompts), and values that would bring a document near MongoDB's 16 MB limit, are stored as blobs:
+the document then holds `{"blob": key}` and enough of the value for a person to recognize it. Pure
+functions; `repositories.blobs` writes and reads the blobs.
 """
 
 import copy
@@ -30,9 +30,9 @@ from agentrl.store.documents.codec import (
 PART_BYTES = 8 * 2**20
 """Largest part of a blob that does not fit into one document."""
 SHARED_BYTES = 256
-"""A value of a root turn that is longer is stored as a blob: the group's tries share it."""
+"""A longer value of a root turn is stored as a blob, which the rollouts of the group share."""
 LARGE_BYTES = 2**20
-"""A value of any turn that is longer is stored as a blob, so that no document meets 16 MB."""
+"""A longer value of any turn is stored as a blob, so that no document reaches 16 MB."""
 PREVIEW_CHARS = 80
 _BLOB = "blob"
 WHOLE_FIELDS = (
@@ -85,7 +85,7 @@ def joined(parts: Sequence[bytes]) -> Any:
 
 
 class ToolsPacker:
-    """Packs the tools that turns show. They are large, and nearly always those of the last turn."""
+    """Packs the tool schemas of turns, which are large and rarely change between turns."""
 
     def __init__(self) -> None:
         self._last: tuple[tuple[Document, ...], int] = ((), 0)
@@ -105,8 +105,8 @@ class ToolsPacker:
 def pack(turn: DispatchedSamplingTask, tools: ToolsPacker) -> tuple[Document, list[Blob]]:
     """Return the stored form of a turn and the blobs that it refers to.
 
-    Where a value went into a blob, the document holds `{"blob": key}` and enough beside it for a
-    person to recognise it.
+    If a value is stored as a blob, the document holds `{"blob": key}` and enough of the value for a
+    person to recognize it.
     """
     document = to_document(turn.model_copy(update={"tools": ()}))
     limit = SHARED_BYTES if turn.parent is None else LARGE_BYTES
@@ -187,7 +187,7 @@ def _preview(value: Any) -> Document:
 
 
 def blob_key(value: Any) -> str | None:
-    """Return the key of the blob that a stored value was moved to; None for a value in its place."""
+    """Return the key of the blob that a stored value was moved to; None for a value stored in place."""
     key = value.get(_BLOB) if isinstance(value, dict) else None
     return key if isinstance(key, str) else None
 

@@ -1,6 +1,6 @@
-"""Content-addressed values: stored once, however many turns and tasks refer to them.
+"""Content-addressed values: stored once for any number of turns and tasks that refer to them.
 
-A blob is `{_id: sha256, kind, value, num_bytes}`. One that would come near MongoDB's 16 MB limit is
+A blob is `{_id: sha256, kind, value, num_bytes}`. One near MongoDB's 16 MB limit is
 `{_id: sha256, kind, num_bytes, num_parts}` with parts `{_id: "sha256/0", data}` beside it.
 """
 

@@ -1,8 +1,8 @@
-"""Pages of a run for readers: groups by what their tries did, and words in texts.
+"""Pages of a run for readers: groups by what their rollouts did, and words in texts.
 
-Every answer is bounded and continues at a cursor; every query is served by an index, so that a page
-of a run of a million turns costs what a page of a small one does. Nothing here writes except
-`index_turns`, which is asked for.
+Every result is bounded and continues at a cursor; every query uses an index, so a page costs the
+same in a run of a million turns as in a small one. Nothing here writes except `index_turns`, which
+is explicit.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from agentrl.store.documents.codec import Document, encode, without_none
 from agentrl.store.documents.expressions import shown
 
 MAX_MILLISECONDS = 2000
-"""A query that takes longer is given up by the server."""
+"""The server aborts a query that takes longer."""
 _SEARCH_SECONDS = 0.25
-"""Time after which a page is returned as it is, with the place to go on from."""
+"""Time after which a page is returned incomplete, with the place to continue from."""
 _WINDOW_ORDERS = 2000
 _CANDIDATES = 400
 _NO_TEXT_INDEX = 27
@@ -35,14 +35,14 @@ _Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Place(NamedTuple):
-    """A place in a run's stream of groups; the next page begins behind it."""
+    """A cursor in a run's stream of groups; the next page starts after it."""
 
     order: int
     task_id: str
 
 
 class GroupFilter(Value):
-    """What a group has to be. The fields from `outcome` to `min_tokens` ask for one try with all."""
+    """Filter of groups. The fields from `outcome` to `min_tokens` must all match one rollout."""
 
     model_config = ConfigDict(allow_inf_nan=False, extra="forbid")
 
@@ -58,22 +58,22 @@ class GroupFilter(Value):
     min_score: float | None = None
     max_score: float | None = None
     version: _Count | None = None
-    """A policy version that sampled a token of the try."""
+    """A policy version that sampled a token of the rollout."""
     min_attempts: _Count | None = None
     min_tokens: _Count | None = None
 
     @property
     def asks_of_tries(self) -> bool:
-        """Whether a group's tries decide."""
+        """Whether the filter depends on the rollouts of a group."""
         return bool(self.of_tries()) or self.min_spread is not None
 
     @property
     def is_by_tries(self) -> bool:
-        """Whether the tries alone decide, and no word, tool or tag."""
+        """Whether the rollouts alone decide, and no word, tool or tag."""
         return self.asks_of_tries and self.text is self.tool is self.tag is None
 
     def of_tries(self) -> list[Document]:
-        """Return the expressions that one try of the group has to meet, all of them."""
+        """Return the expressions that one rollout of the group must all match."""
         asked = [
             ("$eq", "$outcome", self.outcome),
             ("$gte", "$score.value", self.min_score),
@@ -110,7 +110,7 @@ class Try(Value):
 
 
 class GroupRow(Value):
-    """One question with its tries."""
+    """One question with its rollouts."""
 
     task_id: str
     order: int
@@ -124,11 +124,11 @@ class GroupRow(Value):
 
 
 class GroupPage(Value):
-    """Some groups, and where the next ones are."""
+    """A page of groups, and the cursor of the next one."""
 
     groups: tuple[GroupRow, ...]
     next: Place | None
-    """None where there are no more."""
+    """None after the last page."""
 
 
 class Passage(Value):
@@ -163,8 +163,8 @@ class BrowseRepository(Repository):
     ) -> GroupPage:
         """Return the next groups that fit, in the order of the run or from the newest back.
 
-        A page may hold fewer than `limit` groups, or none, although more follow: a search that
-        takes long returns what it has. Only completed groups fit a filter of tries.
+        A page may hold fewer than `limit` groups, or none, although more follow: a slow search
+        returns what it has found. Only completed groups match a filter on rollouts.
         """
         started = time.monotonic()
         found: list[str] = []
@@ -197,7 +197,7 @@ class BrowseRepository(Repository):
     async def _candidates(
         self, wanted: GroupFilter, place: Place, *, newest: bool
     ) -> tuple[list[Place], Place | None]:
-        """Return groups behind a place, from the most selective index, and the place behind them."""
+        """Return groups after a cursor, from the most selective index, and the cursor after them."""
         if wanted.text is not None:
             ids = {one.task_id for one in (await self.search(wanted.text, limit=_CANDIDATES)).found}
             named = {"_id": {"$in": sorted(ids)}, "split": wanted.split}
@@ -223,7 +223,7 @@ class BrowseRepository(Repository):
     async def _window(
         self, wanted: GroupFilter, place: Place, *, newest: bool
     ) -> tuple[list[Place], Place | None]:
-        """Return the groups of one stretch of the run that have a completed try."""
+        """Return the groups in a part of the run that have a completed rollout."""
         sign = -1 if newest else 1
         orders: Document = {"$lte" if newest else "$gte": place.order}
         first = await self._db.record_data.find_one(
@@ -244,7 +244,7 @@ class BrowseRepository(Repository):
         return [one for one in found if _is_behind(one, place, newest)], last
 
     async def _fitting(self, wanted: GroupFilter, task_ids: Sequence[str]) -> set[str]:
-        """Return those of the groups that fit in every respect."""
+        """Return those of the groups that match the whole filter."""
         if not task_ids:
             return set()
         fitting = set(task_ids)
@@ -262,7 +262,7 @@ class BrowseRepository(Repository):
         return fitting
 
     async def _passing(self, wanted: GroupFilter, match: Document) -> list[Place]:
-        """Return the matching groups whose tries fit; keys of the index are all that is read."""
+        """Return the matching groups whose rollouts match; reads index keys only."""
         keys = {"_id": 0, **shown("order", "task_id", *BROWSED)}
         spread = {"$subtract": ["$high", "$low"]}
         pipeline: list[Document] = [
@@ -285,7 +285,7 @@ class BrowseRepository(Repository):
 
     @operation("read the rows of groups")
     async def rows(self, task_ids: Sequence[str]) -> list[GroupRow]:
-        """Return these groups with their tries, in the order of the ids."""
+        """Return these groups with their rollouts, in the order of the ids."""
         ids = {"$in": list(task_ids)}
         names = ("order", "split", "status", "tag", "tags", "query", "description", "completed_at")
         tasks = {one["_id"]: one async for one in self._db.tasks.find({"_id": ids}, shown(*names))}
@@ -318,7 +318,7 @@ class BrowseRepository(Repository):
 
     @operation("read answers")
     async def answers(self, task_ids: Sequence[str]) -> dict[str, list[str | None]]:
-        """Return the final answers of the scored tries of each group."""
+        """Return the final answers of the scored rollouts of each group."""
         wanted = {"task_id": {"$in": list(task_ids)}, "status": "scored"}
         found: dict[str, list[str | None]] = {}
         async for one in self._db.records.find(wanted, shown("task_id", "final_answer")):
@@ -330,7 +330,7 @@ class BrowseRepository(Repository):
         """Return texts that hold all words, or the phrases in quotation marks; any case.
 
         Raises:
-            StoreError: the search takes too long, as its words are frequent.
+            StoreError: the search takes too long because its words are frequent.
         """
         phrases = [
             quoted or word for quoted, word in re.findall(r'"([^"]+)"|([^\s"]+)', encode(text))
@@ -358,7 +358,7 @@ class BrowseRepository(Repository):
     async def _texts(
         self, collection: str, wanted: Document, names: Sequence[str], limit: int
     ) -> list[Document] | None:
-        """Return the texts that fit; None where the collection has no index of words."""
+        """Return the matching texts; None if the collection has no text index."""
         columns = shown("task_id", "record_id", *names)
         found = self._db[collection].find(wanted, columns)
         try:
@@ -370,7 +370,7 @@ class BrowseRepository(Repository):
 
     @operation("index the texts of turns")
     async def index_turns(self) -> None:
-        """Make the words of turns searchable, of those to come as well."""
+        """Create the text index of turns, present and future."""
         await self._db.turns.create_indexes([TURN_WORDS])
 
 

@@ -1,4 +1,4 @@
-"""Writes to a Record by the holder of its lease, and by nobody else.
+"""Writes to a Record that only the holder of its lease may make.
 
 Every update filters on the fencing token of the lease (`held`) and on a status from which the move
 is legal (`may_become`), in the same atomic write. A process that was paused until its lease expired
@@ -38,14 +38,14 @@ class FencedRecords(Repository):
     async def move(self, record_id: str, fence: int, to: RecordStatus, update: Document) -> None:
         """Move a Record to status `to`; concurrent moves travel in one request.
 
-        A move may be repeated: one that took place under this fence before counts as done. A
+        A move may be repeated: one that already took place under this fence counts as done. A
         Record that reaches a terminal status completes its group when it was the last.
 
         Args:
             record_id: the Record.
             fence: fencing token of the caller's lease.
             to: the new status.
-            update: expressions of the fields that change beside `status`.
+            update: expressions of the fields that change in addition to `status`.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
@@ -78,8 +78,8 @@ class FencedRecords(Repository):
             ],
         )
         refused = {} if matched == len(moves) else await self._not_moved(moves)
-        # Refused ones as well: a move without a holder is not told from another's, and a group is
-        # completed only if all of it has ended.
+        # Including refused moves: one without a holder cannot be distinguished from another's, and
+        # a group is completed only if all of its Records have ended.
         ended = {task_of_record(move.record_id) for move in moves if move.to in TERMINAL_STATUSES}
         await self._groups.complete(ended)
         return [refused.get(move.record_id) for move in moves]
@@ -88,7 +88,7 @@ class FencedRecords(Repository):
         """Return the error, by record id, of the moves that did not take place.
 
         A record in the status under the mover's own fence was moved by it: now, or by an earlier
-        try of the same request whose answer was lost.
+        attempt at the same request whose reply was lost.
         """
         cursor = self._db.records.find(
             {"_id": {"$in": [move.record_id for move in moves]}}, {"status": 1, "fence": 1}

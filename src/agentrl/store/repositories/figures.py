@@ -1,4 +1,4 @@
-"""The figures of every optimizer step and evaluation, kept for readers that see the database alone.
+"""Figures of every optimizer step and evaluation, stored for readers that only see the database.
 
 A figure is a number, a text or a mapping of names to them, under the names of `metrics.jsonl`. The
 store keeps what it is given and does not know what the names mean. Ids end in the step with leading
@@ -22,7 +22,7 @@ class FigureRepository(Repository):
 
     @operation("store a step's figures")
     async def put_step(self, consumer: str, figures: Figures) -> None:
-        """Store the figures of a step; those of an earlier try of the same step are replaced."""
+        """Store the figures of a step, replacing those of an earlier attempt at the same step."""
         await self._put("steps", consumer, "step", [figures])
 
     @operation("store an evaluation's figures")
@@ -76,7 +76,7 @@ class FigureRepository(Repository):
 
     @operation("read a step's figures")
     async def step(self, consumer: str, step: int) -> Document | None:
-        """Return all figures of one step; None where there are none."""
+        """Return all figures of one step; None if there are none."""
         found: Document | None = await self._db["steps"].find_one(
             {"_id": _id(consumer, step)}, {"_id": 0}
         )
@@ -94,5 +94,5 @@ def _id(consumer: str, step: int) -> str:
 
 
 def _behind(consumer: str, step: int) -> Document:
-    """Return the filter of a trainer's figures behind a step (-1: of all)."""
+    """Return the filter of a trainer's figures after a step (-1: all)."""
     return {"_id": {"$gte": _id(consumer, step + 1), "$lt": f"{consumer}0"}}  # 0 follows on /

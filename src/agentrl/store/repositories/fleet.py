@@ -32,12 +32,12 @@ class PolicyRepository(Repository):
 
     @operation("store a policy's checksum")
     async def set_checksum(self, version: int, checksum: str) -> None:
-        """Add the checksum to a published version; nothing happens where it is gone meanwhile."""
+        """Add the checksum to a published version; no effect if it was removed meanwhile."""
         await self._db.policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
 
     @operation("store that a policy is written")
     async def mark_written(self, version: int, num_bytes: int) -> None:
-        """Say that a published version's files are there; nothing happens where it is gone."""
+        """Mark the files of a published version as written; no effect if it was removed."""
         written = {"is_written": True, "num_bytes": num_bytes}
         await self._db.policies.update_one({"_id": version}, {"$set": written})
 
@@ -56,8 +56,8 @@ class PolicyRepository(Repository):
 
         Its files stay for at least so many seconds.
         """
-        # A publisher that removes old versions reads `held_versions` after it has published a later
-        # one. Hold first, look again second: either it sees the hold, or we see the later version.
+        # A publisher that removes old versions reads `held_versions` after publishing a later one.
+        # Hold first, then check again: either it sees the hold, or we see the later version.
         policy = await self.latest()
         while policy is not None:
             until = {"$max": ["$held_until", after(seconds)]}
@@ -72,13 +72,13 @@ class PolicyRepository(Repository):
 
     @operation("read held policies")
     async def held_versions(self) -> set[int]:
-        """Return the versions whose files some server may be reading now."""
+        """Return the versions whose files a server may be reading."""
         held = {"$expr": {"$gt": ["$held_until", "$$NOW"]}}
         return {int(document["_id"]) async for document in self._db.policies.find(held, {"_id": 1})}
 
     @operation("read a policy")
     async def get(self, version: int) -> Policy | None:
-        """Return a published policy; None where it is not there (any more)."""
+        """Return a published policy; None if it does not exist or was removed."""
         document = await self._db.policies.find_one({"_id": version})
         return None if document is None else from_document(Policy, document)
 
@@ -93,7 +93,7 @@ class ServiceRepository(Repository):
 
     @operation("register an inference server")
     async def register(self, service: InferenceService) -> None:
-        """Store a server's registration; one of the same id replaces the former."""
+        """Store a server's registration, replacing that of the same id."""
         await self._db.services.replace_one({"_id": service.id}, to_document(service), upsert=True)
 
     @operation("send a server's heartbeat")
@@ -128,7 +128,7 @@ class ServiceRepository(Repository):
         adapter: str | None = None,
         error: str | None = None,
     ) -> InferenceService:
-        """Change what is known about a server from outside; its heartbeat stays as it is.
+        """Change a server's status from another process; its heartbeat is unchanged.
 
         Raises:
             StoreError: the server is not registered.
@@ -140,9 +140,9 @@ class ServiceRepository(Repository):
 
     @operation("claim a sleeping server")
     async def claim_sleeping(self, service_id: str) -> bool:
-        """Make a sleeping server `updating`; False where it is not asleep (any more).
+        """Make a sleeping server `updating`; False if it is not asleep.
 
-        Only the caller that gets True wakes it: waking a server twice ends it.
+        Only the caller that gets True may wake it: waking a server twice crashes it.
         """
         result = await self._db.services.update_one(
             {"_id": service_id, "status": "asleep"}, {"$set": {"status": "updating"}}
@@ -210,6 +210,7 @@ def _service_changes(
 def _alive(alive_within: float | None) -> Document:
     if alive_within is None:
         return {}
-    # Both ways: after a step back of the server's clock, the dead would live on for as long.
+    # In both directions: after the server's clock was set back, dead processes would otherwise
+    # count as alive for that long.
     age = {"$abs": {"$subtract": ["$$NOW", "$heartbeat_at"]}}
     return {"$expr": {"$lte": [age, round(alive_within * 1000)]}}

@@ -1,6 +1,6 @@
-"""Forks: where somebody played on from a turn, and the tries that came of it.
+"""Forks: continuations of a turn, and their rollouts.
 
-The tries are Records in `TrajectoryStore.forked`; here are the places where they left their parents.
+The rollouts are Records in `TrajectoryStore.forked`; this module stores where they branch off.
 """
 
 import secrets
@@ -34,7 +34,7 @@ class ForkRepository(Repository):
 
     @operation("read a fork")
     async def of_record(self, record_id: str) -> Fork | None:
-        """Return the fork that a Record is a try of; None where it is a try of the run."""
+        """Return the fork that a Record is a rollout of; None where it is a rollout of the run."""
         if not is_of_fork(record_id):
             return None
         fork_id = record_id.rpartition("/")[0]
@@ -45,6 +45,6 @@ class ForkRepository(Repository):
 
     @operation("read forks")
     async def of_task(self, task_id: str) -> Sequence[Fork]:
-        """Return the forks of all tries of a question, the oldest first."""
+        """Return the forks of all rollouts of a question, the oldest first."""
         found = self._db.forks.find({"task_id": task_id}).sort("created_at", 1)
         return [from_document(Fork, document) async for document in found]

@@ -1,7 +1,7 @@
-"""What a trainer can learn from the groups that it consumed, and which scores are missing, in words.
+"""The learning signal in the groups that a trainer consumed, and missing scores, as text.
 
-Groups of equal scores have no gradient. These figures tell a run that learns nothing from one that
-is slow.
+Groups of equal scores have no gradient. These figures distinguish a run that learns nothing from
+one that is slow.
 """
 
 import asyncio
@@ -16,9 +16,10 @@ from agentrl.store.documents.expressions import UNSCORABLE
 
 NUM_EXAMPLES = 3
 SLOW_SECONDS = 60.0
-"""A scorer that takes longer may hang."""
+"""A scorer that takes longer is reported as slow."""
 _ANSWER_CHARACTERS, _ERROR_CHARACTERS = 100, 400
-"""What is shown of an answer, and of an error, which ends with its place in the user's file."""
+"""Displayed characters of an answer, and of an error, which ends with its place in the user's
+file."""
 
 
 class ScoredAnswer(Value):
@@ -55,7 +56,7 @@ class LearningSignal(Value):
     examples: tuple[ScoredAnswer, ...] = ()
 
     def __str__(self) -> str:
-        """Say what happened, show the examples, and say what to try; several lines."""
+        """Return the finding, examples and advice, in several lines."""
         mean = "no scores" if self.mean_score is None else f"mean {self.mean_score:.3f}"
         shown = (f"  {example}" for example in self.examples)
         first = f"{self.num_equal} of {self.num_groups} groups had equal scores ({mean})"
@@ -63,23 +64,23 @@ class LearningSignal(Value):
 
     def _advice(self) -> str:
         if self.num_equal + self.num_kept < self.num_groups:
-            return "see why records were dropped or have no score: agentrl inspect failures"
+            return "find out why records were dropped or have no score: agentrl inspect failures"
         if self.mean_score is not None and self.mean_score > 0.5:
-            return "harder questions; these are answered right every time"
+            return "use harder questions; these are always answered correctly"
         if self.examples and all(example.error is not None for example in self.examples):
             return (
-                "mend what failed above; `agentrl store rescore` scores the answers that there are"
+                "fix the errors above, then score the existing answers with `agentrl store rescore`"
             )
         if self.examples and all(example.answer is None for example in self.examples):
             which = ("--run_name", self.run_name)
             see = typed_command("inspect", "record", self.examples[0].record_id, *which)
             return (
-                f"see what the model did instead of answering: {see}; a stronger model, easier "
-                "questions, a higher --max_turns or --max_new_tokens"
+                f"see what the model did instead of answering: {see}; use a stronger model, easier "
+                "questions, or a higher --max_turns or --max_new_tokens"
             )
         return (
-            "read the answers above against the scorer and --answer_schema; easier questions, a "
-            "stronger model, a higher --temperature or more --num_generations"
+            "compare the answers above with the scorer and --answer_schema; use easier questions, "
+            "a stronger model, a higher --temperature or more --num_generations"
         )
 
 
@@ -159,7 +160,7 @@ async def read_missing_scores(database: RunDatabase) -> MissingScores:
     records = database.records
     num_unscorable, num_failed, num_waiting, num_slow = await asyncio.gather(
         records.count_documents(UNSCORABLE),
-        # Not a difference of two counts, between which a record may fail.
+        # Not a difference of two counts: a record may fail between them.
         records.count_documents({"status": "failed", "$nor": [UNSCORABLE]}),
         records.count_documents(waiting),
         records.count_documents(slow),

@@ -121,8 +121,7 @@ class LineageRepository(Repository):
         policy = await self._db.policies.find_one({"_id": step})
         if not (trained or here or dropped):
             raise StoreError(
-                f"the trainer {consumer!r} has consumed no records at step {step} of "
-                f"{self._db.name!r}"
+                f"the trainer {consumer!r} consumed no records at step {step} of {self._db.name!r}"
             )
         known = await self._trainings({"consumer": consumer, "step": step})
         lineages = await self._lineages([*trained, *here, *dropped], known)

@@ -34,12 +34,12 @@ class LivingProcess(Value):
     def __str__(self) -> str:
         if self.kind == "trainer":
             return (
-                f"{self.id} trains it as {self.consumer!r}, under a lease until "
+                f"{self.id} trains it as {self.consumer!r}, with a lease until "
                 f"{self.lease_until:%H:%M:%S} UTC"
             )
         if self.kind == "holder":
-            return f"{self.id} holds a record of it"
-        return f"{self.kind} {self.id} works on it since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+            return f"{self.id} holds a lease on one of its records"
+        return f"{self.kind} {self.id} has been active since {self.since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 async def living_processes(database: RunDatabase) -> list[LivingProcess]:
@@ -59,10 +59,10 @@ async def living_processes(database: RunDatabase) -> list[LivingProcess]:
 
 
 async def state_of(database: RunDatabase, run: Document) -> RunState:
-    """Return the run's status, or `interrupted` where nobody is left to go on with it.
+    """Return the run's status, or `interrupted` if no process is left to continue it.
 
-    Servers alone do not go on with a run, and one that only holds questions or demonstrations was
-    never begun.
+    Servers alone do not continue with a run, and one that only holds questions or demonstrations
+    was never begun.
     """
     status: RunStatus = run["status"]
     phase = run.get("phase")

@@ -98,7 +98,9 @@ class MaintenanceRepository(Repository):
         """
         forks = self._db.of_forks()
         for process in [*await living_processes(self._db), *await living_processes(forks)]:
-            raise StoreError(f"run {self._db.name!r} is alive: {process}; end its processes first")
+            raise StoreError(
+                f"run {self._db.name!r} is active: {process}; stop its processes first"
+            )
 
     @operation("plan the compaction")
     async def plan_compaction(self) -> CompactPlan:

@@ -1,8 +1,9 @@
 """Finds records by what came of them: score, outcome, tool, optimizer step, or a piece of text.
 
-In goes a `RecordFilter`, out come Records. With a score, the index `by_score` gives them in the order of
-their scores; otherwise `claimable` gives those of the latest questions first. Tools and texts are
-looked for record by record, until enough have been found: turns are too many to be indexed for it.
+Input: a `RecordFilter`. Output: Records. With a score, the index `by_score` gives them in the order
+of their scores; otherwise `claimable` gives those of the latest questions first. Tools and texts
+are looked for record by record, until enough have been found: turns are too many to be indexed for
+it.
 """
 
 import re
@@ -42,7 +43,7 @@ class ScoreFilter(Value):
         if found := _RANGE.fullmatch(stripped):
             return cls(condition={"$gte": float(found[1]), "$lte": float(found[2])})
         raise ConfigError(
-            f"{text!r} is no condition on a score: say '>=0.5', '<0.2', 1, 0.2..0.8, or none"
+            f"{text!r} is not a condition on a score; give '>=0.5', '<0.2', 1, 0.2..0.8, or none"
         )
 
     @property

@@ -167,7 +167,7 @@ class RecordRepository(Repository):
         reward: float | None = None,
         metrics: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Store how the rollout ended; the lease goes on, for scoring.
+        """Store how the rollout ended; the lease continues, for scoring.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
@@ -208,8 +208,8 @@ class RecordRepository(Repository):
     ) -> Record:
         """End the attempt for a reason of infrastructure.
 
-        The slot becomes claimable again, or becomes `failed` for good after `max_attempts` such ends; its
-        group then goes on without it.
+        The slot becomes claimable again, or becomes `failed` for good after `max_attempts` such
+        ends; its group then continues without it.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.

@@ -92,7 +92,8 @@ class EvaluationStanding(Value):
     num_tasks: int
     num_completed: int
     mean_score: float | None
-    """Over the tries that have a score; for the log of a person, not the evaluation's own figure."""
+    """Over the rollouts that have a score; for the log of a person, not the evaluation's own
+    figure."""
 
 
 class RunOverview(Value):
@@ -336,7 +337,7 @@ class ReportRepository(Repository):
         record = from_document(Record, document)
         shown = record.attempt if attempt is None else attempt
         if attempt is not None and attempt not in {one.attempt for one in record.attempts}:
-            raise StoreError(f"record {record_id!r} had {record.attempt} attempt(s), no {attempt}")
+            raise StoreError(f"record {record_id!r} has {record.attempt} attempt(s), not {attempt}")
         task = require(
             await self._db.tasks.find_one({"_id": record.task_id}),
             f"task {record.task_id!r} of record {record_id!r}",
@@ -361,7 +362,7 @@ class ReportRepository(Repository):
     async def _no_such_record(self, record_id: str) -> str:
         similar = await self._db.records.find_one({"task_id": record_id}, {"_id": 1})
         similar = similar or await self._db.records.find_one({}, {"_id": 1}, sort=[("_id", 1)])
-        hint = f"; ids look like {similar['_id']!r}" if similar else "; there are none yet"
+        hint = f"; ids look like {similar['_id']!r}" if similar else "; there are no records yet"
         return f"record {record_id!r} does not exist in {self._db.name!r}{hint}"
 
     @operation("read failures")

@@ -39,8 +39,8 @@ class RunRepository(Repository):
             existing = await self._db.runs.find_one() or {}
         if existing["_id"] != run.name:
             raise StoreError(
-                f"database {self._db.name!r} holds the run {existing['_id']!r}, "
-                f"not {run.name!r}; use another database or the same run name"
+                f"database {self._db.name!r} contains run {existing['_id']!r}, not {run.name!r}; "
+                "use another database or the same run name"
             )
         return from_document(Run, existing)
 
@@ -268,7 +268,7 @@ def _expiry(consumer: str) -> str:
 
 
 def _lease_lost(consumer: str) -> LeaseLost:
-    return LeaseLost(f"the trainer lease {consumer!r} belongs to another process now")
+    return LeaseLost(f"the trainer lease {consumer!r} was taken over by another process")
 
 
 def _check_consumer(consumer: str) -> None:

@@ -53,7 +53,7 @@ class ScoreRepository(Repository):
             The Record under a new lease, its Task and its turns; None when there is none.
         """
         now = await self._db.server_time()
-        # After a step of the clock, live scorers have to renew first; nobody holds a waiting Record.
+        # After a step of the clock, live scorers must renew first; nobody holds a waiting Record.
         is_settled = self._db.clock.is_settled(lease_seconds)
         unheld = {} if is_settled else {"lease.owner": ""}
         # The status stays `finished`: only the lease says that somebody is scoring the Record. The
@@ -119,7 +119,7 @@ class ScoreRepository(Repository):
 
     @operation("give a scoring up")
     async def fail(self, record_id: str, fence: int, error: str) -> None:
-        """Dead-letter a finished Record that no scoring will decide; its group goes on without it.
+        """Dead-letter a finished Record that cannot be scored; its group continues without it.
 
         Outcome and answer stay, so that `repair` can give it a score later.
 
@@ -147,9 +147,7 @@ class ScoreRepository(Repository):
         wanted = {"_id": record_id}
         played = await self._db.records.find_one({**wanted, "outcome": {"$ne": None}}, {"order": 1})
         if played is None or not await self._db.record_data.count_documents(wanted, limit=1):
-            raise StoreError(
-                f"record {record_id!r}: nothing to score, or its group is not complete"
-            )
+            raise StoreError(f"record {record_id!r}: nothing to score, or its group is incomplete")
         value = literal(encode(score.model_dump()))
         # The trainer's copy first: when the second write is lost, repeating makes up for it.
         await self._db.record_data.update_one(
@@ -185,7 +183,7 @@ class ScoreRepository(Repository):
         if copied.matched_count == 0 and not await self._db.record_data.count_documents(
             {"_id": record_id}, limit=1
         ):
-            raise StoreError(f"the group of record {record_id!r} is not complete yet")
+            raise StoreError(f"the group of record {record_id!r} is incomplete")
         result = await self._db.records.update_one({"_id": record_id, **lacks}, push)
         return result.modified_count > 0
 

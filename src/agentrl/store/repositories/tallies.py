@@ -99,7 +99,7 @@ class _Tallies:
                     self._sums[sign, split, "num_completed"] += counts["num_groups"]
 
     def ranges_without(self, counts: Literal["added", "ended"]) -> list[_Range]:
-        """Return the orders that have to be counted."""
+        """Return the orders that must be counted."""
         return _ranges(self._lacking[counts]) if self._is_whole else list(_EVERYTHING)
 
     def total(self, field: str, *, split: Split | None = None, sign: int = 0) -> Any:

@@ -464,7 +464,7 @@ def _with_documents(tasks: Iterable[Task]) -> list[_Prepared]:
 
 def _slots(tasks: Sequence[Document]) -> list[Document]:
     """Return the pending Records of stored Tasks."""
-    # `group_open` is the store's own: the index of groups that still have to be completed.
+    # `group_open` is the store's own: the index of groups that must still be completed.
     return [
         {
             **_EMPTY_SLOT,

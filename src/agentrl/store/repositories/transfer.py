@@ -90,7 +90,7 @@ class TransferRepository(Repository):
     ) -> Manifest:
         """Write the run to `folder`, which must not exist yet.
 
-        A run that goes on is written collection by collection: what it adds meanwhile may be in
+        A run that continues is written collection by collection: what it adds meanwhile may be in
         one file and not in another.
 
         Args:
@@ -105,7 +105,7 @@ class TransferRepository(Repository):
             WriteError: the folder cannot be written.
         """
         if await asyncio.to_thread(folder.exists):
-            raise ConfigError(f"{folder} exists already; name a folder that does not")
+            raise ConfigError(f"{folder} already exists; choose a new folder")
         run = await self._db.runs.find_one({}, {"schema_version": 1})
         if run is None:
             raise self._db.no_run()
@@ -176,7 +176,7 @@ class TransferRepository(Repository):
         manifest = await asyncio.to_thread(read_manifest, folder)
         if manifest.schema_version > SCHEMA_VERSION:
             raise ConfigError(
-                f"{folder} has schema version {manifest.schema_version}, this AgentRL knows "
+                f"{folder} has schema version {manifest.schema_version}, and this AgentRL supports "
                 f"{SCHEMA_VERSION}; use a newer release"
             )
         for name in COLLECTIONS:
@@ -194,7 +194,7 @@ class TransferRepository(Repository):
                 await self._db[name].delete_many({})
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{folder}: a document is refused: {_refusal(error)}") from error
+            raise ConfigError(f"{folder}: document refused: {_refusal(error)}") from error
         await self._tallies.prepare()
         return manifest
 
@@ -267,7 +267,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{folder} holds no export: it has no {MANIFEST}") from None
+        raise ConfigError(f"{folder} is not an export: it has no {MANIFEST}") from None
     except ValueError as error:
         raise ConfigError(f"{folder / MANIFEST} cannot be read: {error}".split("\n")[0]) from None
     unknown = sorted(manifest.files.keys() - set(COLLECTIONS))
@@ -282,7 +282,7 @@ def read_manifest(folder: Path) -> Manifest:
         if not path.is_file():
             raise ConfigError(f"{path} is missing")
         if _sha256(path) != file.sha256:
-            raise ConfigError(f"{path} is not as it was exported: its checksum differs")
+            raise ConfigError(f"{path} was changed after the export: its checksum differs")
     return manifest
 
 

@@ -54,7 +54,8 @@ class Desktop:
         """Open a web page in the browser."""
         if not _WEB_ADDRESS.fullmatch(url):
             raise Refusal(
-                "the address of a page begins with http:// or https://, up to 2,000 characters"
+                "the address of a page must start with http:// or https:// and have at most 2,000 "
+                "characters"
             )
         await self._done(self._display.browse(url))
         return "opened"
@@ -168,7 +169,7 @@ async def serve(arguments: argparse.Namespace) -> None:
             gone = asyncio.ensure_future(display.gone())
             done, _ = await asyncio.wait((serving, gone), return_when=asyncio.FIRST_COMPLETED)
     if serving not in done:
-        _say("the display has ended")
+        _say("the display has exited")
         os._exit(1)  # a thread still waits for standard input
     gone.cancel()
     await serving
@@ -184,7 +185,8 @@ def _size(text: str) -> tuple[int, int]:
     size = (int(found[1]), int(found[2])) if found else (0, 0)
     if not all(_MIN_PIXELS <= pixels <= _MAX_PIXELS for pixels in size):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no size from {_MIN_PIXELS}x{_MIN_PIXELS} to {_MAX_PIXELS}x{_MAX_PIXELS}"
+            f"{text!r} is not a size from {_MIN_PIXELS}x{_MIN_PIXELS} to "
+            f"{_MAX_PIXELS}x{_MAX_PIXELS}"
         )
     return size
 
@@ -199,13 +201,13 @@ def parser() -> argparse.ArgumentParser:
         *("--view_port", "--view-port"),
         type=int,
         default=0,
-        help="people may watch in a browser at this port, or the next free one; they are asked for "
-        "DESKTOP_VIEW_PASSWORD",
+        help="port, or the next free one, at which the screen can be watched "
+        "in a browser with the password DESKTOP_VIEW_PASSWORD",
     )
     made.add_argument(
         *("--view_host", "--view-host"),
         default="127.0.0.1",
-        help="where people may watch; 0.0.0.0 in containers",
+        help="address that the viewer listens on; 0.0.0.0 in containers",
     )
     return made
 

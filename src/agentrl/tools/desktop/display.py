@@ -71,8 +71,8 @@ class Display:
             )
         if view_port and len(view_password) < MIN_PASSWORD_CHARS:
             raise ConfigError(
-                "--view_port needs a password in the variable DESKTOP_VIEW_PASSWORD, of at least "
-                f"{MIN_PASSWORD_CHARS} characters"
+                "--view_port requires a password in the environment variable "
+                f"DESKTOP_VIEW_PASSWORD, with at least {MIN_PASSWORD_CHARS} characters"
             )
         self.width, self.height = width, height
         self.view_address = ""
@@ -96,7 +96,7 @@ class Display:
         await self._end()
 
     async def gone(self) -> None:
-        """Return when the display has ended, whoever ended it."""
+        """Return when the display has exited, whoever ended it."""
         await self._programs[0].wait()
 
     async def has_ended(self) -> bool:
@@ -185,7 +185,7 @@ class Display:
                 break
             await asyncio.sleep(_POLL_SECONDS)
         else:
-            raise ToolError(f"x11vnc cannot be started within {_START_SECONDS:g} s")
+            raise ToolError(f"x11vnc did not start within {_START_SECONDS:g} s")
         with listening_near(self._view_host, self._view_port) as listener:
             viewer = ("websockify", "--inetd", "--unix-target", str(socket), "--web", str(NOVNC))
             await self._keep(*viewer, stdin=listener.fileno())
@@ -222,7 +222,7 @@ class Display:
         try:
             output, said = await asyncio.wait_for(program.communicate(given), _ACTION_SECONDS)
         except TimeoutError:
-            raise ToolError(f"{words[0]} takes more than {_ACTION_SECONDS:g} s") from None
+            raise ToolError(f"{words[0]} did not finish within {_ACTION_SECONDS:g} s") from None
         finally:
             if program.returncode is None:
                 program.kill()

@@ -74,16 +74,19 @@ METRICS = {"prompt_token_ids": [1, 2], "completion_token_ids": [3], "logprobs": 
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], 'no trajectory: "schema_version"'),
+        ([], 'not a trajectory: "schema_version"'),
         ({**DOCUMENT, "schema_version": "ATIF-v9"}, "schema_version: String should match"),
         ({**DOCUMENT, "steps": []}, "steps: Tuple should have at least 1 item"),
         ({**DOCUMENT, "agent": None}, "agent: Input should be"),
-        (changed(1, step_id=7), "step_id 7 stands at place 2"),
-        (changed(1, tool_calls=[CALL]), "step 2: tool_calls and metrics belong to agent steps"),
+        (changed(1, step_id=7), "step_id 7 is at position 2"),
+        (changed(1, tool_calls=[CALL]), "step 2: only agent steps have tool_calls and metrics"),
         (changed(2, message=None), "steps.2.message"),
-        (changed(2, message="\ud800"), "a text holds half of a character"),
-        (changed(2, metrics={**METRICS, "prompt_token_ids": [-1]}), "a token id is a number from"),
-        (changed(2, metrics={**METRICS, "completion_token_ids": [2**31]}), "a token id is a"),
+        (changed(2, message="\ud800"), "a text contains a lone surrogate"),
+        (
+            changed(2, metrics={**METRICS, "prompt_token_ids": [-1]}),
+            "a token id must be a number from",
+        ),
+        (changed(2, metrics={**METRICS, "completion_token_ids": [2**31]}), "a token id must be a"),
         (changed(2, metrics={**METRICS, "logprobs": [1.0, 2.0]}), "differ in length"),
         (changed(2, metrics={**METRICS, "logprobs": [float("nan")]}), "a finite number"),
         (changed(2, metrics={**METRICS, "logprobs": [-1e300]}), "a finite number"),
@@ -125,12 +128,12 @@ def test_embedded_trajectories_end(tmp_path: Path) -> None:
 def test_images_are_refused_where_a_conversation_is_made_of_them(tmp_path: Path) -> None:
     source = {"media_type": "image/png", "path": "../../etc/passwd"}
     document = changed(1, message=[{"type": "image", "source": source}])
-    with pytest.raises(DatasetError, match="images and audio in trajectories are not read"):
+    with pytest.raises(DatasetError, match="images and audio in trajectories are not supported"):
         list(read_demonstrations(written(tmp_path, document)))
 
 
 def test_a_folder_without_trajectories_says_so(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"holds no \.json or \.jsonl file"):
+    with pytest.raises(DatasetError, match=r"contains no \.json or \.jsonl file"):
         list(read_trajectories(tmp_path))
     with pytest.raises(DatasetError, match="No such file"):
         list(read_trajectories(tmp_path / "missing.json"))

@@ -214,7 +214,7 @@ def test_facts_that_make_no_sense_are_refused(
         ({"turn": 0, "parent": 0}, None),
         ({"finish_reason": [], "sampling_params": "hot"}, "step 2: finish_reason: "),
         ({"sampling_params": "hot"}, "step 2: sampling_params: "),
-        ({"versions": [[0, 0, 99]]}, "[0, 0, 99] is no span of 2 tokens"),
+        ({"versions": [[0, 0, 99]]}, "[0, 0, 99] is not a span of 2 tokens"),
         ({"versions": [[0, 1]]}, "a span is [version, start, end]"),
         ({"branch_reason": 7}, "step 2: branch_reason: "),
     ],

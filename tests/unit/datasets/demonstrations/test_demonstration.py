@@ -185,14 +185,17 @@ def test_messages_of_weight_zero_are_context(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"prompt": "x"}, 'a list of "messages"'),
+        ({"prompt": "x"}, 'a list "messages"'),
         ({"messages": [{"content": "x"}]}, 'an object with a "role"'),
         ({"messages": [HELLO[1]]}, "no assistant message to learn from"),
-        ({"messages": [HELLO[2]]}, "nothing that it answers"),
-        ({"messages": [HELLO[1], {**HELLO[2], "weight": 2}]}, '"weight" of a message is 0 or 1'),
+        ({"messages": [HELLO[2]]}, "add the message that it answers"),
+        (
+            {"messages": [HELLO[1], {**HELLO[2], "weight": 2}]},
+            '"weight" of a message must be 0 or 1',
+        ),
         ({"messages": HELLO, "tools": "{"}, '"tools" is not valid JSON'),
         ({"messages": HELLO, "tools": "[" * 100_000}, '"tools" is not valid JSON'),
-        ({"messages": HELLO, "tools": {}}, '"tools" is a list'),
+        ({"messages": HELLO, "tools": {}}, '"tools" must be a list'),
     ],
 )
 def test_a_bad_entry_is_named_by_its_line(

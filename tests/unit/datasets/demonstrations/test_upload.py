@@ -111,7 +111,7 @@ async def test_an_item_whose_score_is_no_finite_number_is_left_out_by_name(
     make_uploader: MakeUploader, store: TrajectoryStore
 ) -> None:
     report = await make_uploader({"a": 1, "b": 2, "score": "nan"}, {"a": 2, "b": 2}).upload()
-    assert report.rows[0].reason == "its score is nan, no finite number"
+    assert report.rows[0].reason == "its score is nan, not a finite number"
     assert await store.tasks.count() == 1
 
 

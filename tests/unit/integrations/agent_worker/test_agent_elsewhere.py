@@ -94,9 +94,9 @@ def test_what_is_no_agent_there_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("import os; os._exit(0)", "ends the program, or prints at the end"),
-        ("import atexit; atexit.register(print, '[1, 2]')", "or prints at the end"),
-        ("import sys; sys.stdin.read(); import time; time.sleep(60)", "does not end within 3 s"),
+        ("import os; os._exit(0)", "exits the program, or prints at exit"),
+        ("import atexit; atexit.register(print, '[1, 2]')", "or prints at exit"),
+        ("import sys; sys.stdin.read(); import time; time.sleep(60)", "did not finish within 3 s"),
     ],
 )
 def test_a_module_that_says_nothing_of_its_agent_is_refused_in_one_line(
@@ -126,8 +126,11 @@ def test_an_interpreter_without_agentrl_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"agent_python": sys.executable}, "--agent_python goes with --agent"),
-        ({"agent": "a.py:play", "agent_python": "/absent"}, "--agent_python /absent: no program"),
+        ({"agent_python": sys.executable}, "--agent_python requires --agent"),
+        (
+            {"agent": "a.py:play", "agent_python": "/absent"},
+            "--agent_python /absent: program not found",
+        ),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(given: dict[str, str], problem: str) -> None:

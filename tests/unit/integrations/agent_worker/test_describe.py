@@ -115,14 +115,14 @@ def test_the_agent_yaml_of_a_verl_user_names_a_loop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        (3, "agent: a int is no agent; pass an AWorld Agent or Swarm"),
+        (3, "agent: a int is not an agent; pass an AWorld Agent or Swarm"),
         (object, "agent: a type is no agent"),
         (needs_more, r"agent: needs_more: an agent is called with \(task, endpoint\)"),
-        (old_form, r"write `async def play\(task, endpoint\)`.* from endpoint\.base_url"),
+        (old_form, r"define `async def play\(task, endpoint\)`.* from endpoint\.base_url"),
         (Underived, r"agent: Underived: derive it from agentrl\.integrations\.AworldAgentLoop"),
         ("none.yaml", r"agent: none\.yaml: No such file"),
         ("agent.txt", r"agent: agent\.txt: expected a YAML file"),
-        ("{folder}/loop.py", r"loop\.py names no agent; write .*loop\.py:name"),
+        ("{folder}/loop.py", r"loop\.py does not name an agent; write .*loop\.py:name"),
         ("{folder}/loop.py:missing", "defines no 'missing'"),
         ("{folder}/bad.yaml", "is not valid YAML"),
         ("{folder}/unknown.yaml", "unknown key 'sytem_prompt'; known: .*system_prompt"),

@@ -37,7 +37,9 @@ async def test_the_endpoint_answers_each_rollout_at_its_own_address() -> None:
                 said = "".join([frame.choices[0].delta.content or "" async for frame in frames])
                 with pytest.raises(openai.BadRequestError, match="no room is left"):
                     await create(**ask)
-                with pytest.raises(openai.BadRequestError, match="ask for the form in words"):
+                with pytest.raises(
+                    openai.BadRequestError, match=("describe the format in the prompt")
+                ):
                     await create(**ask, response_format={"type": "json_object"})
             with pytest.raises(openai.NotFoundError, match="this rollout has ended"):
                 await create(**ask)

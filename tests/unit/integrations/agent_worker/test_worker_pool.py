@@ -71,7 +71,7 @@ async def test_an_engine_that_rewards_by_a_function_refuses_an_agents_own_reward
         raise AssertionError
 
     agent = EngineAgent(workers_for(rewarding_agent))
-    with pytest.raises(AgentWorkerError, match="this engine rewards by reward_func"):
+    with pytest.raises(AgentWorkerError, match="this engine uses reward_func"):
         await agent.run(TASK, never_asked)
     await agent.close()
 
@@ -190,5 +190,5 @@ asyncio.run(main())
     pickled = tmp_path / "agent.pkl"
     assert pickled.stat().st_mode & 0o077 == 0
     pickled.chmod(0o660)
-    with pytest.raises(ConfigError, match="others may write to it"):
+    with pytest.raises(ConfigError, match="it is writable by others"):
         load_object(f"{pickled}:agent", "agent")

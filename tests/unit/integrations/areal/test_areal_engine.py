@@ -68,14 +68,14 @@ def test_questions_whose_fields_differ_travel_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reward_func": None}, "reward_func: nothing given; AReaL has no scorers"),
+        ({"reward_func": None}, "reward_func: missing; AReaL has no scorers"),
         ({"reward_func": scorer}, "reward_func: AReaL calls scorer with data_source"),
-        ({"train_dataset": None}, "train_dataset: nothing given; pass it"),
-        ({"config": {}}, r"actor\.path: nothing given; name the model"),
+        ({"train_dataset": None}, "train_dataset: missing; pass it"),
+        ({"config": {}}, r"actor\.path: missing; give the model"),
         ({"config": {"actor.path": "m", "gconfig.n_samples": 1}}, "n_samples must be a whole"),
         (
             {"config": {"actor": {"path": "m", "reward_norm": {"mean_level": "group"}}}},
-            r"actor\.reward_norm: rewards are normalised over their group by the workflow",
+            r"actor\.reward_norm: the workflow already normalizes rewards per group",
         ),
     ],
 )

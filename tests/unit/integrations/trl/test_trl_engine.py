@@ -69,15 +69,18 @@ def test_a_step_may_be_cut_into_smaller_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"epsilon": 0.1}, r"epsilon is read by AgentRL's own trainer only; .* `trl`"),
-        ({"warmup-steps": 3}, "warmup-steps is read by AgentRL's own trainer only"),
+        ({"epsilon": 0.1}, r"epsilon is supported only by AgentRL's own trainer; .* `trl`"),
+        ({"warmup-steps": 3}, "warmup-steps is supported only by AgentRL's own trainer"),
         ({"trl": [1]}, r"trl must be a mapping, got \[1\]"),
-        ({"trl": {"max_steps": 3}}, r"trl\.max_steps: say it by max_steps, outside of `trl`"),
+        ({"trl": {"max_steps": 3}}, r"trl\.max_steps: set max_steps instead, outside of `trl`"),
         ({"trl": {"use_vllm": True}}, r"trl\.use_vllm: the run's inference servers generate"),
-        ({"trl": {"hub_token": "x"}}, r"trl\.hub_token would be written down; set HF_TOKEN"),
+        ({"trl": {"hub_token": "x"}}, r"trl\.hub_token would be stored in a file; set HF_TOKEN"),
         ({"trl": {"per_device_train_batch_size": 5}}, "must divide the 12 rollouts of a step"),
-        ({"temperature": 0}, "temperature: 0 makes all tries of a question equal"),
-        ({"agent_sampling": "agent"}, "agent_sampling: TRL has one temperature for all tokens"),
+        ({"temperature": 0}, "temperature: 0 makes all rollouts of a question identical"),
+        (
+            {"agent_sampling": "agent"},
+            "agent_sampling: TRL supports one temperature for all tokens",
+        ),
         ({"max_stepz": 3}, "unknown flag.*max_stepz.*max_steps"),
     ],
 )
@@ -90,7 +93,7 @@ def test_what_trl_cannot_use_is_refused_before_it_starts(
 
 @needs_trl
 def test_only_plain_values_are_handed_on(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trl: only plain values can be given"):
+    with pytest.raises(ConfigError, match="trl: only plain values are supported"):
         build(tmp_path, trl={"beta": Path})
 
 

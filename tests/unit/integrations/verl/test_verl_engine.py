@@ -115,12 +115,12 @@ def scorer(answer: str, truth: object) -> float:
     ("changes", "message"),
     [
         ({"reward_func": scorer}, "reward_func: verl calls scorer with data_source"),
-        ({"train_dataset": None}, r"train_dataset: nothing given; pass it, or data\.train_files"),
-        ({"config": {"custom_reward_function.path": "x.py"}}, r"write reward\.custom_reward"),
+        ({"train_dataset": None}, r"train_dataset: missing; pass it, or data\.train_files"),
+        ({"config": {"custom_reward_function.path": "x.py"}}, r"use reward\.custom_reward"),
         ({"config": {"a": 1, "a.b": 2}}, r"config: a\.b: a has a value of its own"),
         (
             {"train_dataset": [{"query": "q", "level": 1}, {"query": "r", "level": "x"}]},
-            "train_dataset: rows differ in the types of their fields",
+            "train_dataset: fields have different types in different rows",
         ),
     ],
 )

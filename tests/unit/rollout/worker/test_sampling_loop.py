@@ -721,7 +721,7 @@ async def test_a_score_that_is_no_finite_number_is_dead_lettered_with_the_reason
     first, second = await store.records.of_task("train/0/q0")
     assert (first.status, first.score) == ("failed", None)
     assert first.error is not None
-    assert "a score is a finite number" in first.error
+    assert "a score must be a finite number" in first.error
     assert "\n" not in first.error
     assert second.score is not None
 

@@ -28,7 +28,7 @@ async def test_compaction_and_counts_leave_forks_alone(store: TrajectoryStore) -
     message = {"role": "user", "content": "of the fork alone " * 100}
     turn = make_turn(record, 0, messages=[message])
     await store.forked.turns.append(turn, record.fence)
-    with pytest.raises(StoreError, match="me holds a record of it"):
+    with pytest.raises(StoreError, match="me holds a lease on one of its records"):
         await store.maintenance.compact()
     await store.forked.records.release(record.id, record.fence)
     plan = await store.maintenance.compact()

@@ -49,12 +49,12 @@ async def test_compacting_waits_for_everybody_to_be_gone(store: TrajectoryStore)
         await store.maintenance.compact()
     await store.trainer_leases.release("trainer")
     await store.samplers.heartbeat(SamplerInfo(id="host:2:b", host="host", pid=2))
-    with pytest.raises(StoreError, match="sampler host:2:b works on it since"):
+    with pytest.raises(StoreError, match="sampler host:2:b has been active since"):
         await store.maintenance.compact()
     await store.samplers.heartbeat(SamplerInfo(id="host:2:b", host="host", pid=2, status="stopped"))
     await store.tasks.add([make_task(0)])
     record = await claim(store)
-    with pytest.raises(StoreError, match="holds a record of it"):
+    with pytest.raises(StoreError, match="holds a lease on one of its records"):
         await store.maintenance.check_idle()
     await store.records.release(record.id, record.fence)
     await store.maintenance.check_idle()

@@ -138,7 +138,7 @@ async def test_a_story_shows_any_attempt(store: TrajectoryStore) -> None:
     np.testing.assert_array_equal(story.turns[1].output_ids, make_turn(dead, 1).output_ids)
     earlier = await store.reports.record_detail(dead.id, 1)
     assert [turn.output_text for turn in earlier.turns] == ["dead"]
-    with pytest.raises(StoreError, match=r"had 2 attempt\(s\), no 7"):
+    with pytest.raises(StoreError, match=r"has 2 attempt\(s\), not 7"):
         await store.reports.record_detail(dead.id, 7)
     with pytest.raises(StoreError, match=f"'x' does not exist .* ids look like '{dead.id}'"):
         await store.reports.record_detail("x")
@@ -150,7 +150,7 @@ async def test_a_story_shows_any_attempt(store: TrajectoryStore) -> None:
 
 
 async def test_a_summary_counts_and_names_who_is_there(store: TrajectoryStore) -> None:
-    with pytest.raises(StoreError, match="holds no run"):
+    with pytest.raises(StoreError, match="contains no run"):
         await store.reports.summary()
     await store.runs.create(Run(name=store.database_name))
     await store.tasks.add([make_task(0), make_task(1, split="eval")])

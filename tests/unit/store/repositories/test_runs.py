@@ -19,12 +19,12 @@ async def test_a_run_is_created_once_and_found_again_untouched(store: Trajectory
     first = await store.runs.create(Run(name="run", config={"seed": 1, "a.b": {"$c": None}}))
     again = await store.runs.create(Run(name="run", config={"seed": 2}))
     assert again == first == await store.runs.get()
-    with pytest.raises(StoreError, match="holds the run 'run', not 'other'"):
+    with pytest.raises(StoreError, match="contains run 'run', not 'other'"):
         await store.runs.create(Run(name="other"))
 
 
 async def test_controls_change_on_the_running_run(store: TrajectoryStore) -> None:
-    with pytest.raises(StoreError, match="holds no run yet"):
+    with pytest.raises(StoreError, match="contains no run yet"):
         await store.runs.update_control(sampling_paused=True)
     before = await store.runs.create(Run(name="run"))
     run = await store.runs.update_control(sampling_paused=True, max_staleness=3)
@@ -54,7 +54,7 @@ async def test_the_latest_policy_is_the_one_that_servers_should_serve(
     store: TrajectoryStore,
 ) -> None:
     assert await store.policies.latest() is None
-    with pytest.raises(StoreError, match="holds no run yet"):
+    with pytest.raises(StoreError, match="contains no run yet"):
         await store.policies.publish(policy(0))
     await store.runs.create(Run(name="run"))
     for version in range(4):
@@ -149,7 +149,7 @@ async def test_samplers_report_themselves(store: TrajectoryStore) -> None:
 
 
 async def test_progress_counts_what_is_there(store: TrajectoryStore) -> None:
-    with pytest.raises(StoreError, match="holds no run yet"):
+    with pytest.raises(StoreError, match="contains no run yet"):
         await store.reports.progress()
     await store.runs.create(Run(name="run", admitted_groups=7))
     record_ids = await fill(store, 3)

@@ -167,7 +167,7 @@ async def test_mistakes_are_named_and_leave_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "export"
-    with pytest.raises(StoreError, match="holds no run"):
+    with pytest.raises(StoreError, match="contains no run"):
         await empty.transfer.export_run(folder)
     await store.runs.create(Run(name=store.database_name))
     await fill(store, 1)
@@ -180,11 +180,11 @@ async def test_mistakes_are_named_and_leave_nothing(
         await store.transfer.export_run(folder)
     with pytest.raises(StoreError, match="is not empty; import under another --run_name"):
         await store.transfer.import_run(folder)
-    with pytest.raises(ConfigError, match=r"holds no export: it has no manifest\.json"):
+    with pytest.raises(ConfigError, match=r"is not an export: it has no manifest\.json"):
         await empty.transfer.import_run(tmp_path)
     turns = folder / "turns.jsonl"
     turns.write_bytes(turns.read_bytes()[:-10])
-    with pytest.raises(ConfigError, match=r"turns\.jsonl is not as it was exported"):
+    with pytest.raises(ConfigError, match=r"turns\.jsonl was changed after the export"):
         await empty.transfer.import_run(folder)
     turns.unlink()
     with pytest.raises(ConfigError, match=r"turns\.jsonl is missing"):
@@ -203,7 +203,7 @@ HOSTILE = {
     "operator": ('"x": {"$set": {"status": "completed"}}', r"a field is named '\$set'"),
     "reference": ('"x": {"$ref": "users", "$id": 1}', "a value is a DBRef"),
     "pattern": ('"x": {"$regularExpression": {"pattern": "(a+)+", "options": ""}}', "is a Regex"),
-    "nested": ('"x": ' + "[" * 150 + "]" * 150, "is nested more than 100 deep"),
+    "nested": ('"x": ' + "[" * 150 + "]" * 150, "is nested deeper than 100 levels"),
     "deep": ('"x": ' + "[" * 100_000 + "]" * 100_000, "cannot be read"),
     "digits": ('"x": ' + "9" * 5_000, "cannot be read"),
 }
@@ -212,8 +212,8 @@ HOSTILE = {
 HOSTILE_LINES = {
     **{kind: (f'{{"_id": "a", {text}}}', message) for kind, (text, message) in HOSTILE.items()},
     "text": ("no JSON", "cannot be read"),
-    "list": ("[1]", "a document is an object"),
-    "id": ('{"_id": 1}', "a document is an object with a text as its _id"),
+    "list": ("[1]", "a document must be an object"),
+    "id": ('{"_id": 1}', "a document must be an object with a text _id"),
 }
 
 
@@ -236,8 +236,8 @@ async def test_an_import_takes_data_of_a_run_from_its_folder_and_nothing_else(
     name = "../outside.jsonl" if kind == "outside" else "tasks.jsonl"
     text = '{"_id": "a", "kind": "mcp"}\n' if kind == "query" else '{"_id": "a"}\n'
     message = {
-        "fields": "a document is refused: task 'a' has no kind",
-        "query": "a document is refused: document 'a' is no valid MCPTask: query",
+        "fields": "document refused: task 'a' has no kind",
+        "query": "document refused: document 'a' is not a valid MCPTask: query",
         "outside": r"tasks is in '\.\./outside\.jsonl'; expected a file tasks\.jsonl",
         "link": r"tasks is in 'tasks\.jsonl'; expected a file",
     }[kind]

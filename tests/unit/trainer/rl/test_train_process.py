@@ -797,5 +797,5 @@ async def test_no_figure_of_a_step_is_left_empty(
 def test_offloading_needs_ranks_that_shard() -> None:
     config = RootConfig(trainer=TrainerSection(cpu_offload=True))
     assert mesh_shape(config.trainer, 2).dp_shard == 2
-    with pytest.raises(ConfigError, match=r"--cpu_offload .* start several ranks"):
+    with pytest.raises(ConfigError, match=r"--cpu_offload .* needs several ranks"):
         mesh_shape(config.trainer, 1)

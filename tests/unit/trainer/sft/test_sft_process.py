@@ -259,8 +259,8 @@ async def test_answers_that_only_images_tell_apart_are_learned(
     ("name", "reason"),
     [
         ("none.png", "line 1: image 'none.png': No such file"),
-        ("seen.jsonl", "neither PNG, JPEG, GIF, WebP nor BMP"),
-        ("https://a.example/b.png", "conversations name files, not addresses"),
+        ("seen.jsonl", "not PNG, JPEG, GIF, WebP or BMP"),
+        ("https://a.example/b.png", "conversations must refer to image files, not URLs"),
     ],
 )
 async def test_a_conversation_whose_image_is_none_is_named(
