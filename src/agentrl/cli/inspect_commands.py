@@ -259,7 +259,7 @@ async def _all_runs(config: RootConfig) -> tuple[list[dict[str, Any]], int]:
             is_served = serving(data_dir) is not None
             with served_uri(config.model_copy(update={"store": section})) as uri:
                 found += await _runs_at(uri, None if is_served else opened)
-        # One folder that is broken, or somebody else's, must not hide the others.
+        # A broken or unreadable folder must not hide the others.
         except (StoreError, PermissionError) as error:
             reason = error.strerror if isinstance(error, PermissionError) else error
             print(printable(f"agentrl inspect: {data_dir}: {reason}"), file=sys.stderr)

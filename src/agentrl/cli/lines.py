@@ -1,8 +1,8 @@
-"""Text in lines and columns, made to be read at 80 columns and to be copied from.
+"""Text in lines and columns, readable at 80 columns and suitable for copying.
 
-In go cells; out come rich renderables. Ids and addresses stay whole: a table that is wider than the
-terminal shows its long columns below each row, and in a pipe every row is one line. Text from outside
-is never read as markup and cannot steer the terminal.
+Input: cells. Output: rich renderables. Ids and addresses are never truncated: a table wider than
+the terminal shows its long columns below each row, and in a pipe every row is one line. External
+text is never parsed as markup and cannot control the terminal.
 """
 
 import sys
@@ -35,7 +35,7 @@ class Rows:
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw all columns side by side where they fit, else the long ones below each row."""
+        """Draw all columns side by side if they fit, else the long ones below each row."""
         every = range(len(self._names))
         widths = [self._width(column) for column in every]
         is_narrow = sum(widths) + len(_GAP) * (len(widths) - 1) > options.max_width
@@ -86,9 +86,9 @@ def whole(line: Text) -> Text:
 
 
 def show(page: RenderableType) -> None:
-    """Print a page to standard output; in a pipe, every line of it is whole."""
+    """Print a page to standard output; in a pipe, lines are not wrapped."""
     console = Console(highlight=False)
-    # FORCE_COLOR, which kernels of notebooks set, makes a pipe no terminal.
+    # FORCE_COLOR, which notebook kernels set, does not make a pipe a terminal.
     if not sys.stdout.isatty():
         console = Console(highlight=False, width=PIPE_WIDTH)
     console.print(page, crop=False)

@@ -1,7 +1,6 @@
-"""The `agentrl` command: finds the command that was asked for, and words every user's error.
+"""The `agentrl` command: dispatches to its commands, and reports errors in one line.
 
-Commands are imported when they are used, so that `agentrl --help` is quick and a sampler never
-imports torch.
+Commands are imported on use, so `agentrl --help` is fast and a sampler never imports torch.
 """
 
 import codecs
@@ -49,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "store": (
         "store_commands:store",
-        "up|set|rescore|stats|export|import|bundle|compact|drop: manage the database",
+        "up|set|rescore|stats|export|import|bundle|compact|drop: database",
     ),
 }
 """Command -> the module of this package and the function in it, and its summary."""
@@ -143,13 +142,13 @@ def _leave_words_to_errors() -> None:
 
 
 def _open_closed_outputs() -> None:
-    """Write nowhere where the shell closed an output (`>&-`), which Python leaves without a stream."""
+    """Redirect closed outputs (`>&-`), for which Python creates no stream, to the null device."""
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _escape_what_no_output_has() -> None:
-    r"""Print `\u00fc` where the output's encoding has no ü, instead of ending with an error."""
+    r"""Print `\u00fc` if the output's encoding lacks ü, instead of failing."""
 
     def escaped(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
@@ -167,14 +166,14 @@ def _escape_what_no_output_has() -> None:
 
 
 def _let_nobody_else_write() -> None:
-    """Take from other users of the machine, groups aside, the write access that a umask of 000 gives."""
+    """Remove the write access of other users that a umask of 000 grants; groups are unchanged."""
     os.umask(os.umask(0o077) | stat.S_IWOTH)
 
 
 def _outer_problem(error: OSError) -> str | None:
-    """Return what is wrong around the program, in words; None where the program is at fault.
+    """Return a message for an error of the environment; None for an error of the program.
 
-    The words are empty where the reader of the output left, as with `| head`, which is no mistake.
+    The message is empty if the reader of the output has closed the pipe, as with `| head`.
     """
     if isinstance(error, BrokenPipeError):
         return "" if _stdout_is_closed() else None
@@ -192,7 +191,7 @@ def _outer_problem(error: OSError) -> str | None:
 
 
 def _complain(name: str, problem: str) -> None:
-    """Word an error on standard error: without secrets, and whatever text from outside it quotes."""
+    """Print an error on standard error, without secrets and with external text made printable."""
     from agentrl.config.secret_text import redact
     from agentrl.runtime.printable import printable
 
@@ -200,7 +199,7 @@ def _complain(name: str, problem: str) -> None:
 
 
 def _stdout_is_closed() -> bool:
-    """Return whether the reader of the output is gone, as with `| head`; then write nowhere."""
+    """Return whether the reader of the output has closed the pipe, and then discard further output."""
     # Not by another write: what the failed one held is lost, so that nothing is left to be written.
     output = select.poll()
     output.register(sys.stdout.fileno(), select.POLLOUT)

@@ -1,6 +1,6 @@
 """Views of the store as pages for a terminal.
 
-In go values that the store returns, out come rich renderables. This module asks the store nothing.
+Input: values from the store. Output: rich renderables. This module does not access the store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ def progress_page(view: RunOverview, rates: Rates | None = None) -> RenderableTy
 
 
 def progress_line(view: RunOverview) -> str:
-    """Return the run's standing as one line, where there is no terminal."""
+    """Return the run's progress as one line, for output without a terminal."""
     progress = view.progress
     return (
         f"{view.summary.status}  version {progress.policy_version}  "
@@ -148,7 +148,7 @@ def failures_page(failures: Sequence[Failure]) -> RenderableType:
 
 
 def records_page(records: Sequence[Record], limit: int) -> RenderableType:
-    """Return the table of records; the last line says that there may be more."""
+    """Return the table of records; the last line mentions further ones."""
     if not records:
         return Text("no record matches")
     table = Rows(

@@ -58,7 +58,7 @@ async def add(config: RootConfig) -> int:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
             await store.ensure_schema()
             num_new, num_known = await append_tasks(store, chain(first, questions))
-            print(f"added {num_new} tasks to {store.database_name!r}; {num_known} existed already")
+            print(f"{num_new} new tasks in {store.database_name!r}; {num_known} existed already")
     return 0
 
 

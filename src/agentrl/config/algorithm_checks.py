@@ -1,6 +1,6 @@
-"""Checks of the objective: settings that a loss does not read, or that its ratios do not survive.
+"""Checks of the objective: settings that a loss ignores, or that invalidate its importance ratios.
 
-In go sections whose values are valid one by one; out come the problems, one per line.
+Input: sections whose values are individually valid. Output: the problems, one per line.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_pen
 
 
 def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
-    """Yield what is wrong with the settings of loss and corrections."""
+    """Yield problems in the settings of the loss and its corrections."""
     corrects = algorithm.importance_correction != "none" or algorithm.veto_threshold is not None
     if corrects and algorithm.proximal == "behavior":
         yield (
@@ -75,9 +75,10 @@ def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:
 def check_training_sampling(sampling: SamplingSection) -> None:
     """Refuse greedy sampling, and penalties on repeated tokens, in rollouts that are trained on.
 
-    Greedy tries are equal and teach nothing. Servers report logprobs after penalties, which depend on
-    all tokens before; the trainer's are those of the policy itself. Every importance ratio would be
-    wrong, and some tokens clipped, at the first step already.
+    Greedy rollouts are identical and carry no learning signal. Servers report logprobs after
+    penalties, which depend on all previous tokens, while the trainer's logprobs are those of the
+    policy itself: every importance ratio would be wrong from the first step, and some tokens would
+    be clipped.
 
     Raises:
         ConfigError: names the flag.

@@ -1,7 +1,7 @@
 """Checks that span several flags: contradictions, unsupported combinations, misplaced secrets.
 
-Input: a configuration whose values are valid one by one. Output: the first problem as a
-`ConfigError`. Files and servers that flags name are not looked at here (`launcher.preflight`).
+Input: a configuration whose values are individually valid. Output: the first problem as a
+`ConfigError`. Files and servers named by flags are checked elsewhere (`launcher.preflight`).
 """
 
 import ipaddress
@@ -38,7 +38,7 @@ _SGLANG_KEY_FLAGS = {"--api-key": "AGENTRL_API_KEY", "--admin-api-key": "AGENTRL
 _SGLANG_OPEN_FLAGS = frozenset(
     {"--tokenizer-worker-num", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--encoder-only"}
 )
-"""Arguments that open listeners which SGLang's check of keys does not cover."""
+"""Arguments that open listeners without SGLang's key check."""
 _SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang_args"})
 """Settings that the embedded engine does not read."""
 _MONGO_SCHEMES = ("mongodb://", "mongodb+srv://")
@@ -46,7 +46,7 @@ _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 JUDGE = "agentcpm"
 """The scorer that asks the language model of `--agent_config_path`."""
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
-"""Names in `--report_to` of what is always written."""
+"""Values of `--report_to` for outputs that are always written."""
 REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab", "trackio", "mlflow")
 
 
@@ -86,7 +86,7 @@ def groups_per_step(config: RootConfig, num_ranks: int = 1) -> int:
 
     Args:
         config: the resolved configuration.
-        num_ranks: data-parallel ranks, which compute different samples.
+        num_ranks: data-parallel ranks, which process different samples.
     """
     trainer = config.trainer
     if trainer.groups_per_step is not None:
@@ -102,7 +102,7 @@ def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
 
 
 def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
-    """Find secrets in flags, which every user of the machine can read."""
+    """Find secrets in flags: every user of the machine can read the command line."""
     url, given = tools.mcp_manager_url, tools.mcp_servers
     if url is not None and urlsplit(url.get_secret_value()).password is not None:
         yield (
@@ -169,7 +169,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     parse_optim_args(trainer.optim_args)
     uri = config.store.db_connection_string
     if uri is not None and not uri.get_secret_value().startswith(_MONGO_SCHEMES):
-        # Not quoted: whatever it is, it may hold a password.
+        # Not quoted: it may contain a password.
         yield "--db_connection_string: expected mongodb://HOST:PORT or mongodb+srv://HOST"
     yield from _engine_contradictions(config.inference)
     yield from placement_contradictions(config)
@@ -203,7 +203,7 @@ def _model_contradictions(model: ModelSection) -> Iterator[str]:
 
 
 def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
-    """Find settings of SGLang where AgentRL starts none, which would silently do nothing."""
+    """Find settings of SGLang that would have no effect because AgentRL starts no SGLang server."""
     if inference.inference_urls:
         why = "AgentRL does not start the servers of --inference_urls; remove the flag"
     elif inference.inference_backend == "embedded":
@@ -260,7 +260,7 @@ def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
 
 
 def _address_problems(inference: InferenceSection) -> Iterator[str]:
-    """Find what is no address, and secrets in those that are told in the database and every log."""
+    """Find malformed addresses, and secrets in addresses, which are stored and logged."""
     given = [("inference_urls", url) for url in inference.inference_urls]
     if inference.inference_gateway is not None:
         given.append(("inference_gateway", inference.inference_gateway))

@@ -1,7 +1,7 @@
-"""Command lines: the flags of the configuration as options of click commands, and their help.
+"""Command lines: configuration flags as options of click commands, and their help.
 
-Input: an argv. Output: a `RootConfig` beside a command's own options. `parse_flags` is such a
-command without any of its own, for programs that are not the `agentrl` command.
+Input: an argv. Output: a `RootConfig` and the command's own options. `parse_flags` is a command
+without own options, for programs other than `agentrl`.
 """
 
 import asyncio
@@ -65,11 +65,11 @@ class FlagCommand(click.Command):
     """A command whose function takes the configuration, then the command's own parameters.
 
     Every flag of every section is accepted, so that one configuration file serves all commands;
-    help shows only `sections`. An `async` function is run to its end.
+    help shows only `sections`. An `async` function is run to completion.
 
     Attributes:
         sections: names of the sections that the command uses.
-        own_params: its parameters beside the configuration's flags.
+        own_params: its parameters in addition to the configuration's flags.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class FlagCommand(click.Command):
         return ctx.args
 
     def _unexpected(self, ctx: click.Context, typed: list[str]) -> str:
-        """Return what is wrong with a word that is neither a flag nor a flag's value."""
+        """Return the problem with a word that is neither a flag nor a flag's value."""
         word = ctx.args[0]
         problem = f"unexpected argument {word!r}"
         if "=" in typed:
@@ -130,7 +130,7 @@ class FlagCommand(click.Command):
         return asyncio.run(result) if inspect.iscoroutine(result) else result
 
     def get_help(self, ctx: click.Context, *, complete: bool = False) -> str:
-        """Return the help text: the flags that most people need, or all with `complete`."""
+        """Return the help text: the common flags, or all flags with `complete`."""
         usage = f"usage: {self.usage(ctx.command_path)} [--flag value ...]"
         lines = [*textwrap.wrap(usage, _WIDTH, subsequent_indent=_INDENT), ""]
         lines += textwrap.wrap(" ".join((self.help or "").split()), _WIDTH)
@@ -150,7 +150,7 @@ class FlagCommand(click.Command):
 
 
 class FlagGroup(click.Group):
-    """Commands behind one word, as `agentrl inspect`; each of them is a `FlagCommand`.
+    """A group of commands, such as `agentrl inspect`; each is a `FlagCommand`.
 
     Attributes:
         sections: names of the sections that its commands use, for help.
@@ -165,7 +165,7 @@ class FlagGroup(click.Group):
         self.params.append(_HELP_ALL)
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command, which uses the sections of the group."""
+        """Add a command that uses the sections of the group."""
         assert isinstance(cmd, FlagCommand)
         cmd.sections = self.sections
         super().add_command(cmd, name)
@@ -236,7 +236,7 @@ def given_flags(ctx: click.Context) -> dict[str, str]:
 
 
 def usage_problem(error: click.UsageError) -> str:
-    """Return one line that says what is wrong with a command line, and the nearest right one."""
+    """Return a one-line description of an invalid command line, with the nearest valid one."""
     message = error.format_message().rstrip(".")
     if not isinstance(error, click.NoSuchOption):
         is_ours = isinstance(error, click.BadOptionUsage) or type(error) is click.UsageError
@@ -249,7 +249,7 @@ def usage_problem(error: click.UsageError) -> str:
         return f"complete `{ctx.command_path}` with one of {names}, then --{name}"
     group = None if ctx is None or ctx.parent is None else ctx.parent.command
     if ctx is not None and isinstance(group, FlagGroup):
-        # An option of another command of the group is not misspelt, it is misplaced.
+        # An option of another command of the group is misplaced rather than misspelled.
         for other in group.commands.values():
             if any(f"--{name}" in param.opts for param in other.params):
                 path = ctx.command_path.replace(str(ctx.info_name), str(other.name))

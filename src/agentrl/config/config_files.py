@@ -1,7 +1,7 @@
-"""Configuration files: YAML (or JSON) with a flag a line, to values by canonical flag name.
+"""Configuration files: YAML (or JSON) with one flag per line, read into values by canonical flag name.
 
-Input: a file's path. Output: values as YAML has them. What a flag means is not known here, but what
-a person writes by mistake is refused: a key that stands twice, and flags nested in sections.
+Input: a file's path. Output: values as parsed by YAML. This module does not know the meaning of
+flags, but refuses common mistakes: duplicate keys, and flags nested in sections.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return the values of a configuration file by canonical flag name.
 
     Raises:
-        ConfigError: it cannot be read, it holds no mapping, or it names a flag twice.
+        ConfigError: it cannot be read, is not a mapping, or names a flag twice.
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
@@ -46,7 +46,7 @@ def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
 
     Args:
         given: values by flag name in any spelling.
-        where: the place that they stand in, for messages.
+        where: where they come from, for messages.
 
     Raises:
         ConfigError: two of the names are one flag, or flags are nested in a section.
@@ -68,7 +68,7 @@ def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice; YAML itself takes the last one silently."""
+    """Refuses duplicate keys; YAML itself silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Build a mapping."""

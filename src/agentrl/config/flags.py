@@ -35,7 +35,7 @@ USUAL = (
     *("mcp_servers", "tool_server_command", "agent", "inference_backend", "inference_gpus"),
     *("loss_calculator", "max_steps", "groups_per_step", "learning_rate", "trainer_gpus"),
 )
-"""Flags that most command lines need: `--help` shows them first, `--help-all` shows the rest too."""
+"""Common flags: `--help` shows them first; `--help-all` shows all others, too."""
 
 _VALUE_NAMES: dict[Any, str] = {
     bool: "",
@@ -55,7 +55,7 @@ _VALUE_NAMES: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: its section, its field and what they say of its values."""
+    """One flag: its section, its field and the type of its values."""
 
     name: str
     section: str
@@ -63,7 +63,7 @@ class Flag:
 
     @property
     def is_bool(self) -> bool:
-        """Whether the flag may stand without a value."""
+        """Whether the flag may be given without a value."""
         return self.field.annotation is bool
 
     @property
@@ -93,12 +93,12 @@ class Flag:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in help texts: its choices, or a word for its type."""
+        """Placeholder of the value in help texts: its choices, or its type."""
         return "|".join(self.choices) or _VALUE_NAMES[self._kind]
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that the flag takes, where they have names."""
+        """The named values that the flag accepts, if any."""
         return get_args(self._type) if get_origin(self._type) is Literal else ()
 
     @property

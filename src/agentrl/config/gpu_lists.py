@@ -1,7 +1,7 @@
-"""GPUs by number (`--trainer_gpus 0-3 --inference_gpus 4,5`), and what follows from them.
+"""GPUs by number (`--trainer_gpus 0-3 --inference_gpus 4,5`), and the process counts that they imply.
 
-Input: what the flags say. Output: the numbers of processes that they imply, and contradictions
-between them. What a machine has is not known here (`launcher.gpu_placement`).
+Input: the flags. Output: the numbers of processes that they imply, and contradictions between them.
+The GPUs of the machine are not known here (`launcher.gpu_placement`).
 """
 
 import re
@@ -26,13 +26,13 @@ _OTHER_FLAGS = {
     "--base-gpu-id": "--inference_gpus",
     "--gpu-id-step": "--inference_gpus",
 }
-"""Arguments of SGLang that place a server -> the flag here that does, and that is counted."""
+"""Arguments of SGLang that place a server -> the corresponding flag of AgentRL."""
 DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
 PP_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
 
 
 def expanded(given: Any) -> Any:
-    """Return the numbers behind `0-3`, `0,2,5` or a list of either."""
+    """Return the numbers in `0-3`, `0,2,5` or a list of either."""
     parts = given if isinstance(given, list | tuple) else [given]
     numbers: list[int] = []
     for part in (str(part).strip() for part in parts):
@@ -52,7 +52,7 @@ GpuList = Annotated[tuple[int, ...], BeforeValidator(expanded)]
 
 
 def in_words(numbers: Sequence[int]) -> str:
-    """Return numbers as the flags take them: `0-3,6`."""
+    """Return numbers in the format of the flags: `0-3,6`."""
     runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ends = [(run[0][1], run[-1][1]) for run in (list(members) for _, members in runs)]
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)

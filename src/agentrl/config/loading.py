@@ -1,4 +1,4 @@
-"""Flat values and YAML files to a `RootConfig`, and back to a file that children and people read.
+"""Flat values and YAML files to a `RootConfig`, and back to a file for child processes and people.
 
 In go values by flag name, as typed or as YAML has them; out comes a configuration that was checked
 as a whole. This module knows no command line (`command_line` does).
@@ -43,7 +43,7 @@ MACHINE_ENVIRONMENT = {
     "main_process_ip": "MASTER_ADDR",
     "main_process_port": "MASTER_PORT",
 }
-"""Flag -> environment variable that says which of several machines this is, when no flag does."""
+"""Flag -> environment variable that identifies this machine among several, if the flag is not given."""
 
 _HOME = re.compile(r"~[\w.-]*/")
 _ENVIRONMENT = SECRET_ENVIRONMENT | MACHINE_ENVIRONMENT
@@ -72,7 +72,7 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
         raise ConfigError("--config is empty: give a file, or remove the flag")
     if path is not None:
         file = existing_or_shipped(Path(os.path.expanduser(path)))
-        # A recipe counts where it stands: a typed one more than the values of the file.
+        # A recipe has the precedence of its source: a typed one overrides values of the file.
         values = expand_recipe(read_yaml(file)) | _private_values(file) | expand_recipe(values)
     return build_config(values)
 
@@ -82,7 +82,7 @@ def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
 
     Args:
         typed: what `load_config` was given.
-        config: what came of it, with values that were derived since.
+        config: the result, with values that were derived since.
 
     Returns:
         `flag`, the file's path, the recipe, the environment variable, `derived` or `default`, by flag
@@ -162,7 +162,7 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
 
 
 def _remember_secrets(values: Mapping[str, Any]) -> None:
-    """Have secrets hidden before anything is complained about: one may stand in the wrong place."""
+    """Register secrets before any error message is built: one may be in the wrong place."""
     for name, variable in SECRET_ENVIRONMENT.items():
         given = values.get(name) or os.environ.get(variable, "")
         remember(secrets_of(SecretStr(str(given))))
@@ -171,7 +171,7 @@ def _remember_secrets(values: Mapping[str, Any]) -> None:
 def flat_values(config: RootConfig) -> dict[str, Any]:
     """Return all values by flag name, JSON-compatible, with `***` for secrets inside them.
 
-    Flags that are secrets as a whole are left out, but for a database URI that holds none.
+    Flags that are secrets as a whole are omitted, except a database URI without a secret.
     """
     return {name: _plain(published(value)) for name, value in _written(config)}
 
@@ -200,15 +200,15 @@ def _plain(value: Any) -> Any:
 
 
 def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> None:
-    """Write the resolved configuration as YAML, in sections, for its owner's eyes.
+    """Write the resolved configuration as YAML, in sections, readable only by its owner.
 
-    What holds secrets goes to a file of its own beside it (`config.secrets.yaml`), so that the
-    configuration can be shown to others. Secrets of the user's environment stay there.
+    Values with secrets are written to a separate file next to it (`config.secrets.yaml`), so that
+    the configuration can be shared. Secrets from the user's environment are not written.
 
     Args:
         config: the configuration.
         path: of the file.
-        made: flags whose secrets AgentRL itself has made for this run.
+        made: flags whose secrets AgentRL itself generated for this run.
     """
     public = flat_values(config)
     whole = {name: _plain(revealed(value)) for name, value in _written(config)}
@@ -235,9 +235,9 @@ def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> 
 
 
 def _private_values(path: Path) -> dict[str, Any]:
-    """Return what the private file beside a configuration holds and this process may know.
+    """Return the values of the private file next to a configuration that this process may know.
 
-    An empty variable withholds its secret: a sampler is not to know the control key.
+    An empty environment variable withholds its secret: samplers must not know the admin key.
     """
     file = _private_file(path)
     values = read_yaml(file) if file.exists() else {}
@@ -261,7 +261,7 @@ def secret_environment(config: RootConfig) -> dict[str, str]:
 
 
 def _fill_from_environment(sections: dict[str, dict[str, Any]]) -> set[str]:
-    """Fill in what no flag gives; return the names of the flags that were filled in."""
+    """Fill in missing flags from the environment; return the names of those filled in."""
     filled = set()
     for name, variable in _ENVIRONMENT.items():
         section = sections[FLAGS[name].section]
@@ -325,7 +325,7 @@ def _convert(name: str, value: Any) -> Any:
 
 
 def _checked_kind(flag: Flag, value: Any) -> Any:
-    """Refuse a value of YAML that its field would take for something else."""
+    """Refuse a YAML value that its field would misinterpret."""
     if isinstance(value, bool) and not flag.is_bool:
         if not value and "no" in flag.choices:
             return "no"  # which YAML takes for false
@@ -346,7 +346,7 @@ def _apply_preferred_sampling(config: RootConfig) -> RootConfig:
             f"--preferred_sampling_params: unknown key {unknown[0]!r}; known: "
             f"{', '.join(sorted(allowed))}"
         )
-    # Without the defaults, which would pass for values that somebody gave.
+    # Without the defaults, which would look like given values.
     given = config.sampling.model_dump(exclude_unset=True)
     merged = given | preferred | {"preferred_sampling_params": None}
     try:

@@ -1,4 +1,4 @@
-"""`--optim_args`: AdamW's betas and eps, from the text that the flag holds."""
+"""`--optim_args`: AdamW's betas and eps, parsed from the flag's text."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
-"""Flags that people know from elsewhere: AgentRL's original, Hugging Face, TRL, verl, prime-rl, vLLM.
+"""Flag names of other projects: the original AgentRL, Hugging Face, TRL, verl, prime-rl, vLLM.
 
-Input: a flag's name. Output: what to do with it. An alias stands for a flag that means exactly the
-same. Whatever differs in meaning is never taken silently: `ELSEWHERE` says what does it here.
+Input: a flag's name. Output: what to do with it. An alias is a flag with exactly the same meaning.
+A flag with a different meaning is never accepted silently: `ELSEWHERE` names its replacement.
 """
 
 ALIASES = {
@@ -37,7 +37,7 @@ OPTIM_PARTS = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "ep
 
 SHORTHANDS = {"bf16": ("torch_dtype", "bfloat16")}
 """Switches of the original AgentRL -> the flag and the value that they stand for. A value other
-than `auto` that the flag itself was given counts more."""
+than `auto` given with the flag itself takes precedence."""
 
 _PACKED = "turns are always packed without padding"
 _STREAMED = "the trainer streams from the store and has no data loader"
@@ -236,7 +236,7 @@ ELSEWHERE = {
     "wandb_project": _TRACKER,
     "warmup_ratio": "give --warmup_steps, a number of steps",
 }
-"""Names that mean something else than the nearest flag here -> which flag does it, and how."""
+"""Names whose meaning differs from the nearest flag -> the flag to use, and how."""
 
 _FAMILIES = {
     "dataloader_": _STREAMED + "; remove it",
@@ -249,7 +249,7 @@ _FAMILIES = {
 
 
 def elsewhere(name: str) -> str | None:
-    """Return what does here what a flag of another trainer does there; None for unknown names.
+    """Return the replacement of another trainer's flag; None for unknown names.
 
     Args:
         name: as typed, without dashes; of a dotted one (`actor_rollout_ref.actor.optim.lr`) the

@@ -1,4 +1,4 @@
-"""Files that only the user who started the process can read, whatever the umask says."""
+"""Files that only the current user can read, regardless of the umask."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Write a file with mode 0600, whole or not at all; its directory is made with 0700."""
+    """Write a file atomically with mode 0600; its directory is created with mode 0700."""
     make_private(path.parent)
     descriptor, staged = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,6 +1,6 @@
-"""Checks of the trainer's ranks: how many there are, on which machines, and whether they fill a mesh.
+"""Checks of the trainer's ranks: their number, their machines, and whether they form a mesh.
 
-Only what starts ranks asks: other commands see the same flags and environment.
+Only commands that start ranks run these checks: other commands see the same flags and environment.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 
 
 class MeshSizes(NamedTuple):
-    """What the flags say of the dimensions that divide a model."""
+    """The flags of the mesh dimensions that split a model."""
 
     tp: int
     ep: int
@@ -25,7 +25,7 @@ class MeshSizes(NamedTuple):
 
 
 def check_machines(config: RootConfig) -> None:
-    """Refuse flags with which several machines cannot form one run, or ranks no mesh.
+    """Refuse flags with which machines cannot form one run, or ranks cannot form a mesh.
 
     Raises:
         ConfigError: the flags contradict each other, or one is missing.
@@ -37,7 +37,7 @@ def check_machines(config: RootConfig) -> None:
 
 
 def check_mesh(trainer: TrainerSection, num_ranks: int) -> None:
-    """Refuse ranks that do not fill the mesh that the flags ask for, or are too few for them.
+    """Refuse ranks that do not form the requested mesh, or are too few for it.
 
     Raises:
         ConfigError: names the flags.

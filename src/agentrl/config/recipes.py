@@ -1,11 +1,11 @@
 """Recipes: the objectives of papers as values of flags (`--recipe NAME`).
 
 Input: a recipe's name. Output: the flags that make loss, gradient and advantages those of the
-paper. `tests/unit/algorithms/test_recipes.py` holds the objectives as the papers print them, and
-compares.
+paper. `tests/unit/algorithms/test_recipes.py` compares them with the objectives as printed in the
+papers.
 
-AgentRL's own habits are off in all of them: clipped signs, the hard drop range, and leaving out turns
-without advantage, which the papers' normalizers count. What a paper writes as the expectation over
+AgentRL's own defaults are off in all of them: sign clipping, the hard drop range, and the exclusion
+of turns without advantage, which the papers' normalizers count. A paper's expectation over
 questions is the mean over the whole step.
 """
 
@@ -118,14 +118,14 @@ RECIPES = {
 def expand_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags with the recipe among them replaced by its flags.
 
-    Flags that stand beside it count more: `--recipe dapo --epsilon_higher 0.1` is DAPO with another
-    bound.
+    Flags that are also given take precedence: `--recipe dapo --epsilon_higher 0.1` is DAPO with
+    another bound.
 
     Args:
         values: by canonical flag name.
 
     Raises:
-        ConfigError: no recipe has that name; the known ones are listed.
+        ConfigError: no recipe has this name; the message lists the known ones.
     """
     others = dict(values)
     name = others.pop("recipe", None)

@@ -1,8 +1,8 @@
-"""What must not be written, logged or printed, and what is shown in its place.
+"""Redaction of secrets in text that is written, logged or printed.
 
 Input: text that people may read (log lines, messages, values of flags). Output: the same text with
-`***` for the secrets in it: user parts and queries of URLs, bearer tokens, and every value that
-this process learned to be a secret (`remember`).
+`***` in place of secrets: credentials and queries of URLs, bearer tokens, and every value
+registered with `remember`.
 """
 
 import re
@@ -21,7 +21,7 @@ _BEARER = re.compile(r"(?i)(bearer\s+)[^\s\"',]+")
 _TOKEN = re.compile(
     r"\b(?:sk-|ghp_|gho_|github_pat_|hf_|glpat-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9._-]{12,}"
 )
-"""Tokens of well-known services, wherever they stand."""
+"""Tokens of well-known services, anywhere in a text."""
 _SECRET_OPTION = re.compile(
     r"(?i)\b((?:\w*(?:password|token|secret)\w*|authMechanismProperties)=)[^&\s]*"
 )
@@ -38,13 +38,13 @@ def redact(text: str) -> str:
 
 
 def remember(secrets: Iterable[str]) -> None:
-    """Have `redact` find these values wherever they stand, also percent-encoded."""
+    """Make `redact` find these values anywhere, including percent-encoded."""
     for secret in secrets:
         _known.update(form for form in (secret, unquote(secret)) if len(form) >= _SHORTEST)
 
 
 def secrets_of_url(url: str) -> list[str]:
-    """Return the secret parts of a URL: password, user where it is no database's, query values."""
+    """Return the secret parts of a URL: password, user (except of a database), query values."""
     _, user_part, _, query = _parts(url)
     user, _, password = user_part.partition(":")
     parts = [password] if _is_database(url) else [user, password]

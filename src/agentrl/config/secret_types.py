@@ -1,4 +1,4 @@
-"""Types of flags whose values hold secrets: the whole for those who use it, a public part for all others.
+"""Types of flags with secrets: the whole value for its consumer, a public part for all others.
 
 In goes what the user gave. `get_secret_value()` gives it back whole; everything else (text, `repr`,
 JSON, messages) shows the public part alone. `secrets_of` lists what stands between the two, for
@@ -65,7 +65,7 @@ class SecretCommand(PartlySecret, Secret[str]):
 
 
 class SecretServers(PartlySecret, Secret[str]):
-    """An `mcpServers` mapping as JSON; or the file that holds one, or the address of one server."""
+    """An `mcpServers` mapping: JSON, a file that contains it, or the address of one server."""
 
     @property
     def public(self) -> str:
@@ -85,7 +85,7 @@ class SecretServers(PartlySecret, Secret[str]):
 
 
 class SecretRoutes(PartlySecret, Secret[dict[str, dict[str, str]]]):
-    """Other models by name; their addresses may hold secrets."""
+    """Other models by name; their addresses may contain secrets."""
 
     @property
     def public(self) -> dict[str, dict[str, str]]:
@@ -113,7 +113,7 @@ def revealed(value: Any) -> Any:
 
 
 def published(value: Any) -> Any:
-    """Return a flag's value as everybody may see it; None for a secret as a whole."""
+    """Return the public form of a flag's value; None if the whole value is a secret."""
     if isinstance(value, SecretStr):
         return None
     if isinstance(value, PartlySecret):

@@ -1,7 +1,8 @@
-"""Environments of other projects: tasks, tools and rewards from where they are.
+"""Environments of other projects: their tasks, tools and rewards.
 
-Each kind is a few lines in `environment_kinds`, which run in the interpreter that has the kind's
-package (`environment_host`); `environment_process` speaks with it. This room alone starts hosts.
+Each kind is a small class in `environment_kinds`, which runs in the interpreter that has the kind's
+package (`environment_host`); `environment_process` communicates with it. Only this room starts
+hosts.
 """
 
 from agentrl.environments.environment_process import EnvironmentProcess

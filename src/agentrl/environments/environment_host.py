@@ -1,13 +1,13 @@
-"""The program that holds an environment, run by the interpreter that has its package.
+"""The host program of an environment, run by the interpreter that has its package.
 
-Its arguments are a kind, a name and JSON with the environment's own arguments. It speaks the protocol
-of `runtime.request_process`, and knows Python's own library alone:
+Its arguments are a kind, a name and JSON with the environment's arguments. It uses the protocol of
+`runtime.request_process` and only the standard library:
 
     {"describe": true}               -> {"size": 20}           or {"mistake": ...}, {"missing": ...}
     {"rows": [0, 1, ...]}            -> {"rows": [{"query": ...}, ...]}
     {"play": 3, "endpoint": {...}}   -> {"result": {...}}      or {"error": ...}
 
-What its packages print goes to stderr.
+Output of its packages goes to stderr.
 """
 
 import json
@@ -95,7 +95,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
+    """Answer requests until stdin closes."""
     replies, lock = os.fdopen(os.dup(1), "w", encoding="utf-8"), threading.Lock()
     os.dup2(2, 1)
     host = _Host(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

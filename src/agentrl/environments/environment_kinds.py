@@ -1,7 +1,7 @@
-"""The kinds of environments: how each package's tasks are listed and played.
+"""Kinds of environments: how the tasks of each package are listed and run.
 
-Runs in the interpreter that has the package, so it knows Python's own library and nothing of AgentRL.
-A kind is a class whose
+Runs in the interpreter that has the package, so it uses only the standard library and nothing from
+AgentRL. A kind is a class with these members:
 
     __init__(name, args)   loads the environment, or raises `Mistake` for what the user got wrong;
     size                   is the number of its tasks;
@@ -49,7 +49,7 @@ class ModelOfRollout(Protocol):
     """Asks the model of one rollout."""
 
     endpoint: dict[str, str]
-    """`base_url`, `model` and `api_key` of a client of its own."""
+    """`base_url`, `model` and `api_key` for a separate client."""
 
     def __call__(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         """Return the model's message; raises `NothingMoreIsSaid` at the rollout's limits."""
@@ -57,7 +57,7 @@ class ModelOfRollout(Protocol):
 
 
 class NothingMoreIsSaid(Exception):
-    """The model may say nothing more in this rollout."""
+    """The model may not be called again in this rollout."""
 
 
 class Mistake(Exception):
@@ -95,7 +95,7 @@ class ReasoningGym:
 
 
 class TextArena:
-    """`textarena:NAME?size=...&seed=...`: a game for one player, whose messages are the user's."""
+    """`textarena:NAME?size=...&seed=...`: a single-player game, whose messages have the role user."""
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         self._arena, self._name = importlib.import_module("textarena"), name
@@ -127,7 +127,7 @@ class TextArena:
         return {"answer": move, "reward": rewards[0], "metrics": metrics}
 
     def _begun(self, number: int) -> Any:
-        # Games draw from Python's own generator, which all threads share, once it is seeded.
+        # Games draw from Python's global random generator, which all threads share.
         with self._lock:
             game = self._arena.make(env_id=self._name, **self._args)
             game.reset(num_players=1, seed=self._seed + number)
@@ -265,14 +265,15 @@ class OpenEnv:
                 messages.append({**told, "content": _told_by_tool(state.observation)})
 
     def _begun(self, number: int) -> tuple[Any, Any]:
-        """Open a session and begin its episode; wait while the server has no session free."""
+        """Open a session and start its episode; wait while the server has no free session."""
         for _ in range(_MAX_CAPACITY_WAITS):
             env = self._client(base_url=self._url).sync().connect()
             try:
                 return env, env.reset(seed=self._seed + number)
             except Exception as error:
                 env.close()
-                # A full server says so and closes the connection, which may be noticed first.
+                # A full server reports it and closes the connection; the close may be noticed
+                # first.
                 closed = type(error).__name__ == "ConnectionClosedOK"
                 if not closed and "CAPACITY_REACHED" not in str(error):
                     raise
@@ -332,7 +333,7 @@ KINDS: dict[str, type[Any]] = {
 
 
 def run_call(box: Any, call: Mapping[str, Any], seconds: float) -> str:
-    """Run the command of a tool call; return what the policy is told."""
+    """Run the command of a tool call; return the output shown to the policy."""
     try:
         command = str(json.loads(call["function"]["arguments"])["command"])
         num_bytes = len(command.encode())
@@ -377,7 +378,7 @@ def _told_by_tool(seen: Mapping[str, Any]) -> str:
 
 
 def _as_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a reply as an action; one of a single field may be given by its value alone."""
+    """Parse a reply as an action; an action with a single field may be given as its bare value."""
     text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
     try:
         action = json.loads(text)
@@ -397,7 +398,7 @@ def _as_text(prompt: Any) -> str:
 
 
 def _said_by_game(game: Any) -> str:
-    """Return what a game said since it was last asked; its wrappers repeat all that was said."""
+    """Return the game's messages since the last call; its wrappers repeat all earlier ones."""
     while hasattr(game, "env"):
         game = game.env
     _, messages = game.get_observation()
@@ -413,7 +414,7 @@ def _check_name(name: str, known: Collection[str]) -> None:
 
 
 def _taken(args: dict[str, Any], name: str, default: int) -> int:
-    """Take a whole number out of the arguments."""
+    """Remove an integer from the arguments and return it."""
     value = args.pop(name, default)
     _check_arguments({name: value}, {name: default})
     return int(value)

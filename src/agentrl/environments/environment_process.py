@@ -1,7 +1,7 @@
 """`EnvironmentProcess`: an environment in the interpreter that has its package.
 
-It lists tasks and plays them; the model that plays is reached through a rollout's `AgentEndpoint`.
-Knows no store and no samplers.
+It lists and runs tasks; the model is reached through the rollout's `AgentEndpoint`. Knows neither
+store nor samplers.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ class EnvironmentProcess:
 
     Args:
         uri: the environment.
-        section: which interpreter runs it, and which variables it gets.
+        section: its interpreter and environment variables.
         flag: the flag that names it, for messages.
-        quiet: what it prints is dropped; otherwise it goes where our messages go.
+        quiet: discard its output; otherwise it is written to this process's stderr.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class EnvironmentProcess:
         self.close()
 
     def close(self) -> None:
-        """End the process; what still plays is lost."""
+        """Stop the process; running rollouts are lost."""
         self._process.close()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still plays."""
+        """Whether the process is still running."""
         return self._process.is_alive
 
     def size(self) -> int:
@@ -89,7 +89,7 @@ class EnvironmentProcess:
         return size
 
     def rows(self, numbers: Sequence[int]) -> list[Any]:
-        """Return tasks by their numbers: `query`, and what else the environment says of them.
+        """Return tasks by number: `query`, and the other fields that the environment provides.
 
         Raises:
             ConfigError: see `size`.
@@ -102,10 +102,10 @@ class EnvironmentProcess:
         return rows
 
     async def ready(self) -> None:
-        """Wait until it has loaded; one that cannot is ended, so that another one can be tried.
+        """Wait until the environment has loaded; one that cannot is stopped, so another can be started.
 
         Raises:
-            AgentError: it cannot, or takes too long.
+            AgentError: it fails to load, or takes too long.
         """
         if self._is_ready:
             return
@@ -123,10 +123,10 @@ class EnvironmentProcess:
         self._is_ready = True
 
     async def play(self, row: int, endpoint: AgentEndpoint) -> AgentResult:
-        """Play a task with the model at an endpoint.
+        """Run a task with the model at an endpoint.
 
         Raises:
-            AgentError: the environment failed, which says nothing of the model.
+            AgentError: the environment failed, independently of the model.
         """
         reply = await self._process.ask({"play": row, "endpoint": asdict(endpoint)})
         try:
@@ -150,7 +150,7 @@ class EnvironmentProcess:
         return reply
 
     def _in_words(self, reply: dict[str, Any]) -> str:
-        """Return why an environment failed; empty where it did not."""
+        """Return why an environment failed; empty if it did not."""
         missing = one_line(str(reply.get("missing", "")), _MAX_WORDS)
         if missing.partition(".")[0] == self._uri.kind:
             return (
@@ -163,6 +163,6 @@ class EnvironmentProcess:
 
 
 def _environment(names: Sequence[str], python: str) -> dict[str, str]:
-    """Return variables of ours, with the programs beside an interpreter before all others."""
+    """Return these variables of this process, with the interpreter's directory first in PATH."""
     kept = {name: os.environ[name] for name in names if name in os.environ}
     return {**kept, "PATH": f"{Path(python).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"}

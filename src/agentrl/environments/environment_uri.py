@@ -1,7 +1,7 @@
-"""`--env KIND:NAME?size=20&seed=1`: which environment, with which arguments, and who runs it.
+"""`--env KIND:NAME?size=20&seed=1`: the environment, its arguments and its interpreter.
 
-Input: what the user typed. Output: an `EnvironmentUri`, or a `ConfigError` of one line. Whether the
-environment exists is known to the interpreter that has its package alone (`EnvironmentProcess`).
+Input: what the user typed. Output: an `EnvironmentUri`, or a `ConfigError` of one line. Only the
+interpreter that has its package knows whether the environment exists (`EnvironmentProcess`).
 """
 
 import hashlib
@@ -111,7 +111,7 @@ class EnvironmentUri:
         return str(given.absolute())
 
     def install_command(self) -> str:
-        """Return the command after which the kind is there."""
+        """Return the command that installs the kind."""
         folder = PLACE / self.kind
         return f"python3 -m venv {folder} && {folder}/bin/pip install {PACKAGES[self.kind]}"
 

@@ -1,7 +1,7 @@
-"""What a task in Harbor's format says, read from files that strangers wrote.
+"""Parses tasks in Harbor's format from untrusted files.
 
-In go a folder and the root that it may not lead out of; out come values of sensible sizes, or a
-`ConfigError` of one line that names the file. Nothing is run and nothing is copied here.
+Input: a folder, and the root that it must not point outside. Output: values of bounded size, or a
+one-line `ConfigError` that names the file. Nothing is run or copied here.
 """
 
 import math
@@ -33,7 +33,7 @@ def read_text(path: Path, root: Path) -> str:
     """Return a file's text.
 
     Raises:
-        ConfigError: it is none, it is no text of at most 1 MiB, or it leads out of the root.
+        ConfigError: it is missing, is not text of at most 1 MiB, or points outside the root.
     """
     check_own(path, root)
     try:
@@ -49,12 +49,13 @@ def read_text(path: Path, root: Path) -> str:
 
 
 def check_own(path: Path, root: Path) -> None:
-    """Refuse a file or folder that leads out of the root, or holds one that does.
+    """Refuse a file or folder that points outside the root, or contains one that does.
 
-    Copying follows links: one to a key of this user would hand it to the commands of a policy.
+    Copying follows links: a link to one of this user's keys would give it to the commands of a
+    policy.
 
     Raises:
-        ConfigError: it leads out, is absent, or is neither a file nor a folder.
+        ConfigError: it points outside, is absent, or is neither a file nor a folder.
     """
     places = [path]
     for folder, folders, files in os.walk(path):
@@ -72,7 +73,7 @@ def check_own(path: Path, root: Path) -> None:
 
 
 class Table:
-    """A table of a `task.toml`, whose values are asked for by kind."""
+    """A table of a `task.toml`, with typed access to its values."""
 
     def __init__(self, path: Path, content: Mapping[str, Any], name: str = "") -> None:
         self._path, self._content, self._name = path, content, name
@@ -152,7 +153,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """What a Dockerfile says of files, variables and the directory."""
+    """The files, variables and working directory of a Dockerfile."""
 
     copied: Sequence[tuple[Path, str]]
     """Files and folders, with the paths of the sandbox that they are copied to."""
@@ -167,11 +168,11 @@ def read_dockerfile(context: Path, root: Path, *, is_built: bool) -> Dockerfile 
 
     Args:
         context: the folder.
-        root: what it may not lead out of.
-        is_built: Docker does what it says; what it copies is Docker's affair.
+        root: the root that it must not point outside.
+        is_built: Docker builds it, so its copied files are not checked.
 
     Raises:
-        ConfigError: it cannot be read, or copies what is not in its folder.
+        ConfigError: it cannot be read, or copies files from outside its folder.
     """
     path = context / "Dockerfile"
     if not path.is_file():
@@ -230,6 +231,6 @@ def _copied(path: Path, given: str, directory: str) -> list[tuple[Path, str]]:
 
 
 def joined(directory: str, path: str) -> str:
-    """Return an absolute path of the sandbox, which no number of `..` leads out of."""
+    """Return an absolute path of the sandbox; `..` cannot leave it."""
     place = posixpath.normpath(posixpath.join(directory, path.strip("\"'")))
     return f"/{place.lstrip('/')}"

@@ -1,7 +1,7 @@
-"""Where the commands of a policy run: processes with a root of their own, or Docker containers.
+"""Sandboxes for the commands of a policy: processes with a private root, or Docker containers.
 
-Both keep files from one command to the next, and nothing else: every command starts in the sandbox's
-directory. Neither has a network unless it is given one, nor anything of our environment variables.
+Both keep only files between commands: every command starts in the sandbox's directory. Neither has
+network access unless enabled, nor any of this process's environment variables.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Sandbox(Protocol):
     def shell(
         self, command: str, seconds: float, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Run a command of the shell; return its exit status and what it printed."""
+        """Run a shell command; return its exit status and output."""
         ...
 
     def put(self, source: Path, target: str) -> None:
@@ -52,7 +52,7 @@ class Sandbox(Protocol):
 
 
 def check_processes() -> None:
-    """Refuse a machine on which processes cannot be kept apart.
+    """Refuse a machine on which processes cannot be isolated.
 
     Raises:
         ConfigError: it has no namespaces.
@@ -82,9 +82,9 @@ def check_docker() -> None:
 
 
 class ProcessSandbox:
-    """Processes that see the machine's programs, and directories of their own at the paths of a container.
+    """Processes that see the machine's programs, and private directories at the paths of a container.
 
-    Each directory at the top that something is copied to, or that commands start in, is one of these.
+    Each top-level directory that files are copied to, or that commands start in, is private.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ProcessSandbox:
     def shell(
         self, command: str, seconds: float, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Run a command of the shell; return its exit status and what it printed."""
+        """Run a shell command; return its exit status and output."""
         own = self._root / "files"
         confinement = Confinement(
             scratch=self._root / "empty",
@@ -135,7 +135,7 @@ class ProcessSandbox:
 
     def read(self, path: str) -> str | None:
         """Return a file's text; None where there is none."""
-        # Its directories are the policy's: a link there may lead to a file of this machine.
+        # The policy controls its directories: a link there may point to a file of this machine.
         status, text = self.shell(f"cat {path} 2>/dev/null", _DOCKER_SECONDS)
         return text if status == 0 else None
 
@@ -150,10 +150,10 @@ class DockerSandbox:
         image: an image's name, or the folder that it is built from.
         directory: where commands start; the image's own by default.
         variables: further variables.
-        memory_mb: bound on its memory.
-        num_cpus: bound on its processors.
-        network: whether it has one.
-        build_seconds: how long building the image may take.
+        memory_mb: memory limit.
+        num_cpus: CPU limit.
+        network: whether it has network access.
+        build_seconds: timeout of the image build.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class DockerSandbox:
     def shell(
         self, command: str, seconds: float, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Run a command of the shell; return its exit status and what it printed."""
+        """Run a shell command; return its exit status and output."""
         named = [f"--env={key}={value}" for key, value in (variables or {}).items()]
         limit = ["timeout", "--kill-after=2", f"{seconds:.0f}"]
         words = ["docker", "exec", *named, self._id, *limit, "bash", "-c", command]
@@ -223,7 +223,7 @@ def _docker(words: Sequence[str], seconds: float) -> str:
 def _run(
     words: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run a program; return its exit status and the end of what it printed."""
+    """Run a program; return its exit status and the end of its output."""
     with subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
 """Tasks in Harbor's format (`task.toml`, `instruction.md`, `environment/`, `tests/`), read from a folder.
 
 Input: a folder with one task or many. Output: `HarborTask`s, or a `ConfigError` of one line. The
-reader is ours because Harbor's own package needs a newer Python than AgentRL and brings a client
-for every cloud; it takes what a task of one step and one container says (schema 1.0 to 1.4).
+format is parsed here because Harbor's own package needs a newer Python than AgentRL and depends on
+a client for every cloud; single-step, single-container tasks of schema 1.0 to 1.4 are supported.
 """
 
 import json
@@ -34,7 +34,7 @@ _CLEARING_SECONDS = 30.0
 _DEFAULT_SECONDS, _MAX_SECONDS = 600.0, 86_400.0
 _MAX_CPUS = 1024.0
 _IMAGE = re.compile(r"[a-z0-9][\w./:@-]*", re.ASCII)
-"""Names of images; anything else would be taken for an option of Docker's."""
+"""Valid image names; anything else could be interpreted as an option of Docker."""
 _REWARD, _REWARDS = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
 _VERIFIERS = ("/tests", "/logs")
 
@@ -85,12 +85,12 @@ class HarborTask:
         )
 
     def reward(self, box: Sandbox) -> tuple[float, dict[str, float]]:
-        """Run the verifier; return the reward and the figures beside it.
+        """Run the verifier; return the reward and further figures.
 
         Raises:
-            AgentError: it gave no reward, which says nothing of the policy.
+            AgentError: it wrote no reward, which is not the policy's fault.
         """
-        # What the policy left running, or wrote where the verifier writes, is not the verifier's.
+        # Remove the policy's remaining processes, and its files where the verifier writes.
         box.shell("kill -9 -1", _CLEARING_SECONDS)
         box.shell("rm -rf /logs/verifier /tests/*; mkdir -p /logs/verifier", _CLEARING_SECONDS)
         box.put(self.folder / "tests", "/tests")
@@ -125,10 +125,11 @@ def load_tasks(name: str, runtime: str, *, skip_build: bool) -> list[HarborTask]
     Args:
         name: the folder of a task, or of folders with tasks.
         runtime: `docker` or `process`.
-        skip_build: with `process`: play tasks whose Dockerfile runs commands, without these.
+        skip_build: with `process`: run tasks whose Dockerfile runs commands, skipping these
+            commands.
 
     Raises:
-        ConfigError: there are none, one cannot be read, or the runtime cannot play it here.
+        ConfigError: there are none, one cannot be read, or the runtime does not support it here.
     """
     checks = {"docker": check_docker, "process": check_processes}
     if runtime not in checks:
@@ -199,13 +200,13 @@ def _read(folder: Path, root: Path, dockerfile: Dockerfile | None) -> HarborTask
 
 
 def _has_network(agent: Table, environment: Table) -> bool:
-    """Return whether the policy's commands reach the network; an allowlist is taken for none."""
+    """Return whether the policy's commands have network access; an allowlist counts as no access."""
     mode = agent.text("network_mode") or environment.text("network_mode")
     return "allow_internet" in environment if mode is None else mode == "public"
 
 
 def _check_unbuilt(task: HarborTask, dockerfile: Dockerfile | None) -> None:
-    """Refuse a task that processes cannot play, or whose container must be built."""
+    """Refuse a task that processes cannot run, or whose container must be built."""
     if dockerfile is not None and dockerfile.needs_docker:
         raise ConfigError(
             f"{task.folder / 'environment/Dockerfile'}: `{dockerfile.needs_docker}` needs Docker; "

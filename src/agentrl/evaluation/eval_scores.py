@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentrl.runtime.printable import counted
 
 PASS_SCORE = 0.5
-"""A rollout with a score above this has solved its question."""
+"""A rollout with a score above this solved its question."""
 _Z95 = 1.959963984540054
 
 
@@ -32,8 +32,8 @@ class ScoreRow(BaseModel):
     """Mean over the questions of the mean over each one's rollouts."""
     low: float | None
     high: float | None
-    """95 % confidence interval of `mean`, questions taken as drawn at random; None for a single
-    question whose scores exceed 0 to 1, which determines no interval."""
+    """95 % confidence interval of `mean`, treating questions as a random sample; None for a single
+    question with scores outside 0 to 1, which determines no interval."""
     pass_at: dict[int, float]
     """k -> unbiased estimate of the share of questions that k rollouts solve; only those k for
     which every question has at least k scored rollouts."""
@@ -58,12 +58,12 @@ class EvalMetrics(BaseModel):
     num_unscored: int = 0
     """Records without a score (infrastructure failures); they enter no mean."""
     num_off_version: int = 0
-    """Rollouts of which another version sampled a token, because the weights changed on the way. 0
-    where nothing is published during an evaluation."""
+    """Rollouts with a token sampled by another version, because the weights changed meanwhile. 0 if
+    nothing is published during an evaluation."""
     total: ScoreRow | None = None
     """Mean with its interval, and pass@k, over all questions."""
     on_version: ScoreRow | None = None
-    """The same over the rollouts that the evaluated version sampled alone; None without any."""
+    """The same over the rollouts sampled entirely by the evaluated version; None without any."""
     by_scorer: dict[str, ScoreRow] = Field(default_factory=dict)
     by_tag: dict[str, ScoreRow] = Field(default_factory=dict)
     seconds: float = 0.0
@@ -91,7 +91,7 @@ class EvalMetrics(BaseModel):
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The scores of one question's tries; None for a rollout without one."""
+    """Scores of one question's rollouts; None for a rollout without one."""
 
     scores: Sequence[float | None]
     scorer: str = ""
@@ -145,7 +145,7 @@ def rows_by_scorer(tasks: Sequence[TaskScores]) -> dict[str, ScoreRow]:
 
 
 def rows_by_tag(tasks: Sequence[TaskScores]) -> dict[str, ScoreRow]:
-    """Return a row for each tag; a question stands in the rows of all its tags."""
+    """Return a row for each tag; a question counts in the rows of all its tags."""
     names = sorted({tag for task in tasks for tag in task.tags})
     return _rows({name: [task for task in tasks if name in task.tags] for name in names})
 

@@ -1,12 +1,12 @@
 """Evaluate one policy version: add held-out tasks to the store, wait for their scores, report.
 
 The samplers claim evaluation tasks before all training tasks, while the servers serve the version.
-Where nothing is published meanwhile (`eval_strategy ends`, `agentrl eval`) the version samples
-every token. An evaluation beside training (`eval_strategy steps`) does not delay new weights: tries
-under way then continue under the newer version. Every turn stores which version sampled which
-token, so the report counts these rollouts and also gives the figures without them.
+If nothing is published meanwhile (`eval_strategy ends`, `agentrl eval`), the version samples every
+token. An evaluation during training (`eval_strategy steps`) does not delay new weights: running
+rollouts continue with the newer version. Every turn stores which version sampled which token, so
+the report counts these rollouts and also gives the figures without them.
 
-The evaluation knows neither samplers nor trainer, only the store between them.
+The evaluation knows only the store, neither samplers nor trainer.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ async def evaluate(
         stop: set when the process must end.
 
     Raises:
-        StoreError: the scores did not arrive in time; the text names what is missing.
+        StoreError: the scores did not arrive in time; the message names what is missing.
     """
     started = time.monotonic()
     tag = await _free_tag(store, version, reuse=reuse)
@@ -76,7 +76,7 @@ class _Tries:
     records: Sequence[Record]
 
     def scores(self, *, only_version: int | None = None) -> TaskScores:
-        """Return the scores; with `only_version`, of the rollouts that it sampled alone."""
+        """Return the scores; with `only_version`, of the rollouts sampled entirely by that version."""
         kept = [r for r in self.records if only_version is None or _is_on(r, only_version)]
         known = self.task if isinstance(self.task, MCPTask) else None
         return TaskScores(
@@ -118,7 +118,7 @@ def _metrics(tries: Sequence[_Tries], version: int, seconds: float) -> EvalMetri
 
 
 async def _free_tag(store: TrajectoryStore, version: int, *, reuse: bool) -> str:
-    """Return `eval@version`, with a number where that tag belongs to lost weights.
+    """Return `eval@version`, with a number if that tag belongs to lost weights.
 
     A crash takes the run back to a checkpoint, and the versions after it are trained again.
     """

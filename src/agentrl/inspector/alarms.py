@@ -1,7 +1,7 @@
-"""What a person should look at in a run: pure judgments on figures that were already read.
+"""Alarms of a run: pure functions on figures that were already read.
 
-Figures of the last steps, counts and the fleet come in; alarms in words go out, the worst first. The
-thresholds are meant to be seldom wrong rather than early.
+Input: figures of the last steps, counts and the fleet. Output: alarm texts, the worst first. The
+thresholds prefer few false alarms over early ones.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from agentrl.store.repositories.learning_signal import SLOW_SECONDS, MissingScor
 from agentrl.store.repositories.reports import Liveness
 
 SILENT_SECONDS = 30.0
-"""A process that has not reported for this long is taken for dead."""
+"""A process that has not reported for this long is considered dead."""
 _RECENT_STEPS = 5
 _MIN_STEPS = 10
 _EQUAL_SHARE = 0.9

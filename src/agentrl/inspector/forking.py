@@ -1,7 +1,7 @@
 """Forks in the inspector: those of a question as JSON values, and new ones.
 
-A new one is a process of `agentrl fork`, as somebody would type it: models, tools and what a policy
-writes stay out of the process that serves the pages.
+A new fork is a process of `agentrl fork`, as on the command line: models, tools and model output
+stay out of the process that serves the pages.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ async def fork_of(store: TrajectoryStore, record_id: str) -> dict[str, Any] | No
 async def forks_of(
     store: TrajectoryStore, task_id: str, record_id: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the forks of a question's tries, or of one of them, each with its own tries."""
+    """Return the forks of a question's rollouts, or of one of them, each with its own rollouts."""
     forks = await store.forks.of_task(task_id)
     now = store.clock.now()
     return [
@@ -85,7 +85,7 @@ def _try(record: Record, now: datetime) -> dict[str, Any]:
 
 
 async def shown(store: TrajectoryStore, record_id: str, turn: int) -> dict[str, Any]:
-    """Return the messages that a turn was shown, whole, to be edited.
+    """Return the complete messages of a turn's prompt, for editing.
 
     Raises:
         ConfigError: the record has no such turn.
@@ -97,7 +97,7 @@ async def shown(store: TrajectoryStore, record_id: str, turn: int) -> dict[str, 
 
 
 class ForkStarter:
-    """Starts processes of `agentrl fork`; `close` ends those that still play."""
+    """Starts processes of `agentrl fork`; `close` stops running ones."""
 
     def __init__(self, sources: RunSources) -> None:
         """Remember where the runs are; their stores can write."""
@@ -105,10 +105,10 @@ class ForkStarter:
         self._playing: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
 
     async def start(self, store: TrajectoryStore, asked: AskedFork) -> dict[str, Any]:
-        """Begin a fork and return its id and those of its records; they play on meanwhile.
+        """Start a fork and return its id and those of its records, which run in the background.
 
         Raises:
-            ConfigError: it cannot be played; the text is what the command says.
+            ConfigError: it cannot run; the message is the command's.
             StoreError: there is no such record.
         """
         turns = await store.holding(asked.record).turns.of_record(asked.record)
@@ -149,7 +149,7 @@ class ForkStarter:
     async def _until_ended(
         self, run: str, process: asyncio.subprocess.Process, complaints: asyncio.Task[str]
     ) -> None:
-        # Open for as long as it plays: a mongod that was started for readers would end before.
+        # Open while it runs: a mongod that was started for readers would stop earlier.
         async with self._sources.opened(run):
             try:
                 await process.wait()
@@ -158,7 +158,7 @@ class ForkStarter:
                 del self._playing[process]
 
     async def close(self) -> None:
-        """End what still plays."""
+        """Stop running forks."""
         for process in self._playing:
             process.terminate()
         await asyncio.gather(*self._playing.values(), return_exceptions=True)

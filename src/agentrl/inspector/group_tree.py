@@ -1,9 +1,9 @@
-"""The turns of a group as a tree of text: what they share once, and where they part.
+"""The turns of a group as a text tree, with shared prefixes and branch points.
 
-Turns come in, nodes go out, flat. A node is a stretch of tokens that the same tries went through;
-its score and its advantage are the means of theirs, and the node whose children's scores differ
-most is where the rollouts part ways. The trainer's tree (`agentrl.data`) needs torch, and cuts
-turns for the loss; this one is for reading.
+Input: turns. Output: a flat list of nodes. A node is a range of tokens shared by the same rollouts;
+its score and advantage are the means over them, and the node whose children's scores differ most is
+the decisive branch point. The trainer's tree (`agentrl.data`) needs torch, and cuts turns for the
+loss; this one is for reading.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -143,7 +143,7 @@ def _nodes(paths: Sequence[_Path]) -> list[_Node]:
 
 
 def _split(nodes: list[_Node], number: int, at: int) -> None:
-    """Let a node end at a depth; what was below becomes a node of its own, with its children."""
+    """Split a node at a depth; the rest becomes a new node with its children."""
     node = nodes[number]
     below = _Node(at, node.end, node.ids, number, set(node.records))
     for other in nodes:

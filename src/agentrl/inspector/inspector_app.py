@@ -1,4 +1,4 @@
-"""The inspector's HTTP: questions about runs, answered as JSON, and the pages that ask them.
+"""The inspector's HTTP interface: JSON routes about runs, and the pages that use them.
 
 Runs come from `RunSources`; what is said of them from the modules of answers. Ids travel as query
 parameters, since they hold slashes; every other path is a page of the front end, which reads its
@@ -52,7 +52,7 @@ PASSAGES = 60
 _MAX_BODY_BYTES = 64 << 20
 """Of a change; the edited messages of a fork may be a whole conversation."""
 LOOK_SECONDS = 1.0
-"""How often a live run is looked at for news, whoever watches it."""
+"""Polling interval of a running run, independent of the number of viewers."""
 _NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable"}
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp"})
 

@@ -1,6 +1,6 @@
-"""`agentrl ui`: serves the inspector until a signal.
+"""`agentrl ui`: serves the inspector until a signal arrives.
 
-The configuration of a command comes in; what it prints is the address, with the token that opens it.
+Input: the configuration of a command. Output: the printed address, with its access token.
 """
 
 import os

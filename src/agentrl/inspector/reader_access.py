@@ -1,4 +1,4 @@
-"""Who may look: a token for every request, and what a browser may do with the answer.
+"""Access control: a token for every request, and security headers on every response.
 
 Loopback is open to every user of the machine and a run's texts are not, so the token is asked for
 there too. It arrives once in the address that the command prints, or as a bearer; a cookie that
@@ -78,10 +78,10 @@ class ReaderAccess:
         await (answer or self._app)(scope, receive, guarded)
 
     def _answer(self, request: Request) -> Response | None:
-        """Return the answer to a request that goes no further; None for one that may pass."""
+        """Return the response to a refused request; None for an allowed one."""
         given = request.query_params.get("token")
         if given is not None and self._fits(given) and request.method == "GET":
-            # The token leaves the address bar, the history and what people copy from them.
+            # Removes the token from the address bar, the history and copied links.
             response = RedirectResponse("/" + request.url.path.lstrip("/"), status_code=303)
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
             return response

@@ -1,7 +1,7 @@
 """One record as JSON values: its turns, tokens and texts, each cut to what a page can show.
 
-A `RecordDetail` or a turn comes in; dictionaries go out. A text that was cut names its length, and
-`whole_text` returns any stretch of it. What a run does not keep is absent here, never guessed.
+Input: a `RecordDetail` or a turn. Output: dictionaries. A truncated text states its length, and
+`whole_text` returns any range of it. Data that a run does not store is absent, never guessed.
 """
 
 import json

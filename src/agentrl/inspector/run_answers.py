@@ -1,6 +1,6 @@
 """One run as JSON values: a line of the list, the overview, its curves, its steps, its errors.
 
-A store comes in, dictionaries go out. Curves are thinned to what a screen has pixels for.
+Input: a store. Output: dictionaries. Curves are thinned to the resolution of a screen.
 """
 
 import re
@@ -67,7 +67,7 @@ async def is_live(store: TrajectoryStore, run: Run) -> bool:
 
 
 async def overview(store: TrajectoryStore) -> dict[str, Any]:
-    """Return where a run stands: counts, fleet, controls, alarms."""
+    """Return the state of a run: counts, fleet, controls, alarms."""
     run = await _run(store)
     consumer = consumer_of(run)
     fleet = await store.reports.processes()

@@ -1,8 +1,8 @@
 """The runs that can be looked at, and a store for each of them.
 
 Input: the configuration of a command, which names a database or a folder. Output: names of runs and
-open stores. A private mongod that serves a run is used as it is; where none does, one is started on
-its data, and ended when nobody has asked for the run for a while, so that the run can continue.
+open stores. A private mongod that serves a run is used; otherwise one is started on its data, and
+stopped after a while without requests, so that the run can be resumed.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from agentrl.store.mongod_folder import running_port
 from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
 IDLE_SECONDS = 30.0
-"""A mongod that was started for reading ends this long after the last question."""
+"""A mongod that was started for reading stops this long after the last request."""
 MAX_STARTED = 4
 """Mongods that are started for reading at the same time."""
 
@@ -38,7 +38,7 @@ class _OpenRun:
 
 
 class RunSources:
-    """Opens runs on demand, and closes them when nobody asks for them any more."""
+    """Opens runs on demand, and closes them when they are no longer requested."""
 
     def __init__(self, config: RootConfig, *, may_write: bool = False) -> None:
         """Remember where the runs are.
@@ -104,7 +104,7 @@ class RunSources:
             run.used_at = time.monotonic()
 
     async def close_idle(self) -> None:
-        """Close until cancelled what nobody has used for a while."""
+        """Close unused runs until cancelled."""
         while True:
             await asyncio.sleep(1)
             now = time.monotonic()

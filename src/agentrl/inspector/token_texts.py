@@ -1,7 +1,7 @@
 """The text of single tokens, as far as a run's tokenizer is on this machine.
 
-Token ids come in, one text a token goes out. Bytes of a character that was sampled in several tokens
-are shown at the first of them; the others have an empty text. Models are never fetched from a hub.
+Input: token ids. Output: one text per token. A character sampled as several tokens is shown at the
+first of them; the others have an empty text. Models are never fetched from a hub.
 """
 
 from collections.abc import Mapping, Sequence

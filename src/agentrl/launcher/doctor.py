@@ -1,9 +1,9 @@
-"""What this machine lacks for a run (`agentrl doctor`).
+"""Checks whether this machine can execute a run (`agentrl doctor`).
 
-Input: a configuration. Output: lines that pass, or say what to do: Python, packages, GPUs, ports,
-MongoDB, servers, tools, disk and memory, then the checks of `agentrl run` itself. A private mongod
-is started on an empty directory for a moment; nothing of the run is started, and nothing stays
-behind. Every check has a time limit.
+Input: a configuration. Output: one line per check, which passes or says what to do: Python,
+packages, GPUs, ports, MongoDB, servers, tools, disk and memory, then the checks of `agentrl run`
+itself. A private mongod is started briefly on an empty directory; nothing of the run is started,
+and no files remain. Every check has a timeout.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ State = Literal["ok", "note", "FAIL"]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One line: what was looked at, and what it means."""
+    """One line: the subject of a check, and its result."""
 
     state: State
     subject: str
@@ -100,7 +100,7 @@ async def examine(
 
 
 async def _told(check: Look, seconds: float) -> AsyncIterator[Told]:
-    # Nothing is yielded inside of the limit, which is the check's and not its reader's.
+    # Yield outside of the timeout, which applies to the check and not to its consumer.
     told: list[Told] = []
     try:
         said = check()

@@ -1,7 +1,7 @@
 """`agentrl eval`: a checkpoint's score on held-out questions, from real rollouts, on one machine.
 
-The evaluation is a run of its own (`RUN_NAME-eval`), so that it never mixes with a training run's
-documents or weights.
+The evaluation is a separate run (`RUN_NAME-eval`), so its documents and weights never mix with
+those of a training run.
 """
 
 import asyncio

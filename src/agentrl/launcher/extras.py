@@ -1,4 +1,4 @@
-"""The optional parts of the distribution: which of their packages are missing, and who needs them."""
+"""Optional extras of the distribution: their missing packages, and the features that need them."""
 
 import importlib.metadata
 import re
@@ -53,10 +53,10 @@ def what_to_install(name: str, missing: list[str]) -> str:
 
 
 def check_extras(config: RootConfig, *, trains: bool = True) -> None:
-    """Refuse a run whose processes would not find the packages that they import.
+    """Refuse a run whose processes would lack packages.
 
     Raises:
-        ConfigError: a needed extra is not installed as a whole.
+        ConfigError: a required extra is not completely installed.
     """
     missing = missing_packages()
     for name in sorted(needed_extras(config, trains=trains)):

@@ -1,7 +1,7 @@
-"""Values that nobody gave: the model, and what its context and the machine mean for memory.
+"""Defaults that depend on the model's context and the machine's memory.
 
-Input: a checked configuration whose model exists. Output: one with these values filled in, and a
-line for a person on each. A value that a flag or a file gave is never touched.
+Input: a checked configuration whose model exists. Output: the configuration with these values
+filled in, and a note on each. Values from flags or files are never changed.
 """
 
 from pathlib import Path
@@ -12,17 +12,17 @@ from agentrl.rollout.worker.resources import served_context_length
 _LEAST_REPLY = 1024
 """Tokens that a context keeps free for one more reply, in models that have four times as many."""
 CPU_TOKENS = 8192
-"""Tokens in a forward pass on a CPU, where more cost memory and save no time."""
+"""Tokens per forward pass on a CPU; more would need memory without saving time."""
 FITTED_OF_TRAINER = frozenset({"max_tokens", "gradient_checkpointing"})
-"""What may be filled in for the trainer; where it spans machines, machine 0 does it for all."""
+"""Trainer flags that may be filled in; with several machines, machine 0 does it for all."""
 _LONG_CONTEXT = 8192
-"""Tokens above which activations of a whole path are kept only in part."""
+"""Path length in tokens from which activations are recomputed."""
 
 
 def fitted_to_model(
     config: RootConfig, model_path: Path, *, trains_on_cpu: bool = False
 ) -> tuple[RootConfig, list[str]]:
-    """Return the configuration with what model and machine say, and notes about it.
+    """Return the configuration with defaults for the model and machine, and notes about them.
 
     Args:
         config: the checked configuration.
@@ -54,7 +54,7 @@ def fitted_to_model(
 def _fitted(
     config: RootConfig, section: str, key: str, value: object, why: str, notes: list[str]
 ) -> RootConfig:
-    """Return the configuration with a value that nobody gave, and note it where it is another."""
+    """Return the configuration with a value that was not given, and add a note if it changes."""
     values = getattr(config, section)
     if key in values.model_fields_set or getattr(values, key) == value:
         return config

@@ -1,8 +1,8 @@
-"""`agentrl fork`: plays on from a turn of a stored record, with the run's servers or with its own.
+"""`agentrl fork`: continues a stored record from one of its turns, on the run's servers or its own.
 
-A live run's servers and tools are used as they are. Where none serves the wanted version (the run has
-ended, or is elsewhere by now), one server is started on the version's files for the length of the
-fork, and the run's tool server with it.
+The servers and tools of a running run are used. If none serves the requested version (the run has
+ended, or has moved on), one server is started with the version's files for the duration of the
+fork, together with the run's tool server.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class _Weights:
 async def run_fork(
     config: RootConfig, wanted: WantedFork, *, when_begun: Callable[[Fork, Sequence[str]], None]
 ) -> AsyncIterator[Record]:
-    """Play a fork, and yield its rollouts as they end.
+    """Run a fork, and yield its rollouts as they end.
 
     Args:
         config: of the run, with its database.
@@ -70,7 +70,7 @@ async def run_fork(
         when_begun: called with the fork and the ids of its records once they are stored.
 
     Raises:
-        ConfigError: the fork cannot be played as it was asked for.
+        ConfigError: the fork cannot run as requested.
         StoreError: there is no such record.
         InferenceError: no server serves the version, and none could be started.
     """
@@ -151,7 +151,7 @@ def edited_messages(given: Any) -> tuple[Message, ...]:
 
 
 async def messages_of_turn(store: TrajectoryStore, record_id: str, turn: int) -> list[Message]:
-    """Return what a turn was shown since the turn that it continues, to be edited.
+    """Return the messages that a turn added to the turn that it continues, for editing.
 
     Raises:
         ConfigError: the record has no such turn.
@@ -163,7 +163,7 @@ async def messages_of_turn(store: TrajectoryStore, record_id: str, turn: int) ->
 
 
 async def _serving(store: TrajectoryStore, version: int | None) -> list[InferenceService]:
-    """Return the run's living servers that serve a version, or any where none is asked for."""
+    """Return the run's live servers that serve a version, or any version if none is requested."""
     found = await store.services.all(alive_within=ALIVE_SECONDS)
     return [one for one in found if one.status != "down" and version in (None, one.policy_version)]
 
@@ -183,7 +183,7 @@ async def weights_of(config: RootConfig, store: TrajectoryStore, version: int | 
         version: None for the newest that there is.
 
     Raises:
-        ConfigError: there are none; the text names those that there are.
+        ConfigError: there are none; the message lists the available versions.
     """
     found = {0: resolve_model(config.model.model_name_or_path)}
     for path in (config.run.output_path / "checkpoints").glob("[0-9]*/model"):

@@ -1,4 +1,4 @@
-"""Which process of a run gets which GPUs of this machine.
+"""Assigns the GPUs of this machine to the processes of a run.
 
 Input: a checked configuration and the GPUs that this process may use. Output: the configuration
 with as many servers as the machine has room for, and the map from processes to GPUs, which children
@@ -23,7 +23,7 @@ _ORDER = "CUDA_DEVICE_ORDER"
 
 @dataclass(frozen=True)
 class GpuMap:
-    """The GPUs of every process, by number among those that this process may use.
+    """The GPUs of every process, as indices into those that this process may use.
 
     Without GPUs the map is empty, and children see what this process sees.
     """
@@ -58,7 +58,7 @@ class GpuMap:
         return self.servers[number] if number < len(self.servers) else ()
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield every kind of process with its GPUs, for people."""
+        """Yield every kind of process with its GPUs, for display."""
         if not self.names:
             return
         if self.trainer:

@@ -1,8 +1,8 @@
 """The processes of one machine around a trainer or an evaluation: store, tools, servers, samplers.
 
 Input: a checked configuration. Output: running children, each with a log file of its own, and a
-configuration that names their addresses. All of them end with the cluster. What they compute is not
-known here.
+configuration that names their addresses. All of them end with the cluster. This module does not
+know what they compute.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ SAMPLER_RESTARTS = 20
 RESTARTS = 5
 """How often any other process is started again within `restarts.WINDOW_SECONDS`."""
 STOP_SECONDS = 15.0
-"""How long a child may take to end after SIGTERM before it is killed."""
+"""Grace period of a child after SIGTERM before it is killed."""
 SUPERVISOR_STOP_SECONDS = 2 * STOP_SECONDS
 """For `agentrl serve`, which gives its server `STOP_SECONDS` first."""
 TRAINER_STOP_SECONDS = 120.0
@@ -67,7 +67,7 @@ class LocalCluster:
     """
 
     def __init__(self, config: RootConfig, *, gpus: GpuMap = NO_GPUS, role: str = "") -> None:
-        """Prepare; nothing is started.
+        """Prepare without starting anything.
 
         Args:
             config: the checked configuration.
@@ -142,9 +142,9 @@ class LocalCluster:
         return self._supervisor.num_restarts | ({"mongod": of_mongod} if of_mongod else {})
 
     def _make_keys(self) -> None:
-        """Make the keys that the user does not give for servers that are started here.
+        """Generate the missing keys of servers that are started here.
 
-        Loopback is open to every user of the machine, and to web pages that they look at.
+        Loopback is open to every user of the machine, and to web pages in their browsers.
         """
         inference = self.config.inference
         if inference.inference_urls:
@@ -161,7 +161,8 @@ class LocalCluster:
         if running is not None:
             return with_database(running, self.config.run.run_name)
         mongo = EmbeddedMongo(data_dir, wanted_port(data_dir, self.config.store.mongo_port))
-        # Entered here, in the main thread: the kernel ends it with the thread that started it.
+        # Entered here, in the main thread: the kernel kills it when the thread that started it
+        # ends.
         try:
             self._stack.enter_context(mongo)
         except DataInUse as error:
@@ -172,8 +173,8 @@ class LocalCluster:
     async def start_tool_server(self) -> None:
         """Start the user's tool server, if one is to be started, and check its tools.
 
-        A model may have its tools read their environment, other processes and files: the server gets
-        a named few variables, and sees neither the run's processes nor its files.
+        A model may make its tools read their environment, other processes and files: the server
+        gets only the named variables, and sees neither the run's processes nor its files.
         """
         command = self.config.tools.tool_server_command
         if command is None:
@@ -204,7 +205,7 @@ class LocalCluster:
         check_shown_tools(self.config, specs)
 
     async def _answered_specs(self, tools: ToolsConfig, child: Child) -> tuple[ToolSpec, ...]:
-        """Return the tools of a server that was just started, once it answers."""
+        """Return the tools of a newly started server, once it responds."""
         deadline = time.monotonic() + TOOL_SERVER_START_SECONDS
         while True:
             try:
@@ -239,7 +240,8 @@ class LocalCluster:
         num_supervisors = 1 if inference.inference_urls else inference.num_inference_servers
         argv = agentrl_command("serve", self.config_path)
         for number in range(num_supervisors):
-            # A server that fails is restarted by its supervisor, whose own verdict is final.
+            # A failed server is restarted by its supervisor; only the supervisor's own failure is
+            # final.
             child = self._child(
                 f"serve_{number}",
                 argv,
@@ -266,9 +268,9 @@ class LocalCluster:
             await self._supervisor.start(child)
 
     async def wait_for_samplers(self) -> None:
-        """Wait until the samplers have finished the groups that they began.
+        """Wait until the samplers have finished their running groups.
 
-        They end by themselves once the run is completed; `SAMPLER_END_SECONDS` bound the wait.
+        They exit once the run is completed; `SAMPLER_END_SECONDS` limits the wait.
         """
         names = [f"sampler_{number}" for number in range(self.config.rollout.num_samplers)]
         ending = [asyncio.create_task(self._supervisor.wait(name)) for name in names]
@@ -308,7 +310,7 @@ class LocalCluster:
         return await self.watch(self._supervisor.wait(name), but=name)
 
     async def watch(self, work: Coroutine[Any, Any, T], *, but: str = "") -> T:
-        """Return the result of `work`, unless a child fails for good before.
+        """Return the result of `work`, unless a child fails permanently first.
 
         Args:
             work: what to wait for; it is cancelled when a child failed.
@@ -355,7 +357,7 @@ class LocalCluster:
             name=name,
             argv=argv,
             log_path=run.logs_dir / f"{run.run_name}_{self._role}{name}.log",
-            # Empty, not left out: the child would find them in what it inherits.
+            # Empty rather than absent: the child would inherit them otherwise.
             environment=secret_environment(self.config)
             | dict.fromkeys(withheld, "")
             | self._gpus.environment(gpus)
@@ -367,7 +369,7 @@ class LocalCluster:
 
 
 async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
-    """Return the result of `work`, or None when SIGINT or SIGTERM came first.
+    """Return the result of `work`, or None after SIGINT or SIGTERM.
 
     A second signal ends this process at once, and the kernel ends its children with it.
     """

@@ -1,4 +1,4 @@
-"""`agentrl run` on every machine but the first: this machine's share of the trainer's ranks.
+"""`agentrl run` on machines other than machine 0: their share of the trainer's ranks.
 
 Machine 0 starts everything else and makes all decisions (`training_run`). Log files are the only
 files of the run that are written here.
@@ -132,7 +132,7 @@ async def check_same_flags(
         timeout_seconds: longest wait for the file to appear on this machine.
 
     Raises:
-        ConfigError: the file cannot be seen from here, or it differs.
+        ConfigError: the file is not visible here, or it differs.
     """
     deadline = time.monotonic() + timeout_seconds
     while not await asyncio.to_thread(path.exists):

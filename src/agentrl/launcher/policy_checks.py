@@ -1,7 +1,7 @@
-"""What can be said of the model before a process starts: is it there, can it be trained and shown.
+"""Checks of the model before any process starts: that it exists, can be trained and rendered.
 
 Input: a checked configuration. Output: the model's renderer. Only files of the model are read;
-torch is not imported, so that a mistake costs a second.
+torch is not imported, so mistakes are reported within a second.
 """
 
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ def find_model(model: ModelSection, *, with_weights: bool = True) -> Path:
         with_weights: see `resolve_model`.
 
     Raises:
-        ConfigError: it is missing, or the model cannot have what the flags ask for.
+        ConfigError: it is missing, or does not support the flags.
     """
     path = resolve_model(model.model_name_or_path, with_weights=with_weights)
     if model.router_replay:

@@ -1,8 +1,8 @@
-"""Everything that can be checked before a process starts, so that a mistake costs one line.
+"""All checks that run before any process starts, so that a mistake is reported in one line.
 
-In goes a configuration whose flags fit together (`config.checks`); here the files, servers and
-programs that they name are looked at, and out come findings: `agentrl run` and `agentrl eval` end at
-the first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started or written.
+Input: a configuration with consistent flags (`config.checks`). This module checks the files,
+servers and programs that they name. Output: findings; `agentrl run` and `agentrl eval` stop at the
+first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started or written.
 """
 
 import inspect
@@ -47,7 +47,7 @@ class Finding:
     problem: AgentRLError | None = None
     """Why the run cannot start; None where it can."""
     notes: tuple[str, ...] = ()
-    """What a person should know before it starts."""
+    """Notes for the user."""
 
 
 Check = Callable[[], Awaitable[list[str] | None] | list[str] | None]
@@ -62,7 +62,7 @@ async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
         trains: whether the training questions are checked too.
 
     Returns:
-        What a person should know before it starts.
+        Notes for the user.
 
     Raises:
         ConfigError: something that the user gave cannot be used.
@@ -83,15 +83,15 @@ async def findings(
     with_weights: bool = True,
     without: Collection[str] = (),
 ) -> AsyncIterator[Finding]:
-    """Yield what is found of each subject, in the order of `check_inputs`.
+    """Yield the findings of each subject, in the order of `check_inputs`.
 
     Args:
         config: the checked configuration.
         trains: whether the training questions are checked too.
-        with_weights: fetch the whole model where a hub id names it, not just its small files.
-        without: subjects that are not looked at.
+        with_weights: fetch the whole model of a hub id, not just its small files.
+        without: subjects to skip.
     """
-    # The renderer, where the model has one.
+    # The renderer, if the model has one.
     shown: list[Renderer] = []
 
     def model() -> None:
@@ -162,13 +162,13 @@ def _check_packages(config: RootConfig, *, trains: bool) -> None:
 
 
 def _check_folders(config: RootConfig) -> None:
-    """Refuse places in which nothing can be written; a folder that is missing is made later."""
+    """Refuse locations that are not writable; missing folders are created later."""
     for flag, path in written_places(config).items():
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         if not there.is_dir():
             raise ConfigError(f"--{flag} {path}: {there} is a file; choose another folder")
         try:
-            # The permissions do not say it: root has all, and a disk may be full or read-only.
+            # Permissions are not sufficient: root has all, and a disk may be full or read-only.
             with tempfile.TemporaryFile(dir=there) as trial:
                 trial.write(b"trial")
         except OSError as error:
@@ -191,7 +191,7 @@ def written_places(config: RootConfig) -> dict[str, Path]:
 
 @asynccontextmanager
 async def full_disk_named(config: RootConfig) -> AsyncIterator[None]:
-    """Name a full disk as the reason of whatever ends the block.
+    """Report a full disk as the cause of any error in the block.
 
     Raises:
         WriteError: a disk that the run writes to is full.
@@ -237,7 +237,7 @@ def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
 
 
 def _check_ports(config: RootConfig, *, trains: bool) -> None:
-    """Refuse ports that are taken; those that are not given find another one by themselves."""
+    """Refuse given ports that are in use; default ports move to the next free one."""
     trainer, first = config.trainer, config.run.metrics_port
     if trains and trainer.num_machines > 1 and is_taken(trainer.main_process_port):
         raise ConfigError(
@@ -273,7 +273,7 @@ async def _check_store(config: RootConfig, *, trains: bool) -> None:
 
 
 async def check_has_questions(data: DataSection, store: TrajectoryStore) -> None:
-    """Refuse a run without a file of questions whose database holds none.
+    """Refuse a run without a question file if its database contains no questions.
 
     Raises:
         ConfigError: there is nothing to train on.

@@ -1,6 +1,6 @@
-"""Progress of a run for a person: a live panel on a terminal, lines elsewhere.
+"""Console progress of a run: a live panel on a terminal, otherwise lines.
 
-Input: the run's database and its metrics file. Output: the console. `run_panel` says how it looks.
+Input: the run's database and its metrics file. Output: the console. `run_panel` defines the layout.
 """
 
 import asyncio
@@ -29,9 +29,10 @@ _EACH_STEP = ("sampling", "training", "publishing")
 
 
 def draws_in_place(console: Console) -> bool:
-    """Return whether what is printed can be replaced; a notebook's cell shows every frame of it.
+    """Return whether output can be overwritten; a notebook cell would show every frame.
 
-    A kernel runs `!agentrl ...` on a terminal that nobody sees, and asks all programs for colors.
+    A notebook kernel runs `!agentrl ...` on a hidden terminal, and requests colors from all
+    programs.
     """
     is_terminal = console.file.isatty() and not console.is_dumb_terminal
     return is_terminal and "JPY_PARENT_PID" not in os.environ
@@ -74,7 +75,7 @@ class ProgressDisplay:
         max_steps: int,
         restarts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """Begin with nothing seen.
+        """Start without any state.
 
         Args:
             console: what is written to.
@@ -141,7 +142,7 @@ class ProgressDisplay:
         view.phase_seconds, view.seconds = now - self._phase_began, now - self._began
 
     def _is_due(self) -> bool:
-        """Return whether to look for evaluations beside training, every now and then."""
+        """Return whether to check for evaluations during training; true periodically."""
         is_due = time.monotonic() - self._evaluations_at >= EVALUATIONS_SECONDS
         if is_due:
             self._evaluations_at = time.monotonic()

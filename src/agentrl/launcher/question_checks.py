@@ -1,4 +1,4 @@
-"""The files of questions before a run: can every question be asked and scored, and what is odd about them?
+"""Checks of question files before a run: every question must be usable and have a scorer.
 
 Input: the configuration. Output: notes, or the first problem. Every line is read; nothing is
 written.
@@ -45,7 +45,7 @@ async def check_questions(
         trains: whether the training questions are checked too.
 
     Returns:
-        What a person should know before the run starts.
+        Notes for the user.
 
     Raises:
         ConfigError: a file, a question or a scorer cannot be used.
@@ -98,7 +98,7 @@ async def check_unchanged(data: DataSection, store: TrajectoryStore) -> None:
 
 
 def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) -> Iterator[str]:
-    """Yield a note where the user's module of scorers brings none."""
+    """Yield a note if the user's scorer module registers no scorer."""
     if rollout.scorer_module is None:
         return
     known = MCPScorerFactory.registered_functions()
@@ -108,8 +108,7 @@ def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) ->
     if len(known) == len(before) and not is_own:
         yield (
             f"--scorer_module {rollout.scorer_module} registers no scorer; decorate its function "
-            "with "
-            '@@MCPScorerFactory.register_scorer("NAME")'
+            'with @MCPScorerFactory.register_scorer("NAME")'
         )
 
 
@@ -168,7 +167,7 @@ def _oddities(config: RootConfig, path: Path, questions: QuestionFile) -> Iterat
 def _long_questions(
     config: RootConfig, path: Path, questions: QuestionFile, renderer: Renderer
 ) -> Iterator[str]:
-    """Yield a note where a question alone is longer than a prompt may be.
+    """Yield a note if a question alone exceeds the prompt limit.
 
     Raises:
         ConfigError: all of them are.
@@ -201,7 +200,7 @@ def _as_stored(text: str) -> str:
 
 
 def _steps_beyond(config: RootConfig, num_questions: int) -> list[str]:
-    """Return a note where the questions end before the steps that were asked for."""
+    """Return a note if the questions run out before the requested number of steps."""
     num_groups = groups_per_step(config, config.trainer.num_processes)
     max_steps, epochs = config.trainer.max_steps, config.data.num_train_epochs
     num_steps = -(-num_questions * epochs // num_groups)

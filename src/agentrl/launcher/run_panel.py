@@ -230,7 +230,7 @@ def _rollouts(view: RunView) -> str:
 
 
 def _trouble(view: RunView) -> list[str]:
-    """Return what a person should look at; the console has said each in full before."""
+    """Return the current problems; the console has printed each in full before."""
     found = []
     if view.lacks_signal and view.progress is not None:
         found.append(

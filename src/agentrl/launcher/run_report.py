@@ -60,7 +60,7 @@ def print_gpus(console: Console, gpus: GpuMap) -> None:
 
 
 def add_restarts(output_path: Path, num_restarts: dict[str, int]) -> None:
-    """Add to the trainer's summary how often each process was started again, where any was."""
+    """Add the number of restarts of each process to the trainer's summary, if there were any."""
     path = output_path / "summary.json"
     if not path.exists():
         return
@@ -73,7 +73,7 @@ def add_restarts(output_path: Path, num_restarts: dict[str, int]) -> None:
 async def print_missing_scores(
     console: Console, config: RootConfig, store: TrajectoryStore
 ) -> None:
-    """Say how many records a defect of the scorer left without a score, and how to repair them."""
+    """Print how many records a scorer's defect left without a score, and how to repair them."""
     missing = await store.reports.missing_scores()
     if missing.num_unscorable:
         path = f"{config.run.output_path}/config.yaml"
@@ -87,7 +87,7 @@ async def print_missing_scores(
 
 
 def finished(config: RootConfig, seconds: float) -> str:
-    """Return how a run ended that trained: at its last step, or at the end of its questions."""
+    """Return how a trained run ended: at its last step, or at the end of its questions."""
     path = config.run.output_path / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {}
     if summary.get("status") != "data_ended":
@@ -123,7 +123,7 @@ def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -
 
 
 def print_looks(console: Console, config: RootConfig) -> None:
-    """Print the commands that look into the run."""
+    """Print the commands that inspect the run."""
     is_default = config.store == StoreSection(mongo_port=config.store.mongo_port)
     name, path = config.run.run_name, f"{config.run.output_path}/config.yaml"
     which = ("--run_name", name) if is_default else ("--config", path)

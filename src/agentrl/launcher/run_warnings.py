@@ -36,10 +36,10 @@ class RunWarnings:
         self._said: set[str] = set()
         self.missing: MissingScores | None = None
         self.lacks_signal = False
-        """Whether the groups consumed so far had nothing to teach."""
+        """Whether the groups consumed so far had no learning signal."""
 
     async def new(self) -> list[str]:
-        """Return what is to be said now; nothing while the store is unreachable."""
+        """Return the new warnings; none while the store is unreachable."""
         if time.monotonic() - self._looked_at < LOOK_SECONDS:
             return []
         self._looked_at = time.monotonic()
@@ -52,7 +52,7 @@ class RunWarnings:
         return new
 
     async def _found(self) -> dict[str, str]:
-        """Return every kind of trouble that there is, with its words."""
+        """Return all current problems by kind, with their messages."""
         reports = self._store.reports
         missing = self.missing = await reports.missing_scores()
         progress = await reports.progress()
@@ -79,7 +79,7 @@ class RunWarnings:
         return found
 
     async def _of_step(self, progress: RunProgress) -> dict[str, str]:
-        """Return what is to be said of a step that waits for samples and drops nearly all it gets."""
+        """Return a warning about a step that waits for samples and drops nearly all of them."""
         step = progress.policy_version + 1
         signal = await self._store.reports.signal(step=step)
         enough = MAX_STEPS_DROPPED * progress.groups_per_step

@@ -30,7 +30,7 @@ def check_not_running(config: RootConfig) -> None:
     """Refuse to start a run whose private mongod another process serves; a short look is waited for.
 
     Raises:
-        StoreError: the run is running; the text says since when, and where.
+        StoreError: the run is active; the message says since when, and where.
     """
     if config.store.db_connection_string is not None:
         return
@@ -40,7 +40,7 @@ def check_not_running(config: RootConfig) -> None:
 
 
 def already_running(run_name: str, holder: str) -> StoreError:
-    """Return the error of a second start of a run."""
+    """Return the error of a second start of an active run."""
     if holder.startswith(LOOKS):
         return StoreError(
             f"the data of run {run_name!r} are in use by {holder}; stop it first (`agentrl ui` "
@@ -56,10 +56,10 @@ def already_running(run_name: str, holder: str) -> StoreError:
 async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
     """Refuse to start a run that a trainer of this machine trains, in a database of the user.
 
-    The trainer itself waits for the lease of one that it cannot see.
+    The trainer itself waits for the lease of a trainer elsewhere.
 
     Raises:
-        StoreError: the run is running; the text says since when, and where.
+        StoreError: the run is active; the message says since when, and where.
     """
     for process in await store.reports.living():
         is_here = process.kind == "trainer" and is_alive(process.id)

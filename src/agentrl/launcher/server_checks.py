@@ -49,7 +49,7 @@ async def _check_answers(flag: str, url: str) -> None:
 
 
 async def _check_is_server(url: str, key: SecretStr | None) -> None:
-    """Refuse an address that answers but takes no weights: a gateway, or another kind of server."""
+    """Refuse an address that responds but cannot receive weights, such as a gateway."""
     async with SGLangClient(url, api_key=key) as client:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):

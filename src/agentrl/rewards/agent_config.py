@@ -1,7 +1,7 @@
 """`agent_config.yml`: the language models that judge answers and summarize long texts.
 
-Values may name environment variables, `${NAME}` or `${NAME:-default}`, so that no key stands in
-the file. A section with a mistake in it is reported when something needs the section.
+Values may refer to environment variables, `${NAME}` or `${NAME:-default}`, so the file need not
+contain keys. An invalid section is reported when it is first used.
 """
 
 import os
@@ -41,9 +41,9 @@ class ChatModels(_Strict):
     retry_delay: float = Field(default=1.0, ge=0)
     """Seconds before the first further request."""
     timeout: float = Field(default=60.0, gt=0)
-    """Seconds that one request may take, from connecting to the last byte."""
+    """Timeout of one request in seconds, from connecting to the last byte."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further keys of the request, such as `temperature`."""
+    """Additional keys of the request, such as `temperature`."""
 
 
 class JudgeSettings(ChatModels):
@@ -51,10 +51,10 @@ class JudgeSettings(ChatModels):
 
     backoff_factor: float = Field(default=2.0, ge=1)
     judge_prompt_template: str | None = None
-    """Own wording with `{question}`, `{labeled_answer}` and `{pred_answer}`.
+    """Custom prompt with `{question}`, `{labeled_answer}` and `{pred_answer}`.
 
-    `{nonce}` stands for a mark that is new for each answer; tags that carry it cannot be closed by
-    the answer. `{max_chars}` stands for the length to which answers are cut.
+    `{nonce}` is replaced with a random mark per answer, so an answer cannot close tags that contain
+    it. `{max_chars}` is replaced with the length at which answers are truncated.
     """
 
 
@@ -68,21 +68,21 @@ class SummarizerSettings(ChatModels):
     max_prompt_length: int = Field(default=60_000, gt=0)
     """Tokens of a text that the model gets to read; the rest is cut off."""
     min_prompt_length: int = Field(default=1_500, ge=0)
-    """Tokens up to which a tool result stays as it is."""
+    """Tool results up to this number of tokens are kept unchanged."""
     enable_logging: bool = False
     """Log every summary."""
     browse_tools: tuple[str, ...] = ("fetch_url", "visit", "execute_code")
     """Tools whose results are summarized."""
     default_purpose: dict[str, str] = Field(default_factory=dict)
-    """Tool -> purpose for which its result is read, where the call names none."""
+    """Tool -> purpose of its result if the call gives none."""
     tokenizer_path: str | None = None
-    """Directory of the tokenizer that counts; the policy's own when not given."""
+    """Directory of the tokenizer for counting; the policy's own by default."""
     status: bool = True
     """False leaves tool results as they are; histories are summarized either way."""
 
 
 class AgentConfig(BaseModel):
-    """The file's sections; None where a section is absent or has a mistake in it."""
+    """Sections of the file; None if a section is absent or invalid."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -90,7 +90,7 @@ class AgentConfig(BaseModel):
     scorer_agent: JudgeSettings | None = None
     browse_agent: SummarizerSettings | None = None
     problems: dict[str, str] = Field(default_factory=dict)
-    """Section -> what is wrong with it."""
+    """Section -> its problem."""
 
     @classmethod
     def load(cls, path: str | Path) -> "AgentConfig":

@@ -1,6 +1,6 @@
 """Requests to language models behind OpenAI-compatible endpoints, for the judge and the summarizer.
 
-What an outage means (a missing score, a failed attempt) is for the caller to decide.
+The caller decides what an outage means (a missing score, a failed attempt).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _MAX_REPLY_BYTES = 8 << 20
 
 
 class Retryable(Exception):
-    """A request failed, or its reply is unusable; the next one may not be. Never leaves `ask_models`."""
+    """A request failed, or its reply is unusable; a retry may succeed. Never leaves `ask_models`."""
 
 
 class _GiveUp(Exception):
@@ -45,7 +45,7 @@ async def ask_models(
     *,
     backoff_factor: float = 2.0,
 ) -> tuple[str, _T]:
-    """Ask the models in order until one gives a usable reply.
+    """Ask the models in order until one returns a usable reply.
 
     Args:
         client: a client from `open_chat_client`.
@@ -55,10 +55,10 @@ async def ask_models(
         backoff_factor: by which the delay grows from request to request.
 
     Returns:
-        The name of the model that replied, and what `read` made of its reply.
+        The name of the model that replied, and the result of `read`.
 
     Raises:
-        InferenceError: no model gave a usable reply; each is named with its last reason.
+        InferenceError: no model returned a usable reply; the message gives the last error of each.
     """
     reasons = []
     for endpoint in settings.models:

@@ -1,7 +1,7 @@
-"""Scorers by name: registered functions that turn an answer and the right answers into a `Score`.
+"""Scorers by name: registered functions that compute a `Score` from an answer and the reference answers.
 
-A scorer that cannot decide raises `ScoringError`; the score then stays missing and is tried again.
-Whatever else it raises is a `ScorerDefect` unless an outage is behind it. Neither becomes a 0.
+A scorer that cannot decide raises `ScoringError`; the score then stays missing and is retried. Any
+other exception is a `ScorerDefect` unless an outage caused it. Neither becomes a 0.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from agentrl.schema import GroundTruth, Record, Score
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a scoring function may return in place of a bare number."""
+    """Result of a scoring function with details in addition to the number."""
 
     value: float
     detail: str = ""
-    """For people who read the record: a judge's words, the normalized answers."""
+    """Details for readers of the record: a judge's reply, the normalized answers."""
     inputs: dict[str, Any] = field(default_factory=dict)
-    """What the verdict depended on beside the answer and the reference (a judge's model)."""
+    """Inputs of the verdict in addition to answer and reference (a judge's model)."""
     parts: dict[str, float] = field(default_factory=dict)
-    """What the value is made of, by name; shown beside it."""
+    """Components of the value, by name; for display."""
 
 
 ScoringFunction = Callable[..., Any]
@@ -44,10 +44,10 @@ ScoringFunction = Callable[..., Any]
 of these for each record."""
 
 ENTRY_POINTS = "agentrl.scorers"
-"""Group of entry points by which installed packages bring scoring functions."""
+"""Entry point group in which installed packages register scoring functions."""
 
 MAX_SECONDS = 300.0
-"""How long a scoring function may take by default; a judge's own deadlines are shorter."""
+"""Default timeout of a scoring function; a judge's own timeouts are shorter."""
 # Not the event loop's default pool: slow scorers would block its name look-ups and file reads.
 _threads = ScorerThreads(4)
 _processes: dict[str, ScorerProcess] = {}
@@ -64,15 +64,15 @@ class ScorerTraits(TypedDict, total=False):
     needs_judge: bool
     """The function uses `agent_config.scorer_agent`."""
     needs_answer: bool
-    """The function compares: a question without a reference answer is refused."""
+    """The function needs a reference answer: questions without one are refused."""
     sees_group: bool
-    """The function judges all rollouts of a question together, once the last one has ended: its
-    first argument is their Records, answers in `final_answer`."""
+    """The function scores all rollouts of a question together, after the last one has ended: its
+    first argument is their Records, with the answers in `final_answer`."""
     compares_text: bool
-    """The function compares with text: a question whose answer is a list or an object is refused."""
+    """The function needs a text reference: questions whose answer is a list or an object are refused."""
     isolated: bool
-    """The function runs in a process of its own if its file registers it (default True); otherwise in
-    the sampler, whose objects it then shares, and which it must not block."""
+    """The function runs in a separate process if its file registers it (default True); otherwise in
+    the sampler, whose objects it shares and whose event loop it must not block."""
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,15 @@ class Scorer:
         """Score an answer; a missing answer scores 0.
 
         Args:
-            answer: what the rollout ended with.
+            answer: the final answer of the rollout.
             truth: the question, and its right answers.
-            config: models that the function may ask.
+            config: models that the function may call.
             max_seconds: how long the function may take.
 
         Raises:
             ScoringError: the scorer could not decide.
-            ScorerDefect: the function raised, returned no finite number, took too long, or ended the
-                process that it ran in.
+            ScorerDefect: the function raised, returned no finite number, timed out, or exited its
+                process.
             ConfigError: the scorer needs a configuration that it was not given.
         """
         if self.sees_group:
@@ -188,7 +188,7 @@ class Scorer:
         truth: GroundTruth,
         config: AgentConfig | None,
     ) -> Any:
-        """Return what the function returns; what it raises becomes a `ScoringError`."""
+        """Return the function's result; its exceptions become `ScoringError`s."""
         arguments = (judged, truth, config) if self.takes_config else (judged, truth)
         what = f"scorer {self.name!r}"
         limit = asyncio.timeout(max_seconds)
@@ -197,7 +197,7 @@ class Scorer:
             if inspect.iscoroutinefunction(self.function):
                 result = self.function(*arguments)
             else:
-                # A slow function must not hold up what shares the event loop.
+                # A slow function must not block the event loop.
                 result = await _threads.run(what, max_seconds, self._found, *arguments)
             async with limit:
                 return await result if inspect.isawaitable(result) else result
@@ -271,15 +271,15 @@ class MCPScorerFactory:
     def register_scorer(
         cls, name: str, function: _Function | None = None, **traits: Unpack[ScorerTraits]
     ) -> _Function | Callable[[_Function], _Function]:
-        """Make a scoring function known under `name`; a decorator when given no function.
+        """Register a scoring function as `name`; acts as a decorator if no function is given.
 
-        A function registered under a name that is taken replaces the former one.
+        Registering an existing name replaces its function.
 
-        Functions of a `--scorer_module` and of installed packages run in a process of their own; there,
-        and for others here, plain functions run in a thread.
+        Functions of a `--scorer_module` and of installed packages run in a separate process. Plain
+        (not async) functions run in a thread, there as well as in the sampler.
 
         Args:
-            name: what tasks call it.
+            name: the name by which tasks refer to it.
             function: a `ScoringFunction`.
             **traits: see `ScorerTraits`.
 
@@ -317,7 +317,7 @@ class MCPScorerFactory:
 
     @classmethod
     def check_question(cls, name: str, answers: Sequence[Any]) -> None:
-        """Refuse a question that its scorer cannot judge.
+        """Refuse a question that its scorer cannot score.
 
         Args:
             name: the scorer's.
@@ -353,7 +353,7 @@ class MCPScorerFactory:
     @classmethod
     @contextmanager
     def loading(cls, source: str) -> Iterator[None]:
-        """Note for all scorers that are registered inside the block where they come from."""
+        """Record the origin of all scorers that are registered inside the block."""
         former, cls._source = cls._source, source
         try:
             yield

@@ -1,9 +1,9 @@
-"""The scorer `agentcpm` (alias `asearcher`): a language model judges whether an answer is right.
+"""The scorer `agentcpm` (alias `asearcher`): a language model judges whether an answer is correct.
 
-A reply counts only if all of it is one verdict. The mere occurrence of a verdict's word says
-nothing ("not correct", "correct, but ..."), and a judge that is unclear can be asked again. An
-outage or an unclear verdict is never a 0: it raises `ScoringError`, and the score stays missing
-until it is tried again.
+A reply counts only if it consists entirely of one verdict. A verdict word inside other text proves
+nothing ("not correct", "correct, but ..."), and an unclear judge can be asked again. An outage or
+an unclear verdict is never a 0: it raises `ScoringError`, and the score stays missing until a retry
+succeeds.
 """
 
 import json

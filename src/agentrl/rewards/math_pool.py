@@ -22,17 +22,17 @@ _START_SECONDS = 120.0
 
 
 class MathPool:
-    """Compares answers in child processes, which start on demand and end with this process."""
+    """Compares answers in child processes, which start on demand and exit with this process."""
 
     def __init__(self, *, num_workers: int = 2, cpu_seconds: float = 5.0) -> None:
         """Create a pool without processes.
 
         Args:
-            num_workers: comparisons at a time, at most.
-            cpu_seconds: processor time that one comparison may take.
+            num_workers: maximum number of concurrent comparisons.
+            cpu_seconds: CPU time limit of one comparison.
         """
         self._cpu_seconds = cpu_seconds
-        # Threads of its own: waiting comparisons must not fill the event loop's default pool.
+        # A separate pool: waiting comparisons must not fill the event loop's default executor.
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="math")
         self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
         atexit.register(self.close)
@@ -40,7 +40,7 @@ class MathPool:
     async def compare(self, answer: str, accepted: tuple[str, ...]) -> Verdict:
         """Return 1 if `answer` equals one of the accepted answers.
 
-        An answer that cannot be compared within the budget is wrong.
+        An answer that cannot be compared within the limit counts as wrong.
 
         Raises:
             ScoringError: a worker failed for a reason of its own.
@@ -88,7 +88,7 @@ class MathPool:
         assert worker.stdin is not None
         assert worker.stdout is not None
         request = {"answer": answer, "accepted": accepted, "cpu_seconds": self._cpu_seconds}
-        # For a worker that gets no processor time, which its own limit does not count.
+        # For a worker that gets no CPU time, which its own limit does not count.
         watchdog = threading.Timer(_START_SECONDS + 20 * self._cpu_seconds, worker.kill)
         watchdog.start()
         try:

@@ -1,8 +1,8 @@
 """A process that compares mathematical answers: one JSON line in, one out.
 
-math-verify limits its own work with SIGALRM, which works in main threads only and cannot interrupt
-C code. Here each comparison has a budget of processor time, and the kernel ends the process that
-exceeds it. Wall-clock time would let a busy machine change verdicts.
+math-verify limits its own work with SIGALRM, which works only in main threads and cannot interrupt
+C code. Here each comparison has a CPU time limit, and the kernel kills a process that exceeds it.
+With a wall-clock limit, verdicts would depend on the load of the machine.
 """
 
 import json

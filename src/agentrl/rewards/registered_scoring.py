@@ -16,11 +16,11 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 class RegisteredScoring:
-    """The scorers of `MCPScorerFactory`, with the models that they may ask.
+    """The scorers of `MCPScorerFactory`, with the models that they may call.
 
     Args:
         agent_config: the judge's and the summarizer's models, if there are any.
-        max_seconds: how long a scoring function may take.
+        max_seconds: timeout of a scoring function.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RegisteredScoring:
         return extract_answer(text, schema)
 
     async def score(self, task: MCPTask, answer: str) -> Score:
-        """Judge an answer with the task's scorer.
+        """Score an answer with the task's scorer.
 
         Raises:
             ScoringError: the scorer could not decide.
@@ -63,9 +63,9 @@ class RegisteredScoring:
         )
 
     def sees_group(self, scorer: str) -> bool:
-        """Return whether a scorer judges all rollouts of a question together.
+        """Return whether a scorer scores all rollouts of a question together.
 
-        One that is not known here may be the name of what a user's sampler does itself.
+        An unknown name may belong to a user's sampler, which scores by itself.
         """
         try:
             return MCPScorerFactory.get_scorer(scorer).sees_group
@@ -73,7 +73,7 @@ class RegisteredScoring:
             return False
 
     async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
-        """Judge all rollouts of a task with its scorer.
+        """Score all rollouts of a task with its scorer.
 
         Raises:
             ScoringError: the scorer could not decide.
@@ -89,7 +89,7 @@ def extract_answer(text: str, schema: str = "answer") -> str | None:
     r"""Return the final answer in a model's text, or None if it gave none.
 
     Args:
-        text: what the model wrote; thinking in it is ignored.
+        text: the model's text; thinking is ignored.
         schema: `boxed` (the last `\boxed{}`, else the last `\fbox{}`), or the name of a tag
             (its last closed pair).
     """

@@ -1,6 +1,6 @@
-"""Give further scores to records that were scored before, and a first one to those without.
+"""Add further scores to scored records, and a first score to records without one.
 
-Records without a score are those that a defect of the scorer had dead-lettered.
+Records without a score were dead-lettered because of a scorer's defect.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class RescoreCounts:
     num_open: int = 0
     """Records whose group is still being sampled."""
     num_undecided: int = 0
-    """Records that the scorer could not decide; they stay unscored and may be tried again."""
+    """Records that the scorer could not decide; they stay unscored and may be retried."""
     reasons: list[str] = field(default_factory=list)
     """Why the first few of them could not be decided."""
 
@@ -40,9 +40,9 @@ async def rescore(
 ) -> RescoreCounts:
     """Add the score of `scorer` to every record of a completed `MCPTask`, without sampling.
 
-    Existing scores stay. Where a record has none because this scorer was defective, the score
-    becomes the record's own. The call may be repeated, also by several processes at once: a record has
-    one score of each scorer and version.
+    Existing scores are kept. If a record has none because of a defect in this scorer, the score
+    becomes the record's own. The call may be repeated, also by several processes at once: a record
+    has one score of each scorer and version.
 
     Raises:
         ConfigError: the scorer lacks its configuration.

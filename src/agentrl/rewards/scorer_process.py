@@ -1,9 +1,9 @@
-"""`ScorerProcess`: where the scoring functions of one file of the user's run.
+"""`ScorerProcess`: runs the scoring functions of one of the user's files.
 
-Input: the name of a scorer, and what it is to judge. Output: verdicts, or why there are none. The
-functions run in a child (`scorer_worker`), since they may crash, hang, or keep Python's interpreter
-lock in a regular expression; some run what a model wrote. Requests are pickled. Replies are JSON:
-nothing that comes from there is executed here.
+Input: the name of a scorer and its arguments. Output: verdicts, or the reason for a missing one.
+The functions run in a child process (`scorer_worker`), because they may crash, hang, or hold the
+GIL in a regular expression; some execute code written by a model. Requests are pickled. Replies are
+JSON, so nothing from the child is executed here.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from agentrl.errors import AgentWorkerError, ConfigError, ScorerDefect, ScorerTi
 from agentrl.runtime.request_process import RequestProcess
 
 _NUM_ALONE = 2
-"""Functions that are tried alone, each in a process of its own, at the same time."""
+"""Number of functions that are retried concurrently, each alone in its own process."""
 
 
 class ScorerProcess:
@@ -55,7 +55,7 @@ class ScorerProcess:
         try:
             reply = await process.ask({"call": call})
         except AgentWorkerError:
-            # Any of the functions that were running may have ended it: this one has to do it alone.
+            # Any of the running functions may have crashed the process: this one is retried alone.
             async with self._alone:
                 reply = await self._asked_alone(name, call)
         else:
@@ -64,7 +64,7 @@ class ScorerProcess:
         return _verdicts(reply["found"])
 
     def close(self) -> None:
-        """End the process; what is being judged is lost."""
+        """Stop the process; scorings in progress are lost."""
         process, self._shared = self._shared, None
         if process is not None:
             process.close()
@@ -80,7 +80,8 @@ class ScorerProcess:
             await asyncio.to_thread(process.close)
 
     def _started(self) -> RequestProcess:
-        # What can be imported here can be imported there; a variable would reach what it starts, too.
+        # Makes the same modules importable; an environment variable would also affect its child
+        # processes.
         places = json.dumps([place for place in sys.path if place])
         return RequestProcess(
             "its process",

@@ -1,8 +1,8 @@
-"""Plain scoring functions in threads: a few at a time, and none forever.
+"""Plain scoring functions in threads: with limited concurrency and a timeout.
 
-Input: a function of the user and its arguments. Output: what it returns or raises, and in the log
-where one is that takes long. A thread cannot be ended: one that hangs is left behind, and its place
-goes to the next.
+Input: a function of the user and its arguments. Output: its result or exception, and a log line
+with the position of a slow function. Threads cannot be killed: a hanging one is abandoned, and its
+place is given to the next function.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from agentrl.errors import ScorerTimeout
 logger = logging.getLogger(__name__)
 
 LONG_SECONDS = 30.0
-"""Time after which the log says where a function is."""
+"""Time after which the position of a running function is logged."""
 
 
 class ScorerThreads:
@@ -40,7 +40,7 @@ class ScorerThreads:
 
         Args:
             what: whose function it is, to begin messages with.
-            max_seconds: how long it may take, from its beginning on.
+            max_seconds: timeout, counted from the start of the function.
             function: what is run.
             *arguments: its arguments.
 

@@ -1,6 +1,7 @@
 """The process of a `ScorerProcess`: `python -m agentrl.rewards.scorer_worker SOURCE PATHS`.
 
-It ends with its stdin, and by itself once a function hangs: then after the others.
+It exits when its stdin closes, and also after a function hangs, once the other functions have
+finished.
 """
 
 import asyncio
@@ -25,12 +26,12 @@ _ADVICE = (
 )
 _BEAT_SECONDS = 5.0
 _SILENT_SECONDS = 10.0
-"""How much longer than a function may take the event loop may stand still: a blocking call in an async
-function, or the interpreter lock kept by C code."""
+"""Margin beyond a function's timeout for a blocked event loop (a blocking call in an async
+function, or C code that holds the GIL)."""
 
 
 class ScorerWorker:
-    """Judges what is asked for."""
+    """Executes scoring requests."""
 
     def __init__(self, server: RequestServer) -> None:
         self._server = server
@@ -39,7 +40,7 @@ class ScorerWorker:
         self._is_worn = False
 
     async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what was found, and whether a function was left behind that hangs."""
+        """Return the result, and whether a hanging function was abandoned."""
         name, max_seconds, arguments = pickle.loads(base64.b64decode(request["call"]))
         self._longest_seconds = max(self._longest_seconds, max_seconds)
         self._beat()  # at once: the function may stop this loop before anything else runs
@@ -74,7 +75,7 @@ class ScorerWorker:
         return {"verdicts": [asdict(verdict) for verdict in verdicts]}
 
     def _beat(self) -> None:
-        """Have the process end, and say where every thread is, unless the next beat comes in time."""
+        """Exit the process with a dump of all threads unless the next heartbeat arrives in time."""
         faulthandler.dump_traceback_later(self._longest_seconds + _SILENT_SECONDS, exit=True)
 
     async def _keep_beating(self) -> None:
@@ -88,12 +89,12 @@ def _defect(text: str, kind: str, *, timed_out: bool = False) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what a verdict holds beside JSON's types: numbers and arrays of NumPy, or its text."""
+    """Convert non-JSON values of a verdict: NumPy numbers and arrays, or else their text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def main() -> None:
-    """Serve until stdin ends; the arguments are the scorers' file or module, and where it imports from."""
+    """Serve until stdin closes; the arguments are the scorers' file or module, and its import path."""
     server = RequestServer(LoopWatch("the scorers' event loop", _ADVICE))
     sys.path += [place for place in json.loads(sys.argv[2]) if place not in sys.path]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")

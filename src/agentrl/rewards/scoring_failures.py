@@ -1,7 +1,7 @@
-"""Why a scoring failed: an outage, which passes, or a defect of the function, which does not.
+"""Why scoring failed: a transient outage, or a permanent defect of the function.
 
-Input: what a scoring function raised or returned. Output: the error of the tree in `agentrl.errors`
-that says which.
+Input: the exception or return value of a scoring function. Output: the matching error of
+`agentrl.errors`.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ _BUSY = frozenset({408, 409, 425, 429})
 
 
 def as_scoring_error(error: Exception, what: str) -> AgentRLError:
-    """Return what a scoring's exception means; errors of AgentRL are returned as they are.
+    """Classify the exception of a scoring function; errors of AgentRL are returned unchanged.
 
     Args:
-        error: what was raised.
-        what: whose scoring it was, to begin the message with.
+        error: the exception.
+        what: name of the scorer, for the message.
     """
     if isinstance(error, AgentRLError):
         return error
@@ -40,16 +40,17 @@ def as_scoring_error(error: Exception, what: str) -> AgentRLError:
 
 
 def as_number(value: object, what: str) -> float:
-    """Return what a scoring returned as a finite float; NumPy's scalars are numbers, too.
+    """Return the result of a scoring function as a finite float; NumPy scalars are accepted.
 
     Args:
-        value: what was returned.
-        what: whose scoring it was, to begin the message with.
+        value: the returned value.
+        what: name of the scorer, for the message.
 
     Raises:
         ScorerDefect: it is no such number.
     """
-    # `SupportsFloat` includes what `float` takes but text; arrays say that they support it.
+    # `SupportsFloat` covers everything that `float` accepts except text; arrays claim to support
+    # it.
     returned = type(value).__name__
     with contextlib.suppress(TypeError):
         number = float(value) if isinstance(value, SupportsFloat) else None

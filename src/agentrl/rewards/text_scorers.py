@@ -1,13 +1,14 @@
-"""The scorers that compare texts (`exact`, `em` and `gaia`), and `reported`, which leaves it to the agent.
+"""Text-comparing scorers (`exact`, `em` and `gaia`), and `reported`, which uses the agent's own reward.
 
-`gaia` has the rules by which the GAIA benchmark compares short answers. The kind of the reference decides how an answer is read:
+`gaia` follows the rules of the GAIA benchmark for short answers. The type of the reference
+determines how an answer is parsed:
 
 - a number: `$`, `%` and `,` are taken out of the answer, and the numbers must be equal;
 - a list (the reference holds a `,` or `;`): as many elements in the same order, each compared as a
   number where the reference's element is one, else as text whose punctuation counts;
 - text: equal when white space, case and punctuation are ignored.
 
-The rules are kept as the benchmark has them, so that scores can be compared with published ones.
+The rules are those of the benchmark, so that scores are comparable with published ones.
 Two of them surprise authors of references: `1,000` is a list of two elements, not a number (write
 `1000`), and a unit turns a number into a text (`17 m` accepts `17m`, not `17`). Two are corrected:
 the benchmark reads any answer that is not a number as infinity, so that a reference `inf` would
@@ -39,7 +40,7 @@ _LONGEST_WORD = 1000
 
 @MCPScorerFactory.register_scorer("exact", needs_answer=True, compares_text=True)
 async def exact(answer: str, truth: GroundTruth) -> Verdict:
-    """Return 1 if the answer equals a right one up to leading and trailing space."""
+    """Return 1 if the answer equals a correct one, ignoring leading and trailing whitespace."""
     given = answer.strip()
     return Verdict(float(any(given == right.strip() for right in truth.accepted)))
 
@@ -56,7 +57,7 @@ async def reported(answer: str, truth: GroundTruth) -> Verdict:
 
 @MCPScorerFactory.register_scorer("em", needs_answer=True, compares_text=True)
 async def exact_match(answer: str, truth: GroundTruth) -> Verdict:
-    """Return 1 if the answer equals a right one up to case, punctuation, articles and spacing."""
+    """Return 1 if the answer equals a correct one, ignoring case, punctuation, articles and spacing."""
     given = normalise(answer)
     correct = any(given == normalise(right) for right in truth.accepted)
     return Verdict(float(correct), detail=given)
@@ -75,7 +76,7 @@ def _compatible(word: str) -> str:
 
 @MCPScorerFactory.register_scorer("gaia", needs_answer=True, compares_text=True)
 async def gaia(answer: str, truth: GroundTruth) -> Verdict:
-    """Return 1 if the answer is a right one by GAIA's rules."""
+    """Return 1 if the answer is correct by GAIA's rules."""
     correct = any(gaia_equal(answer, right) for right in truth.accepted)
     return Verdict(float(correct), detail=answer.strip())
 
@@ -86,10 +87,10 @@ def gaia_reward_func(
     ground_truth: str | float | None,
     extra_info: Mapping[str, Any] | None = None,
 ) -> float:
-    """Return 1.0 if the first `<answer>` of a solution is right by GAIA's rules, else 0.0.
+    """Return 1.0 if the first `<answer>` of a solution is correct by GAIA's rules, else 0.0.
 
-    The signature with which engines for whole agents call a reward; the scorer `gaia` of samplers takes
-    the last `<answer>` outside of the model's thinking.
+    It has the reward signature of agent engines; the samplers' scorer `gaia` uses the last
+    `<answer>` outside of the model's thinking.
 
     Args:
         data_source: not used.
@@ -103,7 +104,7 @@ def gaia_reward_func(
 
 
 def gaia_equal(answer: str, right: str) -> bool:
-    """Return whether an answer is right by GAIA's rules."""
+    """Return whether an answer is correct by GAIA's rules."""
     if _number(right) is not None:
         return _same_number(answer, right)
     if not _DIVIDERS.search(right):

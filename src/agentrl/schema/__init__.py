@@ -1,7 +1,7 @@
 """The documents and values of AgentRL: frozen, validated, without I/O.
 
-What processes exchange through the store is defined here, and only that. How documents are stored,
-claimed and changed is known to `store`.
+This room defines only what processes exchange through the store. `store` knows how documents are
+stored, claimed and changed.
 """
 
 from agentrl.schema.agent_result import AgentResult

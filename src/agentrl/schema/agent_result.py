@@ -1,4 +1,4 @@
-"""`AgentResult`: what an agent may hand over beside its answer."""
+"""`AgentResult`: the answer of an agent, with optional reward and metrics."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -15,7 +15,7 @@ _KINDS: dict[str, type[Any]] = {
 MAX_ANSWER_CHARS = 1_000_000
 MAX_STEP_REWARDS = 10_000
 MAX_METRICS, MAX_METRIC_CHARS = 1_000, 200
-"""What one rollout may hand over: it is stored as one document, and read by an event loop."""
+"""Limits of one result: it is stored as one document, and read by an event loop."""
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,23 @@ class AgentResult:
     answer: str | None
     """The final answer, if there is one."""
     reward: float | None = None
-    """What the rollout earned at its end; the score of the Record, in place of the scorer's."""
+    """Final reward of the rollout; it replaces the scorer's score of the Record."""
     step_rewards: Iterable[float | None] = ()
-    """What each call of the trained model earned, in the order of the calls; it comes on top of
-    `reward`. None, and calls past the last entry, earned nothing of their own."""
+    """Rewards of the trained model's calls, in order, in addition to `reward`. None and missing
+    entries mean no step reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further figures by name, such as the parts of the reward; kept with the Record."""
     truncated: bool = False
     """The environment cut the episode short; the outcome is `turns_limit`."""
     error: str | None = None
-    """Why the attempt says nothing of the model: it ends without a score and is tried again."""
+    """Why the attempt is not the model's fault: it ends without a score and is retried."""
 
     @classmethod
     def of(cls, returned: object) -> "AgentResult":
         """Return what an agent returned as a result with plain numbers.
 
         Raises:
-            ValueError: it is neither text, None nor a result, or holds no finite numbers.
+            ValueError: it is not text, None or a result, or contains non-finite numbers.
         """
         if returned is None or isinstance(returned, str):
             _check_size(returned, ())

@@ -1,4 +1,4 @@
-"""`Fork`: somebody played on from a turn of a Record, with other weights, words or sampling."""
+"""`Fork`: a continuation from a turn of a Record, with other weights, messages or sampling."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,11 +13,11 @@ from agentrl.schema.turn import CONTINUING, DispatchedSamplingTask, ToolResult
 
 
 class Fork(Value):
-    """Where its rollouts leave a Record, and what is different about them.
+    """Where its rollouts branch off a Record, and how they differ.
 
-    Its Task, Records and turns have collections of their own, where no trainer, evaluation, count
-    or export looks. Every try holds a copy of the turns before the fork, so that it can be read
-    without its parent.
+    Its Task, Records and turns are in separate collections, which training, evaluations, counts and
+    exports ignore. Every rollout has a copy of the turns before the fork, so it can be read without
+    its parent.
     """
 
     id: str
@@ -27,11 +27,11 @@ class Fork(Value):
     attempt: int
     """Whose turns it continues."""
     task_id: str
-    """The question, beside whose tries those of the fork are shown."""
+    """The question with whose rollouts those of the fork are displayed."""
     turn: int
-    """First turn that is sampled anew; those before it are the parent's."""
+    """First turn that is sampled again; earlier turns are the parent's."""
     version: int
-    """Policy version that the rollouts were to be sampled by."""
+    """Policy version requested for the rollouts."""
     messages: tuple[Message, ...] | None = None
     """What turn `turn` is shown after the turn before it; None: what the parent was shown."""
     sampling: dict[str, Any] = Field(default_factory=dict)
@@ -41,7 +41,7 @@ class Fork(Value):
 
 
 def check_fork_turn(turns: Sequence[DispatchedSamplingTask], turn: int) -> None:
-    """Make sure that a fork may begin at a turn.
+    """Check that a fork may start at a turn.
 
     Raises:
         ConfigError: there is no such turn, or another model's call is.

@@ -1,6 +1,7 @@
 """Names of the formulas that flags choose and `agentrl.algorithms` implements.
 
-They stand here because flags and formulas know them alike, and configuration lies below algorithms.
+They are defined here because flags and formulas both need them, and configuration is a layer below
+algorithms.
 """
 
 from typing import Literal, get_args

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from agentrl.schema.base import Message, Value
 
 MAX_PIXELS = 64 * 2**20
-"""Most pixels of an image that anybody decodes: small files may hold gigabytes of one color."""
+"""Maximum number of pixels of a decoded image: a small file may expand to gigabytes."""
 _STORED = "sha256:"
 _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -54,7 +54,7 @@ def image_from_bytes(data: bytes) -> Image:
 
 
 def _size(data: bytes, mime_type: str) -> tuple[int, int]:
-    """Return width and height as the file's header says; 0 where it does not."""
+    """Return width and height from the file's header; 0 if it does not contain them."""
     if mime_type == "image/png":
         return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
     if mime_type == "image/gif":

@@ -45,7 +45,7 @@ continue with the policy's reply."""
 
 
 class Lease(Value):
-    """Who may write to a Record, and until when."""
+    """The right to write to a Record, with its expiry."""
 
     owner: str
     """`host:pid:random` of the holding process."""
@@ -53,14 +53,14 @@ class Lease(Value):
     """Grows with every claim of the Record; every write of the holder filters on it."""
     expires_at: datetime
     since: datetime | None = None
-    """When a trainer acquired it; not kept for Records, whose attempts say it."""
+    """When a trainer acquired it; not stored for Records, whose attempts contain it."""
 
 
 class Attempt(Value):
-    """One holder's work on a Record, kept after it ended.
+    """One holder's execution of a Record, kept after its end.
 
     An attempt that another sampler resumed at its last durable turn has several of these, with the
-    same `attempt` and a `fence` each.
+    same `attempt` and different `fence`s.
     """
 
     attempt: int
@@ -83,12 +83,12 @@ class Record(Value):
     task_id: str
     split: Split
     traj_id: int
-    """Number of the try in its group, from 0."""
+    """Index of the rollout in its group, from 0."""
     order: int
     """The Task's order; slots are claimed in ascending (order, traj_id)."""
     status: RecordStatus = "pending"
     attempt: int = 0
-    """Attempts begun so far; 0 before the first claim."""
+    """Attempts started so far; 0 before the first claim."""
     fence: int = 0
     """Claims so far; the current lease carries this number."""
     lease: Lease | None = None
@@ -101,7 +101,7 @@ class Record(Value):
     outcome: Outcome | None = None
     final_answer: str | None = None
     reward: float | None = None
-    """What the agent or environment itself handed over, from which the score is made."""
+    """The reward returned by the agent or environment, from which the score is computed."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Further figures that it handed over, by name."""
     score: Score | None = None

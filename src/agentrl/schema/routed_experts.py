@@ -1,8 +1,8 @@
 """The experts that a server's routers chose for the tokens of a turn, as turns store them.
 
-A turn of A added and T sampled tokens stores the experts of the tokens that it computed first: all
-added and sampled tokens except the last, which is never computed, and the last shared token, which
-its parent may not have computed either.
+A turn of A added and T sampled tokens stores the experts of the tokens that it was the first to
+compute: the last shared token, which its parent may not have computed, and all added and sampled
+tokens except the last, which is never computed.
 
 Shape legend: N tokens, W = layers * experts a token.
 """

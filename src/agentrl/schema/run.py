@@ -12,8 +12,8 @@ SCHEMA_VERSION = 2
 RunStatus = Literal["created", "training", "completed", "no_signal", "failed"]
 """`no_signal`: the questions are used up, and not one optimizer step could be made of them."""
 RunState = RunStatus | Literal["interrupted"]
-"""What people are told: `interrupted` is a run that is not over and that no process works on. Nobody
-is left to write this down, so the store derives it."""
+"""The displayed status: an `interrupted` run is unfinished and has no active process. No process is
+left to store this status, so the store derives it."""
 RunPhase = Literal["starting", "loading", "evaluating", "sampling", "training", "publishing"]
 """What the trainer does; `sampling` is its wait for samples."""
 ENDED_RUNS: frozenset[RunStatus] = frozenset({"completed", "no_signal", "failed"})
@@ -92,9 +92,9 @@ class Run(Value):
     policy_version: int = 0
     """The version that servers are expected to serve."""
     admitted_groups: int = 0
-    """Slots of training groups with `order` below this may be claimed. The trainer keeps it at
-    (groups consumed, dropped ones included) + the new groups that (max_staleness + 1) steps use
-    up, so running and finished-but-untrained records stay within that many steps' worth."""
+    """Training slots with `order` below this may be claimed. The trainer sets it to the number of
+    consumed groups, including dropped ones, plus the new groups of (max_staleness + 1) steps, which
+    bounds the running and finished but untrained records."""
     trainer_leases: dict[str, Lease] = Field(default_factory=dict)
     """Consumer name -> lease of the trainer that holds it."""
     trainer_has_device: bool = False
@@ -113,7 +113,7 @@ _QUEUE_SHARE = 8
 
 
 class ServerLoad(Value):
-    """How busy an inference server reported to be."""
+    """Load that an inference server reported."""
 
     num_running: int
     num_waiting: int
@@ -149,7 +149,7 @@ class InferenceService(Value):
     control_proof: str | None = None
     """What shows that the one who registered it has the keys (`agentrl.inference.vouching`)."""
     load: ServerLoad | None = None
-    """As of the last heartbeat; None while the server is updated, or where it does not report it."""
+    """From the last heartbeat; None during an update, or if the server does not report it."""
     started_at: datetime = Field(default_factory=utc_now)
     heartbeat_at: datetime = Field(default_factory=utc_now)
 
@@ -168,6 +168,6 @@ class SamplerInfo(Value):
     seconds_waiting: dict[str, float] = Field(default_factory=dict)
     """Time spent with nothing to do, by reason (`admission`, `no_task`, `no_server`, `paused`)."""
     notice: str = ""
-    """What people should know of it, if anything."""
+    """A notice for people, if any."""
     started_at: datetime = Field(default_factory=utc_now)
     heartbeat_at: datetime = Field(default_factory=utc_now)

@@ -18,25 +18,25 @@ class Score(Value):
     value: float
     """A finite number."""
     detail: str = ""
-    """What the scorer wants a reader to know (a judge's words, a normalized answer)."""
+    """Details for readers (a judge's reply, a normalized answer)."""
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """What the scorer was given beside the record itself (model answer, reference)."""
+    """Inputs of the scorer in addition to the record (model answer, reference)."""
     parts: dict[str, FiniteFloat] = Field(default_factory=dict)
-    """What `value` is made of, by name; for people, nothing is computed from it."""
+    """Components of `value`, by name; for display only."""
     step_scores: tuple[FiniteFloat | None, ...] = ()
     """Rewards of single turns by index, where the scorer gives any; None, and turns past the last
     entry, have what their rollout gave them (`DispatchedSamplingTask.reward`). A turn is trained on
     what the record earned from it on, `value` at the end included, against the same of the other
     records of its group."""
     value_includes_steps: bool = False
-    """`value` is the whole return, step scores included, as environments in Gym's manner give it; by
-    default it comes on top of them."""
+    """`value` is the whole return, including step scores, as in Gym-style environments; by default
+    it is added to them."""
     scored_at: datetime = Field(default_factory=utc_now)
 
     @field_validator("value")
     @classmethod
     def _finite(cls, value: float) -> float:
-        # One NaN would make the baseline of its group NaN, and the whole step with it.
+        # One NaN would make the baseline of its group NaN, and thereby the whole step.
         if not math.isfinite(value):
             raise ValueError(f"a score must be a finite number, not {value}")
         return value

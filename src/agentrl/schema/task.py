@@ -1,4 +1,4 @@
-"""`Task`: one question that is tried `num_generations` times. Its rollouts are `Record`s."""
+"""`Task`: one question with `num_generations` rollouts, its `Record`s."""
 
 import json
 from datetime import datetime
@@ -19,7 +19,7 @@ def id_of_task(split: str, epoch: int, question_id: str) -> str:
 
 
 class Task(Value):
-    """A question to be tried `num_generations` times; the rollouts form a group.
+    """A question with `num_generations` rollouts, which form a group.
 
     Subclass it for other kinds of task, set `kind` and register the class with
     `register_task_type`, so that the store can load documents of that kind.
@@ -38,9 +38,9 @@ class Task(Value):
     description: str = ""
     status: TaskStatus = "created"
     tag: str = ""
-    """Free label by which results are grouped in reports; evaluations put their name here."""
+    """Free label that groups results in reports; evaluations store their name here."""
     group_scores: dict[str, Score] = Field(default_factory=dict)
-    """What a scorer that sees the whole group decided, by `traj_id`; its Records get theirs here."""
+    """Decisions of a scorer that sees the whole group, by `traj_id`; the Records copy their own."""
     created_at: datetime = Field(default_factory=utc_now)
     completed_at: datetime | None = None
 
@@ -63,14 +63,14 @@ class MCPTask(Task):
     dataset_id: str = ""
     """The id that the dataset gave the question."""
     tags: tuple[str, ...] = ()
-    """Labels that the dataset gave the question; evaluations report each on a line of its own."""
+    """Labels of the question in its dataset; evaluations report each on a separate line."""
     images: tuple[str, ...] = ()
     """Images shown before the question: http(s) or `data:` URLs (stored once, when the task is
     added), or addresses of stored images."""
 
 
 class EnvironmentTask(MCPTask):
-    """A task of an environment, which plays and rewards it (`agentrl run --env KIND:NAME`)."""
+    """A task of an environment, which runs and rewards it (`agentrl run --env KIND:NAME`)."""
 
     kind: ClassVar[str] = "environment"
 
@@ -89,8 +89,8 @@ _COMPARE = "compare the answer with truth.answer, not with the truth object"
 class GroundTruth(Value):
     """The question and the answers that count as right, as a scorer is given them.
 
-    `truth["answer"]` is `truth.answer`, and `str(truth)` the reference answer as text. Comparing the
-    whole with anything else is an error: an answer never equals it, and every score would be 0.
+    `truth["answer"]` is `truth.answer`, and `str(truth)` the reference answer as text. Comparing
+    the object itself raises an error: an answer never equals it, and every score would be 0.
     """
 
     query: str

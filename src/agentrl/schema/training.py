@@ -130,8 +130,7 @@ class Policy(Value):
     """Number of optimizer steps behind the weights; 0 is the start."""
     path: str
     adapter: str | None = None
-    """Name under which servers know the adapter (LoRA) that `path` holds; None when it holds all
-    weights."""
+    """Name of the adapter (LoRA) in `path` on the servers; None if `path` contains all weights."""
     checksum: str | None = None
     """SHA-256 over the weight files in name order; None until it is computed. Servers do not wait for
     it."""
@@ -140,5 +139,5 @@ class Policy(Value):
     is_written: bool = True
     """Whether the files exist; broadcast weights are written after they were published."""
     held_until: datetime | None = None
-    """Servers may be reading the files until then; they are not removed before."""
+    """Servers may be reading the files until then; they are not deleted earlier."""
     created_at: datetime = Field(default_factory=utc_now)

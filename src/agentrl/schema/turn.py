@@ -105,7 +105,7 @@ class DispatchedSamplingTask(Value):
     image_placeholder: int | None = None
     """Token id of these placeholders; None without images."""
     image_processor: dict[str, Any] = Field(default_factory=dict)
-    """Settings with which the model's image processor reads them."""
+    """Settings of the model's image processor for them."""
     prompt_positions: int = 0
     """Positions that the prompt took at the server, every image at its full length; 0: unknown."""
     output_ids: TokenIds
@@ -122,7 +122,7 @@ class DispatchedSamplingTask(Value):
     """Messages added to the context since the parent, except its tool results; after a rewrite of the
     context (`branch_reason`), all messages that remain."""
     tools: tuple[dict[str, Any], ...] = ()
-    """OpenAI-form schemas of the tools shown to the model; given on root turns only."""
+    """Schemas, in OpenAI format, of the tools shown to the model; only on root turns."""
     output_text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_results: tuple[ToolResult, ...] = ()
@@ -132,9 +132,9 @@ class DispatchedSamplingTask(Value):
     trainable: bool = True
     """False for calls to a model that is not being trained; they have no token ids."""
     model: str = ""
-    """Name of the model where it is not the policy."""
+    """Name of the model if it is not the policy."""
     reward: float | None = None
-    """What the agent or environment said that the turn earned, on top of the rollout's reward."""
+    """Reward of the turn from the agent or environment, in addition to the rollout's reward."""
     advantage: float | None = None
     """Per-turn override from the rollout (0 for a format error), combined by the trainer."""
     sampling_params: SamplingParams
@@ -180,7 +180,8 @@ def rebuild_prompts(turns: Sequence[DispatchedSamplingTask]) -> list[np.ndarray]
         turns: all turns of the attempt, in order of `index` from 0.
 
     Raises:
-        ValueError: a turn names a parent that is not before it, or shares more than there is.
+        ValueError: a turn names a parent that does not precede it, or shares more tokens than the
+            parent has.
     """
     prompts: list[np.ndarray] = []
     for position, turn in enumerate(turns):

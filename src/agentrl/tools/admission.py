@@ -1,8 +1,8 @@
-"""What servers of tools may send: how many values, how deep, and what tools may be called.
+"""Limits of what tool servers may send: number and depth of values, number and names of tools.
 
-Comes in: messages that were parsed, and listings. Goes out: the reason for which one is refused, in
-one line, or None. The SDK reads a value of a result in some forty microseconds and holds the event
-loop meanwhile, so every transport asks here first.
+Input: parsed messages and tool listings. Output: the one-line reason for refusing one, or None. The
+SDK needs some forty microseconds per value of a result and blocks the event loop meanwhile, so
+every transport checks here first.
 """
 
 import json
@@ -22,14 +22,14 @@ _MAX_VALUES = 50_000
 _MAX_DEPTH = 64
 _MAX_DESCRIPTION_CHARS = 50_000
 _MAX_SCHEMA_CHARS = 500_000
-# No white space, no control characters: names stand in prompts, logs and on terminals.
+# No whitespace or control characters: names appear in prompts, logs and terminals.
 _NAME = re.compile(r"[\w./:@+-]{1,128}")
 
 
 def excess(value: object) -> str | None:
-    """Say why a JSON value is more than a message may hold, or return None.
+    """Return why a JSON value exceeds the limits of a message, or None.
 
-    The count stops at the bound, however much there is.
+    Counting stops at the limit.
     """
     level: list[object] = [value]
     num_values = 0
@@ -44,7 +44,7 @@ def excess(value: object) -> str | None:
         if not below:
             return None
         level = below
-    return f"the answer is nested deeper than {_MAX_DEPTH} levels"
+    return f"the response is nested deeper than {_MAX_DEPTH} levels"
 
 
 def listing_problem(tools: Sequence[Tool]) -> str | None:

@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 URL_VARIABLE = "MCP_SERVER_URL"
 TOKEN_VARIABLE = "MCP_SERVER_TOKEN"
 DEFAULT_URL = "http://127.0.0.1:8000/mcp"
-"""Where `agentrl env up` serves unless it is told otherwise."""
+"""Default address of `agentrl env up`."""
 DEFAULT_NAME = "aworld-mcp"
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
@@ -27,10 +27,10 @@ def get_agent_tool_env_and_servers(
     mcp_server_list: str | Sequence[str] = "",
     tool_config: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the `mcpServers` mapping of an environment and its server names, as agents take them.
+    """Return the `mcpServers` mapping of an environment and its server names, in the agents' format.
 
     Without arguments the address is `MCP_SERVER_URL` and the token `MCP_SERVER_TOKEN`, as
-    `agentrl env up` prints them; without the first, the address where it serves by default.
+    `agentrl env up` prints them; without the former, its default address.
 
     Args:
         url: address of the environment, before `tool_config["url"]` and `MCP_SERVER_URL`.

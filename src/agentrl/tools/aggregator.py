@@ -1,4 +1,4 @@
-"""Client of AgentDock's `/mcpapi`: many tool servers behind plain JSON over HTTP.
+"""Client of AgentDock's `/mcpapi`: many tool servers behind a plain JSON API.
 
     GET  /mcpapi/servers             {"servers": [name, ...]}
     GET  /mcpapi/tools               {"tools": [{"type": "function", "function": {"name":
@@ -31,7 +31,7 @@ from agentrl.tools.server_failures import CircuitBreaker, describe, pause_before
 logger = logging.getLogger(__name__)
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# Statuses by which a server or proxy says that it did not process the request.
+# Statuses with which a server or proxy reports that it did not process the request.
 _STATUS_NOT_SENT = (429, 503)
 _STATUS_LOST = (500, 502, 504)
 _STATUS_REFUSED = (401, 403)
@@ -222,7 +222,7 @@ class AggregatedServer:
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, repeatable: bool
     ) -> CallToolResult:
-        """Call a tool; the protocol does not say which tools may be called twice."""
+        """Call a tool; the protocol does not declare which tools are repeatable."""
         return await self._aggregator.call(self._name, name, arguments)
 
     async def close(self) -> None:

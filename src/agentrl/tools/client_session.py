@@ -1,4 +1,4 @@
-"""One live client of the MCP SDK, over the transport that the server needs."""
+"""One live client of the MCP SDK, on the server's transport."""
 
 import asyncio
 import logging
@@ -44,9 +44,10 @@ _READ_MARGIN_SECONDS = (
 
 
 class McpSession:
-    """A live SDK client, owned by a task of its own.
+    """A live SDK client, owned by a dedicated task.
 
-    The SDK's contexts must be exited by the task that entered them, and callers come from many.
+    The SDK's contexts must be exited by the task that entered them, while calls come from many
+    tasks.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class McpSession:
             raise
 
     async def close(self) -> None:
-        """Close the connection; a command that was started for it ends with it."""
+        """Close the connection, and stop a command that was started for it."""
         self._stop.set()
         if not self._opened.done():
             self._task.cancel()
@@ -121,7 +122,7 @@ class McpSession:
                 self._opened.cancel()
 
     def _last_words(self) -> str:
-        """Return what a command that was started for this connection said last, or how it ended."""
+        """Return the last output of a command that was started for this connection, or its exit."""
         said, status = self._started.last_line, self._started.exit_status
         if said:
             return f"last output: {said}{_variable_hint(self._server, said)}"
@@ -139,7 +140,7 @@ class McpSession:
     async def _watch_tools(self, client: Client) -> None:
         """Listen for changes of the tools until the connection is closed.
 
-        Before protocol 2026-07-28 servers send them unasked.
+        Before protocol 2026-07-28, servers send them without a subscription.
         """
         offered = client.server_capabilities.tools
         if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (
@@ -160,7 +161,7 @@ class McpSession:
                 async for _ in events:
                     self._on_tools_changed()
         except (MCPError, SubscriptionLost, TimeoutError) as error:
-            # The list is read again every now and then in any case.
+            # The list is also refreshed periodically.
             logger.info("%s does not report changes of its tools: %s", self._server.address, error)
 
 
@@ -237,7 +238,7 @@ def _bounded_client(
     timeout: httpx2.Timeout | None = None,
     auth: httpx2.Auth | None = None,
 ) -> httpx2.AsyncClient:
-    """Return a client whose answers are bounded before the SDK reads them."""
+    """Return a client whose responses are checked against limits before the SDK reads them."""
     return httpx2.AsyncClient(
         headers=headers, timeout=timeout, auth=auth, transport=FailureReportingTransport()
     )
@@ -256,7 +257,8 @@ async def _started(
     confinement = config.confinement
     if confinement is None:
         scratch = Path(tempfile.mkdtemp(dir=_scratch_root().name))
-        # In a thread: a command may leave a million files, and something that still writes more.
+        # In a thread: a command may leave a million files, and a process that is still writing
+        # more.
         stack.push_async_callback(asyncio.to_thread, shutil.rmtree, scratch, ignore_errors=True)
         confinement = Confinement(scratch=scratch, hidden=config.hidden_paths)
     writable = tuple(Path(path) for path in server.writable)

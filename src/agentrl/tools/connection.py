@@ -24,7 +24,7 @@ _PING_SECONDS = 5.0
 
 
 class ServerConnection:
-    """Calls one server's tools; connects, reconnects, and retries where that does no harm."""
+    """Calls one server's tools; connects, reconnects, and retries if that is safe."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class ServerConnection:
         Args:
             name: of the server.
             server: the server.
-            config: the bounds on its calls.
-            questions: what it asks is answered here; several connections may share them.
+            config: limits of its calls.
+            questions: answers the server's requests; may be shared by several connections.
         """
         self.name = name
         self.server = server
@@ -57,9 +57,9 @@ class ServerConnection:
         self._connecting = asyncio.Lock()
         self._holds_state = False
         self.num_changes = 0
-        """How often the server said that its tools have changed."""
+        """Number of tool list changes that the server announced."""
         self.instructions = ""
-        """What the server says about its use, once its tools are listed."""
+        """Usage instructions of the server, once its tools are listed."""
         self.protocol_version = ""
         """Of MCP, as negotiated, once its tools are listed."""
 
@@ -116,12 +116,12 @@ class ServerConnection:
         repeatable: bool,
         on_progress: ProgressFnT | None = None,
     ) -> CallToolResult:
-        """Call a tool by the name that its server gives it.
+        """Call a tool by its name on the server.
 
         Args:
             name: of the tool.
             arguments: its arguments.
-            repeatable: carrying the call out twice does no harm.
+            repeatable: the call may safely be executed twice.
             on_progress: callback for the progress that the tool reports.
 
         Raises:
@@ -200,7 +200,7 @@ class ServerConnection:
             return await with_linked_resources(client, result)
 
     async def close(self) -> None:
-        """Close the connection; a command that was started for it ends with it."""
+        """Close the connection, and stop a command that was started for it."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -209,7 +209,7 @@ class ServerConnection:
         """Return whether a failed call may be retried; False for the server's own errors.
 
         Raises:
-            InvalidResult: the result is more than `admission` accepts.
+            InvalidResult: the result exceeds the limits of `admission`.
             ToolError: the infrastructure failed, and a retry might do harm.
         """
         failure = error.data.get(FAILURE_KEY) if isinstance(error.data, dict) else None
@@ -223,7 +223,7 @@ class ServerConnection:
             await self._drop(client)
         if failure in ("session_ended", "not_sent"):
             return True
-        # Servers use the SDK's code for a closed connection for errors of their own, so ask.
+        # Servers also use the SDK's code of a closed connection for their own errors, so check.
         closed = error.code == CONNECTION_CLOSED and not await self._answers(client)
         if failure != "lost" and not closed:
             return False
@@ -301,7 +301,7 @@ async def _all_tools(client: Client) -> list[Tool]:
     while True:
         page = await client.list_tools(cursor=cursor)
         tools += page.tools
-        # A server that invents pages forever is refused for what it has listed so far.
+        # A server with endless pages is refused because of what it has listed so far.
         is_last = page.next_cursor is None or page.next_cursor == cursor
         if is_last or len(tools) > MAX_TOOLS:
             return tools

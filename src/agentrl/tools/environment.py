@@ -1,9 +1,9 @@
 """The environment server of `agentrl env up`: many MCP servers behind one address.
 
-Every client session gets child servers of its own, started at the first call of one of their tools
-and ended with the session, so that no agent sees what another does in a browser or a file system:
-they have namespaces, a scratch directory and bounds of their own (`runtime.confinement`). A child
-that died is restarted at the next call.
+Every client session gets its own child servers, started at the first call of one of their tools and
+stopped with the session. Agents are isolated from one another: child servers have private
+namespaces, a scratch directory and limits (`runtime.confinement`). A child that died is restarted
+at the next call.
 """
 
 import asyncio
@@ -63,13 +63,13 @@ logger = logging.getLogger(__name__)
 FILTER_HEADER = "MCP_SERVERS"
 """Request header with the comma-separated names of the servers that a client wants to see."""
 CLIENT_HEADER = "agentrl-client"
-"""Request header by which clients of protocols without sessions say who they are."""
+"""Request header that identifies clients of protocols without sessions."""
 _CLIENT_NAME = re.compile(r"[\w.~-]{16,128}", re.ASCII)
 _SESSION_HEADER = "mcp-session-id"
 _VERSION_HEADER = "mcp-protocol-version"
 _REAP_SECONDS = 5.0
 _CLOSE_SECONDS = 1
-"""How long calls may continue after the environment is told to stop."""
+"""Grace period of running calls after a stop signal."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class _ClientSession:
         return [one.pid for one in self.connections.values() if one.pid is not None]
 
     async def close(self) -> None:
-        """End the children and remove what they wrote."""
+        """Stop the child servers and delete their files."""
         for connection in self.connections.values():
             await connection.close()
         await asyncio.to_thread(shutil.rmtree, self.scratch, ignore_errors=True)
@@ -113,14 +113,14 @@ class Environment:
         max_sessions: int = 64,
         session_memory_bytes: int = 4 * 2**30,
     ) -> None:
-        """Prepare; no child is started.
+        """Prepare without starting child servers.
 
         Args:
-            config: the child servers and the bounds on their calls.
-            token: bearer token that clients must send; None admits everybody.
-            session_idle_seconds: a session without a call for so long is ended.
-            max_sessions: clients that may have children at the same time.
-            session_memory_bytes: memory of a session's children together.
+            config: the child servers and the limits of their calls.
+            token: bearer token that clients must send; None disables authentication.
+            session_idle_seconds: a session is closed after this time without a call.
+            max_sessions: maximum number of clients with child servers at the same time.
+            session_memory_bytes: total memory limit of a session's child servers.
         """
         self._config = config
         self._max_sessions = max_sessions
@@ -267,10 +267,10 @@ class Environment:
         return session.connections[name]
 
     def _session(self, session_id: str) -> _ClientSession:
-        """Return a client's children.
+        """Return a client's child servers.
 
         Raises:
-            MCPError: as many clients as there may be have some.
+            MCPError: the maximum number of clients is reached.
         """
         if session_id not in self._sessions:
             if len(self._sessions) >= self._max_sessions:
@@ -291,9 +291,9 @@ class Environment:
         return self._config.model_copy(update={"confinement": confinement})
 
     async def _offers(self, headers: Headers) -> dict[str, _Offer]:
-        """Return the tools that a client may call, by the names that it sees.
+        """Return the tools that a client may call, by displayed name.
 
-        A name that several of its servers use is qualified with the server's.
+        A name used by several servers is qualified with the server's name.
         """
         visible = self._visible(headers)
         async with self._listing:
@@ -369,7 +369,7 @@ class _SessionGate:
             return None
         if _client_of(headers) is not None:
             return None
-        # Later versions have no sessions over HTTP, without which clients cannot be told apart.
+        # Later versions have no sessions over HTTP, which are needed to distinguish clients.
         error = {
             "code": UNSUPPORTED_PROTOCOL_VERSION,
             "message": "this server keeps state per client; start with `initialize`, or send a "
@@ -416,7 +416,7 @@ async def serve(
     host: str,
     when_ready: Callable[[], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; calls in flight then are abandoned after a second."""
+    """Serve until SIGINT or SIGTERM; running calls are abandoned after a second."""
     config = uvicorn.Config(
         environment.app(host=host),
         log_config=None,

@@ -31,7 +31,7 @@ _SESSION_HEADER = "mcp-session-id"
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 # Servers close idle connections after 5 s; reusing one at that moment fails.
 _KEEPALIVE_SECONDS = 3.0
-# Statuses by which a server or proxy says that it did not process the request.
+# Statuses with which a server or proxy reports that it did not process the request.
 _STATUS_NOT_SENT = (429, 503)
 _STATUS_LOST = (500, 502, 504)
 _ACCEPTED = 202
@@ -106,9 +106,9 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
 
 
 class _Stream(httpx2.AsyncByteStream):
-    """An event stream that ends when its connection breaks: the SDK then fails only that call.
+    """An event stream that ends when its connection breaks, so that the SDK fails only that call.
 
-    It ends, too, at an event that holds more than is parsed, and the call it answers is told so.
+    It also ends at an event that exceeds the parsing limits, with an error for the call.
     """
 
     def __init__(self, request: httpx2.Request, answer: aiohttp.ClientResponse) -> None:
@@ -163,7 +163,7 @@ def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Res
     if status < 400:
         return response
     if status == 404:
-        # Without a session the SDK decides: it may mean an older protocol.
+        # Without a session, the SDK decides: the status may indicate an older protocol.
         if _SESSION_HEADER in request.headers:
             return _failure(request, "session_ended", "the session has ended")
         return response
@@ -199,7 +199,7 @@ def _failure(request: httpx2.Request, failure: Failure, message: str) -> httpx2.
 
 
 def _refusing_event(request: httpx2.Request, message: str) -> bytes:
-    """Return the event that answers the call of a POST with an error; a GET answers none."""
+    """Return the event that fails the call of a POST; a GET has no call."""
     if request.method != "POST":
         return b""
     error = _error(json.loads(request.content).get("id"), "too_large", message)

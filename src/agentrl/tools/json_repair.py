@@ -1,9 +1,9 @@
-"""Repairs messages of servers that are almost JSON.
+"""Repairs server messages that are almost valid JSON.
 
-Servers written in JavaScript send a text that was cut in the middle of an emoji with half of a
-surrogate pair in it. The SDK's parser refuses the whole message, and the caller waits forever. Here
-the half becomes U+FFFD. Servers over pipes may also print lines that are no message at all: these
-are skipped, and reported once.
+If a server written in JavaScript truncates a text in the middle of an emoji, its message contains a
+lone surrogate. The SDK's parser then refuses the whole message, and the caller waits forever. Here
+the surrogate is replaced with U+FFFD. Servers over pipes may also print lines that are not
+messages: these are ignored, and reported once.
 """
 
 import json
@@ -41,9 +41,9 @@ _ANSWERED = re.compile(r'"id"\s*:\s*(\d+|"[^"\\]{1,64}")')
 
 
 def repaired(data: bytes) -> bytes:
-    """Return JSON text with every half of a surrogate pair replaced by U+FFFD.
+    """Return JSON text with every lone surrogate replaced by U+FFFD.
 
-    Text made to take long, with more surrogates than any page has, is returned as it is.
+    Text with an implausible number of surrogates, meant to take long, is returned unchanged.
     """
     parts: list[bytes] = []
     kept = num_found = 0
@@ -98,7 +98,7 @@ async def repairing(
     Args:
         transport: of the SDK's client.
         what: names the server.
-        on_message: is shown every message that is passed on.
+        on_message: called with every message that is passed on.
     """
     # The SDK logs a traceback for every line that is no message; `_RepairedStream` warns once.
     # Adding the same filter again has no effect.
@@ -108,7 +108,7 @@ async def repairing(
 
 
 class _RepairedStream:
-    """A read stream of the SDK that parses again what the SDK could not.
+    """A read stream of the SDK that repairs and parses messages that the SDK could not parse.
 
     Written against mcp 2: the SDK passes a line that it cannot parse on as a `ValidationError`, and
     reads through the methods below. Its own protocol for this is private.
@@ -167,7 +167,7 @@ class _RepairedStream:
         return _admitted(SessionMessage(message))
 
     def _unreadable(self, line: str, error: Exception) -> SessionMessage | Exception:
-        """Return an error response for the call that a line was meant to answer, if it was."""
+        """Return an error response for the call that an invalid line belongs to, if any."""
         id_ = _answered(line)
         if id_ is not None:
             failure = ErrorData(code=PARSE_ERROR, message="the response cannot be parsed")
@@ -181,7 +181,7 @@ class _RepairedStream:
 
 
 def _admitted(item: SessionMessage) -> SessionMessage:
-    """Return a message, or the error that stands for one that holds too much."""
+    """Return a message, or an error in place of one that exceeds the limits."""
     answer = item.message
     reason = excess(answer.result) if isinstance(answer, JSONRPCResponse) else None
     if reason is None:
@@ -191,7 +191,7 @@ def _admitted(item: SessionMessage) -> SessionMessage:
 
 
 def refused_line(line: bytes, reason: str) -> SessionMessage | ValueError:
-    """Return the error that stands for an answer that holds too much to be parsed."""
+    """Return the error in place of a response that exceeds the parsing limits."""
     ends = line[:_ID_BYTES], line[-_ID_BYTES:]
     found = next(
         filter(None, (_ANSWERED.search(end.decode(errors="replace")) for end in ends)), None
@@ -209,7 +209,7 @@ def _is_not_a_parse_failure(record: logging.LogRecord) -> bool:
 
 
 def _answered(line: str) -> str | int | None:
-    """Return the id of the request that an unreadable message answers, if it answers one."""
+    """Return the id of the request that an unreadable message responds to, if any."""
     if '"jsonrpc"' not in line:
         return None
     try:

@@ -1,7 +1,7 @@
 """The tools of a run's MCP servers as one tool box.
 
-Comes in: a `ToolsConfig`. Goes out: tool results for the model, and `ToolError` where the
-infrastructure failed. A tool's own errors are results.
+Input: a `ToolsConfig`. Output: tool results for the model, and `ToolError` if the infrastructure
+failed. A tool's own errors are results.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ Connection = ServerConnection | AggregatedServer
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What the model is told of a call."""
+    """The outcome of a call, as shown to the model."""
 
     text: str
     is_error: bool
@@ -59,19 +59,19 @@ class McpToolBox:
         """Of a rollout: changes of each server's tools that the model knows of."""
 
     def offer(self, specs: Sequence[ToolSpec], connections: Mapping[str, Connection]) -> None:
-        """Offer these tools from now on; rollouts that have begun keep the former ones."""
+        """Offer these tools to new rollouts; running rollouts keep the previous ones."""
         self._specs = tuple(specs)
         self._by_name = {spec.name: spec for spec in specs}
         self._connections = dict(connections)
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools on offer, by server and then in the server's order."""
+        """The offered tools, by server, in the server's order."""
         return self._specs
 
     @property
     def instructions(self) -> str:
-        """What the servers of these tools say about their use; empty where they say nothing."""
+        """Usage instructions of the tools' servers; empty if there are none."""
         if not self._config.show_instructions:
             return ""
         used = dict.fromkeys(spec.server for spec in self._specs)
@@ -96,11 +96,11 @@ class McpToolBox:
     ) -> ToolResult:
         """Call a tool.
 
-        Errors that the model can react to are results with `is_error`: an unknown name, arguments
-        that the server refuses, a tool's own error, a tool that takes too long.
+        Errors that the model can react to are results with `is_error`: an unknown name, refused
+        arguments, a tool's own error, a timeout.
 
         Raises:
-            ToolError: the server is unreachable, or was lost where a retry might do harm.
+            ToolError: the server is unreachable, or was lost and a retry is not safe.
         """
         started = time.monotonic()
         spec = self._by_name.get(name)
@@ -143,10 +143,10 @@ class McpToolBox:
                 await connection.close()
 
     async def _tools_added(self, server: str) -> str:
-        """Offer the tools that a server added during the rollout; return the note of them.
+        """Offer tools that a server added during the rollout; return a note about them.
 
-        The prompt's list of tools is behind the model already, so that new ones are described in
-        the result after which they were there.
+        The prompt with the list of tools is already sampled from, so new tools are described in the
+        result of the current call.
         """
         connection = self._connections[server]
         if self._num_changes is None or not isinstance(connection, ServerConnection):
@@ -213,7 +213,7 @@ class McpToolBox:
 
 Server = ServerConnection | Aggregator
 Offer = Mapping[str, tuple[Sequence[Tool], Connection]]
-"""What a configured server offers, by name: its own tools, or those of each server behind it."""
+"""Tools of a configured server, by name: its own, or those of each server behind it."""
 
 
 @asynccontextmanager

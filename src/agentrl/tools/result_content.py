@@ -27,7 +27,7 @@ _NO_JSON = object()
 
 
 def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = False) -> str:
-    """Return the text of a result, and its structured content where the text does not give it.
+    """Return the text of a result, with its structured content if the text lacks it.
 
     Args:
         result: what the tool returned.
@@ -43,7 +43,7 @@ def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = F
 
 def _is_told(structured: dict[str, Any], texts: Sequence[str]) -> bool:
     """Say whether the texts of a result give its structured content, as most servers see to."""
-    # The official SDK wraps what is no object, and shows a list as one block an item.
+    # The official SDK wraps values that are not objects, and shows a list as one block per item.
     value = structured["result"] if structured.keys() == {"result"} else structured
     if value in texts or (isinstance(value, list) and value and len(value) == len(texts)):
         return True
@@ -68,9 +68,9 @@ def cut_middle(text: str, max_chars: int) -> str:
 
 
 async def with_linked_resources(client: Client, result: CallToolResult) -> CallToolResult:
-    """Return a result whose first links are replaced by what they lead to.
+    """Return a result whose first links are replaced with their contents.
 
-    The model has no other way there. Nothing but the server that links is asked.
+    The model cannot follow links itself. Only the server of the result is queried.
     """
     links = [block for block in result.content if isinstance(block, ResourceLink)][:MAX_LINKS]
     if not links or client.server_capabilities.resources is None:
@@ -84,7 +84,7 @@ async def with_linked_resources(client: Client, result: CallToolResult) -> CallT
 
 
 async def _linked(client: Client, link: ResourceLink) -> list[ContentBlock]:
-    """Return what a link leads to; nothing where the server does not say."""
+    """Return the contents of a link; nothing if the server does not provide them."""
     try:
         read = await client.read_resource(link.uri)
     except (MCPError, ValidationError):

@@ -17,8 +17,8 @@ from agentrl.runtime.confinement import Confinement
 
 Transport = Literal["http", "sse", "stdio", "aggregator"]
 ROLLOUT_DIR = "${rollout_dir}"
-"""Stands for a directory of the rollout's own in arguments, variables and working directory of a
-`per_rollout` command."""
+"""Placeholder of the rollout's private directory in the arguments, variables and working directory
+of a `per_rollout` command."""
 _SECRET_FLAG = re.compile(r"-\S*(?:key|token|secret|passw|auth|credential)\S*", re.IGNORECASE)
 
 
@@ -38,8 +38,8 @@ class McpServer(BaseModel):
     """Environment of the command, in addition to PATH, HOME and the like."""
     cwd: str | None = None
     writable: tuple[str, ...] = ()
-    """Directories outside of its scratch directory to which a command of `agentrl env up` writes;
-    all clients see what is in them."""
+    """Directories outside its scratch directory that a command of `agentrl env up` may write to;
+    they are shared by all clients."""
     call_timeout_seconds: float | None = Field(default=None, gt=0)
     """Longest tool call; `ToolsConfig.call_timeout_seconds` when not given."""
     per_rollout: bool = False
@@ -47,8 +47,8 @@ class McpServer(BaseModel):
     resumable: bool = False
     """The server keeps no state between calls: another sampler may resume a rollout."""
     elicitation: Literal["decline", "accept"] = "decline"
-    """What a question of the server to its user is answered with: `accept` sends a form's own
-    defaults, where every required field has one."""
+    """Response to a server's question to its user: `accept` sends the form's defaults if every
+    required field has one."""
     written: tuple[str, ...] = Field(default=(), repr=False)
     """Its address, or command and arguments, with environment variables not yet filled in."""
 
@@ -104,9 +104,9 @@ class ToolsConfig(BaseModel):
     """Bearer token sent to every HTTP server that has no `Authorization` header of its own."""
     connect_timeout_seconds: float = Field(default=10.0, gt=0)
     start_timeout_seconds: float = Field(default=60.0, gt=0)
-    """How long a command may take until it answers: `npx` and `uvx` download it first."""
+    """Startup timeout of a command: `npx` and `uvx` download it first."""
     call_timeout_seconds: float = Field(default=120.0, gt=0)
-    """Longest tool call; a longer one ends in an error that the model sees."""
+    """Timeout of a tool call; the model sees the error."""
     max_call_seconds: float = Field(default=600.0, gt=0)
     """Longest call of a tool that reports progress: each report extends the call by
     `call_timeout_seconds`, up to this."""
@@ -115,20 +115,20 @@ class ToolsConfig(BaseModel):
     down_seconds: float = Field(default=2.0, ge=0)
     """Seconds between two probes of a server that is down."""
     down_patience_seconds: float = Field(default=15.0, ge=0)
-    """How long a call waits for a server that is down to come back."""
+    """How long a call waits for a server that is down to recover."""
     max_retries: int = Field(default=4, ge=0)
-    """Retries after a connection failure, where a repeated call does no harm."""
+    """Retries after a connection failure, if repeating the call is safe."""
     retry_delay_seconds: float = Field(default=0.5, ge=0)
     """Pause before the first retry; it doubles with each further one."""
     retry_lost_calls: bool = False
     """Also retry calls whose response was lost and that may have been carried out, for tools that do
     not declare themselves read-only or idempotent."""
     refresh_seconds: float = Field(default=60.0, gt=0)
-    """Seconds between two refreshes of the servers' tool lists; a rollout keeps the tools that it began
-    with."""
+    """Seconds between two refreshes of the servers' tool lists; a rollout keeps the tools that it
+    started with."""
     confinement: Confinement | None = None
-    """What commands may reach; by default everything but the hidden paths, and a scratch directory
-    of their own."""
+    """What commands can access; by default everything but the hidden paths, and a private scratch
+    directory."""
     hidden_paths: tuple[Path, ...] = ()
     """Files and directories that commands do not see."""
     log_dir: Path | None = None
@@ -136,7 +136,7 @@ class ToolsConfig(BaseModel):
     log_prefix: str = "tool_"
     """What names of these files start with."""
     show_instructions: bool = True
-    """Show the model what servers say about their use."""
+    """Show the servers' usage instructions to the model."""
     show_images: bool = False
     """Pass images in results on to the model instead of describing them."""
     max_result_chars: int = Field(default=200_000, gt=0)
@@ -153,7 +153,7 @@ class ToolsConfig(BaseModel):
         """The servers in use.
 
         Raises:
-            ConfigError: `server_names` holds a name that no server has.
+            ConfigError: `server_names` contains an unknown name.
         """
         if self.server_names is None:
             return dict(self.servers)
@@ -168,7 +168,7 @@ class ToolsConfig(BaseModel):
         }
 
     def check_server_names(self, known: Collection[str]) -> None:
-        """Raise ConfigError if `server_names` holds a name that is not among the known ones."""
+        """Raise ConfigError if `server_names` contains an unknown name."""
         unknown = [name for name in self.server_names or () if name not in known]
         if unknown:
             near = get_close_matches(unknown[0], known, n=1)
@@ -184,7 +184,7 @@ def http_headers(server: McpServer, config: ToolsConfig) -> dict[str, str]:
         for name, value in server.headers.items()
         if name.lower() != "accept-encoding"
     }
-    # The bounds on answers count the bytes that arrive, so none may be compressed.
+    # The limits of responses count received bytes, so responses must not be compressed.
     headers["Accept-Encoding"] = "identity"
     named = {name.lower() for name in headers}
     if config.auth_token is not None and "authorization" not in named:
@@ -217,7 +217,7 @@ _TRANSPORT_NAMES: dict[str, Transport] = {
 }
 _VARIABLE = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _OTHER_VARIABLE = re.compile(r"\$\{(?:input|workspaceFolder|userHome|command)\b[^}]*\}")
-# Settings of other clients that mean nothing here: who confirms a call, how a server is displayed.
+# Settings of other clients that are ignored here: who confirms a call, how a server is displayed.
 _NOT_OURS = ("autoApprove", "alwaysAllow", "trust", "description", "icon", "sse_read_timeout")
 _URL_KEYS = ("serverUrl", "httpUrl")
 

@@ -16,9 +16,9 @@ _MAX_PAUSE_SECONDS = 10.0
 
 
 def describe(error: BaseException) -> str:
-    """Return one short line that says what went wrong, looking into exception groups.
+    """Describe an error in one short line, looking into exception groups.
 
-    Servers word their errors, so these are cut and made printable.
+    Error texts come from servers, so they are truncated and made printable.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -37,10 +37,10 @@ async def pause_before_retry(config: ToolsConfig, attempt: int) -> None:
 
 
 class CircuitBreaker:
-    """Counts a server's consecutive failures, and holds callers back while it seems to be down.
+    """Circuit breaker: counts a server's consecutive failures, and delays callers while it is down.
 
     After `threshold` failures the circuit is open. Every `seconds`, one caller is let through to
-    probe the server; the others wait for its result, and give up after `patience` seconds. A
+    probe the server; the others wait for its result, for at most `patience` seconds. A
     success closes the circuit.
     """
 
@@ -63,9 +63,9 @@ class CircuitBreaker:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Wait for admission, and record what came of the block.
+        """Wait for admission, and record the outcome of the block.
 
-        A `ToolError` is the server's failure. A tool's own error shows that the server is well. A
+        A `ToolError` is the server's failure. A tool's own error shows that the server works. A
         cancelled call shows neither.
 
         Raises:
@@ -111,7 +111,7 @@ class CircuitBreaker:
         """Record the end of a call.
 
         Args:
-            healthy: whether the server answered, be it with an error; None if unknown.
+            healthy: whether the server responded, even with an error; None if unknown.
         """
         was_open = self.is_open
         self._probing = False

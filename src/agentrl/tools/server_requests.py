@@ -1,10 +1,10 @@
-"""What MCP servers ask of their client, and calls that they carry on as tasks.
+"""Requests of MCP servers to their client, and calls that they continue as tasks.
 
-Input: a server's policy. Output: what the SDK's client needs to answer. A rollout has no user: a
-question to one (elicitation) is declined, and said once, unless the server's policy accepts the
-form's own defaults. A language model (sampling) and roots are not offered; a server that asks for
-them all the same gets an error, and the log says so once. A call that becomes a task (the extension
-of protocol 2026-07-28) is polled to its end within the call's time.
+Input: a server's policy. Output: the handlers of the SDK's client. A rollout has no user: a
+question to the user (elicitation) is declined and logged once, unless the server's policy accepts
+the form's defaults. Sampling and roots are not supported; a request for them gets an error and is
+logged once. A call that becomes a task (an extension of protocol 2026-07-28) is polled to
+completion within the call's timeout.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _NOT_OFFERED = {"sampling": "a language model", "roots": "roots"}
 """Capabilities that samplers do not have, in words."""
 
 still_working: ContextVar[Callable[[], None] | None] = ContextVar("still_working", default=None)
-"""Called whenever the task behind the current call says that it continues."""
+"""Called whenever the task of the current call reports that it is still running."""
 
 
 class ServerQuestions:
@@ -65,7 +65,7 @@ class ServerQuestions:
     async def answer(
         self, context: object, params: ElicitRequestParams
     ) -> ElicitResult | ErrorData:
-        """Return the form's defaults where the policy says so and they suffice; else decline."""
+        """Return the form's defaults if the policy accepts and they suffice; else decline."""
         content = _defaults(params) if self._accepts else None
         if content is not None:
             return ElicitResult(action="accept", content=content)
@@ -79,7 +79,7 @@ class ServerQuestions:
         return ElicitResult(action="decline")
 
     def note(self, message: JSONRPCMessage) -> None:
-        """Say once that a message needs what is not offered; the SDK answers with an error."""
+        """Log once that a message requires an unsupported capability; the SDK answers with an error."""
         for capability in _needed_capabilities(message):
             if capability in _NOT_OFFERED and self._says_first(capability):
                 logger.warning(
@@ -116,7 +116,7 @@ def _needed_capabilities(message: JSONRPCMessage) -> Iterator[str]:
 
 
 def _defaults(params: ElicitRequestParams) -> dict[str, Any] | None:
-    """Return the default of every field of a form; None where a required one has none."""
+    """Return the default of every field of a form; None if a required field has none."""
     if not isinstance(params, ElicitRequestFormParams):
         return None  # an address that somebody would have to visit
     schema = params.requested_schema
@@ -137,7 +137,7 @@ def _defaults(params: ElicitRequestParams) -> dict[str, Any] | None:
 
 
 class TaskHandle(Result):
-    """What a server returns instead of a result that will take long."""
+    """What a server returns in place of a slow result."""
 
     result_type: Literal["task"]
     task_id: str
@@ -184,7 +184,7 @@ class UpdateTask(Request[TaskUpdateParams, Literal["tasks/update"]]):
 
 
 class CancelTask(Request[TaskParams, Literal["tasks/cancel"]]):
-    """Tells that nobody waits for a task any longer."""
+    """Cancels a task whose result is no longer awaited."""
 
     method: Literal["tasks/cancel"] = "tasks/cancel"
     params: TaskParams
@@ -192,7 +192,7 @@ class CancelTask(Request[TaskParams, Literal["tasks/cancel"]]):
 
 
 class PolledTasks(ClientExtension):
-    """The extension by which servers may turn a call into a task."""
+    """The extension that lets servers turn a call into a task."""
 
     identifier = "io.modelcontextprotocol/tasks"
 
@@ -202,10 +202,10 @@ class PolledTasks(ClientExtension):
 
 
 async def _finished(handle: TaskHandle, context: ClaimContext) -> CallToolResult:
-    """Poll a task to its end; a call that nobody waits for any longer is cancelled.
+    """Poll a task to completion; cancel it when its call is abandoned.
 
     Raises:
-        MCPError: the task failed, asks for what is not offered, or is not known to the server.
+        MCPError: the task failed, requests an unsupported capability, or is unknown to the server.
     """
     params = TaskParams(task_id=handle.task_id)
     pause = _FIRST_POLL_SECONDS
@@ -237,7 +237,7 @@ def _poll_seconds(pause: float, asked_for_ms: int | None) -> float:
 
 
 async def _answer_all(task_id: str, state: TaskState, context: ClaimContext) -> None:
-    """Answer what a task asks as calls are answered; end one that needs what is not offered.
+    """Answer a task's requests like those of calls; cancel a task that needs an unsupported capability.
 
     Raises:
         MCPError: it does.

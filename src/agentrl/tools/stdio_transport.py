@@ -1,9 +1,9 @@
-"""MCP over the pipes of a command: started in bounds, read in bounds, and heard when it complains.
+"""MCP over the pipes of a command, with confinement, size limits and a log of its standard error.
 
-The SDK's own transport holds a line of any length, and the server's standard error goes where the
-process's own goes. Input: a server's description. Output: the streams that the SDK's client reads
-and writes. What the server prints on standard error is kept in a log, up to a size, and the end of
-it stands in the error when the server dies.
+The SDK's own transport buffers lines of any length, and the server inherits the process's standard
+error. Input: a server's description. Output: the streams that the SDK's client reads and writes.
+The server's standard error is kept in a size-limited log, whose end is quoted in the error if the
+server dies.
 """
 
 import asyncio
@@ -36,30 +36,30 @@ MAX_LOG_BYTES = 8 * 2**20
 _MAX_SAID_CHARS = 500
 _LOG_CHUNK_BYTES = 2**16
 _END_SECONDS = 2.0
-"""How long a server may take to end after its standard input closed, and again after SIGTERM."""
+"""Grace period of a server after its standard input is closed, and again after SIGTERM."""
 
 _Streams = tuple[Any, Any]
 
 
 class StdioServer:
-    """A command that is or was running: its process, and what it says on standard error."""
+    """A command that is or was running: its process and standard error."""
 
     def __init__(self, log_path: Path | None) -> None:
         """Prepare; standard error is appended to a log of bounded size, if one is named."""
         self.pid: int | None = None
         self.exit_status: int | None = None
-        """Of a command that has ended; negative where it was killed."""
+        """Of a command that has exited; negative if it was killed."""
         self._log_path = log_path
         self._num_logged = 0
         self._last: deque[str] = deque(maxlen=1)
 
     @property
     def last_line(self) -> str:
-        """The last line that is not empty, fit to be quoted."""
+        """The last non-empty line, made printable."""
         return self._last[0] if self._last else ""
 
     async def hear(self, stream: asyncio.StreamReader) -> None:
-        """Read standard error to its end, so that the server never waits for it to be read."""
+        """Read all of standard error, so that the server never blocks on writing it."""
         rest = ""
         while chunk := await stream.read(_LOG_CHUNK_BYTES):
             *lines, rest = (rest + chunk.decode(errors="replace")).split("\n")
@@ -91,7 +91,7 @@ async def stdio_transport(
     cwd: str | Path | None,
     started: StdioServer,
 ) -> AsyncIterator[_Streams]:
-    """Start a command and yield the streams of the connection with it; it ends with the context.
+    """Start a command and yield the streams of its connection; it is stopped with the context.
 
     Raises:
         ToolError: it cannot be started.
@@ -126,7 +126,7 @@ async def stdio_transport(
             reading.cancel()
             await asyncio.shield(_end(process))
             started.pid, started.exit_status = None, process.returncode
-            # Something that left the group may hold standard error open.
+            # A process that left the group may keep standard error open.
             await asyncio.wait({hearing}, timeout=_END_SECONDS)
             hearing.cancel()
             for stream in (incoming, received, to_send, outgoing):
@@ -183,7 +183,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, number)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    # A pipe that is not read to its end keeps the transport, which nothing public closes.
+    # An unread pipe keeps the transport alive, and no public method closes it.
     process._transport.close()  # type: ignore[attr-defined]
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), _END_SECONDS)

@@ -1,4 +1,4 @@
-"""What a rollout knows of tools: schemas, a box to call them, and which are shown under which name."""
+"""Tools as seen by a rollout: schemas, a tool box to call them, and their displayed names."""
 
 import logging
 import re
@@ -19,7 +19,7 @@ class ToolSpec:
     """A tool as the model sees it."""
 
     name: str
-    """Unique in its box; `server.tool` where several servers offer the same name."""
+    """Unique in its tool box; `server.tool` if several servers offer the same name."""
     description: str
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
@@ -51,7 +51,7 @@ class ToolBox(Protocol):
 
     @property
     def instructions(self) -> str:
-        """What the servers of these tools say about their use; empty where they say nothing."""
+        """Usage instructions of the tools' servers; empty if there are none."""
         ...
 
     async def call(
@@ -59,8 +59,8 @@ class ToolBox(Protocol):
     ) -> ToolResult:
         """Call a tool, within a time bound.
 
-        Errors that the model can react to (an unknown name, bad arguments, the tool's own error, a
-        call that takes too long) are results with `is_error`.
+        Errors that the model can react to (an unknown name, invalid arguments, the tool's own
+        error, a timeout) are results with `is_error`.
 
         Raises:
             ToolError: the infrastructure behind the tool failed.
@@ -113,7 +113,7 @@ def check_filters(listed: Listed, config: ToolsConfig) -> None:
 def unique_names(tools: Sequence[tuple[str, str]]) -> list[str]:
     """Return a unique name for each (server, tool).
 
-    It is the tool's own name, or `server.tool` where that is not unique.
+    It is the tool's own name, or `server.tool` if that is not unique.
     """
     names = [tool for _, tool in tools]
     while True:
@@ -158,7 +158,7 @@ def _spec(name: str, server: str, tool: Tool) -> ToolSpec:
     return ToolSpec(
         name=name,
         description=tool.description or "",
-        # Chat templates read `properties`, also where a tool takes no arguments.
+        # Chat templates read `properties` even of tools without arguments.
         parameters=_in_order({**schema, "properties": schema.get("properties") or {}}),
         server=server,
         remote_name=tool.name,
@@ -167,15 +167,15 @@ def _spec(name: str, server: str, tool: Tool) -> ToolSpec:
 
 
 def _in_order(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with its keys in the one order in which models are shown them.
+    """Return a schema with its keys in the canonical order shown to models.
 
-    The SDK's older and newer protocols list them in different ones, and a connection may change
-    over at any time: a rollout that is resumed must find the prompt that it began with.
+    The SDK's older and newer protocols use different orders, and a connection may switch at any
+    time, but a resumed rollout must have the same prompt as before.
     """
     first = {key: schema[key] for key in _FIRST_KEYS if key in schema}
     return first | {key: schema[key] for key in sorted(schema.keys() - first.keys())}
 
 
 def _names_of(spec: ToolSpec) -> set[str]:
-    """Return the names by which a configuration may refer to a tool."""
+    """Return the names that a configuration may use for a tool."""
     return {spec.name, spec.remote_name, f"{spec.server}.{spec.remote_name}"}

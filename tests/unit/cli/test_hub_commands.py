@@ -67,7 +67,7 @@ def test_an_exported_data_set_goes_to_a_repository_of_its_kind(
     ("words", "token", "status", "message"),
     [
         (["me/x", "--run_name", "mine"], "", 2, "set HF_TOKEN to a token with write access"),
-        (["me/x", "--run_name", "none"], TOKEN, 2, "output/none holds no checkpoint"),
+        (["me/x", "--run_name", "none"], TOKEN, 2, "output/none contains no checkpoint"),
         (["me/x/y", "--run_name", "mine"], TOKEN, 2, "'me/x/y' is not a valid repository name"),
         (["me/x", "--dataset", "nowhere"], TOKEN, 2, "'nowhere' does not exist"),
         (["me/x", "--dataset", "empty"], TOKEN, 2, "empty contains no files to upload"),

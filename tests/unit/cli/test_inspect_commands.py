@@ -199,7 +199,7 @@ MISTAKES: list[tuple[list[str], str, int]] = [
     (["records", "--score", "good"], "'good' is not a condition on a score; give '>=0.5'", 2),
     (["records", "--score", ">="], "give '>=0.5', '<0.2', 1, 0.2..0.8, or none", 2),
     (["records", "--outcome", "bad"], "'bad' is not one of 'answered', 'no_answer'", 2),
-    (["samplers", "--follow"], "takes no --follow, `agentrl inspect progress` does", 2),
+    (["samplers", "--follow"], "has no --follow, but `agentrl inspect progress` does", 2),
     (["failures", "--limit", "none"], "'--limit': 'none' is not a valid whole number", 2),
     (["failures", "--limit", "0"], "0 is not in the range x>=1", 2),
     (["failures", "--limit"], "--limit needs a value", 2),

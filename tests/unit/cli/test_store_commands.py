@@ -39,7 +39,7 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert json.loads(call("stats", "--json"))["num_tokens"] == 214
     assert "214 tokens" in call("stats")
     assert f"documents of run '{name}' in copy" in call("export", "copy")
-    assert "exists already" in call("export", "copy", code=2)
+    assert "already exists" in call("export", "copy", code=2)
     assert "'csv' is not one of 'jsonl', 'parquet', 'chat', 'dataset', 'atif'" in call(
         "export", "x", "--format", "csv", code=2
     )

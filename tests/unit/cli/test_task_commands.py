@@ -117,7 +117,7 @@ def test_questions_of_a_second_file_go_to_the_end_of_the_stream(
 
     assert add("a", "b", num_generations=1).startswith("2 new tasks")
     said = add("c", "a", "b", "d", num_generations=2)
-    assert said == "added 2 tasks to 'cli_second'; 2 existed already\n"
+    assert said == "2 new tasks in 'cli_second'; 2 existed already\n"
     # What was there keeps its place and its slots; no position is left empty.
     assert asyncio.run(orders(uri, run)) == [
         ("train/0/a", 0, 1),
@@ -139,7 +139,7 @@ def test_another_question_under_a_known_id_is_refused_and_nothing_is_overwritten
     assert statuses[-1] == 2
     said = capsys.readouterr()
     assert said.out.count("1 new tasks") == 1
-    assert "id 'line1' belongs to another question of the run, 'What is A?'" in said.err
+    assert "id 'line1' already belongs to another question of the run, 'What is A?'" in said.err
     assert len(asyncio.run(orders(uri, run))) == 1
 
 

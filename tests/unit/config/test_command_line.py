@@ -79,8 +79,8 @@ def test_names_of_other_trainers_that_mean_the_same_are_aliases(
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["--epsilon_high", "0.28"], ["--epsilon_higher", "extra width", "0.28", "0.08"]),
-        (["--clip_ratio_high", "0.28"], ["--epsilon_higher", "extra width"]),
+        (["--epsilon_high", "0.28"], ["--epsilon_higher", "is added to --epsilon", "0.28", "0.08"]),
+        (["--clip_ratio_high", "0.28"], ["--epsilon_higher", "is added to --epsilon"]),
         (["--batch_size", "4"], ["--groups_per_step"]),
         (["--max_completion_length", "9"], ["--max_new_tokens", "one model call"]),
         (["--actor_rollout_ref.actor.optim.lr", "1"], ["--learning_rate"]),
@@ -98,7 +98,7 @@ def test_names_of_other_trainers_that_mean_the_same_are_aliases(
         (["--use_peft"], ["--lora_rank"]),
         (["--deepspeed", "ds.json"], ["FSDP2"]),
         (["--per_device_eval_batch_size", "3"], ["--max_concurrent_samples_per_process"]),
-        (["--torch_compile", "true"], ["leave it out"]),
+        (["--torch_compile", "true"], ["remove it"]),
         (["--torch_compile_backend", "inductor"], ["not compiled"]),
         (["--ddp_find_unused_parameters", "false"], ["FSDP2"]),
         (["--dataloader_persistent_workers", "true"], ["no data loader"]),

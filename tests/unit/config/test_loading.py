@@ -40,7 +40,10 @@ SGLANG = ("--inference_backend", "sglang")
             ["--weight_sync=delta", "--lora_rank", "4"],
             "use --weight_sync disk with adapters (--lora_rank)",
         ),
-        (["--weight_sync=delta", "--inference_backend=sglang"], "SGLang takes whole tensors only"),
+        (
+            ["--weight_sync=delta", "--inference_backend=sglang"],
+            "SGLang accepts whole tensors only",
+        ),
         (["--weight_sync=delta", "--colocated"], "and --colocated releases them"),
         (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
         (
@@ -80,15 +83,15 @@ SGLANG = ("--inference_backend", "sglang")
             [*SGLANG, "--inference_gpus", "1-3", "--num_inference_servers", "2"],
             "2 servers of 1 GPUs each need 2",
         ),
-        ([*SGLANG, "--trainer_gpus", "0-3", "--inference_gpus", "2-5"], "have 2-3 in common"),
+        ([*SGLANG, "--trainer_gpus", "0-3", "--inference_gpus", "2-5"], "share 2-3"),
         (
             [*SGLANG, "--trainer_gpus", "0,1", "--inference_gpus", "2,3", "--colocated"],
             "repeat those of --trainer_gpus",
         ),
         ([*SGLANG, "--inference_gpus", "1", "--enable_sampling", "false"], "starts no servers"),
         (["--inference_urls", "http://h:1", "--inference_gpus", "1"], "are already running"),
-        ([*SGLANG, "--sglang_args=--tp 2"], "--sglang_args --tp: give --inf_tp_size"),
-        ([*SGLANG, "--sglang_args=--base-gpu-id=4"], "give --inference_gpus"),
+        ([*SGLANG, "--sglang_args=--tp 2"], "--sglang_args --tp: use --inf_tp_size"),
+        ([*SGLANG, "--sglang_args=--base-gpu-id=4"], "use --inference_gpus"),
         ([*SGLANG, "--sglang_args='"], "No closing quotation"),
         (["--sglang_args=--dtype half"], "--sglang_args is a setting of SGLang"),
         (
@@ -115,7 +118,10 @@ SGLANG = ("--inference_backend", "sglang")
         (["--preferred_sampling_params", '{"heat": 1}'], "unknown key 'heat'"),
         (["--eval_strategy", "ends"], "--eval_strategy ends needs --eval_file"),
         (["--config", "/nonexistent.yaml"], "--config /nonexistent.yaml: No such file"),
-        (["--inference_host", "0.0.0.0"], "--inference_host 0.0.0.0 is reachable from outside"),
+        (
+            ["--inference_host", "0.0.0.0"],
+            "--inference_host 0.0.0.0 is reachable from other machines",
+        ),
         (
             ["--sglang_args=--api-key k"],
             "--sglang_args --api-key: command-line arguments are visible to every user of the "

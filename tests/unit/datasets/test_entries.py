@@ -185,7 +185,7 @@ def test_what_cannot_be_stored_is_a_bad_line(tmp_path: Path) -> None:
             json.dumps({"q": "A" * 4_000_000}),
             "4,000,009 characters of text; the limit is 3,000,000",
         ),
-        ('{"q": "  "}', r"no question: .*\(found: q\)"),
+        ('{"q": "  "}', r"no question in .*\(found: q\)"),
     ):
         (tmp_path / "d.jsonl").write_text(line + "\n")
         with pytest.raises(DatasetError, match=f"line 1: .*{problem}"):
@@ -398,7 +398,7 @@ def test_an_entry_beyond_the_bound_is_refused(
     [
         (endless_line, "line 1: longer than 128 Mi characters"),
         (endless_element, "line 1: longer than 128 Mi characters"),
-        (parquet_bomb, "unpacks to 1600 MiB, more than 500 times its size"),
+        (parquet_bomb, "decompresses to 1600 MiB, more than 500 times its size"),
         (repeated_cells, "row 1: 64 rows are larger than 1024 MiB"),
     ],
 )

@@ -195,8 +195,8 @@ def test_images_that_cannot_be_had_are_named_by_their_line(tmp_path: Path) -> No
     (tmp_path / "page.png").write_text("<html>")
     for image, problem in (
         ("none.png", "image 'none.png': No such file"),
-        ("page.png", "image 'page.png': neither PNG"),
-        ("data:image/png;base64,AA", "neither PNG|not base64"),
+        ("page.png", "image 'page.png': not PNG"),
+        ("data:image/png;base64,AA", "not PNG|not base64"),
         (7, "an image must be a URL or a file, found int"),
     ):
         path = write_lines(tmp_path / "d.jsonl", {"q": "A"}, {"q": "B", "images": [image]})

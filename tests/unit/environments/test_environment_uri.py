@@ -101,6 +101,8 @@ def test_an_interpreter_that_is_none_costs_one_line() -> None:
     section = DataSection(env_python=Path("/bin/false"))
     with (
         EnvironmentProcess(uri, section) as environment,
-        pytest.raises(ConfigError, match="the process of textarena:Hangman-v0 ended with status 1"),
+        pytest.raises(
+            ConfigError, match="the process of textarena:Hangman-v0 exited with status 1"
+        ),
     ):
         environment.size()

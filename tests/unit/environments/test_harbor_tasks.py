@@ -124,7 +124,7 @@ def test_a_command_that_does_not_end_is_ended_with_all_that_it_began() -> None:
         ),
         (TOML, "FROM x\nRUN apt-get install -y vim", "`RUN apt-get install -y vim` needs Docker"),
         (TOML, "FROM x\nCOPY --from=y /a /b", "`COPY --from=y /a /b` needs Docker"),
-        (TOML, "FROM x\nCOPY absent.txt /b", r"`COPY absent\.txt /b`: .* holds no absent"),
+        (TOML, "FROM x\nCOPY absent.txt /b", r"`COPY absent\.txt /b`: .* contains no absent"),
         (TOML, "FROM x\nENV A='", "`ENV A='`: No closing quotation"),
         (TOML, "FROM x\nWORKDIR /usr/src/app", "/usr/src/app belongs to this machine"),
     ],

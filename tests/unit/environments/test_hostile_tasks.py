@@ -52,7 +52,7 @@ def test_a_file_that_leads_out_of_its_folder_is_refused(tmp_path: Path, place: s
     folder = write_task(tmp_path / "task")
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     (folder / place).symlink_to(tmp_path / "private")
-    assert refused(folder) == f"{folder / place}: it leads out of {folder}"
+    assert refused(folder) == f"{folder / place}: it points outside {folder}"
 
 
 @needs_namespaces
@@ -60,7 +60,7 @@ def test_a_folder_that_leads_out_is_refused(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task")
     (folder / "environment").rename(tmp_path / "private")
     (folder / "environment").symlink_to(tmp_path / "private")
-    assert refused(folder) == f"{folder / 'environment'}: it leads out of {folder}"
+    assert refused(folder) == f"{folder / 'environment'}: it points outside {folder}"
 
 
 @needs_namespaces
@@ -79,7 +79,7 @@ def test_a_pipe_in_place_of_a_text_keeps_nobody_waiting(tmp_path: Path) -> None:
 def test_a_text_of_gigabytes_is_not_read(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task")
     os.truncate(folder / "instruction.md", 5 << 30)
-    assert "more than 1 MiB" in refused(folder)
+    assert "larger than 1 MiB" in refused(folder)
 
 
 @needs_namespaces
@@ -156,7 +156,10 @@ def test_variables_of_a_task_reach_no_program_outside_of_the_sandbox(
         ("verifier = 3", "verifier: expected a table"),
         ('metadata = "x"', "metadata: expected a table"),
         ("[environment]\nenv = [1]", "environment.env: expected a table"),
-        ('[environment]\nenv = { "A=B" = "x" }', "environment.env: 'A=B' is no name"),
+        (
+            '[environment]\nenv = { "A=B" = "x" }',
+            "environment.env: 'A=B' is not a valid variable name",
+        ),
         ('[environment]\nenv = { A = "x\\u0000" }', "environment.env.A"),
         ("[environment]\nworkdir = 3", "environment.workdir: expected a path"),
         ('[environment]\nworkdir = "app"', "environment.workdir: expected a path"),

@@ -140,7 +140,7 @@ def test_an_engine_that_was_not_initialised_does_not_train(
 ) -> None:
     trainer = build(tmp_path)
     trainer.train_processor = Recording(tmp_path)
-    with pytest.raises(ConfigError, match="not initialised"):
+    with pytest.raises(ConfigError, match="not initialized"):
         trainer.train()
 
 

@@ -163,7 +163,7 @@ def test_a_reward_function_may_be_a_function_or_a_file(tmp_path: Path) -> None:
     ("reward", "message"),
     [
         (three, r"reward_func: three\(.*expected \(data_source, solution_str"),
-        (5, "reward_func: a int cannot be called"),
+        (5, "reward_func: a int is not callable"),
         (
             lambda answer, truth: 1.0,
             r"reward_func: a lambda has no importable name.*function \(def\) at module level",
@@ -269,7 +269,7 @@ def test_held_out_data_that_are_the_training_data_are_noticed(
     warn_of_equal_files(tmp_path / "a", tmp_path / "c")
     assert not caplog.text
     warn_of_equal_files(tmp_path / "a", tmp_path / "b")
-    assert "hold the same rows" in caplog.text
+    assert "contain the same rows" in caplog.text
 
 
 @dataclass
@@ -300,7 +300,7 @@ def test_a_config_may_be_a_file_a_mapping_or_an_object(tmp_path: Path) -> None:
     [
         ("none.yaml", "config: none.yaml: No such file"),
         ("config.toml", "config: config.toml: expected a .yaml"),
-        (7, "config: a int holds no settings"),
+        (7, "config: a int is not a configuration"),
         ('{{"max_steps": }}', "config is not valid JSON"),
         ("{bad}.yaml", "config: .*bad.yaml is not valid YAML"),
         ("{bad}.json", "config: .*bad.json is not valid JSON"),

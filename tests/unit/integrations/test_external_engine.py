@@ -51,12 +51,12 @@ def test_a_number_of_processes_that_is_none_is_refused(engine: str, tmp_path: Pa
 
 
 def test_an_interpreter_that_is_not_there_is_refused(engine: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{engine}_python /no/python: no such program"):
+    with pytest.raises(ConfigError, match=f"{engine}_python /no/python: program not found"):
         build(engine, tmp_path, **{f"{engine}_python": "/no/python"})
 
 
 def test_training_says_how_to_get_a_framework_that_is_missing(engine: str, tmp_path: Path) -> None:
     trainer = build(engine, tmp_path)
-    message = f"{FRAMEWORKS[engine]} is not installed for .*; make an environment"
+    message = f"{FRAMEWORKS[engine]} is not installed for .*; create an environment"
     with pytest.raises(ConfigError, match=message):
         trainer.train()

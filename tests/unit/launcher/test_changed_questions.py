@@ -26,6 +26,8 @@ async def test_a_changed_question_is_named_and_further_ones_are_welcome(
     await append_tasks(store, train_tasks(config, seed=0))
     await check_unchanged(config, store)
     await check_unchanged(section(tmp_path, "a", "b", "c"), store)
-    with pytest.raises(DatasetError, match="'line2' belongs to another question of the run, 'b'"):
+    with pytest.raises(
+        DatasetError, match="'line2' already belongs to another question of the run, 'b'"
+    ):
         await check_unchanged(section(tmp_path, "a", "new", "b"), store)
     await check_unchanged(DataSection(), store)

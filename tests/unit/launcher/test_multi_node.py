@@ -80,7 +80,9 @@ async def test_a_port_that_is_taken_is_refused_before_anything_starts() -> None:
     async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1") as server:
         port = server.sockets[0].getsockname()[1]
         config = parse_flags(words(TWO | {"main_process_port": str(port)}))
-        with pytest.raises(ConfigError, match=f"--main_process_port {port} is taken here"):
+        with pytest.raises(
+            ConfigError, match=f"--main_process_port {port} is in use on this machine"
+        ):
             await check_inputs(config)
 
 
@@ -97,14 +99,14 @@ async def test_a_further_machine_waits_until_the_first_listens() -> None:
 async def test_a_first_machine_that_never_comes_is_named() -> None:
     trainer = TrainerSection(main_process_ip="127.0.0.1", main_process_port=free_port())
     with pytest.raises(
-        AgentRLError, match=f"127.0.0.1:{trainer.main_process_port} does not answer"
+        AgentRLError, match=f"127.0.0.1:{trainer.main_process_port} does not respond"
     ):
         await wait_for_first(trainer, timeout_seconds=0)
 
 
 async def test_an_address_that_is_none_is_said_at_once() -> None:
     with pytest.raises(
-        ConfigError, match=r"--main_process_ip no\.\.such\.\.host is not an address"
+        ConfigError, match=r"--main_process_ip no\.\.such\.\.host is not a valid address"
     ):
         await wait_for_first(TrainerSection(main_process_ip="no..such..host"))
 

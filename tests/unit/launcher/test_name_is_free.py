@@ -29,7 +29,7 @@ async def test_a_live_trainer_keeps_its_run(store: TrajectoryStore, tmp_path: Pa
     section = await live_run(store, tmp_path)
     owner = new_lease_owner()
     await store.trainer_leases.acquire("trainer", owner, 60)
-    with pytest.raises(StoreError, match=rf"{owner} trains it as 'trainer', under a lease until"):
+    with pytest.raises(StoreError, match=rf"{owner} trains it as 'trainer', with a lease until"):
         await check_name_is_free(section, store)
     assert await store.tasks.count() == 1
     assert tmp_path.exists()

@@ -37,7 +37,7 @@ def answer(task: Any, endpoint: Any) -> str:
     [
         ({"model_name_or_path": "./nowhere"}, "no such directory"),
         ({"loss_calculator": "PPO"}, "loss_calculator"),
-        ({"tp_size": 4}, "do not fill a mesh"),
+        ({"tp_size": 4}, "do not match a mesh"),
         ({"inf_tp_size": 2}, "a setting of SGLang"),
         ({"chat_template": "{% for %}"}, "does not compile"),
     ],

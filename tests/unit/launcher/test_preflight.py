@@ -90,5 +90,5 @@ async def test_a_metrics_port_that_is_taken_is_refused(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         # The first sampler's.
         given = {"train_file": str(tmp_path / "q.jsonl"), "metrics_port": port - 1}
-        with pytest.raises(ConfigError, match=f"^--metrics_port {port - 1}: port {port} is taken"):
+        with pytest.raises(ConfigError, match=f"^--metrics_port {port - 1}: port {port} is in use"):
             await check_inputs(load_config(given))

@@ -77,7 +77,7 @@ async def test_data_that_were_deleted_under_a_mongod_are_told(tmp_path: Path) ->
         shutil.rmtree(tmp_path / "data")
         os.kill(mongo.pid, signal.SIGKILL)
         async with asyncio.timeout(20):
-            with pytest.raises(StoreError, match=r"its data in .*/data are gone"):
+            with pytest.raises(StoreError, match=r"its data in .*/data was deleted"):
                 await keep_running(mongo, Restarts(2, first_delay_seconds=0.01))
 
 

@@ -84,7 +84,7 @@ async def test_a_third_argument_with_a_default_is_the_scorer_s_own() -> None:
         (lambda answer, truth: None, "returned NoneType"),
         (lambda answer, truth: np.array([0.5, 1.0]), "returned ndarray, not a number"),
         (lambda answer, truth: next(iter(())), "RuntimeError: StopIteration"),
-        (lambda answer, truth: sys.exit(3), r"ended the program \(3\) instead of returning"),
+        (lambda answer, truth: sys.exit(3), r"exited the program \(3\) instead of returning"),
     ],
 )
 async def test_a_scorer_that_fails_gives_no_score(function: Any, reason: str) -> None:
@@ -267,7 +267,7 @@ def test_an_entry_point_that_is_no_scorer_is_named(install: Callable[..., None])
         gone="their_scorers:gone",
     )
     for name, problem in (
-        ("number", "'number': 3 is no function"),
+        ("number", "'number': 3 is not a function"),
         ("one", r"'one': a scoring function must take \(answer, truth\)"),
         ("gone", "'gone': AttributeError"),
     ):
@@ -304,6 +304,6 @@ async def test_a_scorer_of_the_originals_form_reads_the_answer_by_its_name() -> 
 )
 async def test_a_scorer_that_compares_the_whole_truth_is_told(compare: Any) -> None:
     scorer = Scorer("whole", compare, takes_config=False)
-    with pytest.raises(ScorerDefect, match=r"compares an answer with truth\.answer"):
+    with pytest.raises(ScorerDefect, match=r"compare the answer with truth\.answer"):
         await scorer.score("abc", TRUTH)
     assert GroundTruth(query="q", answer="abc") == TRUTH

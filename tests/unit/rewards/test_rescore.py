@@ -76,7 +76,7 @@ async def test_groups_that_are_still_sampled_are_left_for_later(store: Trajector
     record = await play(store, await claim(store))
     register("1", 1.0)
     assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_open == 1
-    with pytest.raises(StoreError, match="is not complete yet"):
+    with pytest.raises(StoreError, match="is incomplete"):
         await store.scores.add(record.id, Score(scorer="strict", value=1.0))
     await play(store, await claim(store))
     assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_scored == 2

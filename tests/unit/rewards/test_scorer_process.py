@@ -72,9 +72,9 @@ async def test_a_group_is_judged_there_too(written: Scorers) -> None:
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ("os._exit(3)", "its process ended with status 3"),
+        ("os._exit(3)", "its process exited with status 3"),
         ("os.kill(os.getpid(), 11)", "its process was killed by SIGSEGV"),
-        ("sys.exit('enough')", r"ended the program \(enough\)"),
+        ("sys.exit('enough')", r"exited the program \(enough\)"),
     ],
 )
 async def test_a_function_that_ends_its_process_fails_alone(

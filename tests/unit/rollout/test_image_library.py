@@ -233,7 +233,7 @@ async def test_an_image_on_the_web_is_fetched_once_within_limits(
     assert twice[0] == twice[1]
     assert await library.inlined(twice) == (url_of(5), url_of(5))
     for address, expected in (
-        (f"{pages}/page", "neither PNG"),
+        (f"{pages}/page", "not PNG"),
         (f"{pages}/nothing", "404"),
         ("file:///etc/hostname", "not a data: URL or http"),
         ("http://127.0.0.1:1/x.png", "cannot be fetched"),

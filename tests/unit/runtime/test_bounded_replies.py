@@ -69,11 +69,11 @@ async def test_a_reply_in_drops_has_a_deadline() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"[" * 100_000, "no JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b"[" + b"0," * 300_001 + b"0]", "300000 commas and brackets"),
-        (b'"\\ud83d"', "no JSON"),
-        (b"<html>", "no JSON"),
-        (b"", "no JSON"),
+        (b'"\\ud83d"', "not JSON"),
+        (b"<html>", "not JSON"),
+        (b"", "not JSON"),
     ],
 )
 def test_what_is_no_json_or_holds_too_much_is_named_in_one_line(text: bytes, reason: str) -> None:

@@ -40,12 +40,12 @@ async def test_requests_are_answered_in_any_order() -> None:
     ("says", "why"),
     [
         ('"x" * 2**27', r"longer than 16 MiB"),
-        ('"[" * 100_000 + "\\n"', "no JSON"),
-        ('"7\\n"', "no JSON"),
-        ('"hm\\n"', "no JSON"),
-        ("'{\"id\": [1]}\\n'", "no JSON"),
+        ('"[" * 100_000 + "\\n"', "not JSON"),
+        ('"7\\n"', "not a JSON object"),
+        ('"hm\\n"', "not JSON"),
+        ("'{\"id\": [1]}\\n'", "not a JSON object"),
         ('\'{"id": 1, "a": [\' + "0," * 10**6 + "0]}\\n"', "more than 300000 commas"),
-        ('"\\udcff\\n"', "no JSON"),
+        ('"\\udcff\\n"', "not JSON"),
     ],
 )
 async def test_a_reply_that_is_none_ends_the_process_and_is_named(says: str, why: str) -> None:
@@ -62,7 +62,7 @@ async def test_a_reply_that_is_none_ends_the_process_and_is_named(says: str, why
 
 async def test_a_child_that_dies_in_the_middle_of_a_reply_is_told_by_its_status() -> None:
     program = "import os\ninput()\nos.write(1, b'{\"id\": 1, ')\nos._exit(3)"
-    reason = "the child ended with status 3"
+    reason = "the child exited with status 3"
     with child(program) as process, pytest.raises(AgentWorkerError, match=reason):
         await process.ask({})
 

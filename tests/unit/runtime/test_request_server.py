@@ -81,7 +81,7 @@ async def test_it_ends_after_what_is_being_answered() -> None:
         async with asyncio.timeout(PATIENCE):
             while process.is_alive:
                 await asyncio.sleep(0.01)
-        with pytest.raises(AgentWorkerError, match="the child ended with status 0"):
+        with pytest.raises(AgentWorkerError, match="the child exited with status 0"):
             await process.ask({"do": "sleep", "seconds": 120})
 
 

@@ -28,4 +28,4 @@ def test_restarts_long_ago_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_end_is_told_in_words() -> None:
     assert ending(-9) == "was killed by SIGKILL"
     assert ending(-40) == "was killed by signal 40"
-    assert ending(75) == "ended with status 75"
+    assert ending(75) == "exited with status 75"

@@ -81,7 +81,7 @@ async def test_mongodb_in_the_clear_is_said(
 
 async def test_a_given_client_needs_a_database(mongod: EmbeddedMongo) -> None:
     async with AsyncMongoClient[dict[str, Any]](mongod.uri()) as client:
-        with pytest.raises(ConfigError, match="no database is named"):
+        with pytest.raises(ConfigError, match="no database given"):
             TrajectoryStore.from_client(client)
         store = TrajectoryStore.from_client(client, "given")
         assert await store.tasks.add([make_task(0)]) == 1
@@ -190,6 +190,6 @@ async def test_a_primary_that_does_not_come_back_is_told_as_one_that_may(
     async with TrajectoryStore.connect(uri, outage_seconds=0.5) as store:
         await store.ensure_schema()
         leave(failing_mongod, "insert", 11602, times=20)
-        with pytest.raises(StoreUnreachable, match=r"add tasks: MongoDB at .* does not answer"):
+        with pytest.raises(StoreUnreachable, match=r"add tasks: MongoDB at .* does not respond"):
             await store.tasks.add([make_task(0), make_task(1)])
         leave(failing_mongod, "insert", 11602, times=0)

@@ -20,7 +20,7 @@ async def test_an_unreachable_server_is_named_in_one_line_without_the_password()
         async with TrajectoryStore.connect(UNREACHABLE, server_selection_timeout=0.2):
             pass
     text = str(caught.value)
-    assert "connect: MongoDB at 127.0.0.1:9 does not answer" in text
+    assert "connect: MongoDB at 127.0.0.1:9 does not respond" in text
     assert "s3cret" not in text
     assert "\n" not in text
 
@@ -28,9 +28,9 @@ async def test_an_unreachable_server_is_named_in_one_line_without_the_password()
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("http://ada:s3cret@h/x", "cannot be read"),
-        ("mongodb://ada:s3cret@h:port/x", "cannot be read"),
-        ("mongodb://ada:s3cret@", "cannot be read"),
+        ("http://ada:s3cret@h/x", "invalid MongoDB connection string"),
+        ("mongodb://ada:s3cret@h:port/x", "invalid MongoDB connection string"),
+        ("mongodb://ada:s3cret@", "invalid MongoDB connection string"),
         ("mongodb://ada:s3cret@b@h/x", "with @ : / and % in the password written as %40"),
     ],
 )
@@ -55,7 +55,7 @@ async def test_other_work_goes_on_while_tasks_are_read(store: TrajectoryStore) -
 
 
 async def test_a_database_must_be_named(mongod: EmbeddedMongo) -> None:
-    with pytest.raises(ConfigError, match="no database is named"):
+    with pytest.raises(ConfigError, match="no database given"):
         async with TrajectoryStore.connect(mongod.uri()):
             pass
     with pytest.raises(ConfigError, match="'my run' is not a valid database name"):
@@ -101,7 +101,8 @@ async def test_preparing_twice_and_together_is_harmless(mongo_uri: str) -> None:
 async def test_the_database_of_another_release_is_not_worked_on(store: TrajectoryStore) -> None:
     await store.runs.create(Run(name="run", schema_version=1))
     with pytest.raises(
-        StoreError, match="schema version 1, and this AgentRL 2: an earlier release"
+        StoreError,
+        match="schema version 1, and this AgentRL uses 2: it was written by an earlier release",
     ):
         await store.ensure_schema()
 
@@ -122,7 +123,7 @@ async def test_documents_that_do_not_fit_are_named(store: TrajectoryStore) -> No
     await store.database["tasks"].update_one(
         {}, {"$set": {"order": "first"}}, bypass_document_validation=True
     )
-    with pytest.raises(StoreError, match=r"'train/0/q0' is no valid MCPTask: order"):
+    with pytest.raises(StoreError, match=r"'train/0/q0' is not a valid MCPTask: order"):
         await store.tasks.get("train/0/q0")
     await store.database["tasks"].update_one({}, {"$set": {"kind": "chess"}})
     with pytest.raises(StoreError, match="kind 'chess', which is not registered in this process"):

@@ -40,7 +40,7 @@ async def test_its_last_words_are_kept() -> None:
 
 
 async def test_a_command_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(ToolError, match=r"it cannot be started: .*no-such-command"):
+    with pytest.raises(ToolError, match=r"it failed to start: .*no-such-command"):
         async with transport.stdio_transport(
             ["no-such-command"],
             environment={},

@@ -1,6 +1,7 @@
 """The configuration of a run, in sections. Every field is a command-line flag of the same name.
 
-A component receives its own sections, never the whole. Field docstrings are the flags' help texts.
+A component receives its own sections, never the whole configuration. Field docstrings are the help
+texts of the flags.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """The desktop as an MCP server over standard input and output: `python -m agentrl.tools.desktop`.
 
-Its tools are what a person has: the screen, a pointer, a keyboard and an address bar. Positions are
-pixels of the screenshot. What a model gets wrong is an error that it can read; when the display is
-gone, the server ends, so that the rollout is repeated elsewhere instead of being scored.
+Its tools are those of a person: the screen, a pointer, a keyboard and an address bar. Positions are
+pixels of the screenshot. A model's mistakes are errors that it can read; if the display is lost,
+the server exits, so that the rollout is retried elsewhere instead of being scored.
 """
 
 import argparse
@@ -147,10 +147,10 @@ def desktop_server(display: Display) -> MCPServer[Any]:
 
 
 async def serve(arguments: argparse.Namespace) -> None:
-    """Serve one display until standard input closes, or the display is gone.
+    """Serve one display until standard input closes or the display is lost.
 
     Raises:
-        ConfigError: something is not installed, or the password is missing.
+        ConfigError: a program is not installed, or the password is missing.
         ToolError: the display cannot be started.
     """
     width, height = arguments.size

@@ -1,8 +1,9 @@
-"""An X display of its own: started, looked at, used by mouse and keyboard, and watched by people.
+"""A private X display: start it, take screenshots, use mouse and keyboard, and let people watch.
 
-Programs of the machine do the work: Xvfb, openbox, Chromium, maim and xdotool; for people who watch,
-x11vnc and websockify with noVNC. All users of the machine reach the display's socket, so the X server
-asks for a secret (an MIT magic cookie), which lies in the display's folder. Knows nothing of MCP.
+It uses installed programs: Xvfb, openbox, Chromium, maim and xdotool; for viewers, x11vnc and
+websockify with noVNC. All users of the machine can reach the display's socket, so the X server
+requires a secret (an MIT magic cookie), which is stored in the display's folder. Knows nothing of
+MCP.
 """
 
 import asyncio
@@ -55,9 +56,9 @@ class Display:
             folder: an empty folder, for secrets and the browser's profile.
             width: pixels.
             height: pixels.
-            view_host: address of this machine at which people may watch.
-            view_port: the port there, or the next one that is free; 0 for nobody.
-            view_password: what they are asked for.
+            view_host: address that the viewer listens on.
+            view_port: its port, or the next free one; 0 for no viewer.
+            view_password: password of the viewer.
 
         Raises:
             ConfigError: a program is not installed, or the password is too short.
@@ -76,7 +77,7 @@ class Display:
             )
         self.width, self.height = width, height
         self.view_address = ""
-        """Where people watch, once the display has started; empty for nowhere."""
+        """Address of the viewer, once the display has started; empty without a viewer."""
         self._folder = folder
         self._view_host, self._view_port = view_host, view_port
         self._view_password = view_password
@@ -96,11 +97,11 @@ class Display:
         await self._end()
 
     async def gone(self) -> None:
-        """Return when the display has exited, whoever ended it."""
+        """Wait until the display has exited for any reason."""
         await self._programs[0].wait()
 
     async def has_ended(self) -> bool:
-        """Return whether the display is gone, after a moment in which that shows."""
+        """Return whether the display has exited, after a moment for the exit to become visible."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.gone(), _NOTICE_SECONDS)
         return self._programs[0].returncode is not None
@@ -109,33 +110,33 @@ class Display:
         """Return a picture of the whole display with its pointer, as PNG.
 
         Raises:
-            ToolError: the display is gone.
+            ToolError: the display has exited.
         """
         picture, _ = await self._run("maim", "--format", "png")
         return picture
 
     async def use(self, *words: str, typed: str = "") -> None:
-        """Do what `xdotool` does for these words; `typed` is its standard input.
+        """Run `xdotool` with these arguments; `typed` is its standard input.
 
         Raises:
-            ToolError: it refused, or took too long.
+            ToolError: it failed, or took too long.
         """
         _, complaint = await self._run("xdotool", *words, given=typed.encode())
         if complaint:  # such as an unknown key, which it leaves out
             raise ToolError(complaint)
 
     async def browse(self, url: str) -> None:
-        """Open a page in the browser, which the first one starts; return when its window is there.
+        """Open a page in the browser, starting it if needed; return once its window exists.
 
         Raises:
-            ToolError: it opens no window in time.
+            ToolError: no window opens in time.
         """
-        # Its sandbox consists of namespaces, and it has none for root. The second flag leaves out the
-        # bar with which it complains about the first.
+        # Chromium's sandbox needs namespaces, which it does not use as root. The second flag hides
+        # the warning bar about the first.
         may = os.geteuid() != 0 and confinement_gap() is None
         sandbox = () if may else ("--no-sandbox", "--test-type")
         profile = f"--user-data-dir={self._folder / 'browser'}"
-        # If it runs already, that process opens the page and this one ends.
+        # If a browser is running, it opens the page and this process exits.
         await self._keep("chromium", *_BROWSER_FLAGS, *sandbox, profile, "--", url)
         # Answers when the first one matches.
         await self.use("search", "--sync", "--onlyvisible", "--class", "chromium")
@@ -160,8 +161,8 @@ class Display:
     def _server_command(self, own: Path, answer: int) -> list[str]:
         """Return the command line of the X server.
 
-        It writes to /tmp, whatever TMPDIR says, and cannot do without. Within the walls of `agentrl env
-        up` that is read-only, so its own folder takes the place.
+        It requires a writable /tmp, regardless of TMPDIR. Under the confinement of `agentrl env
+        up`, /tmp is read-only, so its own folder is mounted there.
         """
         screen = f"{self.width}x{self.height}x24"
         words = ["Xvfb", "-displayfd", str(answer), "-screen", "0", screen, "-nolisten", "tcp"]
@@ -195,7 +196,7 @@ class Display:
     async def _keep(
         self, *words: str, stdin: int = asyncio.subprocess.DEVNULL, pass_fds: Sequence[int] = ()
     ) -> None:
-        """Start a program that stays until the display ends."""
+        """Start a program that runs as long as the display."""
         program = await asyncio.create_subprocess_exec(
             *words,
             stdin=stdin,
@@ -211,7 +212,7 @@ class Display:
         ]
 
     async def _run(self, *words: str, given: bytes = b"") -> tuple[bytes, str]:
-        """Run a program to its end; return what it printed, and what it complained about."""
+        """Run a program to completion; return its standard output and standard error."""
         program = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.PIPE,

@@ -127,7 +127,7 @@ async def test_ids_logprobs_roles_and_calls_are_equal_after_a_round_trip(
 
 async def test_a_run_is_not_imported_over_another(store: TrajectoryStore, tmp_path: Path) -> None:
     await exported(store, tmp_path / "out")
-    with pytest.raises(ConfigError, match="holds a run; import under another --run_name"):
+    with pytest.raises(ConfigError, match="contains a run; import under another --run_name"):
         await import_trajectories(store, tmp_path / "out")
 
 
@@ -240,7 +240,7 @@ def test_task_that_comes_again_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     names = ("a", "b", "a")
     path.write_text("".join(json.dumps(foreign(trajectory_id=n)) + "\n" for n in names))
-    with pytest.raises(DatasetError, match=r"line 3: task train/0/a came before"):
+    with pytest.raises(DatasetError, match=r"line 3: task train/0/a occurs twice"):
         check_trajectories(path)
 
 

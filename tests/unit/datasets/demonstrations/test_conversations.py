@@ -126,7 +126,7 @@ async def test_a_run_becomes_files_that_fine_tuning_reads(
     await store.tasks.add([make_task(9)])
     folder = tmp_path / "out"
     assert await export_conversations(store, folder, format_) == {"train": 4}
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         await export_conversations(store, folder, format_)
     if format_ == "chat":
         path = folder / "train.jsonl"

@@ -150,7 +150,7 @@ async def test_a_database_that_is_being_sampled_is_left_alone(
     make_uploader: MakeUploader, store: TrajectoryStore
 ) -> None:
     await store.tasks.add([MCPTask(id="train/0/q", query="?")])
-    with pytest.raises(ConfigError, match="still to be sampled"):
+    with pytest.raises(ConfigError, match="has pending slots"):
         await make_uploader({"a": 1, "b": 2}).upload()
 
 

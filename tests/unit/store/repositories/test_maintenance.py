@@ -45,7 +45,7 @@ async def test_compacting_deletes_only_what_nothing_needs(store: TrajectoryStore
 async def test_compacting_waits_for_everybody_to_be_gone(store: TrajectoryStore) -> None:
     await store.runs.create(Run(name=store.database_name))
     await store.trainer_leases.acquire("trainer", "host:1:a", 60)
-    with pytest.raises(StoreError, match="host:1:a trains it as 'trainer', under a lease until"):
+    with pytest.raises(StoreError, match="host:1:a trains it as 'trainer', with a lease until"):
         await store.maintenance.compact()
     await store.trainer_leases.release("trainer")
     await store.samplers.heartbeat(SamplerInfo(id="host:2:b", host="host", pid=2))

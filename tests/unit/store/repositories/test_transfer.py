@@ -176,7 +176,7 @@ async def test_mistakes_are_named_and_leave_nothing(
         await store.transfer.export_run(folder, "parquet")
     assert list(tmp_path.iterdir()) == []
     await store.transfer.export_run(folder)
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         await store.transfer.export_run(folder)
     with pytest.raises(StoreError, match="is not empty; import under another --run_name"):
         await store.transfer.import_run(folder)

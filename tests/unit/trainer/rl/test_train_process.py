@@ -666,7 +666,9 @@ async def test_questions_that_a_resumed_run_brings_come_behind_those_that_it_has
     asked = [task.id async for task in store.tasks.find()]
     assert {*asked[:2]} == {"train/0/line1", "train/0/line2"}
     assert {*asked[2:]} == {"train/0/line3", "train/0/line4"}
-    with pytest.raises(DatasetError, match="'line1' belongs to another question of the run, 'a'"):
+    with pytest.raises(
+        DatasetError, match="'line1' already belongs to another question of the run, 'a'"
+    ):
         await train(config_with("A", "b"), stop)
 
 

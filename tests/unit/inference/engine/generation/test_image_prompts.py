@@ -127,7 +127,7 @@ def test_images_that_cannot_be_read_are_refused_in_one_line(checkpoint: Path) ->
         (one, url(bytes(bomb)), "30000 x 30000 pixels"),
         (one, url(picture(1)[:200]), "cannot be decoded"),
         (one, url(picture(1, 900, 3)), "aspect ratio"),
-        (one, "data:text/html;base64,AAAA", "neither PNG"),
+        (one, "data:text/html;base64,AAAA", "not PNG"),
         (one, "https://example.com/a.png", "not a base64 data: URL"),
         ([1] * 18 + one, url(picture(1)), "exceeds the context length of 20 positions"),
         ([1, 2], url(picture(1)), "1 images for 0 placeholders"),
