@@ -1,8 +1,8 @@
-"""Read the entries of data files one at a time, whatever the format.
+"""Read the entries of data files one at a time, in any supported format.
 
 Formats: JSONL and JSON lists, CSV, TSV (all of these also compressed, `.gz`), Parquet, Hugging Face
 datasets on the hub or on disk. No format is read whole, so a file may be far larger than memory.
-What an entry means is left to the caller (`question`, `demonstrations`).
+Callers interpret the entries (`question`, `demonstrations`).
 """
 
 import csv
@@ -23,11 +23,11 @@ _CHUNK_CHARS = 1 << 16
 _WHITESPACE = " \t\r\n"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _MAX_ENTRY_CHARS = 1 << 27
-"""Longest line, element of a list or cell; a compressed file of a megabyte may unpack to more."""
+"""Maximum length of a line, list element or cell; a small compressed file may expand far beyond it."""
 _PARQUET_ROWS = 64
 _MAX_BATCH_BYTES = 1 << 30
 _MAX_UNPACKING = 500
-"""How many times its size a Parquet file may say that it unpacks to, from a gigabyte on."""
+"""Maximum ratio of a Parquet file's decompressed size to its size, above one gigabyte."""
 
 
 _TOO_LONG = f"longer than {_MAX_ENTRY_CHARS >> 20} Mi characters"
@@ -35,7 +35,7 @@ _TOO_MANY_DIGITS = "not usable JSON: a number has too many digits"
 
 
 class BadEntry(DatasetError):
-    """One entry is malformed; whoever knows the file adds its name and the entry's place."""
+    """One entry is malformed; the caller adds the file's name and the entry's position."""
 
 
 Entry = tuple[str, Any]
@@ -47,8 +47,8 @@ def read_entries(source: Path) -> Iterator[Entry]:
 
     Args:
         source: a `.csv`, `.tsv`, `.parquet` or JSON file (JSONL or one list), a directory that
-            `datasets` can load, or the hub's `owner/name`, `owner/name@config`; `:split` may stand
-            behind the last two.
+            `datasets` can load, or a Hugging Face dataset, `owner/name` or `owner/name@config`;
+            `:split` may follow the last two.
 
     Raises:
         DatasetError: it is missing, unreadable, or needs a package that is not installed.
@@ -155,7 +155,7 @@ def _json_list(path: Path, file: TextIO) -> Iterator[Entry]:
 
 
 class _Window:
-    """The part of a file that is being decoded, and the number of the line it begins on."""
+    """The part of a file that is being decoded, and the number of its first line."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -164,7 +164,7 @@ class _Window:
         self.more()
 
     def more(self) -> bool:
-        """Read as much again as the window holds, so that the cost stays linear; False at the end."""
+        """Double the window, which keeps the total cost linear; False at the end of the file."""
         chunk = self._file.read(max(_CHUNK_CHARS, len(self.text)))
         self.text += chunk
         return bool(chunk)
@@ -209,7 +209,7 @@ def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int
             raise DatasetError(
                 f"{path}: line {window.line}: not usable JSON: nested too deeply"
             ) from None
-        # A number that ends with the window may continue behind it: 12 and then 34.
+        # A number at the end of the window may continue after it: 12 and then 34.
         if end == len(window.text) and window.more():
             continue
         window.advance(end)
@@ -299,10 +299,10 @@ def _hub(source: Path) -> Iterator[Entry]:
         elif (Path(text) / "dataset_info.json").is_file():
             rows = datasets.load_from_disk(text).to_iterable_dataset()
         else:
-            # Not `.`, which it takes for a name.
+            # Not `.`, which `datasets` interprets as a name.
             name = str(Path(name).absolute()) if Path(name).is_dir() else name
             rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
-        # Without decoding, images stay the bytes that the dataset holds.
+        # Without decoding, images remain the bytes stored in the dataset.
         for number, row in enumerate(rows.decode(False), start=1):
             yield f"row {number}", row
     except (OSError, ValueError, LookupError, RuntimeError) as error:

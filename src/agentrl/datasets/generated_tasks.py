@@ -22,10 +22,10 @@ def load_sampler_module(config: DataSection) -> ModuleType | None:
 
 
 def generated_tasks(config: DataSection, seed: int) -> Iterator[Task]:
-    """Import `--sampler_module` at once, and yield its training tasks; none where it brings none.
+    """Import `--sampler_module` immediately, and yield its training tasks, if any.
 
     Raises:
-        ConfigError: the file cannot be used; from the iterator, what it yields is no task.
+        ConfigError: the file cannot be used; from the iterator: a yielded value is not a task.
     """
     return _tasks_of(load_sampler_module(config), config, seed)
 

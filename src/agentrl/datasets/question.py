@@ -3,9 +3,9 @@
 Entries use the field names of `MCPDataset` or their synonyms. Values that the store cannot hold
 (`NaN` where pandas had no value, dates, decimals) are converted.
 
-Images stand under `images` or `image` (one or a list), or as `image_url` parts in the first user
-message: http(s) or `data:` URLs, files beside the question file, or the `{"bytes": ..}` of Hugging
-Face datasets. Files are read here, so that no sampler ever opens a file that a question names.
+Images are given as `images` or `image` (one or a list), or as `image_url` parts in the first user
+message: http(s) or `data:` URLs, files next to the question file, or the `{"bytes": ..}` of Hugging
+Face datasets. Files are read here, so samplers never open files named by questions.
 
 This module knows nothing of file formats (see `entries`) and of tasks (see `task_stream`).
 """
@@ -26,10 +26,10 @@ from agentrl.datasets.entries import BadEntry
 from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
 
 ScorerCheck = Callable[[str, Sequence[Any]], None]
-"""Raises ConfigError unless this scorer can judge answers against these right ones."""
+"""Raises ConfigError if this scorer cannot compare answers with these references."""
 
 DEFAULT_SCORER = "exact"
-"""Scorer of questions where neither they nor the flags name one."""
+"""Scorer of questions if neither they nor the flags name one."""
 _QUERY_KEYS = (
     *("query", "question", "Question", "q", "query_prompt"),
     *("content", "instruction", "traj_question"),
@@ -46,7 +46,7 @@ _READ_KEYS = (
 )
 _MAX_LISTED_KEYS = 8
 _MAX_TEXT_CHARS = 3_000_000
-"""Text of one question; a MongoDB document holds 16 MB."""
+"""Maximum text of one question; MongoDB documents are limited to 16 MB."""
 _MAX_IMAGE_CHARS = 14 * 2**20
 """Images that travel inside a task, as base64, all together."""
 _MAX_NESTING = 50
@@ -74,7 +74,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
     Args:
         entry: the decoded entry.
         defaults: scorer, answer schema and system prompt of entries that name none.
-        where: the entry's place in the file ("line 3"); becomes its id where it has none.
+        where: the entry's place in the file ("line 3"); becomes its id if it has none.
         folder: directory to which the file names of images are relative.
 
     Raises:
@@ -102,7 +102,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
 
 @lru_cache
 def unread_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of an entry's keys that nothing reads, with the name that may have been meant."""
+    """Return the ignored keys of an entry, with the name that may have been intended."""
     absent = [name for name in _READ_KEYS if name not in keys]
     found = []
     for key in keys:
@@ -142,7 +142,7 @@ def _aug_answers(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _storable(value: Any, level: int = 0) -> Any:
-    """Return an answer in the types of JSON; dates and decimals as they are written."""
+    """Return an answer in JSON types; dates and decimals become text."""
     if level > _MAX_NESTING:
         raise BadEntry(f"an answer is nested deeper than {_MAX_NESTING} levels")
     if value is None or isinstance(value, str | bool | int | float):
@@ -236,7 +236,7 @@ def image_address(image: object, folder: Path) -> str:
         folder: directory to which the file's name is relative.
 
     Raises:
-        BadEntry: it is nothing of these, or no image.
+        BadEntry: it is none of these, or not an image.
     """
     data = image.get("bytes") if isinstance(image, dict) else None
     if not isinstance(image, str) and not isinstance(data, bytes):

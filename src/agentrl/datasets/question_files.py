@@ -1,7 +1,7 @@
 """Read question files, which may be far larger than memory.
 
-A file is read once into a spool on disk; 16 bytes a question stay in memory. A file with a bad
-entry is refused as a whole, before anything is sampled, and the error names its bad lines.
+A file is read once into a spool file on disk; only 16 bytes per question stay in memory. A file
+with a bad entry is refused entirely, before anything is sampled, and the error names its bad lines.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ class QuestionFile(Sequence[Question]):
         self.unread_keys: dict[str, None] = {}
         """Keys of entries that nothing reads, in their order; see `question.unread_keys`."""
         self._shortest = self._longest = (0, 0)
-        # A nameless file disappears with the process, however that ends.
+        # An unlinked file disappears with the process, however it ends.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._fill(defaults, check_scorer)

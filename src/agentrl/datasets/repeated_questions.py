@@ -1,9 +1,9 @@
-"""Which questions later epochs ask again: fewer of those whose groups had equal scores.
+"""Selects the questions that later epochs repeat: fewer of those whose groups had equal scores.
 
-Input: tasks in their order, and what the trainer made of the same questions' groups before. Output:
-those to ask. A group of equal scores has no gradient, and the next group of its question rarely has
-one, so its rollouts are better spent on other questions (GRESO: Zheng et al. 2025, "Act Only When
-It Pays: Efficient Reinforcement Learning for LLM Reasoning via Selective Rollouts", arXiv
+Input: tasks in order, and the trainer's results for earlier groups of the same questions. Output:
+the tasks to sample. A group of equal scores has no gradient, and the next group of its question
+rarely has one, so its rollouts are better spent on other questions (GRESO: Zheng et al. 2025, "Act
+Only When It Pays: Efficient Reinforcement Learning for LLM Reasoning via Selective Rollouts", arXiv
 2506.02177).
 """
 
@@ -18,7 +18,7 @@ from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 _MAX_EPOCHS_BACK = 8
 """Epochs before a task that are looked at. A question that none of them asked is asked again."""
 _REPORT_EVERY = 100
-"""Questions from one line of the log to the next; a step may ask for a single one."""
+"""Questions between two log lines; a step may request a single question."""
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 class RepeatedQuestions:
     """Draws the tasks of later epochs.
 
-    A question whose last k groups in a row had equal scores is asked with probability p^k. Groups that
-    nobody has trained on yet, or that were dropped for another reason, say nothing. A process that begins
-    anew draws the same numbers, but may know more groups.
+    A question whose last k groups in a row had equal scores is asked with probability p^k. Groups
+    that are not yet trained on, or were dropped for another reason, do not count. A restarted
+    process draws the same numbers, but may know more groups.
     """
 
     def __init__(self, store: TrajectoryStore, probability: float, seed: int) -> None:
-        """Begin without reading.
+        """Create without reading anything.
 
         Args:
             store: of the run.

@@ -1,6 +1,6 @@
-"""Training tasks that join a run ahead of its samplers, so that they may be many or without end.
+"""Adds training tasks to a run just ahead of its samplers, so they may be many or infinite.
 
-Input: tasks in their order, made on demand. Output: those in the store that the run comes to need.
+Input: tasks in their order, made on demand. Output: tasks in the store, as the run needs them.
 Knows neither files nor steps.
 """
 
@@ -24,12 +24,12 @@ class TaskFeed:
         tasks: Iterator[Task],
         choose: Callable[[Sequence[Task]], Awaitable[Sequence[Task]]] | None = None,
     ) -> None:
-        """Begin without reading.
+        """Create without reading anything.
 
         Args:
             store: of the run.
-            tasks: in their order, the same ones at every start; those that the run has stay.
-            choose: leaves out some of the next tasks; None adds all of them.
+            tasks: in order, the same at every start; tasks that the run already has are unchanged.
+            choose: selects among the next tasks; None adds all of them.
         """
         self._store = store
         self._tasks = tasks
@@ -44,7 +44,7 @@ class TaskFeed:
             StoreError: the store failed.
         """
         if not self._has_begun:
-            # A crash may have come between the last batch's tasks and their slots.
+            # A crash may have happened between writing the last batch's tasks and their slots.
             await self._store.tasks.add(await self._store.tasks.last(_BATCH_SIZE))
             self._has_begun = True
         size = 1
@@ -58,5 +58,5 @@ class TaskFeed:
             self._has_ended = len(batch) < size
             chosen = batch if self._choose is None else await self._choose(batch)
             num_new, _ = await append_tasks(self._store, chosen)
-            # A source begins anew with each process: larger batches pass what the run has sooner.
+            # A source restarts with each process: larger batches skip the existing tasks faster.
             size = 1 if num_new else 2 * size

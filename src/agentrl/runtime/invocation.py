@@ -10,7 +10,7 @@ from pathlib import Path
 def typed_command(*words: str) -> str:
     """Return a command line that starts AgentRL from the working directory.
 
-    `agentrl` where the shell finds this environment's own, else the path of its script
+    It is `agentrl` if the shell finds this environment's script, else the script's path
     (`.venv/bin/agentrl`), else this interpreter with `-m agentrl`.
 
     Args:

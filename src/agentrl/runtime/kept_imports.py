@@ -1,8 +1,8 @@
-"""Imports of large libraries that the garbage collector is spared.
+"""Imports of large libraries, exempted from garbage collection.
 
-torch and transformers are hundreds of thousands of objects that live as long as their process. The
-collector would go through them dozens of times while they are loaded, and again whenever it looks at
-everything, which holds up an event loop for tenths of a second.
+torch and transformers create hundreds of thousands of objects that live as long as the process. The
+collector would scan them dozens of times during the import, and again in every full collection,
+which blocks an event loop for tenths of a second.
 """
 
 import gc
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_imports() -> Iterator[None]:
-    """Collect nothing within the block, and never what is there at its end."""
+    """Disable collection in the block, and exempt all objects that exist at its end."""
     gc.disable()
     try:
         yield

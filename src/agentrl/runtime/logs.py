@@ -30,7 +30,7 @@ _MAX_TRACE_CHARS = 100_000
 
 
 class _OneLineFormatter(logging.Formatter):
-    """Formats records without secrets, so that no text in them looks like another record."""
+    """Formats records without secrets, and escapes text that could imitate another record."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = copy.copy(record)
@@ -46,7 +46,7 @@ class _OneLineFormatter(logging.Formatter):
 def setup_logging(process: str, log_file: Path | None = None, *, console: bool = True) -> None:
     """Send this process's log lines to the console and, when given, to a file (appending).
 
-    The level comes from `LOG_LEVEL` (default INFO). Libraries that log every request are held at
+    The level comes from `LOG_LEVEL` (default INFO). Libraries that log every request are limited to
     WARNING.
 
     Args:

@@ -1,7 +1,7 @@
-"""`LoopWatch`: notices that an event loop stands still, and says at which line.
+"""`LoopWatch`: detects a blocked event loop, and reports the line that blocks it.
 
-Input: a loop. Output: a warning in the log, and the same words for whoever asks. Code that blocks a
-loop keeps it from saying so itself: a thread looks.
+Input: a loop. Output: a warning in the log, which is also available as `notice`. A blocked loop
+cannot report itself, so a thread watches it.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ class LoopWatch:
     """Watches whether an event loop is responsive.
 
     Args:
-        what: whose loop it is, to begin the message with.
+        what: whose loop it is, for the message.
         advice: what to do about it.
     """
 
     def __init__(self, what: str, advice: str) -> None:
         self._what, self._advice = what, advice
         self.notice = ""
-        """What was seen last, for people; empty while there was nothing to see."""
+        """The last warning, for display; empty if there was none."""
 
     @contextlib.contextmanager
     def watching(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
@@ -61,7 +61,7 @@ class LoopWatch:
                 loop.call_soon_threadsafe(beat)
             except RuntimeError:  # it is closed
                 return
-            # The second wait is for a process that stood still as a whole.
+            # The second wait covers a process that was suspended as a whole.
             if not (went_on.wait(BLOCKED_SECONDS) or went_on.wait(_LOOK_SECONDS)) and thread:
                 self._say(thread)
             while not went_on.wait(_LOOK_SECONDS) and not ended.is_set():

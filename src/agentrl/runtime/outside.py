@@ -1,7 +1,7 @@
-"""Does a service outside of the run answer at all: the hub of models, a tracker, a user's server?
+"""Checks whether an external service responds: the model hub, a tracker, a user's server.
 
-Input: an address. Output: why it does not respond. Libraries repeat requests for half a minute
-before they say so; a person who waits at a terminal should know within seconds.
+Input: an address. Output: why it does not respond. Libraries retry for half a minute before they
+report a failure; a user at a terminal should know within seconds.
 """
 
 import queue
@@ -13,13 +13,13 @@ ANSWER_SECONDS = 3.0
 
 
 def no_answer(url: str) -> str | None:
-    """Return why nothing answers at an address, or None where anything does.
+    """Return why an address does not respond, or None if it does.
 
     Args:
         url: an http(s) address; a proxy of the environment is used.
     """
     said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    # A name server that is away holds up a thread for longer than any time limit of httpx.
+    # An unreachable name server blocks a thread for longer than any timeout of httpx.
     threading.Thread(target=lambda: said.put(_asked(url)), daemon=True).start()
     try:
         return said.get(timeout=ANSWER_SECONDS + 0.5)
@@ -29,7 +29,7 @@ def no_answer(url: str) -> str | None:
 
 def _asked(url: str) -> str | None:
     try:
-        # Nothing is sent and nothing is read, so that certificates are the library's matter.
+        # Nothing is sent or read, so checking certificates is left to the library.
         httpx.head(url, timeout=ANSWER_SECONDS, verify=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return str(error) or type(error).__name__

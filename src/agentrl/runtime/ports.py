@@ -64,10 +64,10 @@ def _reason(error: OSError) -> str:
 
 
 class ReservedPort:
-    """A port that is kept for a child of this process (context manager).
+    """A port reserved for a child of this process (context manager).
 
-    On Linux the port stays bound without listening: the child can listen on it, but nobody else can
-    reserve it. Elsewhere the reservation ends with the constructor.
+    On Linux the port stays bound without listening: the child can listen on it, but no other
+    process can reserve it. Elsewhere the reservation ends with the constructor.
     """
 
     def __init__(self, host: str, preferred: int = 0) -> None:
@@ -111,7 +111,7 @@ def listens(pid: int, port: int) -> bool:
 
 
 def is_taken(port: int) -> bool:
-    """Return whether a process takes connections at a port of the loopback interface."""
+    """Return whether a process accepts connections at a port of the loopback interface."""
     with socket.socket() as caller:
         caller.settimeout(1.0)
         return port != 0 and caller.connect_ex(("127.0.0.1", port)) == 0

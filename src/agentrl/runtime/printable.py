@@ -1,8 +1,8 @@
-r"""Text from outside, made fit for terminals and log files.
+r"""Makes external text safe for terminals and log files.
 
-In goes any text: a task's id, a tool's error, a model's reply. Out comes the same text with escapes
-(`\x1b`) for what steers a terminal, reorders or hides other characters, cannot be encoded, or
-begins another line.
+Input: any text, such as a task's id, a tool's error or a model's reply. Output: the same text with
+escapes (`\x1b`) for characters that control a terminal, reorder or hide others, cannot be encoded,
+or start a new line.
 """
 
 import json
@@ -36,7 +36,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """Return JSON text of the same value that cannot steer a terminal."""
+    """Return JSON text of the same value that cannot control a terminal."""
     # Outside of strings, JSON has none of these characters.
     return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 

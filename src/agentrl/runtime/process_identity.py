@@ -1,4 +1,4 @@
-"""The names under which processes hold leases, and whether the process behind a name still runs."""
+"""Names under which processes hold leases, and whether the process of a name still runs."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ def is_alive(owner: str) -> bool:
 
 
 def is_dead(owner: str) -> bool:
-    """Whether a lease owner is a process that this one could see, and that has ended."""
+    """Whether a lease owner is a process visible to this one that has ended."""
     pid = _visible_pid(owner)
     return pid is not None and not _exists(pid)
 
@@ -44,7 +44,7 @@ def _exists(pid: int) -> bool:
 
 
 def _pid_namespace() -> str:
-    """Return the number of this process's pid namespace; "" where the system has none."""
+    """Return the number of this process's pid namespace; "" if the system has none."""
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:

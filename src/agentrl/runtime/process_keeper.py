@@ -1,9 +1,10 @@
 """Ends a program together with all that it started: `python -I -S process_keeper.py PARENT COMMAND...`.
 
-Runs COMMAND and returns its status. What the program started ends with it, also what left its process
-group or was left behind by its own parent: the kernel makes such orphans children of this process. All of
-it ends at once when the process PARENT dies, and on SIGHUP. SIGTERM is for the program; it is sent to the
-group of both. Nothing of AgentRL is imported here, so that it starts at once.
+Runs COMMAND and returns its status. All descendants of the program are killed when it exits,
+including orphans and those that left its process group: the kernel reparents orphans to this
+process. All of them are killed when the process PARENT dies, and on SIGHUP. SIGTERM is meant for
+the program; it is sent to the group of both. No part of AgentRL is imported here, which keeps the
+startup fast.
 """
 
 import ctypes
@@ -50,7 +51,7 @@ def _executed(command: list[str]) -> int:
 
 
 def _watched(program: int, parent: int) -> int:
-    """Bury children until the program ends or is to end."""
+    """Reap children until the program ends or must be stopped."""
     while os.getppid() == parent:
         heard = signal.sigtimedwait(_SIGNALS, _POLL_SECONDS)
         if heard is not None and heard.si_signo == signal.SIGHUP:
@@ -62,7 +63,7 @@ def _watched(program: int, parent: int) -> int:
 
 
 def _buried() -> tuple[int, int] | None:
-    """Return a child that ended, with its status; 0 where none did, and None where there is none."""
+    """Return an exited child with its status; 0 if none has exited, and None if there is no child."""
     try:
         return os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -97,7 +98,7 @@ def _children() -> list[int]:
 
 
 def _end_like(status: int) -> None:
-    """End with the status of the program, or by the signal that ended it."""
+    """Exit with the status of the program, or by the signal that killed it."""
     if status >= 0:
         os._exit(status)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

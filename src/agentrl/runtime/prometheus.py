@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class _OnScrape(Collector):
-    """Reads the metrics at every scrape, so that no second copy of a counter exists."""
+    """Reads the metrics at every scrape, so counters are not duplicated."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
@@ -32,10 +32,10 @@ def metrics_endpoint(
     Args:
         host: address to listen on.
         port: port; None serves nothing.
-        read: returns the metrics of this moment; called from the serving thread.
+        read: returns the current metrics; called from the serving thread.
 
     Raises:
-        ConfigError: the port is taken, or the address is not this machine's.
+        ConfigError: the port is in use, or the address is not of this machine.
     """
     if port is None:
         yield

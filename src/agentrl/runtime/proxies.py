@@ -1,7 +1,7 @@
-"""Proxies that the environment names (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) never stand before this machine.
+"""Excludes loopback addresses from the environment's proxies (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY).
 
-Input: an environment. Output: the variables with which every HTTP library, an agent's too, speaks
-to loopback addresses directly: there a proxy would look for servers on its own machine.
+Input: an environment. Output: variables with which every HTTP library, including an agent's,
+connects to loopback addresses directly; a proxy would resolve them to its own machine.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 
 
 def proxy_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that name a proxy."""
+    """Return the names of the variables that set a proxy."""
     return [name for name, value in environment.items() if value and name.lower() in _PROXIES]
 
 
 def direct_to_this_machine(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set; none where the environment names no proxy."""
+    """Return the variables to set; none if the environment sets no proxy."""
     if not proxy_variables(environment):
         return {}
     # Libraries differ in which of the two they read.

@@ -1,8 +1,8 @@
-"""`PromptProtocol`: uvicorn's HTTP, for clients that begin a request and do not end it.
+"""`PromptProtocol`: uvicorn's HTTP protocol with timeouts for incomplete requests.
 
-uvicorn waits for the rest of a request forever, and takes headers of any length. A connection is
-closed here when the head of a request does not arrive within seconds, when its body does not arrive
-within a minute, or when the head has no end. What answers take is not bounded.
+uvicorn waits forever for the rest of a request, and accepts headers of any length. Here a
+connection is closed if the head of a request does not arrive within seconds, if its body does not
+arrive within a minute, or if the head is too long. The duration of responses is not limited.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_SECONDS = 10.0
 BODY_SECONDS = 75.0
-"""Longer than `request_bodies` waits, whose answer says what was wrong."""
+"""Longer than the timeout of `request_bodies`, whose response explains the problem."""
 _MAX_HEAD_BYTES = 64 << 10
 
 
@@ -32,7 +32,7 @@ class PromptProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Pass bytes on, and expect what is still missing of their request."""
         super().data_received(data)
         cycle = self.cycle
-        # The rest of a body that was answered early is not the head of the next request.
+        # The rest of a body whose response was sent early is not the head of the next request.
         if cycle is None or (cycle.response_complete and not cycle.more_body):
             self._num_head_bytes += len(data)
             if self._num_head_bytes > _MAX_HEAD_BYTES:

@@ -1,12 +1,13 @@
-"""`RequestProcess`: a child process that answers JSON requests, one a line, in any order.
+"""`RequestProcess`: a child process that answers JSON requests, one per line, in any order.
 
     {"id": 1, ...}   ->   {"id": 1, ...}        {"id": 1, "cancel": true} when the asker gave up
 
-A reply of id 0 has an `error`, the reason why the child is about to end. It ends when its stdin does.
-`RequestServer` is the other end where the child's interpreter has this package.
+A reply with id 0 has an `error`, the reason why the child is about to exit. The child exits when
+its stdin closes. `RequestServer` is the other end where the child's interpreter has this package.
 
-The child runs code of others. Its replies are bounded before they are parsed, what it prints is kept up
-to a size, and what it started ends with it. Threads speak with it: no event loop waits for its pipes.
+The child runs foreign code. Its replies are checked against limits before parsing, its output is
+truncated at a limit, and its descendants are killed with it. Threads communicate with it, so no
+event loop waits for its pipes.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _MAX_REASON_CHARS = 500
 _LINE_BYTES = 1 << 16
 _END_SECONDS = 5.0
 _LAST_REPLY_SECONDS = 1.0
-"""How long replies of a process that ended are read."""
+"""How long remaining replies of an exited process are read."""
 
 
 class RequestProcess:
@@ -45,8 +46,8 @@ class RequestProcess:
     Args:
         name: what it is, for messages.
         argv: its command.
-        environment: all of its environment variables.
-        quiet: what it writes to stderr is dropped; otherwise it goes where ours goes.
+        environment: its complete environment.
+        quiet: discard its stderr; otherwise it is forwarded to this process's stderr.
         encode: turns a request into JSON.
     """
 
@@ -83,12 +84,12 @@ class RequestProcess:
 
     @property
     def process_id(self) -> int:
-        """The id of the process, at whose end the child ends."""
+        """The id of the process with which the child exits."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still takes requests."""
+        """Whether it still accepts requests."""
         return not self._end and not self._reason and self._process.poll() is None
 
     @property
@@ -125,7 +126,7 @@ class RequestProcess:
             self._waiting.pop(number, None)
 
     def close(self) -> None:
-        """End the process and what it started; requests that wait are lost."""
+        """Stop the process and its descendants; pending requests are lost."""
         self._to_send.put(None)
         self._watching.join(_END_SECONDS)
         for end in (self._kill, self._kill_group):
@@ -161,7 +162,7 @@ class RequestProcess:
     # --- the threads ----------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Write what is asked; a child may take long to read it."""
+        """Write requests; a child may be slow to read them."""
         assert self._process.stdin is not None
         try:
             with self._process.stdin as requests:
@@ -204,7 +205,7 @@ class RequestProcess:
                 reply.set_result(answer)
 
     def _relay(self) -> None:
-        """Pass on what it prints, in lines that steer no terminal, up to a size."""
+        """Forward its output as printable lines, up to a limit."""
         assert self._process.stderr is not None
         left = MAX_SAID_CHARS
         with self._process.stderr as said:
@@ -218,7 +219,7 @@ class RequestProcess:
                 os.write(2, text.encode())
 
     def _watch(self) -> None:
-        """Give up what waits once the process has ended."""
+        """Fail pending requests once the process has exited."""
         status = self._process.wait()
         self._kill_group()  # which its keeper left if it was killed itself
         for thread in self._threads[1:]:  # the one that sends ends by the None below

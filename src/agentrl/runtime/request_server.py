@@ -1,8 +1,8 @@
 """`RequestServer`: a child process that answers the requests of a `RequestProcess`.
 
-Input: one JSON request a line on stdin. Output: one JSON reply a line on stdout, in any order. The
-code that answers is the user's: what it prints goes to stderr, and it reads nothing of ours. The
-process ends with its stdin.
+Input: one JSON request per line on stdin. Output: one JSON reply per line on stdout, in any order.
+The handlers are the user's code: their output goes to stderr, and they cannot read from stdin. The
+process exits when stdin closes.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ Answer = Callable[[dict[str, Any]], Awaitable[Mapping[str, Any]]]
 """A request without its id, to the fields of its reply. It raises nothing but cancellation."""
 
 _NUM_THREADS = 256
-"""Plain functions that may run at the same time; they mostly wait."""
+"""Maximum number of concurrent plain functions; they mostly wait."""
 
 
 class RequestServer:
     """Takes over stdin and stdout, and answers each request in a task of its own.
 
     Args:
-        watch: looks whether what answers holds up the others.
+        watch: detects handlers that block the others.
     """
 
     def __init__(self, watch: LoopWatch) -> None:
@@ -45,10 +45,10 @@ class RequestServer:
         self._takes_more = True
 
     def run(self, load: Callable[[], Answer]) -> NoReturn:
-        """Answer until stdin ends, then end the process with whatever threads still run.
+        """Answer until stdin closes, then exit the process, including running threads.
 
         Args:
-            load: imports the user's code. Its error is the reason why the process ends.
+            load: imports the user's code; its error becomes the reason of the exit.
         """
         try:
             answer = load()
@@ -60,7 +60,7 @@ class RequestServer:
         os._exit(0)
 
     def end_after_these(self) -> None:
-        """End the process once what is being answered has been."""
+        """Exit the process once running requests are answered."""
         self._takes_more = False
 
     async def _serve(self, answer: Answer) -> None:

@@ -1,7 +1,7 @@
-"""How often a process that ended may be started again, and after what pause.
+"""Restart limits and delays of processes that exited.
 
-A process that fails now and then is restarted for as long as the run lasts; one that fails again
-and again is not. What is supervised, and how it is started, is not known here.
+A process that fails occasionally is restarted for the whole run; one that fails repeatedly is not.
+This module does not know which processes are supervised, or how they start.
 """
 
 import signal
@@ -41,7 +41,7 @@ class Restarts:
         return min(MAX_DELAY_SECONDS, self._first_delay_seconds * 2.0 ** (len(self._made_at) - 1))
 
     def describe(self, status: int) -> str:
-        """Return how a process ended that is started again, and how often it has been."""
+        """Describe the exit of a process that is restarted, and the number of its restarts."""
         return (
             f"{ending(status)}; restarting it ({len(self._made_at)} of {self._most} restarts "
             f"within {WINDOW_SECONDS / 60:.0f} min)"
@@ -49,7 +49,7 @@ class Restarts:
 
 
 def ending(status: int) -> str:
-    """Return the end that an exit status stands for, in words that follow a process's name."""
+    """Describe an exit status, in words that follow a process's name."""
     if status >= 0:
         return f"exited with status {status}"
     try:

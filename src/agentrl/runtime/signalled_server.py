@@ -1,7 +1,7 @@
 """`serve_until_signalled`: an HTTP server of a command that runs until Ctrl-C.
 
-Input: uvicorn's configuration and a listening socket. Output: nothing; it says when it accepts
-requests.
+Input: uvicorn's configuration and a listening socket. Output: nothing; a callback reports when it
+accepts requests.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ async def serve_until_signalled(
     config: uvicorn.Config, listener: socket.socket, when_ready: Callable[[], None]
 ) -> None:
     """Serve on `listener` until SIGINT or SIGTERM; calls `when_ready` once requests are accepted."""
-    # An interrupt of before ends the task here, and not in the middle of the start.
+    # An earlier interrupt cancels the task here rather than during the startup.
     await asyncio.sleep(0)
     # uvicorn stops on these signals and then raises them again; the exit status must be 0.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""How a process of a run ends: in order at the first signal, at once at the second."""
+"""How a process of a run ends: gracefully at the first signal, immediately at the second."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ SAME_SIGNAL_SECONDS = 0.5
 """Signals this close together are one: supervisors signal a process and its group."""
 
 INTERRUPTED = 130
-"""Exit status of a process that a signal ended before its work was done."""
+"""Exit status of a process that a signal stopped before its work was done."""
 NO_SIGNAL = 3
 """Exit status of a training that had nothing to learn from."""
 
@@ -25,19 +25,20 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def stop_on_signals(what_follows: str) -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets; the second ends the process at once.
+    """Return an event that the first SIGTERM or SIGINT sets; the second kills the process.
 
     Everything that the process started is killed with it.
 
     Args:
-        what_follows: what is said to the user at the first.
+        what_follows: the message to the user at the first signal.
     """
     loop = asyncio.get_running_loop()
 
     def end_at_once(number: signal.Signals) -> None:
         loop.remove_signal_handler(number)
         kill_descendants()
-        # Not Python's own answer to SIGINT, which an event loop would try to end in order.
+        # Not Python's own handling of SIGINT, which an event loop would try to shut down
+        # gracefully.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -51,9 +52,9 @@ def signal_events(what_follows: str, stop: asyncio.Event, at_once: asyncio.Event
     """Let the first SIGTERM or SIGINT set `stop` and the second `at_once`, while the context lasts.
 
     Args:
-        what_follows: what is said to the user at the first.
-        stop: asks for an end in order.
-        at_once: asks for an end without delay.
+        what_follows: the message to the user at the first signal.
+        stop: requests a graceful end.
+        at_once: requests an immediate end.
     """
     _handle_signals(what_follows, stop, lambda number: at_once.set())
     try:

@@ -1,9 +1,9 @@
 """Spans to an OpenTelemetry collector, over HTTP with protobuf (OTLP).
 
-Comes in: the collector's address. Goes out: a tracer. A thread sends the spans in batches from a queue
-of bounded length. A collector that is away costs spans, which are counted and said; nobody waits for
-it. Headers, compression, certificates and sampling come from OpenTelemetry's own variables
-(`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_TRACES_SAMPLER`, ...).
+Input: the collector's address. Output: a tracer. A thread sends the spans in batches from a bounded
+queue. Spans are lost while the collector is unreachable; they are counted and reported, and never
+delay the run. Headers, compression, certificates and sampling come from OpenTelemetry's own
+variables (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_TRACES_SAMPLER`, ...).
 """
 
 import io
@@ -30,7 +30,7 @@ QUEUE_SPANS = 4096
 BATCH_SPANS = 256
 _PERIOD_SECONDS = 2.0
 _REQUEST_SECONDS = 5.0
-"""How long one batch may take, with its retries."""
+"""Timeout of one batch, including retries."""
 _REPLY_BYTES = 1 << 16
 """What is read of a collector's reply."""
 _LAST_SECONDS = 5.0
@@ -47,7 +47,7 @@ def span_export(endpoint: str, attributes: Mapping[str, str]) -> Iterator[Tracer
 
     Args:
         endpoint: base address of the collector, or the address that takes traces.
-        attributes: what all spans say of this process.
+        attributes: attributes of this process in all spans.
     """
     exporter = _CountingExporter(endpoint)
     processor = _CountingProcessor(
@@ -61,7 +61,7 @@ def span_export(endpoint: str, attributes: Mapping[str, str]) -> Iterator[Tracer
         resource=Resource.create({**service, **attributes}), shutdown_on_exit=False
     )
     provider.add_span_processor(processor)
-    # Every batch and every dropped span would be logged; both are counted here.
+    # They would log every batch and every dropped span; both are counted here.
     for name in _OWN_LOGGERS:
         logging.getLogger(name).propagate = False
     try:
@@ -84,7 +84,7 @@ def span_export(endpoint: str, attributes: Mapping[str, str]) -> Iterator[Tracer
 
 
 class _CountingProcessor(BatchSpanProcessor):
-    """Counts the spans that were handed over to be sent."""
+    """Counts the spans that were queued."""
 
     num_ended = 0
 
@@ -95,7 +95,7 @@ class _CountingProcessor(BatchSpanProcessor):
 
 
 class _CountingExporter(SpanExporter):
-    """Counts the spans that arrived, and says once that some do not."""
+    """Counts the delivered spans, and logs once that some are not."""
 
     def __init__(self, endpoint: str) -> None:
         self.num_delivered = 0
@@ -132,7 +132,7 @@ class _CountingExporter(SpanExporter):
 
 
 class _BoundedSession(requests.Session):
-    """Reads no more of a reply than says what became of the spans."""
+    """Reads only the status of a reply."""
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         with super().send(request, **{**options, "stream": True}) as response:
@@ -151,7 +151,7 @@ class _Keeping(logging.Handler):
 
 @contextmanager
 def _said_meanwhile() -> Iterator[list[str]]:
-    """Collect what the exporter logs: its results hold no reason."""
+    """Collect the exporter's log: its results contain no reason."""
     said: list[str] = []
     handler = _Keeping(said)
     logger = logging.getLogger(_OWN_LOGGERS[0])

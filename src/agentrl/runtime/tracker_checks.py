@@ -1,7 +1,7 @@
-"""`--report_to`: whether the trackers that were asked for can be used, before anything starts.
+"""`--report_to`: checks that the requested trackers are usable, before anything starts.
 
-Input: names. Output: those that need a tracker, or the one line that says what is missing. Trackers
-with a local store need nothing else; a server that a tracker's own variable names must answer.
+Input: names. Output: the names that need a tracker, or a one-line error. Trackers with a local
+store need nothing else; a server set in a tracker's own variable must respond.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 from agentrl.runtime.outside import no_answer
 
 _SERVERS = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}
-"""Tracker -> the variable that may name its server."""
+"""Tracker -> the environment variable of its server."""
 
 
 def check_trackers(report_to: Sequence[str]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Weights & Biases before a run: is there a login, and does its server answer?
+"""Checks Weights & Biases before a run: is there a login, and does the server respond?
 
-Its library asks for a key at a terminal, or repeats requests for minutes, once the run has begun. In go
-the names of trackers, out comes nothing, or what to do. The library reads its own settings, in a process
-of its own, because it leaves a service behind.
+Otherwise its library would prompt for a key, or retry for minutes, after the run has started.
+Input: the names of trackers. Output: nothing, or an error that says what to do. The library reads
+its settings in a separate process, because it leaves a service behind.
 """
 
 import json
@@ -28,10 +28,10 @@ _OFFLINE = "set WANDB_MODE=offline to write files for a later `wandb sync`"
 
 
 def check_login(trackers: Collection[str]) -> None:
-    """Check that W&B can be sent figures, where it is one of the trackers.
+    """Check that W&B is usable, if it is one of the trackers.
 
     Raises:
-        ConfigError: there is no login, or no server answers.
+        ConfigError: there is no login, or the server does not respond.
     """
     if "wandb" not in trackers:
         return

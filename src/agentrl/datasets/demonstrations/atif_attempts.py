@@ -1,7 +1,7 @@
-"""Harbor's trajectories (ATIF) as attempts at tasks: what each asks, answers and scored.
+"""Harbor's trajectories (ATIF) as attempts at tasks, with question, answer and score.
 
-Input: files that anybody may have written. Output: for each task its attempts, checked before
-anything is stored, or a `DatasetError` that says where the first mistake is.
+Input: untrusted files. Output: for each task its attempts, checked before
+anything is stored, or a `DatasetError` with the position of the first mistake.
 """
 
 import itertools
@@ -32,7 +32,7 @@ _OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 
 def check_trajectories(path: Path) -> None:
-    """Refuse files that hold no trajectories, or one that cannot be imported.
+    """Refuse files without trajectories, or with one that cannot be imported.
 
     Raises:
         DatasetError: the text says what is wrong and where.
@@ -51,11 +51,11 @@ class AtifAttempt:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What an export of ours says of it."""
+        """AgentRL's own fields, present in exports of AgentRL."""
         return own_facts(self.trajectory.extra)
 
     def task_id(self) -> str:
-        """Return the id of its task: the one that an export names, else one made of its own."""
+        """Return the id of its task: from an export of AgentRL, else a derived one."""
         given = self.facts.get("task")
         if isinstance(given, str) and _TASK_ID.fullmatch(given):
             return given
@@ -79,7 +79,7 @@ class AtifAttempt:
             raise self.problem(f"extra.{OURS}.question: {error.errors()[0]['msg']}") from None
 
     def score(self, otherwise: float | None) -> Score | None:
-        """Return its score, `otherwise` where it brings none."""
+        """Return its score, or `otherwise` if it has none."""
         given = self.facts.get("score")
         if given is None:
             return None if otherwise is None else Score(scorer="imported", value=otherwise)
@@ -89,7 +89,7 @@ class AtifAttempt:
             raise self.problem(f"extra.{OURS}.score: {error.errors()[0]['msg']}") from None
 
     def outcome(self) -> Outcome:
-        """Return how it ended; trajectories of others do not say, and count as answered."""
+        """Return its outcome; trajectories from other tools have none, and count as answered."""
         given = self.facts.get("outcome") or "answered"
         try:
             return _OUTCOME.validate_python(given)
@@ -97,7 +97,7 @@ class AtifAttempt:
             raise self.problem(f"extra.{OURS}.outcome: {str(given)[:40]!r} is not known") from None
 
     def answer(self) -> str | None:
-        """Return its final answer: the one that an export names, else what was said last."""
+        """Return its final answer: from an export of AgentRL, else the last message."""
         if "final_answer" in self.facts:
             given = self.facts["final_answer"]
             return None if given is None else str(given)
@@ -118,7 +118,7 @@ class AtifAttempt:
 
 
 def attempts_by_task(path: Path) -> Iterator[tuple[str, list[AtifAttempt]]]:
-    """Yield each task's id and the attempts at it, which stand together in the files.
+    """Yield each task's id and its attempts, which must be consecutive in the files.
 
     Args:
         path: a file or a folder; see `read_trajectories`.

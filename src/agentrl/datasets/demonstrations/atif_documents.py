@@ -1,7 +1,6 @@
-"""Documents of Harbor's trajectory format (ATIF 1.8), read from files that anybody may have written.
+"""Documents of Harbor's trajectory format (ATIF 1.8), read from untrusted files.
 
-Input: files. Output: values that were checked as a whole, and the messages of a conversation that
-they hold.
+Input: files. Output: fully validated values, and their conversations as messages.
 """
 
 import json
@@ -21,12 +20,12 @@ OURS = "agentrl"
 _MAX_DOCUMENT_CHARS = 1 << 27
 _MAX_TOKEN_ID = 2**31 - 1
 _MAX_LOGPROB = 1e30
-"""Finite as float32, as which it is stored."""
+"""Must be finite as float32, its stored type."""
 _MAX_EMBEDDED = 1000
 
 
 class AtifPart(Value):
-    """A part of a message that holds more than text."""
+    """A part of a message, possibly other than text."""
 
     type: Literal["text", "image", "audio"]
     text: str | None = None
@@ -102,7 +101,7 @@ class AtifStep(Value):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether a model said it here, as opposed to a copy of what was said elsewhere."""
+        """Whether a model sampled it here, as opposed to a copy from elsewhere."""
         return self.source == "agent" and not self.is_copied_context and self.llm_call_count != 0
 
 
@@ -189,17 +188,17 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 
 def checked_trajectory(entry: Any) -> AtifTrajectory:
-    """Return a document as a value.
+    """Parse a document.
 
     Raises:
-        BadEntry: it is none; the text says what is wrong and where.
+        BadEntry: it is invalid; the message says what is wrong and where.
     """
     if isinstance(entry, BadEntry):
         raise entry
     if not is_trajectory(entry):
         raise BadEntry('not a trajectory: "schema_version" must be "ATIF-v1.8" or earlier')
     try:
-        # JSON can hold halves of characters, which no file and no database can.
+        # JSON can contain lone surrogates, which files and databases cannot.
         json.dumps(entry, ensure_ascii=False).encode()
         return AtifTrajectory.model_validate(entry)
     except ValidationError as error:
@@ -217,7 +216,7 @@ def messages_of(trajectory: AtifTrajectory) -> Iterator[Message]:
     """Yield the messages of a trajectory; copied steps and those of no model get weight 0.
 
     Raises:
-        BadEntry: a step holds something that a conversation cannot show.
+        BadEntry: a step contains something that a conversation cannot represent.
     """
     for step in trajectory.steps:
         yield from messages_of_step(step)

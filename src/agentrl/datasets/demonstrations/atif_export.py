@@ -1,9 +1,9 @@
-"""Ended attempts of a run as Harbor's trajectories (ATIF 1.8), one JSONL file a split.
+"""Ended attempts of a run as Harbor's trajectories (ATIF 1.8), one JSONL file per split.
 
-Input: a store. Output: one document an attempt. Its steps are the attempt's first conversation;
+Input: a store. Output: one document per attempt. Its steps are the attempt's first conversation;
 each further one (a branch, a rewritten context, a second agent) is an embedded trajectory, in which
-steps that another one holds already are marked as copied context. A step of the policy carries the
-ids of prompt and completion, and their logprobs.
+steps that already occur in another one are marked as copied context. A step of the policy carries
+the ids of prompt and completion, and their logprobs.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ async def export_trajectories(store: TrajectoryStore, folder: Path) -> dict[str,
 
     Args:
         store: the run.
-        folder: where to write; it must not exist.
+        folder: output folder, which must not exist.
 
     Raises:
         ConfigError: the folder exists.

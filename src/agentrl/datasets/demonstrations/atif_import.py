@@ -1,6 +1,6 @@
 """Harbor's trajectories (ATIF) into an empty database.
 
-Input: files that anybody may have written. Output: a Task for each question, a Record for each
+Input: untrusted files. Output: a Task for each question, a Record for each
 document, a turn for each step of the policy, through the same writes as a rollout.
 """
 
@@ -20,7 +20,7 @@ NO_SCORE = "imported without a score"
 
 @dataclass
 class ImportCounts:
-    """What an import made of the trajectories."""
+    """Result of an import."""
 
     num_tasks: int = 0
     num_records: int = 0
@@ -37,14 +37,14 @@ async def import_trajectories(
     Args:
         store: the database.
         path: a file or a folder; see `read_trajectories`.
-        score: of trajectories that bring none.
+        score: score of trajectories that have none.
 
     Raises:
         ConfigError: the database holds a run.
         DatasetError: a trajectory is malformed.
         StoreError: the store failed.
 
-    Whatever ends it early, what was written is deleted.
+    If it fails, everything that was written is deleted.
     """
     if await store.runs.get() is not None:
         raise ConfigError(f"{store.redacted_uri} contains a run; import under another --run_name")

@@ -1,8 +1,7 @@
 """A trajectory of Harbor's (ATIF) as the turns of one attempt.
 
-Input: a document that was checked. Output: a turn for each step of the policy. Ids and logprobs are
-taken as they stand; a step without ids becomes a turn that can be read and scored and is not
-trained.
+Input: a validated document. Output: a turn for each step of the policy. Ids and logprobs are used
+unchanged; a step without ids becomes a turn that can be read and scored, but not trained on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +42,7 @@ def turns_of(
         fence: of the Record's lease, which ids of turns hold.
 
     Raises:
-        BadEntry: a step makes no turn; the text says which and why.
+        BadEntry: a step cannot become a turn; the message says which and why.
     """
     found = _TurnReader(record_id, task_id).turns(trajectory)
     return [turn.model_copy(update={"id": f"{record_id}/{fence}/{turn.index}"}) for turn in found]
@@ -57,7 +56,7 @@ class _TurnReader:
         self._turns: list[DispatchedSamplingTask] = []
         self._full: list[np.ndarray] = []
         self._places: dict[int, int] = {}
-        """Index that a step says it had -> the index of its turn here."""
+        """Index stored in a step -> index of its turn here."""
 
     def turns(self, trajectory: AtifTrajectory) -> list[DispatchedSamplingTask]:
         for context in trajectory.contexts:
@@ -87,7 +86,7 @@ class _TurnReader:
         parent: int | None,
         messages: Sequence[Message],
     ) -> list[Message]:
-        """Append a step of the policy; return the observations that answer no call of it."""
+        """Append a step of the policy; return the observations that belong to none of its calls."""
         given = own_facts(step.extra)
         if parent is None:
             parent = self._places.get(_number(given, "parent"))
@@ -165,7 +164,7 @@ class _TurnReader:
         }
 
     def _in_order_of_sampling(self) -> list[DispatchedSamplingTask]:
-        """Return the turns in the order that the steps name, where all of them do."""
+        """Return the turns in the order given by the steps, if all of them give one."""
         if sorted(self._places) != list(range(len(self._turns))):
             return self._turns
         new = {here: then for then, here in self._places.items()}
@@ -194,7 +193,7 @@ def _text_of(given: object) -> str | None:
 
 
 def _spans(given: object, length: int) -> tuple[VersionSpan, ...]:
-    """Return the versions of tokens; none where they are not told, or make no sense."""
+    """Return the versions of tokens; none if they are missing or invalid."""
     spans: list[VersionSpan] = []
     for one in given if isinstance(given, list) else ():
         if not (isinstance(one, list) and len(one) == 3 and all(isinstance(n, int) for n in one)):

@@ -1,8 +1,8 @@
 """Conversations of a run as files: chat-format JSONL, or a Hugging Face dataset.
 
-Input: a store. Output: a folder with one file per split. Rows of the JSONL files are what `agentrl
-sft` reads, and what tools for OpenAI's fine-tuning format do; the dataset has the same rows in
-Parquet, and a card.
+Input: a store. Output: a folder with one file per split. The JSONL rows are readable by `agentrl
+sft` and by tools for OpenAI's fine-tuning format; the dataset has the same rows in Parquet, and a
+card.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _SCALARS = {
     "max_version": "int64",
     "tools": "string",
 }
-"""Columns of the dataset beside `messages`, by Arrow's names of their types."""
+"""Columns of the dataset in addition to `messages`, with the Arrow names of their types."""
 
 
 async def export_conversations(
@@ -47,7 +47,7 @@ async def export_conversations(
 
     Args:
         store: the run.
-        folder: where to write; it must not exist.
+        folder: output folder, which must not exist.
         format_: `chat` for JSONL, `dataset` for Parquet with a card.
 
     Raises:
@@ -114,8 +114,8 @@ def conversations_of(
 ) -> Iterator[tuple[list[Message], list[dict[str, Any]]]]:
     """Yield the conversations of an attempt, and the tools that each was shown.
 
-    Every reply of the policy is learned once: an assistant message that a context repeats, or that
-    another conversation has already, gets `"weight": 0`.
+    Every reply of the policy is trained on once: an assistant message that is repeated in a context
+    or in another conversation gets `"weight": 0`.
 
     Args:
         turns: all turns of the attempt, in order of `index` from 0.
@@ -138,8 +138,8 @@ def paths_of(
 ) -> Iterator[tuple[list[DispatchedSamplingTask], list[dict[str, Any]]]]:
     """Yield the turns of each conversation of an attempt, and the tools that it was shown.
 
-    A turn stands in every conversation that continues it. Calls of other models, which nothing of the
-    policy continues, are left out.
+    A turn is part of every conversation that continues it. Calls of other models are omitted unless
+    the policy continues them.
 
     Args:
         turns: all turns of the attempt, in order of `index` from 0.
@@ -155,10 +155,10 @@ def paths_of(
 
 
 def assistant_message(turn: DispatchedSamplingTask, tools: Sequence[dict[str, Any]]) -> Message:
-    """Return a reply as a message: thinking and tool calls stand in fields of their own.
+    """Return a reply as a message, with thinking and tool calls in separate fields.
 
-    The format of its calls is the one that finds those which the rollout found; where none does, the
-    text stays as it was written.
+    The format of its calls is the one that parses the same calls as the rollout; if there is none,
+    the text is kept unchanged.
     """
     reply = _taken_apart(turn, tools)
     if reply is None:
@@ -302,7 +302,7 @@ def _json(value: Any) -> str:
 
 
 def _card(run: str, counts: Mapping[str, int]) -> str:
-    """Return the dataset's card, whose head says where each split is."""
+    """Return the dataset card, whose header lists the files of the splits."""
     files = "".join(f"  - split: {name}\n    path: data/{name}.parquet\n" for name in counts)
     rows = "".join(f"| {name} | {count} |\n" for name, count in counts.items())
     return (

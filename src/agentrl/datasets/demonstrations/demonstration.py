@@ -43,7 +43,7 @@ class Demonstration:
 def read_demonstrations(path: Path) -> Iterator[Demonstration]:
     """Yield the conversations of a file: objects with `messages`, perhaps `tools` and `id`.
 
-    A line may be a trajectory in Harbor's format, of which the first context is read.
+    A line may be a trajectory in Harbor's format; only its first context is read.
 
     Args:
         path: a source that `read_entries` accepts.
@@ -157,7 +157,7 @@ def _without_gaps(message: Any) -> Message:
 
 
 def _with_files(message: Message, folder: Path) -> Message:
-    """Return a message that holds its images, rather than naming files."""
+    """Return a message with embedded images in place of file names."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

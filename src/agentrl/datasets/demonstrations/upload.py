@@ -116,7 +116,7 @@ class Uploader(ABC):
         """Return the model calls of an item, in order.
 
         A request whose messages extend the previous request and response continues that context;
-        any other request begins a new one.
+        any other request starts a new one.
         """
 
     def validate_task(self, item: Any) -> bool:
@@ -128,7 +128,7 @@ class Uploader(ABC):
         return 1.0
 
     async def upload(self) -> UploadReport:
-        """Upload all items; those that were uploaded before stay as they are.
+        """Upload all items; items that were uploaded before are unchanged.
 
         Raises:
             ConfigError: the database belongs to a run with slots that are still to be sampled.
