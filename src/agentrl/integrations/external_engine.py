@@ -152,8 +152,8 @@ class ExternalEngine(TrainerProcessor):
         environment = os.environ | self.environment
         if not has_package(self._python, self.package, environment):
             raise ConfigError(
-                f"train_engine_name: {self.framework} is not installed for {self._python}; make an "
-                f"environment with scripts/setup_agents {self.package} FOLDER, and set "
+                f"train_engine_name: {self.framework} is not installed for {self._python}; create "
+                f"an environment with scripts/setup_agents {self.package} FOLDER, and set "
                 f"{self._python_variable} to its Python"
             )
         check_can_run(self._description)

@@ -83,8 +83,8 @@ class ServerQuestions:
         for capability in _needed_capabilities(message):
             if capability in _NOT_OFFERED and self._says_first(capability):
                 logger.warning(
-                    "MCP server %r requests %s (%s), which is not supported: answered with an "
-                    "error (logged once)",
+                    "MCP server %r requests %s (%s): unsupported, answered with an error (logged "
+                    "once)",
                     self._name,
                     _NOT_OFFERED[capability],
                     capability,

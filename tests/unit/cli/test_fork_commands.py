@@ -16,7 +16,7 @@ from agentrl.launcher.fork_run import edited_messages
         (b"9" * 5000, "is not JSON"),
         (b"\xff", "is not JSON"),
         (b"null", "an edit must be a JSON object"),
-        (b'{"messages": [7]}', "message 0 is no JSON object"),
+        (b'{"messages": [7]}', "message 0 is not a JSON object"),
         (b'{"messages": [{"role": "' + b"x" * 10**6 + b'"}]}', "message 0: unknown role"),
         (b'{"messages": [{"role": "user", "content": NaN}]}', "content must be text"),
     ],

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("folder")
         (("--num_gpus", "8"), "GPU model unknown; name a similar one with --gpu"),
         (("--model_name_or_path", "nowhere"), "no such directory"),
         (("--network_gb", "0"), "0.0 is not in the range x>0"),
-        (("--turns", "nan"), "nan is no number"),
+        (("--turns", "nan"), "nan is not a number"),
     ],
 )
 def test_a_mistake_costs_one_line(

@@ -146,7 +146,7 @@ def test_an_engine_that_was_not_initialised_does_not_train(
 
 def test_a_name_is_registered_once_and_free_again_afterwards(engine: type[Recording]) -> None:
     for name in ("recording", "agentrl", "verl"):
-        with pytest.raises(ConfigError, match="is taken"):
+        with pytest.raises(ConfigError, match="is already registered"):
             AgentTrainer.register_processor(name, Recording)
     AgentTrainer.unregister_processor("recording")
     AgentTrainer.unregister_processor("recording")

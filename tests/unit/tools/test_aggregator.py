@@ -151,7 +151,7 @@ async def test_tools_of_all_servers_behind_it_are_offered_and_called(
         ({"content": {}}, "the tool returned nothing", True),
         ({"data": 1}, "Error: the tool's result is invalid: the answer has no content", True),
         ([[1]], "Error: the tool's result is invalid: the answer is not an object", True),
-        ("<html>", "Error: the tool's result is invalid: the answer is not JSON", True),
+        ("<html>", "Error: the tool's result is invalid: the response is not JSON", True),
         (r'{"content": "cut \ud83d"}', "cut \ufffd", False),
         (404, "status 404", True),
         (400, "status 400", True),
@@ -220,7 +220,7 @@ async def test_a_listing_that_is_too_long_or_badly_named_is_refused(
     for names, reason in (
         ([f"web.t{number}" for number in range(2_001)], "lists more than 2000 tools"),
         (["web.a\nb"], r"lists a tool named 'a\\nb'"),
-        ([f"web.t{number}" for number in range(6_000)], "holds more than 50000 values"),
+        ([f"web.t{number}" for number in range(6_000)], "contains more than 50000 values"),
     ):
         manager.tools = [*map(function, names)]
         with pytest.raises(ToolError, match=reason):
@@ -262,7 +262,7 @@ async def test_an_aggregator_stands_beside_other_servers(
 
 
 async def test_what_is_no_aggregator_is_named(manager: Manager, config_for: ConfigFor) -> None:
-    with pytest.raises(ConfigError, match=r"at http://127\.0\.0\.1:9/mcpapi cannot be reached"):
+    with pytest.raises(ConfigError, match=r"at http://127\.0\.0\.1:9/mcpapi is unreachable"):
         await probe(config_for("http://user:pw@127.0.0.1:9/mcpapi"))
     with pytest.raises(ConfigError, match="answered /servers with HTTP 404"):
         await probe(config_for(manager.url.replace("/mcpapi", "/x/mcpapi")))

@@ -194,12 +194,12 @@ async def test_headers_of_a_server_are_sent_with_every_call(
 async def test_probing_names_the_address_of_a_server_that_is_not_there(
     config_for: ConfigFor,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"at http://127\.0\.0\.1:9/mcp cannot be reached"):
+    with pytest.raises(ConfigError, match=r"at http://127\.0\.0\.1:9/mcp is unreachable"):
         await probe(config_for("http://user:pw@127.0.0.1:9/mcp?key=1"))
-    with pytest.raises(ConfigError, match="at /no/such/command cannot be reached"):
+    with pytest.raises(ConfigError, match="at /no/such/command is unreachable"):
         await probe(config_for({"x": {"command": "/no/such/command"}}))
     unheard = (
-        r"at true cannot .*Connection closed; the command exited without output \(exit 0\); a s"
+        r"at true is unreachable: Connection closed; the command exited without output \(exit 0\); a s"
     )
     with pytest.raises(ConfigError, match=unheard):
         await probe(config_for({"x": {"command": "true"}}))
@@ -224,14 +224,14 @@ async def test_a_command_that_misses_a_variable_of_ours_is_told_how_to_get_it(
 async def test_a_command_may_take_long_to_answer_but_not_for_ever(config_for: ConfigFor) -> None:
     silent = {"command": sys.executable, "args": ["-c", "import sys; sys.stdin.read()"]}
     config = config_for({"x": silent}, start_timeout_seconds=0.2, connect_timeout_seconds=60)
-    with pytest.raises(ConfigError, match=r"cannot be reached: .*no answer within 0\.2 s"):
+    with pytest.raises(ConfigError, match=r"is unreachable: .*no response within 0\.2 s"):
         await probe(config)
 
 
 async def test_probing_names_an_address_that_is_no_mcp_server(
     server_url: str, config_for: ConfigFor
 ) -> None:
-    with pytest.raises(ConfigError, match="/elsewhere cannot be reached: Not Found"):
+    with pytest.raises(ConfigError, match="/elsewhere is unreachable: Not Found"):
         await probe(config_for(server_url.replace("/mcp", "/elsewhere")))
 
 

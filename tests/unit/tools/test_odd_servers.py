@@ -56,7 +56,7 @@ async def test_over_pipes_odd_answers_cost_one_call_at_most(
     skipped, *refused = said
     assert "ignoring output that is not an MCP message: 'odd server, version 1'" in skipped
     assert [line.partition(":")[0] for line in refused] == [
-        f"MCP server 'odd' asks for {what}"
+        f"MCP server 'odd' requests {what}"
         for what in ("a language model (sampling)", "roots (roots)")
     ]
 
@@ -81,13 +81,15 @@ async def test_answers_of_too_many_values_are_observations(
     for server in (odd_url, {"odd": odd_pipe}):
         async with connect_tools(config_for(server)) as box:
             for name, reason in (
-                ("blocks", "holds more than 50000 values"),
-                ("dense", "holds more than 300000 commas and brackets"),
+                ("blocks", "contains more than 50000 values"),
+                ("dense", "contains more than 300000 commas and brackets"),
                 ("deep", "is nested deeper than 64 levels"),
             ):
                 result = await box.call(name, {})
                 assert result.is_error
-                assert result.content == f"Error: the tool's result is invalid: the answer {reason}"
+                assert (
+                    result.content == f"Error: the tool's result is invalid: the response {reason}"
+                )
             assert (await box.call("asks", {})).content == "ok"
 
 

@@ -84,10 +84,10 @@ async def test_a_model_and_roots_are_refused_and_said_once_a_server(
             async with box.for_rollout() as mine:
                 for name in ("think", "find"):
                     assert (await mine.call(name, {})).is_error
-    said = [line for line in caplog.messages if "(said once)" in line]
+    said = [line for line in caplog.messages if "(logged once)" in line]
     assert [line.partition(": ")[0] for line in said] == [
-        "MCP server 'shop' asks for a language model (sampling)",
-        "MCP server 'shop' asks for roots (roots)",
+        "MCP server 'shop' requests a language model (sampling)",
+        "MCP server 'shop' requests roots (roots)",
     ]
 
 
@@ -112,7 +112,7 @@ async def test_what_a_task_asks_is_answered_as_a_call_is(
         assert "task-" in await text(box, "cancelled")
     assert (thinking.is_error, thinking.content) == (True, "Error: Sampling not supported")
     assert "asks the user 'How many?': declined" in caplog.text
-    assert "asks for a language model (sampling)" in caplog.text
+    assert "requests a language model (sampling)" in caplog.text
 
 
 async def test_a_task_that_asks_for_an_endless_pause_is_polled_all_the_same(
