@@ -112,7 +112,7 @@ def test_what_cannot_be_merged_is_trained_turn_by_turn_and_said(
         found = with_exact_merge(given, MeshShape())
     assert found.trainer.merge == "none"
     (record,) = caplog.records
-    assert record.message.startswith("NOT MERGED: llama models train one turn a forward pass")
+    assert record.message.startswith("NOT MERGED: llama models train one turn per forward pass")
     with pytest.raises(ConfigError, match="--cp_size 2 needs layers that support token trees"):
         with_exact_merge(given, MeshShape(cp=2))
 
