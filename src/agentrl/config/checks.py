@@ -13,14 +13,14 @@ from itertools import pairwise
 from urllib.parse import urlsplit
 
 from agentrl.config.algorithm_checks import loss_contradictions
-from agentrl.config.gpu_lists import (
+from agentrl.config.optimizer_arguments import parse_optim_args
+from agentrl.config.placement_checks import (
     DP_FLAGS,
     PP_FLAGS,
     placement_contradictions,
     sglang_words,
     with_implied_processes,
 )
-from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.secret_text import SECRET_NAME, redact
 from agentrl.config.secret_types import SecretUrl, secrets_of
 from agentrl.config.sections import (

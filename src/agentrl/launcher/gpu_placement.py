@@ -13,7 +13,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.config.gpu_lists import gpus_per_server, in_words, sglang_words
+from agentrl.config.gpu_lists import in_words
+from agentrl.config.placement_checks import gpus_per_server, sglang_words
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.runtime.gpus import VISIBLE, visible_gpus
