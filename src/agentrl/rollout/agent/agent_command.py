@@ -167,8 +167,9 @@ async def _run(arguments: list[str], environment: Mapping[str, str], folder: str
         out, err = await asyncio.wait_for(reading, _END_SECONDS)
         if status == 0:
             return out
-        last = next((line for line in reversed(err.splitlines()) if line.strip()), "")
-        raise UserCodeError(f"{arguments[0]} exited with status {status}: {last.strip()[:500]}")
+        last = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
+        reason = f": {last[:500]}" if last else ", without a word on stderr"
+        raise UserCodeError(f"{arguments[0]} exited with status {status}{reason}")
     raise UserCodeError(f"{arguments[0]} left processes running that keep its output open")
 
 

@@ -97,14 +97,21 @@ async def test_a_failed_program_is_scored_and_says_its_last_word(
     assert result.outcome == "agent_error"
 
 
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import nothing_like_it", "status 1: .*nothing_like_it"),
+        ("raise SystemExit(3)", "status 3, without a word on stderr"),
+    ],
+)
 async def test_a_program_that_fails_before_it_asks_is_not_the_policys_doing(
-    store: TrajectoryStore, renderer: Renderer
+    store: TrajectoryStore, renderer: Renderer, source: str, problem: str
 ) -> None:
-    agent = configured_agent(section_of(f"{sys.executable} -c 'import nothing_like_it' {{query}}"))
+    agent = configured_agent(section_of(f"{sys.executable} -c '{source}' {{query}}"))
     with serve_script(renderer, replies()) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            with pytest.raises(AgentError, match=r"status 1: .*nothing_like_it"):
+            with pytest.raises(AgentError, match=problem):
                 await stage.play(agent)
 
 
