@@ -38,7 +38,7 @@ async def test_a_run_rides_out_the_death_of_each_of_its_processes(tmp_path: Path
         assert run.process.wait(END_SECONDS) == 0, run.said() + logs(tmp_path)
         said = run.said()
     for name in ("train_0", "serve_0", "mongod"):
-        assert f"{name} was killed by SIGKILL; it is started again" in said
+        assert f"{name} was killed by SIGKILL; restarting it" in said
     summary = json.loads((tmp_path / "output/summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["steps"] == NUM_STEPS
