@@ -234,8 +234,9 @@ async def measure(
             about = machine()
             await own_loop(uri, base, tasks)  # the first one warms up caches and does not count
             turns_before, ms_before = engine_time.num_turns, engine_time.milliseconds
-            rounds = []
-            for _ in range(args.rounds):
+            rounds: list[Round] = []
+            begun = time.monotonic()
+            while len(rounds) < args.rounds and time.monotonic() < begun + args.seconds:
                 rates, turns = list[float](), list[int]()
                 for is_by_env in (False, True, False):
                     await engine.flush_cache()
@@ -285,7 +286,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/environments.json"))
     parser.add_argument("--rollouts", type=int, default=96, help="of each side")
     parser.add_argument("--concurrency", type=int, default=16, help="rollouts at once")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="of each kind, at most")
+    parser.add_argument("--seconds", type=float, default=200, help="no round begins after them")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
     args = parser.parse_args()
     if args.rollouts < 3 * args.concurrency:
