@@ -4,7 +4,7 @@
     ├── ConfigError (ValueError)      a flag, a file or a value that the user gave is wrong
     │   └── DatasetError              a dataset is missing, or one of its lines is malformed
     ├── StoreError                    MongoDB is unreachable or refused a request
-    │   ├── StoreUnreachable          MongoDB does not answer; it may later
+    │   ├── StoreUnreachable          MongoDB does not respond; it may later
     │   ├── DataInUse                 another process serves the data of a private mongod
     │   ├── LeaseLost                 another process owns the document now; write nothing more
     │   └── TrainerBusy               a second trainer asked for a consumer that is in use
@@ -73,7 +73,7 @@ class StoreError(AgentRLError):
 
 
 class StoreUnreachable(StoreError):
-    """MongoDB does not answer. A process that ends for this may be started again."""
+    """MongoDB does not respond. A process that ends for this may be started again."""
 
     exit_status = os.EX_TEMPFAIL
 

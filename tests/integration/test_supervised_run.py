@@ -62,4 +62,4 @@ def test_a_trainer_that_fails_by_itself_ends_the_run(tmp_path: Path) -> None:
     with started(command, tmp_path) as run:
         assert run.process.wait(END_SECONDS) == 1
         assert "the trainer failed" in run.said()
-    assert "started again" not in run.said()
+    assert "restarting it" not in run.said()

@@ -24,7 +24,7 @@ REPORT = "E1122 api.py] failed (exitcode: {}) local_rank: 0 (pid: 7) of binary: 
     ("status", "log", "mended"),
     [
         (-9, "step 3\n", True),
-        (75, "agentrl train: MongoDB does not answer\n", True),
+        (75, "agentrl train: MongoDB does not respond\n", True),
         (1, "agentrl train: losses stay non-finite\n", False),
         (2, "agentrl train: --lora_rank\n", False),
         (1, REPORT.format(-9), True),

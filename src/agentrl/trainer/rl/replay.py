@@ -106,7 +106,7 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
 
     Raises:
         ConfigError: a step was not trained, or its files are gone.
-        StoreError: the database does not answer.
+        StoreError: the database does not respond.
     """
 
     async def lead(ranks: Ranks, stop: asyncio.Event) -> list[ReplayedStep]:
