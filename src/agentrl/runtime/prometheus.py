@@ -1,16 +1,24 @@
 """A Prometheus endpoint: `GET /metrics` returns the process's metrics of that moment."""
 
 import logging
+import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, start_http_server
+import uvicorn
+from prometheus_client import CollectorRegistry, make_asgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from agentrl.errors import ConfigError
+from agentrl.runtime.http_guard import HttpGuard
+from agentrl.runtime.request_deadlines import PromptProtocol
 
 logger = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 1
+"""For a scrape that is under way at the end."""
 
 
 class _OnScrape(Collector):
@@ -42,16 +50,31 @@ def metrics_endpoint(
         return
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_OnScrape(read))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        server, thread = start_http_server(port, host, registry)
+        listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(
             f"--metrics_port {port}: cannot listen on {host}: {error.strerror}; choose another"
         ) from None
-    logger.info("metrics at http://%s:%d/metrics", host, server.server_port)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            HttpGuard(make_asgi_app(registry), host, carries_secrets=False),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            http=PromptProtocol,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+    )
+    # uvicorn leaves the process's signals alone where it is not in the main thread.
+    thread = threading.Thread(target=server.run, args=([listener],), name="metrics", daemon=True)
+    thread.start()
+    logger.info("metrics at http://%s:%d/metrics", host, listener.getsockname()[1])
     try:
         yield
     finally:
-        server.shutdown()
-        server.server_close()
+        server.should_exit = True
         thread.join()
+        listener.close()
