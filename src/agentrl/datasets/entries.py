@@ -25,6 +25,8 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _MAX_ENTRY_CHARS = 1 << 27
 """Maximum length of a line, list element or cell; a small compressed file may expand far beyond it."""
 _PARQUET_ROWS = 64
+_BATCH_BYTES = 256 << 20
+"""Maximum size of rows read at once, if each cell is as large as its chunk."""
 _MAX_BATCH_BYTES = 1 << 30
 _MAX_UNPACKING = 500
 """Maximum ratio of a Parquet file's decompressed size to its size, above one gigabyte."""
@@ -257,17 +259,24 @@ def _parquet(path: Path) -> Iterator[Entry]:
     number = 0
     try:
         with path.open("rb") as opened, module.ParquetFile(opened) as file:
-            groups = (file.metadata.row_group(at) for at in range(file.metadata.num_row_groups))
+            groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
             unpacked = sum(group.total_byte_size for group in groups)
             if unpacked > max(_MAX_BATCH_BYTES, _MAX_UNPACKING * path.stat().st_size):
                 raise DatasetError(
                     f"{path}: decompresses to {unpacked >> 20} MiB, more than {_MAX_UNPACKING} "
                     "times its size"
                 )
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+            # All cells of a chunk may share one text, which reading copies into each of them.
+            sizes = (
+                group.column(at).total_uncompressed_size
+                for group in groups
+                for at in range(group.num_columns)
+            )
+            rows = min(_PARQUET_ROWS, max(1, _BATCH_BYTES // max(1, *sizes)))
+            for batch in file.iter_batches(batch_size=rows):
                 if batch.nbytes > _MAX_BATCH_BYTES:
                     raise DatasetError(
-                        f"{path}: row {number + 1}: {_PARQUET_ROWS} rows are larger than "
+                        f"{path}: row {number + 1}: {batch.num_rows} rows are larger than "
                         f"{_MAX_BATCH_BYTES >> 20} MiB"
                     )
                 for row in batch.to_pylist():
