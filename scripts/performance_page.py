@@ -1,21 +1,21 @@
-"""Fills the table of docs/performance.md from benchmarks/results/*.json.
+"""Fills the tables of docs/performance.md and docs/hardening.md from benchmarks/results/*.json.
 
-    .venv/bin/python scripts/performance_page.py            write the table
-    .venv/bin/python scripts/performance_page.py --check    fail if the page differs
+    .venv/bin/python scripts/performance_page.py            write the tables
+    .venv/bin/python scripts/performance_page.py --check    fail if a page differs
 
 A figure without a result is left out.
 """
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/performance.md"
 RESULTS = ROOT / "benchmarks/results"
 BEGIN, END = "<!-- figures -->\n", "<!-- /figures -->\n"
 
@@ -144,42 +144,80 @@ FIGURES = (
 )
 
 
-def rows() -> Iterator[str]:
-    """Yield the lines of the table."""
+def figures() -> Iterator[str]:
+    """Yield the lines of the table of docs/performance.md."""
     yield "| figure | measured | goal | source |\n|---|---|---|---|\n"
     for figure in FIGURES:
-        path = RESULTS / f"{figure.file}.json"
-        value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        for key in figure.key.split("."):
-            value = _inner(value, key)
+        value = _figure(_result(figure.file), figure.key)
         if value is not None:
             source = f"`{figure.file}.json`: `{figure.key}`"
             yield f"| {figure.what} | {figure.form.format(value)} | {figure.goal} | {source} |\n"
 
 
-def _inner(value: Any, key: str) -> Any:
-    if isinstance(value, list):
-        return value[int(key)]
-    return value.get(key) if isinstance(value, dict) else None
+def attacks() -> Iterator[str]:
+    """Yield the tables of docs/hardening.md, one for each group of lines."""
+    found = _result("hardening") or {"lines": [], "parts": {}}
+    values = {**found["parts"], "growth": _result("growth")}
+    group = None
+    for line in found["lines"]:
+        told = [_told(line[name], values) for name in ("tried", "before", "after", "goal")]
+        if None in told:
+            continue
+        if line["group"] != group:
+            yield f"## {line['group']}\n\n" if group is None else f"\n## {line['group']}\n\n"
+            yield "| | what is tried | before | after | goal | test |\n|---|---|---|---|---|---|\n"
+            group = line["group"]
+        tests = ", ".join(f"`{name}`" for name in line["tests"])
+        yield f"| {line['id']} | {' | '.join(map(str, told))} | {tests} |\n"
 
 
-def filled(page: str) -> str:
-    """Return a page with the current table."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + "\n" + "".join(rows()) + "\n" + END + rest.partition(END)[2]
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "docs/performance.md": figures,
+    "docs/hardening.md": attacks,
+}
+_PLACE = re.compile(r"\{([\w.-]+)(?::([^{}]*))?\}")
+
+
+def _told(text: str, values: dict[str, Any]) -> str | None:
+    """Return a text with its figures, such as `{run.seconds:.1f}`; None where one is missing."""
+    found = {match[1]: _figure(values, match[1]) for match in _PLACE.finditer(text)}
+    if None in found.values():
+        return None
+    return _PLACE.sub(lambda match: format(found[match[1]], match[2] or ""), text)
+
+
+def _result(name: str) -> Any:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _figure(value: Any, key: str) -> Any:
+    for name in key.split("."):
+        if isinstance(value, list):
+            value = value[int(name)]
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def filled(name: str) -> str:
+    """Return a page with the current tables."""
+    before, _, rest = (ROOT / name).read_text(encoding="utf-8").partition(BEGIN)
+    return before + BEGIN + "\n" + "".join(PAGES[name]()) + "\n" + END + rest.partition(END)[2]
 
 
 def main() -> int:
-    """Write or check the page."""
+    """Write or check the pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--check", action="store_true")
-    page = PAGE.read_text(encoding="utf-8")
-    if not parser.parse_args().check:
-        PAGE.write_text(filled(page), encoding="utf-8")
-    elif page != filled(page):
-        print("docs/performance.md differs from the results: run scripts/performance_page.py")
-        return 1
-    return 0
+    is_check = parser.parse_args().check
+    wrong = [name for name in PAGES if (ROOT / name).read_text(encoding="utf-8") != filled(name)]
+    for name in wrong:
+        if is_check:
+            print(f"{name} differs from the results: run scripts/performance_page.py")
+        else:
+            (ROOT / name).write_text(filled(name), encoding="utf-8")
+    return 1 if is_check and wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""The page on security names tests that exist."""
+"""The pages on security and hardening name tests that exist."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
-def test_every_test_that_the_page_names_is_there() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/security.md").read_text())
+@pytest.mark.parametrize("page", ["security", "hardening"])
+def test_every_test_that_a_page_names_is_there(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert len(named) > 30
     missing = [
         f"{path}::{name}"

@@ -21,15 +21,26 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_page_is_that_of_the_results(
+def test_the_pages_are_those_of_the_results(script: ModuleType) -> None:
+    for name in script.PAGES:
+        assert script.filled(name) == (ROOT / name).read_text()
+    value = json.loads((ROOT / "benchmarks/results/store.json").read_text())["claims_ratio"]
+    page = script.filled("docs/performance.md")
+    assert f"| {value:.2f} | ≥ 0.9 | `store.json`: `claims_ratio` |" in page
+
+
+def test_what_no_result_holds_is_left_out(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = script.PAGE.read_text()
-    assert script.filled(page) == page
-    value = json.loads((ROOT / "benchmarks/results/store.json").read_text())["claims_ratio"]
-    assert f"| {value:.2f} | ≥ 0.9 | `store.json`: `claims_ratio` |" in page
     (tmp_path / "store.json").write_text('{"claims_ratio": 0.123}')
+    line = {"id": "1", "group": "High", "tried": "{a.tried:,} tools", "before": "10 s", "goal": ""}
+    lines = [{**line, "after": after, "tests": ["t"]} for after in ("{a.s:.1f} s", "{chaos.lost}")]
+    found = {"lines": lines, "parts": {"a": {"tried": 2000, "s": 0.25}, "chaos": None}}
+    (tmp_path / "hardening.json").write_text(json.dumps(found))
     monkeypatch.setattr(script, "RESULTS", tmp_path)
-    table = script.filled(page).partition(script.END)[0]
+    table = script.filled("docs/performance.md").partition(script.END)[0]
     assert table.count("\n| ") == 2  # the heading, and the one figure that is left
     assert "| 0.12 |" in table
+    table = script.filled("docs/hardening.md").partition(script.END)[0]
+    assert table.count("\n| ") == 2
+    assert "| 1 | 2,000 tools | 10 s | 0.2 s |  | `t` |" in table

@@ -1,0 +1,192 @@
+"""What a run loses when its processes are killed, its database's clock steps, or a stranger comes."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from harness.attacks.stranger import as_stranger
+from harness.mongod_programs import FAKETIME, mongod_with_clock
+from harness.processes import ROOT
+from harness.started import Started, metrics, started
+from pydantic import SecretStr
+
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.launcher.recovery import keep_running
+from agentrl.runtime.restarts import Restarts
+from agentrl.schema import MCPTask, Record
+from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import EmbeddedMongo
+
+HOUR = 3600
+LEASE_SECONDS = 1.2
+NUM_LIVE = 8
+NEW_STEPS = 2
+"""Of a run, after each kill: the second is made of rollouts that began behind it."""
+KEYS = {"AGENTRL_API_KEY": "key-for-data", "AGENTRL_ADMIN_KEY": "key-for-control"}
+KILLED = {"trainer": "agentrl train", "keeper": "agentrl serve", "mongod": "mongod --"}
+
+
+def killed_mongod() -> dict[str, Any]:
+    """Return the seconds from a kill of the private mongod until its clients are answered."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder) / "mongo") as mongo:
+        return asyncio.run(_kill_mongod(mongo))
+
+
+async def _kill_mongod(mongo: EmbeddedMongo) -> dict[str, Any]:
+    keeping = asyncio.create_task(keep_running(mongo, Restarts(2, first_delay_seconds=0.01)))
+    async with TrajectoryStore.connect(mongo.uri("run")) as store:
+        await store.ensure_schema()
+        port = mongo.port
+        began = time.monotonic()
+        os.kill(mongo.pid, signal.SIGKILL)
+        await store.tasks.count()
+        seconds = time.monotonic() - began
+    keeping.cancel()
+    await asyncio.wait({keeping})
+    return {"seconds": round(seconds, 1), "same_port": mongo.port == port}
+
+
+def stranger() -> dict[str, Any]:
+    """Return how much of what the user `nobody` tries against a private mongod is refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        with EmbeddedMongo(Path(folder) / "mongo") as mongo:
+            said = as_stranger(mongo.port, Path(folder) / "mongo")
+    return {"tried": len(said), "refused": sum("refused 13" in line for line in said)}
+
+
+# --- clocks -----------------------------------------------------------------------------------
+
+
+def clock_steps() -> dict[str, Any]:
+    """Return how many live leases a step of the database's clock takes, and how long dead ones stay."""
+    found: dict[str, Any] = {}
+    before = os.environ.get("MONGOD_BINARY")
+    for name, seconds in (("forward", HOUR), ("back", -HOUR)):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            clock = folder / "offset"
+            clock.write_text("+0")
+            os.environ["MONGOD_BINARY"] = str(mongod_with_clock(folder, clock))
+            try:
+                with EmbeddedMongo(folder / "mongo") as mongo:
+                    found[name] = asyncio.run(_step(mongo, clock, seconds))
+            finally:
+                del os.environ["MONGOD_BINARY"]
+                if before is not None:
+                    os.environ["MONGOD_BINARY"] = before
+    return found
+
+
+async def _step(mongo: EmbeddedMongo, clock: Path, seconds: int) -> dict[str, Any]:
+    async with TrajectoryStore.connect(mongo.uri("run")) as store:
+        await store.ensure_schema()
+        await store.tasks.add(
+            [MCPTask(id="train/0/q1", query="?", num_generations=NUM_LIVE + 1, answer="7")]
+        )
+        live = [await _claim(store, f"elsewhere:1:{number}") for number in range(NUM_LIVE)]
+        dead = await _claim(store, "elsewhere:2:0")
+        before = (await store.database.handle.command("hello"))["localTime"]
+        await asyncio.to_thread(clock.write_text, f"{seconds:+d}")
+        async with asyncio.timeout(10):
+            while True:
+                now = (await store.database.handle.command("hello"))["localTime"]
+                if abs((now - before).total_seconds()) > HOUR / 2:
+                    break
+        began, freed, lost = time.monotonic(), None, set()
+        while time.monotonic() - began < 4 * LEASE_SECONDS:
+            reaped = await store.groups.reap(3, lease_seconds=LEASE_SECONDS)
+            if reaped.num_expired and freed is None:
+                freed = round(time.monotonic() - began, 1)
+            await asyncio.sleep(LEASE_SECONDS / 6)
+            lost |= await store.records.renew([(one.id, one.fence) for one in live], LEASE_SECONDS)
+        gone = await store.records.get(dead.id)
+        assert gone is not None
+        assert [one.ended_by for one in gone.attempts] == ["expired"]
+    return {"live": NUM_LIVE, "lost": len(lost), "dead_freed_seconds": freed}
+
+
+async def _claim(store: TrajectoryStore, owner: str) -> Record:
+    claimed = await store.records.claim(
+        owner, lease_seconds=LEASE_SECONDS, admitted_groups=1000, max_attempts=3
+    )
+    assert claimed is not None
+    return claimed[0]
+
+
+# --- a run ------------------------------------------------------------------------------------
+
+
+def run() -> dict[str, Any]:
+    """Return the seconds until a run makes steps again after each kill, and until two SIGINT end it."""
+    found: dict[str, Any] = {}
+    os.environ.update(KEYS)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        words = ["agentrl", "run", "--run_name", "hard", "--config", ROOT / "assets/demo/grpo.yaml"]
+        words += ["--output_dir", folder / "output", "--logs_dir", folder / "logs"]
+        words += ["--mongo_data_dir", folder / "mongo", "--mongo_port", "0", "--max_steps", "1000"]
+        words += ["--groups_per_step", "4", "--num_generations", "4", "--eval_strategy", "no"]
+        words += ["--lease_seconds", "3", "--save_steps", "1", "--num_train_epochs", "1000"]
+        with started([sys.executable, "-m", *map(str, words)], folder) as run:
+            run.until(lambda: metrics(folder))
+            for name, command in KILLED.items():
+                found[f"{name}_seconds"] = _seconds_without(run, folder, command)
+            found["restarts_said"] = run.said().count("it is started again")
+            found["paused_seconds"] = asyncio.run(_pause(run))
+            run.until(_more_steps(folder, len(metrics(folder)) + 1))
+            found["interrupt_seconds"] = _interrupt(run)
+    return found
+
+
+async def _pause(run: Started) -> float:
+    """Pause the server as a stranger would who has its key; return the seconds until it goes on."""
+    (server,) = [one for one in run.children() if "agentrl.inference.engine" in one.cmdline()]
+    (listening,) = [one for one in server.net_connections("tcp") if one.status == "LISTEN"]
+    url = f"http://127.0.0.1:{listening.laddr.port}"
+    data, control = (SecretStr(key) for key in KEYS.values())
+    async with SGLangClient(url, api_key=data, admin_key=control) as client:
+        await client.pause("in_place")
+        began = time.monotonic()
+        while True:
+            if not await client.is_paused():
+                return round(time.monotonic() - began, 1)
+            await asyncio.sleep(0.1)
+
+
+def _seconds_without(run: Started, folder: Path, command: str) -> float:
+    killed = run.child(command)
+    done = len(metrics(folder))
+    began = time.monotonic()
+    killed.kill()
+    run.until(_more_steps(folder, done + NEW_STEPS))
+    return round(time.monotonic() - began, 1)
+
+
+def _more_steps(folder: Path, number: int) -> Callable[[], bool]:
+    return lambda: len(metrics(folder)) >= number
+
+
+def _interrupt(run: Started) -> float:
+    children = run.children()
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(1)  # closer together, they would be one
+    began = time.monotonic()
+    if run.process.poll() is None:
+        run.process.send_signal(signal.SIGINT)
+    run.process.wait(60)
+    psutil.wait_procs(children, timeout=60)
+    return round(time.monotonic() - began, 1)
+
+
+if __name__ == "__main__":
+    print(
+        killed_mongod(), stranger(), clock_steps() if FAKETIME.exists() else None, run(), sep="\n"
+    )
