@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict, deque
 from datetime import datetime, timedelta
 
-from agentrl.schema import utc_now
+from agentrl.schema import task_of_record, utc_now
 
 _REMEMBERED = 8192
 _BEATS_REMEMBERED = 512
@@ -95,6 +95,14 @@ class FreshLeases:
         """Return whether the lease is certainly this process's; False means nobody knows."""
         known, until = self._until.get(record_id, (None, 0.0))
         return known == fence and time.monotonic() < until
+
+    def holds_of(self, task_id: str) -> bool:
+        """Return whether a Record of this Task is certainly this process's."""
+        now = time.monotonic()
+        return any(
+            now < until and task_of_record(record_id) == task_id
+            for record_id, (_, until) in self._until.items()
+        )
 
 
 class UnrenewedLeases:

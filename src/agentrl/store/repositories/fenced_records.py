@@ -80,8 +80,14 @@ class FencedRecords(Repository):
         refused = {} if matched == len(moves) else await self._not_moved(moves)
         # Including refused moves: one without a holder cannot be distinguished from another's, and
         # a group is completed only if all of its Records have ended.
-        ended = {task_of_record(move.record_id) for move in moves if move.to in TERMINAL_STATUSES}
-        await self._groups.complete(ended)
+        ended = [move.record_id for move in moves if move.to in TERMINAL_STATUSES]
+        for record_id in ended:
+            self._db.leases.forget(record_id)
+        # While this process holds another Record of a group, the group cannot be complete: no query
+        # is needed. A renewal whose reply arrives after its Record ended looks like a held lease; the
+        # reaper then completes the group.
+        tasks = {task_of_record(record_id) for record_id in ended}
+        await self._groups.complete({one for one in tasks if not self._db.leases.holds_of(one)})
         return [refused.get(move.record_id) for move in moves]
 
     async def _not_moved(self, moves: Sequence[_Move]) -> dict[str, LeaseLost]:

@@ -421,6 +421,7 @@ class GroupRepository(Repository):
             attempt_failed("expired", f"the lease of {lease['owner']} expired", max_attempts),
         )
         if result.modified_count:
+            self._db.leases.forget(found["_id"])
             await self.complete({found["task_id"]})
         return result.modified_count
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from pymongo import AsyncMongoClient
+from pymongo.monitoring import CommandListener, CommandStartedEvent
 from support.stored import (
     claim,
     group_scores,
@@ -18,6 +20,7 @@ from support.stored import (
 from agentrl.errors import LeaseLost
 from agentrl.schema import Run, Score, Task
 from agentrl.store import TrajectoryStore
+from agentrl.store.documents.codec import Document
 
 
 async def test_a_group_completes_with_its_last_record_and_only_once(store: TrajectoryStore) -> None:
@@ -45,6 +48,48 @@ async def test_a_group_completes_whoever_ends_the_last_record_of_those_a_process
     assert await store.tasks.count(status="completed") == 0
     await play(store, await claim(store, "another"))
     assert await group_scores(store, "train/0/q0") == [1.0, 1.0, 1.0]
+
+
+class Commands(CommandListener):
+    """Names of the commands that a client sends."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def started(self, event: CommandStartedEvent) -> None:
+        self.names.append(event.command_name)
+
+    def succeeded(self, _event: object) -> None:
+        pass
+
+    def failed(self, _event: object) -> None:
+        pass
+
+
+async def test_a_group_is_looked_at_once_if_one_process_holds_all_of_its_records(
+    store: TrajectoryStore, mongo_uri: str
+) -> None:
+    await store.tasks.add([make_task(0, num_generations=8)])
+    commands = Commands()
+    async with AsyncMongoClient[Document](mongo_uri, event_listeners=[commands]) as client:
+        sampler = TrajectoryStore.from_client(client)
+        held = [await claim(sampler) for _ in range(8)]
+        for record in held:
+            await play(sampler, record)
+    assert commands.names.count("distinct") == 1
+    assert await store.tasks.count(status="completed") == 1
+
+
+async def test_a_lease_that_a_late_answer_renewed_leaves_its_group_to_the_reaper(
+    store: TrajectoryStore,
+) -> None:
+    await store.tasks.add([make_task(0)])
+    first, second = await claim(store), await claim(store)
+    await play(store, first)
+    store._db.leases.note(first.id, first.fence, 600)
+    await play(store, second)
+    assert await store.tasks.count(status="completed") == 0
+    assert (await store.groups.reap(3, lease_seconds=60)).num_groups_completed == 1
 
 
 async def test_a_record_that_waits_for_a_scorer_holds_up_no_group_of_the_process_that_had_it(
