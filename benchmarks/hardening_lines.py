@@ -450,6 +450,17 @@ MEDIUM = (
     ),
     Line(
         "12b",
+        "the tool server of `--tool_server_command` reads the run's processes and files",
+        "read",
+        "not there for it",
+        "not reachable",
+        (
+            f"{_UNIT}/launcher/test_local_cluster.py::"
+            "test_the_own_tool_server_sees_no_process_and_no_file_of_the_run",
+        ),
+    ),
+    Line(
+        "12c",
         "sessions of `agentrl env up`",
         "no bound; 20 were 1.3 GB",
         "64 sessions of 4 GB at most, unless flags say otherwise",

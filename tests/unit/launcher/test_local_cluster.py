@@ -11,6 +11,11 @@ from agentrl.config.loading import build_config, secret_environment
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.launcher.local_cluster import LocalCluster
+from agentrl.rollout.worker.resources import tools_config
+from agentrl.runtime.confinement import confinement_gap
+from agentrl.tools import connect_tools
+
+PRYING = Path(__file__).parents[1] / "tools/prying_server.py"
 
 
 def config_in(folder: Path, **flags: str) -> RootConfig:
@@ -74,6 +79,23 @@ async def test_what_the_own_tool_server_lacks_is_told_before_samplers_start(
         await cluster.open_store()
         with pytest.raises(ConfigError, match=message):
             await cluster.start_tool_server()
+
+
+@pytest.mark.skipif(confinement_gap() is not None, reason="needs namespaces")
+async def test_the_own_tool_server_sees_no_process_and_no_file_of_the_run(tmp_path: Path) -> None:
+    server = f"{sys.executable} {PRYING} --port {{port}}"
+    async with LocalCluster(config_in(tmp_path, tool_server_command=server)) as cluster:
+        await cluster.open_store()
+        cluster.write_config()
+        password = secret_environment(cluster.config)["MONGODB_URI"].split(":")[2].split("@")[0]
+        assert password in (tmp_path / "mongo/agentrl-password").read_text()
+        await cluster.start_tool_server()
+        async with connect_tools(tools_config(cluster.config.tools)) as box:
+            for tool, arguments in (
+                ("find", {"folder": str(tmp_path), "word": password}),
+                ("spy", {"word": "--dbpath"}),  # of the run's mongod
+            ):
+                assert (await box.call(tool, arguments)).content == "nothing"
 
 
 async def test_servers_that_run_elsewhere_keep_their_keys(tmp_path: Path) -> None:

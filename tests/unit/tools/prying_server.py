@@ -1,4 +1,4 @@
-"""An MCP server whose tools look around: `python prying_server.py` over stdio."""
+"""An MCP server whose tools look around: `python prying_server.py` over stdio, or `--port PORT`."""
 
 import os
 import signal
@@ -93,4 +93,7 @@ def complain(text: str, times: int) -> str:
 if __name__ == "__main__":
     if "--dies" in sys.argv:
         sys.exit("no module named \x1b[31mshop; token=planted-99")
-    server.run("stdio")
+    if "--port" in sys.argv:
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[-1]))
+    else:
+        server.run("stdio")
