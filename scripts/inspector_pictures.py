@@ -111,7 +111,7 @@ def draw(
         if name == "fork":
             turn = page.get_by_role("region", name=f"Turn {pages.turn}")
             turn.get_by_role("button", name="Fork here").click()
-            turn.get_by_role("button", name="Play on").wait_for()
+            turn.get_by_role("button", name="Continue from here").wait_for()
             turn.scroll_into_view_if_needed()
         if name == "record":
             page.locator(".token").first.wait_for()

@@ -26,7 +26,7 @@ PAGES: dict[str, str] = {
     f"{RECORD}&colour=logprob": HOSTILE_RECORD,
     f"/runs/{RUN}/step/1": "Step 1",
     f"/runs/{RUN}/search?q=marvellous": "Search: marvellous",
-    f"/runs/{RUN}/diff?a=train%2F0%2Fq0%2F0&b=train%2F0%2Fq0%2F1": "Two tries",
+    f"/runs/{RUN}/diff?a=train%2F0%2Fq0%2F0&b=train%2F0%2Fq0%2F1": "Two rollouts",
     f"/compare?runs={RUN},{RUN}": "Compare runs",
 }
 
@@ -76,10 +76,10 @@ def test_the_way_leads_from_a_run_to_a_token_and_back(page: Page, inspector: str
     expect(page.get_by_role("heading", level=1)).to_have_text("Step 1")
     page.get_by_role("link", name="train/0/q0/0").click()
     expect(page.get_by_role("link", name="trained at step 1")).to_be_visible()
-    figures = page.get_by_label("Handed over by the agent")
+    figures = page.get_by_label("Reported by the agent")
     expect(figures).to_contain_text("moves")
     expect(figures.locator("b")).to_have_count(0)
-    expect(page.get_by_role("region", name="Turn 1")).to_contain_text("earned 0.250")
+    expect(page.get_by_role("region", name="Turn 1")).to_contain_text("reward 0.250")
     page.get_by_label("Colour tokens by").select_option("logprob")
     token = page.locator(".token").first
     seen = "logprob -0.* version 0; advantage 0.700, ratio 0.500, entropy 0, ratio out of range"
@@ -211,20 +211,20 @@ def test_a_fork_is_shown_beside_its_parent_and_another_can_be_asked_for(
     turn.get_by_role("button", name="Fork here").click()
     form = page.get_by_label("Fork at turn 1")
     form.get_by_label("tool lookup").fill("18")
-    form.get_by_label("Tries").fill("2")
+    form.get_by_label("Rollouts").fill("2")
     assert findings(page) == []
-    form.get_by_role("button", name="Play on").click()
+    form.get_by_role("button", name="Continue from here").click()
     expect(page.get_by_role("alert")).to_contain_text("configuration is not on this machine")
-    expect(form.get_by_label("Tries")).to_have_value("2")
+    expect(form.get_by_label("Rollouts")).to_have_value("2")
     forks.get_by_role("link", name="0", exact=True).click()
-    expect(page.get_by_text("fork, never trained on")).to_be_visible()
-    expect(page.get_by_text("of its parent")).to_have_count(1)
+    expect(page.get_by_text("fork, excluded from training")).to_be_visible()
+    expect(page.get_by_text("from the parent record")).to_have_count(1)
     page.get_by_role("link", name="train/0/q0", exact=True).click()
     node = page.locator(".node.forked")
     expect(node).to_contain_text("of forks")
-    expect(page.locator(".node.diverges")).to_contain_text("scores part here")
-    expect(page.get_by_text("Colours are advantages")).to_be_visible()
-    page.get_by_role("link", name="try 0, turn 1").click()
+    expect(page.locator(".node.diverges")).to_contain_text("scores diverge here")
+    expect(page.get_by_text("Colours show advantages")).to_be_visible()
+    page.get_by_role("link", name="rollout 0, turn 1").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(FORKED_RECORD)
 
 
@@ -240,10 +240,10 @@ def test_failed_questions_are_tried_again_from_the_page(
     opened(page, inspector, f"/runs/{RUN}")
     retry = page.get_by_role("button", name="Retry failed questions")
     retry.click()
-    expect(page.get_by_text("1 group was added to be tried again.")).to_be_visible()
+    expect(page.get_by_text("1 group was added for a retry.")).to_be_visible()
     assert run_elsewhere(num_tasks()) == before + 1
     retry.click()
-    expect(page.get_by_text("All of them were added before.")).to_be_visible()
+    expect(page.get_by_text("All of them have already been added.")).to_be_visible()
     assert run_elsewhere(num_tasks()) == before + 1
 
 

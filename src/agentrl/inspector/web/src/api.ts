@@ -1,4 +1,4 @@
-// Questions to the server, as hooks: the answer, the error, and a way to ask again.
+// Requests to the server, as hooks that return the answer, the error, and a function to repeat the request.
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 
@@ -381,7 +381,7 @@ async function answerOf<T>(response: Response): Promise<T> {
   try {
     said = (JSON.parse(text) as { error: string }).error;
   } catch {
-    // What the guard says to those without a token is plain text.
+    // The access guard answers requests without a token in plain text.
   }
   throw new Error(said || `the server answered ${response.status}`);
 }
@@ -392,7 +392,7 @@ export interface Asked<T> {
   again: () => void;
 }
 
-/** Ask once, and again whenever the URL or `tick` changes; the last answer stays meanwhile. */
+/** Send a request now and whenever the URL or `tick` changes; the last answer stays until the next one. */
 export function useAsk<T>(url: string | null, tick = 0): Asked<T> {
   const [state, set] = useState<{ url: string | null; value: T | null; error: string | null }>({
     url: null,
@@ -419,7 +419,7 @@ export function useAsk<T>(url: string | null, tick = 0): Asked<T> {
 
 const REFRESH_MS = 2000;
 
-/** A number that grows when there is news of a run, at most every two seconds. */
+/** A number that grows when a run reports changes, at most every two seconds. */
 export function useNews(run: string): { tick: number; live: boolean } {
   const [tick, setTick] = useState(0);
   const [live, setLive] = useState(false);
@@ -453,7 +453,7 @@ export function useNews(run: string): { tick: number; live: boolean } {
       });
       source.onerror = () => setLive(false);
     };
-    // A browser opens few connections to one server; hidden tabs give theirs back.
+    // A browser opens only a few connections to one server, so hidden tabs close theirs.
     const change = () => (document.hidden ? close() : open());
     open();
     document.addEventListener("visibilitychange", change);

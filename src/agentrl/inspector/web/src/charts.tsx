@@ -1,4 +1,4 @@
-// Curves over steps, and the bar of steps, which leads to each of them.
+// Curves over steps, and the bar of steps with a link to each step.
 
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
@@ -32,7 +32,7 @@ function table(lines: Line[]): uPlot.AlignedData {
   return tables.length === 1 ? (tables[0] as uPlot.AlignedData) : uPlot.join(tables);
 }
 
-/** One chart; a click asks for the step under the pointer. */
+/** One chart; a click calls `onStep` with the step under the pointer. */
 export function Curve(props: { title: string; lines: Line[]; onStep?: (step: number) => void }) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
@@ -117,7 +117,7 @@ export function Legend({ names }: { names: string[] }) {
 
 const SHOWN_STEPS = 120;
 
-/** The phases of each of the last steps as stacked time; every bar leads to its step. */
+/** The phases of each of the last steps as stacked times; every bar links to its step. */
 export function StepBar(props: {
   steps: number[];
   phases: Record<string, number>[];

@@ -1,12 +1,12 @@
-// Keys that work on every page. Rows to walk through carry `data-row` on their link or button.
+// Keys that work on every page. j and k move between links and buttons with `data-row`.
 
 import { useEffect } from "preact/hooks";
 
 export const KEYS: [string, string][] = [
   ["j / k", "next or previous row"],
   ["Enter", "open the row"],
-  ["[ / ]", "previous or next try, group or step"],
-  ["c", "colour tokens by another figure"],
+  ["[ / ]", "previous or next rollout or step"],
+  ["c", "colour tokens by the next figure"],
   ["/", "search"],
   ["g", "all runs"],
   ["u", "one level up"],

@@ -1,4 +1,4 @@
-// The shell around the pages: where one is, the search, the theme, the keys.
+// The shell around the pages: breadcrumbs, search, theme and keys.
 
 import { render } from "preact";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
@@ -83,7 +83,7 @@ function App() {
             {(at) => <StepPage run={decode(at.run)} step={Number(at.step)} />}
           </Route>
           <Route>
-            <h1>There is no such page</h1>
+            <h1>Page not found</h1>
             <p><Link href="/">All runs</Link></p>
           </Route>
         </Switch>

@@ -1,4 +1,4 @@
-// Small pieces that every page is made of.
+// Small components shared by all pages.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -83,7 +83,7 @@ export function Status({ value }: { value: string }) {
   return <Badge kind={KINDS[value] ?? "plain"}>{value.replace("_", " ")}</Badge>;
 }
 
-/** The class of a score's colour, on a scale from 0 to 1; scores outside take its ends. */
+/** The class of a score's colour, on a scale from 0 to 1; scores outside the scale are clamped. */
 export function scoreClass(score: number | null | undefined): string {
   if (score === null || score === undefined) return "score-none";
   return `score-${Math.round(Math.min(1, Math.max(0, score)) * 4)}`;
@@ -98,7 +98,7 @@ export function ScoreChip({ score }: { score: number | null | undefined }) {
 }
 
 export function Loading() {
-  // Fast answers show no flicker of it.
+  // The text appears after a delay, so that fast answers do not flicker.
   const [shown, show] = useState(false);
   useEffect(() => {
     const timer = window.setTimeout(() => show(true), 300);

@@ -1,5 +1,5 @@
-// Texts of models, tools and judges. They are shown as they are: never as markup, never able to
-// reorder or hide what stands beside them.
+// Texts of models, tools and judges. They are shown literally: never as markup, and unable to
+// reorder or hide the text next to them.
 
 import { diffWordsWithSpace } from "diff";
 import bash from "highlight.js/lib/languages/bash";
@@ -15,7 +15,8 @@ const lowlight = createLowlight({ json, python, bash });
 const HIGHLIGHTED_CHARS = 20_000;
 const DIFFED_CHARS = 20_000;
 
-// Controls, what reorders text, and what has no width; joiners stay, scripts and emoji need them.
+// Control characters, characters that reorder text, and characters without width. Joiners are
+// excluded because some scripts and emoji need them.
 const INVISIBLE =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/;
 const EACH_INVISIBLE = new RegExp(`(${INVISIBLE.source})`, "g");
@@ -55,7 +56,7 @@ function language(text: string): "json" | "bash" | "python" | null {
   return null;
 }
 
-/** A text in a fixed-width block, with the colours of its language where it is short. */
+/** A text in a fixed-width block; short texts are highlighted by their language. */
 export function Block({ text, plain, label }: { text: string; plain?: boolean; label?: string }) {
   const content = useMemo(() => {
     const kind = plain || text.length > HIGHLIGHTED_CHARS ? null : language(text);
@@ -69,12 +70,12 @@ export function Block({ text, plain, label }: { text: string; plain?: boolean; l
   );
 }
 
-/** A text that may have been cut, with a way to load the rest. */
+/** A text that may be cut, with a button that loads the rest. */
 export function LongText(props: {
   run: string;
   turn?: string;
   text: CutText | null;
-  /** Characters of the turn's text that stand before this one. */
+  /** Characters of the turn's text that precede this one. */
   before?: number;
   plain?: boolean;
   label?: string;
@@ -85,7 +86,7 @@ export function LongText(props: {
   const [busy, setBusy] = useState(false);
   if (!text) return null;
   const whole = text.text + more;
-  // JavaScript counts UTF-16 units, the server characters.
+  // JavaScript counts UTF-16 units; the server counts characters.
   const num = Array.from(whole).length;
   const load = async () => {
     setBusy(true);
@@ -121,7 +122,7 @@ export function LongText(props: {
 
 const THINK = /^\s*(?:<think>)?([\s\S]*?)<\/think>/;
 
-/** What a model said: its thinking folded away, the rest in full. */
+/** A model's output: the thinking is folded, the rest is shown in full. */
 export function ModelText(props: { run: string; turn: string; text: CutText }) {
   const found = THINK.exec(props.text.text);
   if (!found) {
@@ -142,7 +143,7 @@ export function ModelText(props: { run: string; turn: string; text: CutText }) {
   );
 }
 
-/** Two texts, the words that differ marked. */
+/** Two texts with the differing words marked. */
 export function Difference({ from, to, label }: { from: string; to: string; label: string }) {
   const parts = useMemo(
     () => diffWordsWithSpace(from.slice(0, DIFFED_CHARS), to.slice(0, DIFFED_CHARS)),
@@ -163,7 +164,7 @@ export function Difference({ from, to, label }: { from: string; to: string; labe
   );
 }
 
-/** The surroundings of the first place where one of the words stands, with all places marked. */
+/** The text around the first occurrence of any of the words, with all occurrences marked. */
 export function Excerpt({ text, words }: { text: string; words: string[] }) {
   const folded = text.toLowerCase();
   const places = words.map((word) => folded.indexOf(word)).filter((at) => at >= 0);

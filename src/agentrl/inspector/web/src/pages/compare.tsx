@@ -1,4 +1,4 @@
-// Two to eight runs on shared axes, and where their configurations differ.
+// Two to eight runs on shared axes, and the differences between their configurations.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Link, useSearch } from "wouter-preact";
@@ -12,7 +12,7 @@ const SHOWN: [string, string][] = [
   ["sampler_kl_k3", "KL of trainer and sampler"],
   ["kl", "KL to the reference"],
   ["grad_norm", "Gradient norm"],
-  ["tokens_per_second", "Tokens a second"],
+  ["tokens_per_second", "Tokens per second"],
   ["loss", "Loss"],
 ];
 const MOST = 8;
@@ -31,7 +31,7 @@ export function ComparePage() {
   const [error, setError] = useState<string | null>(null);
   useEffect(() => {
     set(null);
-    // One after the other: runs of a folder are served in turn.
+    // Sequential requests, because the databases of a folder's runs are served one at a time.
     const read = async () => {
       const all: One[] = [];
       for (const run of key.split(",").filter(Boolean)) {
@@ -58,7 +58,7 @@ export function ComparePage() {
               {charts.map((chart) => <Curve key={chart.title} {...chart} />)}
             </div>
           </Section>
-          <Section title="Differences of the configurations">
+          <Section title="Differences between the configurations">
             <Differences found={found} />
           </Section>
         </>
@@ -106,7 +106,7 @@ function Differences({ found }: { found: One[] }) {
   const differing = keys.filter((key) => new Set(found.map(({ config }) => JSON.stringify(config[key]))).size > 1);
   if (!differing.length) return <p class="quiet">None.</p>;
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Differences of the configurations">
+    <div class="scroll" tabIndex={0} role="region" aria-label="Differences between the configurations">
       <table>
         <thead>
           <tr><th scope="col">Flag</th>{found.map(({ run }) => <th key={run} scope="col">{run}</th>)}</tr>

@@ -1,4 +1,4 @@
-// What may be changed while a run goes on, and who changed it.
+// The controls of a live run, and the log of their changes.
 
 import { useState } from "preact/hooks";
 import { ofRun, type Overview, tell } from "../api";
@@ -25,7 +25,7 @@ export function Controls(props: { run: string; view: Overview; may: boolean; don
     try {
       value = JSON.parse(typed);
     } catch {
-      // The name of a scorer needs no quotation marks.
+      // Text that is not JSON, such as the name of a scorer, is taken literally.
     }
     void set({ [name]: value });
   };
@@ -39,7 +39,7 @@ export function Controls(props: { run: string; view: Overview; may: boolean; don
             {paused ? "Resume sampling" : "Pause sampling"}
           </button>
         ) : (
-          <span class="quiet">read only; agentrl ui --allow_control changes them</span>
+          <span class="quiet">read-only; start agentrl ui with --allow_control to change them</span>
         )
       }
     >
@@ -48,7 +48,7 @@ export function Controls(props: { run: string; view: Overview; may: boolean; don
         wide
         rows={Object.entries(view.control).map(([key, value]) => [
           key,
-          value === null ? <span class="quiet">as started</span> : String(value),
+          value === null ? <span class="quiet">as configured</span> : String(value),
         ])}
       />
       {may && (
@@ -58,7 +58,7 @@ export function Controls(props: { run: string; view: Overview; may: boolean; don
               {Object.keys(view.control).map((key) => <option key={key}>{key}</option>)}
             </select>
           </Field>
-          <Field label="Value (null: as started)"><input name="value" required /></Field>
+          <Field label="Value (null: as configured)"><input name="value" required /></Field>
           <button type="submit">Set</button>
         </form>
       )}

@@ -1,4 +1,4 @@
-// Two tries turn by turn, what differs marked.
+// Two rollouts turn by turn, with their differences marked.
 
 import { Link, useSearch } from "wouter-preact";
 import { ofRun, type RecordAnswer, type Turn, useAsk } from "../api";
@@ -16,8 +16,8 @@ export function DiffPage({ run }: { run: string }) {
   const num = Math.max(one.value?.turns.length ?? 0, other.value?.turns.length ?? 0);
   return (
     <>
-      <Crumbs run={run} items={[...(task ? [[task, groupPath(run, task)] as [string, string]] : []), ["Compare tries", null]]} />
-      <h1>Two tries</h1>
+      <Crumbs run={run} items={[...(task ? [[task, groupPath(run, task)] as [string, string]] : []), ["Compare rollouts", null]]} />
+      <h1>Two rollouts</h1>
       {error && <Problem text={error} />}
       {(!one.value || !other.value) && !error && <Loading />}
       {one.value && other.value && (

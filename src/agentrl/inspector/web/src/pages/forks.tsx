@@ -1,4 +1,4 @@
-// Where somebody played on from a turn, and the form that does.
+// The forks of a record or group, and the form that starts one.
 
 import { useEffect, useState } from "preact/hooks";
 import { Link } from "wouter-preact";
@@ -9,22 +9,22 @@ import { visible } from "../texts";
 const REFRESH_MS = 1000;
 const ENDED = new Set(["scored", "failed", "finished"]);
 
-/** The tries of forks, a line each. */
+/** The rollouts of forks, one per row. */
 export function ForkTable({ run, forks }: { run: string; forks: Fork[] }) {
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Forks">
       <table>
         <thead>
           <tr>
-            <th scope="col">From</th><th scope="col">Differs by</th><th scope="col">Try</th>
+            <th scope="col">From</th><th scope="col">Differs by</th><th scope="col">Rollout</th>
             <th scope="col">Score</th><th scope="col">Outcome</th><th scope="col">Answer</th>
-            <th scope="col">Made</th>
+            <th scope="col">Created</th>
           </tr>
         </thead>
         <tbody>
           {forks.flatMap((fork) => fork.tries.map((one) => (
             <tr key={one.record_id}>
-              <td><Link href={recordPath(run, fork.record_id, { turn: String(fork.turn) })}>try {fork.record_id.slice(fork.record_id.lastIndexOf("/") + 1)}, turn {fork.turn}</Link></td>
+              <td><Link href={recordPath(run, fork.record_id, { turn: String(fork.turn) })}>rollout {fork.record_id.slice(fork.record_id.lastIndexOf("/") + 1)}, turn {fork.turn}</Link></td>
               <td>{difference(fork)}</td>
               <td><Link href={recordPath(run, one.record_id)} data-row>{one.traj_id}</Link></td>
               <td><ScoreChip score={one.score} /></td>
@@ -44,22 +44,22 @@ function difference(fork: Fork): string {
   return [`version ${fork.version}`, ...(fork.is_edited ? ["edited messages"] : []), ...given].join(", ");
 }
 
-/** The forks of one record, looked at again while any of them plays. */
+/** The forks of one record, refreshed while any of them is running. */
 export function ForksOf({ run, id, tick }: { run: string; id: string; tick: number }) {
   const [round, next] = useState(0);
   const { value, error } = useAsk<{ forks: Fork[] }>(ofRun(run, "forks", { id }), tick + round);
-  const plays = value?.forks.some((fork) => fork.tries.some((one) => !ENDED.has(one.status))) ?? false;
+  const running = value?.forks.some((fork) => fork.tries.some((one) => !ENDED.has(one.status))) ?? false;
   useEffect(() => {
-    if (!plays) return;
+    if (!running) return;
     const timer = window.setTimeout(() => next(round + 1), REFRESH_MS);
     return () => window.clearTimeout(timer);
-  }, [plays, value]);
+  }, [running, value]);
   if (error) return <Problem text={error} />;
   if (!value?.forks.length) return null;
   return <Section title="Forks"><ForkTable run={run} forks={value.forks} /></Section>;
 }
 
-/** Plays on from a turn, with what it was shown to be edited. */
+/** The form that continues from a turn; the messages shown to the turn can be edited. */
 export function ForkForm(props: { run: string; id: string; turn: number; done: () => void }) {
   const { run, id, turn, done } = props;
   const [shown, setShown] = useState<Shown | null>(null);
@@ -95,7 +95,7 @@ export function ForkForm(props: { run: string; id: string; turn: number; done: (
   return (
     <form class="fork" onSubmit={submit} aria-label={`Fork at turn ${turn}`}>
       <p class="quiet">
-        Turns before {turn} stay as they are; turn {turn} and what follows are sampled anew and never trained on.
+        Turns before {turn} are kept; turn {turn} and later turns are sampled again and excluded from training.
       </p>
       {shown?.messages.map((one, at) =>
         typeof one.content === "string" ? (
@@ -103,14 +103,14 @@ export function ForkForm(props: { run: string; id: string; turn: number; done: (
             <textarea name={`message-${at}`} rows={Math.min(10, one.content.split("\n").length + 1)} dir="ltr">{one.content}</textarea>
           </Field>
         ) : (
-          <p key={at} class="quiet">{one.role}: shown as it was, with its images</p>
+          <p key={at} class="quiet">{one.role}: unchanged, with its images</p>
         ),
       )}
       <div class="row">
-        <Field label="Tries"><input name="tries" type="number" min="1" max="32" defaultValue="1" /></Field>
-        <Field label="Temperature"><input name="temperature" type="number" min="0" step="any" placeholder="as it was" /></Field>
+        <Field label="Rollouts"><input name="tries" type="number" min="1" max="32" defaultValue="1" /></Field>
+        <Field label="Temperature"><input name="temperature" type="number" min="0" step="any" placeholder="unchanged" /></Field>
         <Field label="Version"><input name="version" type="number" min="0" placeholder="newest" /></Field>
-        <button type="submit" disabled={starting || !shown}>{starting ? "Starting…" : "Play on"}</button>
+        <button type="submit" disabled={starting || !shown}>{starting ? "Starting…" : "Continue from here"}</button>
       </div>
       {error && <Problem text={error} />}
     </form>

@@ -1,4 +1,4 @@
-// One question: its tries side by side, and the tree of what they share.
+// One question: the table of its rollouts, and the tree of the tokens that they share.
 
 import { hierarchy, type HierarchyPointNode, stratify, tree as layout } from "d3-hierarchy";
 import { useMemo, useState } from "preact/hooks";
@@ -34,24 +34,24 @@ export function GroupPage({ run }: { run: string }) {
       </div>
       <Section title="Question"><Block text={value.query} plain label="Question" /></Section>
       <Section
-        title="Tries"
+        title="Rollouts"
         aside={
           <button
             type="button"
             disabled={chosen.length !== 2}
-            title="Choose two tries"
+            title="Choose two rollouts"
             onClick={() => go(`${runPath(run)}/diff${query({ a: chosen[0], b: chosen[1] })}`)}
           >
             Compare {chosen.length || ""}
           </button>
         }
       >
-        <div class="scroll" tabIndex={0} role="region" aria-label="Tries">
+        <div class="scroll" tabIndex={0} role="region" aria-label="Rollouts">
           <table>
             <thead>
               <tr>
                 <th scope="col"><span class="hidden">Compare</span></th>
-                <th scope="col">Try</th><th scope="col">Score</th><th scope="col">Outcome</th>
+                <th scope="col">Rollout</th><th scope="col">Score</th><th scope="col">Outcome</th>
                 <th scope="col" class="num">Turns</th><th scope="col" class="num">Tokens</th>
                 <th scope="col" class="num">Versions</th><th scope="col" class="num">Attempts</th>
                 <th scope="col">Training</th>
@@ -62,7 +62,7 @@ export function GroupPage({ run }: { run: string }) {
                 <tr key={one.record_id}>
                   <td>
                     <input type="checkbox" checked={chosen.includes(one.record_id)}
-                      onChange={() => toggle(one.record_id)} aria-label={`Compare try ${one.traj_id}`} />
+                      onChange={() => toggle(one.record_id)} aria-label={`Compare rollout ${one.traj_id}`} />
                   </td>
                   <td><Link href={recordPath(run, one.record_id)} data-row>{one.traj_id}</Link></td>
                   <td><ScoreChip score={one.score} /></td>
@@ -87,14 +87,14 @@ export function GroupPage({ run }: { run: string }) {
         </div>
       </Section>
       {value.others.length > 0 && (
-        <Section title="The same question at other times" aside={<span class="quiet">a cell opens the try</span>}>
+        <Section title="The same question in other epochs or evaluations" aside={<span class="quiet">a cell opens its rollout</span>}>
           <ul class="times">
             {value.others.map((other) => (
               <li key={other.task_id}>
                 <Link href={groupPath(run, other.task_id)} data-row>{other.task_id}</Link>
                 <span class="cells">{other.tries.map((one) => <Cell key={one.record_id} run={run} one={one} />)}</span>
                 <Link class="quiet" href={`${runPath(run)}/diff${query({ a: other.tries[0]?.record_id, b: chosen[0] ?? value.tries[0]?.record_id })}`}>
-                  compare its first try with {chosen[0] ? "the chosen one" : "the first here"}
+                  compare its first rollout with {chosen[0] ? "the selected one" : "the first one here"}
                 </Link>
               </li>
             ))}
@@ -102,7 +102,7 @@ export function GroupPage({ run }: { run: string }) {
         </Section>
       )}
       {value.forks.length > 0 && (
-        <Section title="Forks" aside={<span class="quiet">played on from a turn, never trained on</span>}>
+        <Section title="Forks" aside={<span class="quiet">continued from a turn, excluded from training</span>}>
           <ForkTable run={run} forks={value.forks} />
         </Section>
       )}
@@ -110,12 +110,12 @@ export function GroupPage({ run }: { run: string }) {
         title="Token tree"
         aside={value.tree && (
           <span class="quiet">
-            {number(value.tree.num_tokens)} tokens where separate turns have {number(value.tree.num_flat_tokens)}
+            {number(value.tree.num_tokens)} tokens; {number(value.tree.num_flat_tokens)} without sharing
           </span>
         )}
       >
         {value.tree ? <Tree run={run} nodes={value.tree.nodes} /> : <p class="quiet">{value.why}.</p>}
-        {value.tree?.is_cut && <p class="quiet">The tree is cut: it has more branches than are shown.</p>}
+        {value.tree?.is_cut && <p class="quiet">The tree is truncated: only its first branches are shown.</p>}
       </Section>
     </>
   );
@@ -141,8 +141,9 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
   return (
     <>
       <p class="quiet">
-        From left to right: what the tries share, once. Colours are advantages, orange below 0 and blue
-        above; a bold frame marks where the scores part ways{nodes.some((one) => one.is_fork) && ", a dashed one what forks alone went through"}.
+        Each branch shows, once, the tokens that its rollouts share. Colours show advantages: orange below 0,
+        blue above. A bold frame marks the branch where the scores diverge
+        {nodes.some((one) => one.is_fork) && "; dashed frames mark branches of forks only"}.
       </p>
       <div class="tree" tabIndex={0} role="region" aria-label="Token tree">
         <div style={{ width: `${depth * (WIDTH + 40)}px`, height: `${high - low + HEIGHT}px`, position: "relative" }}>
@@ -169,8 +170,8 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
               >
                 <span class="node-text" dir="ltr">{node.text === null ? "(no tokenizer on this machine)" : visible(excerpt(node.text, node.tail))}</span>
                 <span class="node-facts">
-                  {number(node.num_tokens)} tokens · {node.records.length} {node.records.length === 1 ? "try" : "tries"}{node.is_fork && " of forks"} · advantage {number(node.advantage, 2)}
-                  {node.diverges && <b> · scores part here</b>}
+                  {number(node.num_tokens)} tokens · {node.records.length} {node.records.length === 1 ? "rollout" : "rollouts"}{node.is_fork && " of forks"} · advantage {number(node.advantage, 2)}
+                  {node.diverges && <b> · scores diverge here</b>}
                 </span>
               </button>
             );
@@ -191,19 +192,19 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
   );
 }
 
-/** The ends of a branch's text: where it begins, and where it parts. */
+/** The start and the end of a branch's text. */
 function excerpt(text: string, tail: string | null): string {
   const end = tail ?? text;
   return tail === null && text.length <= 90 ? text : `${text.slice(0, 36)} … ${end.slice(-44)}`;
 }
 
-/** The class of an advantage's colour, on a scale as wide as the largest of the tree. */
+/** The class of an advantage's colour, on a scale set by the largest advantage of the tree. */
 function advantageClass(advantage: number | null, largest: number): string {
   return scoreClass(advantage === null ? null : largest ? 0.5 + advantage / (2 * largest) : 0.5);
 }
 
 function place(nodes: TreeNode[]): HierarchyPointNode<Shown> {
-  // Contexts that share no token are trees of their own, below one root that is not shown.
+  // Contexts without shared tokens form separate trees below one hidden root.
   const known = new Set(nodes.map((node) => node.id));
   const rows = [{ id: "root", parentId: "", node: null as TreeNode | null }].concat(
     nodes.map((node) => ({

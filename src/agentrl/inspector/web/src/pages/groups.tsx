@@ -1,4 +1,4 @@
-// The questions of a run in its order, a row each: its tries as coloured cells, filtered by what they did.
+// The questions of a run in order, one row each: the rollouts as coloured cells, with filters.
 
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -107,7 +107,7 @@ function Rows({ run, filters }: { run: string; filters: Record<string, string> }
     }
     setBusy(false);
   };
-  // News only matters at the top: who scrolled away keeps the rows in their places.
+  // New groups are loaded only at the top of the list, so that rows stay in place for a reader who has scrolled.
   useEffect(() => {
     if (tick === 0 || (filters["newest"] && (box.current?.scrollTop ?? 0) < ROW_HEIGHT)) void load("");
   }, [tick]);
@@ -120,7 +120,7 @@ function Rows({ run, filters }: { run: string; filters: Record<string, string> }
   const items = virtual.getVirtualItems();
   const last = items[items.length - 1]?.index ?? -1;
   useEffect(() => {
-    // An empty page that has a next one was given up for its time; searching goes on.
+    // An empty page with a next one reached the server's time limit; the search continues with the next.
     if (next && !busy && !error && last >= groups.length - 10) void load(next);
   }, [last, next, busy, groups.length]);
   return (
@@ -172,7 +172,7 @@ export function Cell({ run, one }: { run: string; one: Try }) {
   const versions = one.min_version === null ? "" : `, versions ${one.min_version} to ${one.max_version}`;
   const score = one.score === null ? one.status : `score ${number(one.score, 3)}`;
   const dropped = Object.values(one.ledger).find((entry) => entry.reason)?.reason;
-  const text = `Try ${one.traj_id}: ${score}, ${one.outcome ?? "no outcome"}, ${one.num_turns} turns, ${one.num_output_tokens} tokens${versions}${dropped ? `, dropped: ${dropped}` : ""}`;
+  const text = `Rollout ${one.traj_id}: ${score}, ${one.outcome ?? "no outcome"}, ${one.num_turns} turns, ${one.num_output_tokens} tokens${versions}${dropped ? `, dropped: ${dropped}` : ""}`;
   const state = one.status === "scored" ? scoreClass(one.score) : `state-${one.status}`;
   return (
     <Link class={`cell ${state}${dropped ? " dropped" : ""}`} href={recordPath(run, one.record_id)} title={text} aria-label={text}>

@@ -1,4 +1,4 @@
-// One try: the conversation as it went, token by token where asked, and what training made of it.
+// One rollout: the conversation, optionally token by token, and its use in training.
 
 import { useEffect, useState } from "preact/hooks";
 import { Link, useLocation, useSearch } from "wouter-preact";
@@ -34,7 +34,7 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
   const [forked, setForked] = useState(0);
   const group = id.slice(0, id.lastIndexOf("/"));
   const task = value?.fork?.task_id ?? group;
-  const crumbs = <Crumbs run={run} items={[["Groups", `${runPath(run)}/groups`], [task, groupPath(run, task)], [value?.fork ? `fork at turn ${value.fork.turn}` : `try ${id.slice(group.length + 1)}`, null]]} />;
+  const crumbs = <Crumbs run={run} items={[["Groups", `${runPath(run)}/groups`], [task, groupPath(run, task)], [value?.fork ? `fork at turn ${value.fork.turn}` : `rollout ${id.slice(group.length + 1)}`, null]]} />;
   if (error && !value) return <>{crumbs}<Problem text={error} /></>;
   if (!value) return <>{crumbs}<Loading /></>;
   const { record } = value;
@@ -58,10 +58,10 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
         <ScoreChip score={record.score?.value} />
         <Status value={record.status} />
         {record.outcome && <Badge kind="plain">{record.outcome.replace(/_/g, " ")}</Badge>}
-        {value.fork && <Badge kind="warn">fork, never trained on</Badge>}
+        {value.fork && <Badge kind="warn">fork, excluded from training</Badge>}
         <span class="spring" />
-        {sibling(-1) && <Link class="button" data-key="previous" href={sibling(-1) as string}>← try {record.traj_id - 1}</Link>}
-        {sibling(1) && <Link class="button" data-key="next" href={sibling(1) as string}>try {record.traj_id + 1} →</Link>}
+        {sibling(-1) && <Link class="button" data-key="previous" href={sibling(-1) as string}>← rollout {record.traj_id - 1}</Link>}
+        {sibling(1) && <Link class="button" data-key="next" href={sibling(1) as string}>rollout {record.traj_id + 1} →</Link>}
       </div>
       <div class="columns">
         <Section title="Result">
@@ -76,39 +76,39 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
         <Section title="Facts">
           <Facts rows={[
             ...(value.fork ? [["fork of", <><Link href={recordPath(run, value.fork.record_id, { turn: String(value.fork.turn) })}>{value.fork.record_id}</Link> from turn {value.fork.turn}{value.fork.is_edited && ", with edited messages"} (<Link href={`${runPath(run)}/diff${query({ a: value.fork.record_id, b: id })}`}>compare</Link>)</>] as [string, preact.ComponentChildren]] : []),
-            ["training", value.fork ? "never, as a fork" : <Ledger run={run} value={value} />],
+            ["training", value.fork ? "never: forks are excluded" : <Ledger run={run} value={value} />],
             ["policy versions", record.min_version === null ? "none" : `${record.min_version} to ${record.max_version}; the run is at ${value.policy_version}`],
-            ["tokens", `${number(record.num_prompt_tokens)} from outside, ${number(record.num_output_tokens)} sampled`],
+            ["tokens", `${number(record.num_prompt_tokens)} input, ${number(record.num_output_tokens)} sampled`],
             ["turns, tool calls", `${value.num_turns}, ${record.num_tool_calls}`],
-            ["took", ((took) => took === null ? "–" : seconds(took))(between(record.started_at, record.finished_at))],
-            ...(value.task_changed ? [["question", "edited since this try"] as [string, string]] : []),
+            ["duration", ((took) => took === null ? "–" : seconds(took))(between(record.started_at, record.finished_at))],
+            ...(value.task_changed ? [["question", "edited after this rollout"] as [string, string]] : []),
           ]} />
           <h3>Attempts</h3>
           <ol class="plain">
             {record.attempts.map((one) => (
               <li key={one.fence}>
                 <Link href={recordPath(run, id, { attempt: String(one.attempt) })}>attempt {one.attempt}</Link>{" "}
-                {one.ended_by ? `ended: ${one.ended_by}` : "goes on"} <span class="quiet">{one.owner} <Ago at={one.started_at} /></span>
+                {one.ended_by ? `ended: ${one.ended_by}` : "running"} <span class="quiet">{one.owner} <Ago at={one.started_at} /></span>
                 {one.error && <LongText run={run} text={one.error} plain label="Error of the attempt" />}
               </li>
             ))}
           </ol>
-          {!record.attempts.length && <p class="quiet">Not begun yet.</p>}
+          {!record.attempts.length && <p class="quiet">Not started yet.</p>}
         </Section>
         <Section title="Scores">
           {[record.score, ...record.more_scores].map((score) => score && (
             <div key={`${score.scorer} ${score.version}`}>
               <p><ScoreChip score={score.value} /> by <b>{score.scorer}</b>, version {score.version}, <Ago at={score.scored_at} /></p>
               {Object.keys(score.parts).length > 0 && <p class="quiet">{named(score.parts)}</p>}
-              {score.detail.text && <LongText run={run} text={score.detail} plain label="Words of the judge" />}
+              {score.detail.text && <LongText run={run} text={score.detail} plain label="Explanation of the judge" />}
               {score.inputs.text !== "{}" && <details class="fold"><summary>Inputs of the scorer</summary><LongText run={run} text={score.inputs} label="Inputs" /></details>}
             </div>
           ))}
           {!record.score && <p class="quiet">Not scored.</p>}
           {(record.reward !== null || Object.keys(record.metrics).length > 0) && (
             <>
-              <h3>Handed over by the agent</h3>
-              <dl class="facts" aria-label="Handed over by the agent">
+              <h3>Reported by the agent</h3>
+              <dl class="facts" aria-label="Reported by the agent">
                 {record.reward !== null && <div><dt>reward</dt><dd>{number(record.reward)}</dd></div>}
                 {Object.entries(record.metrics).map(([name, one]) => (
                   <div key={name}><dt dir="ltr">{visible(name)}</dt><dd>{number(one)}</dd></div>
@@ -183,10 +183,10 @@ function TurnCard(props: {
           {turn.mean_logprob !== null && ` · logprob ${number(turn.mean_logprob)}`} · {turn.finish_reason}
           {turn.cached_tokens > 0 && ` · ${number(turn.cached_tokens)} cached`}
         </span>
-        {turn.reward !== null && <Badge kind="plain">earned {number(turn.reward)}</Badge>}
+        {turn.reward !== null && <Badge kind="plain">reward {number(turn.reward)}</Badge>}
         {turn.branch_reason && <Badge kind="warn">branches from turn {turn.parent ?? "none"}: {turn.branch_reason}</Badge>}
         {!turn.trainable && <Badge kind="plain">{turn.model || "another model"}, not trained</Badge>}
-        {props.inherited && <Badge kind="plain">of its parent</Badge>}
+        {props.inherited && <Badge kind="plain">from the parent record</Badge>}
         <span class="spring" />
         {props.fork && (
           <button type="button" aria-expanded={forking} onClick={() => setForking(!forking)}>Fork here</button>
@@ -285,7 +285,7 @@ function Images({ run, addresses }: { run: string; addresses: string[] }) {
         address.startsWith(STORED) ? (
           <img key={at} loading="lazy" alt={`Image ${at + 1} of the message`} src={ofRun(run, "image", { key: address.slice(STORED.length) })} />
         ) : (
-          // Nothing is loaded from elsewhere.
+          // Images at other addresses are not loaded; the address is shown.
           <code key={at} class="break">{address.slice(0, 200)}</code>
         ),
       )}
@@ -293,7 +293,7 @@ function Images({ run, addresses }: { run: string; addresses: string[] }) {
   );
 }
 
-/** When the model, the tools and the judge worked. */
+/** When the model, the tools and the judge were active. */
 function Timeline({ turns, value }: { turns: Turn[]; value: RecordAnswer }) {
   const first = turns[0];
   if (!first) return null;
@@ -303,7 +303,7 @@ function Timeline({ turns, value }: { turns: Turn[]; value: RecordAnswer }) {
     const from = (Date.parse(turn.started_at) - start) / 1000;
     const to = (Date.parse(turn.finished_at) - start) / 1000;
     spans.push({ kind: "model", from, to, text: `turn ${turn.index}: model ${seconds(to - from)}` });
-    // Calls of one turn run side by side.
+    // The calls of one turn run concurrently.
     for (const result of turn.results) {
       spans.push({ kind: "tool", from: to, to: to + result.seconds, text: `turn ${turn.index}: ${result.name} ${seconds(result.seconds)}` });
     }

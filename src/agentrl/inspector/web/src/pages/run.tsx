@@ -1,4 +1,4 @@
-// One run: its curves, where the time of its steps goes, who works on it, what is wrong with it.
+// One run: curves, time per phase of its steps, processes, alarms, errors and controls.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Link, useLocation } from "wouter-preact";
@@ -21,11 +21,11 @@ const SHOWN: [string, string][] = [
   ["ratio_mean", "Importance ratio, mean"],
   ["ratio_max", "Importance ratio, largest"],
   ["clip_fraction", "Clipped tokens, share"],
-  ["tokens_per_second", "Tokens a second"],
+  ["tokens_per_second", "Tokens per second"],
   ["max_output_tokens", "Longest record, tokens"],
-  ["turns_mean", "Turns a record"],
+  ["turns_mean", "Turns per record"],
   ["learning_rate", "Learning rate"],
-  ["merge_tokens", "Tokens of turns over computed"],
+  ["merge_tokens", "Turn tokens per computed token"],
 ];
 
 export function RunPage({ run, session }: { run: string; session: Session | null }) {
@@ -69,7 +69,7 @@ export function RunPage({ run, session }: { run: string; session: Session | null
             go={(step) => go(stepPath(run, step))}
           />
         ) : (
-          <p class="quiet">{curves.error ?? "No step is finished yet, or the run keeps no figures."}</p>
+          <p class="quiet">{curves.error ?? "No step has finished yet, or the run has no figures."}</p>
         )}
       </Section>
       {steps && <Charts run={run} curves={steps} />}
@@ -89,7 +89,7 @@ export function RunPage({ run, session }: { run: string; session: Session | null
           <Bars counts={view.progress.records} />
         </Section>
         <Section title="Staleness">
-          <p class="quiet">Trained records by versions behind.</p>
+          <p class="quiet">Trained records by number of versions behind.</p>
           <Bars counts={sum("staleness")} />
         </Section>
         <Section title="Left out">
@@ -170,7 +170,7 @@ function Fleet({ view }: { view: Overview }) {
             {Object.entries(view.trainer_leases).map(([name, lease]) => (
               <tr key={name}>
                 <td>{name} <span class="quiet">{lease.owner}</span></td>
-                <td>{lease.expires_at > now ? <Status value="training" /> : <Badge kind="plain">lease over</Badge>}</td>
+                <td>{lease.expires_at > now ? <Status value="training" /> : <Badge kind="plain">lease expired</Badge>}</td>
                 <td /><td class="num">{number(view.policy_version)}</td><td />
               </tr>
             ))}
@@ -212,7 +212,7 @@ function ErrorsCard({ run, tick, may }: { run: string; tick: number; may: boolea
     try {
       const found = await tell<{ num_added: number }>(ofRun(run, "retry"), {});
       const groups = found.num_added === 1 ? "1 group was" : `${found.num_added} groups were`;
-      say(found.num_added ? `${groups} added to be tried again.` : "All of them were added before.");
+      say(found.num_added ? `${groups} added for a retry.` : "All of them have already been added.");
     } catch (problem) {
       say((problem as Error).message);
     }

@@ -1,4 +1,4 @@
-// All runs of a place, and the choice of those to compare.
+// All runs of a folder or server, and the selection of runs to compare.
 
 import { useEffect, useState } from "preact/hooks";
 import { Link, useLocation } from "wouter-preact";
@@ -41,7 +41,7 @@ export function RunsPage({ session }: { session: Session | null }) {
       {!value && !error && <Loading />}
       {value && !value.runs.length && !value.reading.length && (
         <p class="card">
-          There is no run here yet. <code>agentrl run --run_name demo</code> trains the demo.
+          No runs yet. <code>agentrl run --run_name demo</code> trains the demo.
         </p>
       )}
       {value && value.runs.length > 0 && (
@@ -56,7 +56,7 @@ export function RunsPage({ session }: { session: Session | null }) {
                 <th scope="col" class="num">Last</th>
                 <th scope="col" class="num">Evaluation</th>
                 <th scope="col" class="num">Step</th>
-                <th scope="col">Changed</th>
+                <th scope="col">Updated</th>
               </tr>
             </thead>
             <tbody>

@@ -1,4 +1,4 @@
-// Words in questions, answers, judgments and turns.
+// Search for words in questions, answers, judgments and turns.
 
 import { Link, useSearch } from "wouter-preact";
 import { ofRun, type Passages, useAsk } from "../api";
@@ -13,17 +13,17 @@ export function SearchPage({ run }: { run: string }) {
   return (
     <>
       <Crumbs run={run} items={[["Search", null]]} />
-      <h1>Search: {q || "nothing yet"}</h1>
+      <h1>Search: {q || "no words given"}</h1>
       {error && <Problem text={error} />}
       {q && !value && !error && <Loading />}
       {value && (
         <>
           <p class="quiet" role="status">
-            {value.found.length}{value.is_cut ? " and more" : ""} texts with all words, or with the phrases in
+            {value.found.length}{value.is_cut ? " and more" : ""} texts that contain all words, or the phrases in
             quotation marks.
             {!value.has_words && " This run was written by an earlier release: its texts are not indexed."}
             {!value.has_turn_words && (
-              <> What models and tools said in between is not indexed; <code>agentrl ui --index_texts --run_name {run}</code> does it.</>
+              <> Model outputs and tool results are not indexed; <code>agentrl ui --index_texts --run_name {run}</code> indexes them.</>
             )}
           </p>
           <ul class="passages">

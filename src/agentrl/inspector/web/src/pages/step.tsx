@@ -1,4 +1,4 @@
-// One optimizer step: what it took, what it left out and why, what came of it.
+// One optimizer step: its records, the records and tokens left out with the reasons, and the resulting weights.
 
 import { useMemo, useState } from "preact/hooks";
 import { Link, useSearch } from "wouter-preact";
@@ -43,14 +43,14 @@ export function StepPage({ run, step }: { run: string; step: number }) {
       {crumbs}
       <div class="head">
         <h1>Step {step}</h1>
-        <span class="quiet">made by {value.consumer === "trainer" ? "the trainer" : value.consumer}</span>
+        <span class="quiet">computed by {value.consumer === "trainer" ? "the trainer" : value.consumer}</span>
         <span class="spring" />
         {step > 1 && <Link class="button" data-key="previous" href={stepPath(run, step - 1)}>← {step - 1}</Link>}
         {step < value.last && <Link class="button" data-key="next" href={stepPath(run, step + 1)}>{step + 1} →</Link>}
       </div>
       <div class="columns">
         <Section title="Figures">
-          {value.figures ? <Facts rows={pick(FIGURES)} /> : <p class="quiet">The run keeps no figures of this step.</p>}
+          {value.figures ? <Facts rows={pick(FIGURES)} /> : <p class="quiet">The run has no figures for this step.</p>}
         </Section>
         <div>
         <Section title="Time"><Bars counts={(figures["seconds"] as Record<string, number>) ?? {}} unit="s" /></Section>
@@ -74,7 +74,7 @@ export function StepPage({ run, step }: { run: string; step: number }) {
               ["SHA-256", <span class="break">{value.policy.checksum ?? "not computed"}</span>],
             ]} />
           ) : (
-            <p class="quiet">Version {step} is not published (any more).</p>
+            <p class="quiet">Version {step} is not published, or no longer available.</p>
           )}
         </Section>
         </div>
@@ -82,7 +82,7 @@ export function StepPage({ run, step }: { run: string; step: number }) {
       <Section
         title={`Records (${records.length})`}
         aside={
-          <select value={shown} onChange={(event) => show(event.currentTarget.value)} aria-label="Which records">
+          <select value={shown} onChange={(event) => show(event.currentTarget.value)} aria-label="Records to show">
             <option value="all">all</option>
             <option value="trained">trained</option>
             <option value="dropped">dropped</option>

@@ -1,5 +1,5 @@
-// Sampled tokens, coloured by what the store holds of them: by the sampler's logprob and version, and by
-// what the last step that used them saw: ratio, entropy, why one was masked, the turn's advantage.
+// Sampled tokens, coloured by stored values: the sampler's logprob and version, and values of the last
+// step that used them (ratio, entropy, reason for masking, the turn's advantage).
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ask, ofRun, type Tokens as TokenAnswer, type Turn } from "../api";
@@ -15,17 +15,17 @@ export const COLOURS: [Colouring, string][] = [
   ["advantage", "advantage"],
   ["ratio", "ratio of policy and behavior"],
   ["entropy", "entropy"],
-  ["masked", "masked, and why"],
+  ["masked", "masking"],
 ];
 
 const LEGENDS: Record<Colouring, string> = {
   none: "",
-  logprob: "dark: the sampler thought the token unlikely (−5 and less)",
-  version: "one colour a version",
-  advantage: "orange: worse than the group, blue: better; as a step used the turn",
-  ratio: "plain: 1; orange: the trainer finds the token less likely than the sampler did, blue: more likely",
-  entropy: "dark: the policy was undecided (2 nats and more)",
-  masked: "orange: a step left the token out; blue: its gradient was clipped; the pointer shows why",
+  logprob: "dark: the token was unlikely for the sampler (logprob of −5 or less)",
+  version: "one colour per version",
+  advantage: "orange: worse than the group, blue: better; value of the last step that used the turn",
+  ratio: "plain: 1; orange: the token is less likely for the trainer than for the sampler, blue: more likely",
+  entropy: "dark: high entropy (2 nats or more)",
+  masked: "orange: the step left the token out; blue: its gradient was clipped; the tooltip shows the reason",
 };
 const SHADES = 6;
 
@@ -42,7 +42,7 @@ function signed(value: number): string {
   return `${value < 0 ? "worse" : "better"}-${shade(Math.abs(value))}`;
 }
 
-/** What became of a token; a turn that a step left out whole has its reason with the turn. */
+/** The use of a token. If a step left out a whole turn, the turn holds the reason. */
 function useOf(last: Turn["trainings"][number] | undefined, found: TokenAnswer, at: number): string {
   if (last && last.num_trained_tokens === 0) return Object.keys(last.masked)[0] ?? "";
   return found.trained?.uses[at] ?? "";
@@ -70,11 +70,11 @@ function classOf(turn: Turn, found: TokenAnswer, at: number, colouring: Colourin
   }
 }
 
-/** The tokens of a turn while it is near the window: a record may have a hundred thousand. */
+/** The tokens of a turn, drawn only near the window because a record may have a hundred thousand. */
 export function Tokens(props: { run: string; turn: Turn; colouring: Colouring }) {
   const [near, setNear] = useState(false);
   const place = useRef<HTMLDivElement>(null);
-  // At first about as high as its tokens will be, so that the page keeps its length.
+  // The initial height estimates that of the tokens, so that the page keeps its length.
   const height = useRef(Math.min(400, 20 + props.turn.num_output / 5));
   const pages = useState<TokenAnswer[]>([]);
   useEffect(() => {
@@ -142,7 +142,7 @@ function NearTokens(props: { run: string; turn: Turn; colouring: Colouring; page
         )}
       </pre>
       {pages.some((page) => page.texts === null) && (
-        <p class="quiet">The run's tokenizer is not on this machine: ids are shown.</p>
+        <p class="quiet">The run's tokenizer is not on this machine; token ids are shown instead.</p>
       )}
       {num < turn.num_output && (
         <p class="more">
