@@ -1,4 +1,4 @@
-"""The trajectory store: the only room that talks to MongoDB."""
+"""The trajectory store: the only package that accesses MongoDB."""
 
 from agentrl.store.repositories.reports import RunProgress
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER

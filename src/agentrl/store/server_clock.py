@@ -1,9 +1,9 @@
-"""The database server's clock as one process knows it: what time it is there, and its steps.
+"""This process's estimate of the database server's clock, and detection of clock steps.
 
-Leases expire by the server's clock. A step of it says nothing about their holders, who renew every
-third of a lease, and neither does time in which the server was away or took no writes: after a
-step, a restart, an election, a gap in this process's own heartbeats or their beginning, leases are
-judged only once every live holder has renewed.
+Leases expire by the server's clock, and holders renew every third of a lease. A lease that expired
+because the clock stepped, or because the server was away or accepted no writes, does not mean that
+its holder is dead. Therefore, after a step, a restart, an election, a gap in this process's own
+heartbeats or its first heartbeat, leases are judged only after every live holder had time to renew.
 """
 
 import time
@@ -15,11 +15,11 @@ from agentrl.schema import task_of_record, utc_now
 _REMEMBERED = 8192
 _BEATS_REMEMBERED = 512
 STEP_SECONDS = 2.0
-"""Smaller differences between two readings are the network's; leases outlast them."""
+"""Smaller differences between two readings are attributed to the network; leases outlast them."""
 
 
 class ServerClock:
-    """Follows the server's clock by readings of it and this process's monotonic clock."""
+    """Tracks the server's clock from its readings and this process's monotonic clock."""
 
     def __init__(self) -> None:
         self._read: tuple[datetime, float] | None = None
@@ -28,7 +28,7 @@ class ServerClock:
         self._beats: deque[float] = deque(maxlen=_BEATS_REMEMBERED)
 
     def note(self, server_time: datetime, server: object = None) -> None:
-        """Take in a reading of the clock, made just now, of the process `server`."""
+        """Record a reading of the clock of the process `server`, taken just now."""
         if self._read is not None:
             step = abs(server_time - self.now())
             if server != self._server or step > timedelta(seconds=STEP_SECONDS):
@@ -36,32 +36,32 @@ class ServerClock:
         self._read, self._server = (server_time, time.monotonic()), server
 
     def now(self) -> datetime:
-        """Return the server's time without asking it; this host's before the first reading."""
+        """Return the server's time without a request; this host's time before the first reading."""
         if self._read is None:
             return utc_now()
         server_time, read_at = self._read
         return server_time + timedelta(seconds=time.monotonic() - read_at)
 
     def distrust(self) -> None:
-        """Treat the clock as one that has just stepped: nobody here knows whether it has."""
+        """Treat the clock as if it had just stepped, because this process cannot tell."""
         self._stepped_at = time.monotonic()
 
     def beat(self) -> None:
         """Note that the server has just acknowledged a heartbeat of this process.
 
-        A process that beats does so several times in a lease. One that never does judges leases by
-        the clock alone.
+        A process with heartbeats sends several per lease. A process without heartbeats judges
+        leases by the clock alone.
         """
         self._beats.append(time.monotonic())
 
     def is_settled(self, lease_seconds: float) -> bool:
-        """Return whether all live holders of such leases could renew them since the last step."""
-        # One renewal may have met the step, and the next comes a third of a lease later.
+        """Return whether all live holders of such leases had time to renew since the last step."""
+        # One renewal may have coincided with the step; the next comes a third of a lease later.
         now, renewal = time.monotonic(), lease_seconds * 3 / 4
         if now - self._stepped_at <= renewal:
             return False
-        # A live holder's lease runs for two thirds of its time at least when the server stops taking
-        # writes, so that it expires only in a gap that no heartbeat of this process met either.
+        # When the server stops accepting writes, a live holder's lease has at least two thirds of
+        # its time left. It expires only in a gap that also lacks heartbeats of this process.
         after = now
         for beat in reversed(self._beats):
             if after - beat > lease_seconds / 2:
@@ -69,30 +69,31 @@ class ServerClock:
             if now - beat > renewal:
                 return True
             after = beat
-        # One that began to beat just now cannot know what came before.
+        # A process whose heartbeats have just started cannot know of earlier gaps.
         return not self._beats
 
 
 class FreshLeases:
-    """Leases that this process took or renewed so recently that nobody can have taken them away."""
+    """Leases that this process took or renewed so recently that no other process can hold them."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def note(self, record_id: str, fence: int, lease_seconds: float) -> None:
-        """Remember that the server has just granted this lease, or extended it."""
-        # Half of it, as its seconds are counted from before the answer, and by another clock.
+        """Remember that the server has just granted or extended this lease."""
+        # Half the lease is a safe margin: the lease started before the reply arrived, and the two
+        # clocks differ.
         self._until[record_id] = fence, time.monotonic() + lease_seconds / 2
         self._until.move_to_end(record_id)
         while len(self._until) > _REMEMBERED:
             self._until.popitem(last=False)
 
     def forget(self, record_id: str) -> None:
-        """Take the lease for given up."""
+        """Remove a lease that was released or lost."""
         self._until.pop(record_id, None)
 
     def holds(self, record_id: str, fence: int) -> bool:
-        """Return whether the lease is certainly this process's; False means nobody knows."""
+        """Return whether this process certainly holds the lease; False means unknown."""
         known, until = self._until.get(record_id, (None, 0.0))
         return known == fence and time.monotonic() < until
 
@@ -106,10 +107,10 @@ class FreshLeases:
 
 
 class UnrenewedLeases:
-    """Leases that end later than any lease taken now would, and how long they have been unchanged.
+    """Leases that end later than a lease taken now would, with the time since their last change.
 
-    The server's clock was set back since they were renewed, or their holders take longer leases
-    than this process. The dead among them are those that nobody renews.
+    Such leases exist if the server's clock was set back after their renewal, or if their holders
+    take longer leases than this process. A lease that is not renewed has a dead holder.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class UnrenewedLeases:
     def dead(
         self, leases: list[tuple[str, int, datetime]], lease_seconds: float
     ) -> list[tuple[str, int, datetime]]:
-        """Return those that were unchanged for so long, and forget the ones that are gone.
+        """Return the leases unchanged for `lease_seconds`, and forget leases that are gone.
 
         Args:
             leases: record id, fencing token and expiry of all such leases now.

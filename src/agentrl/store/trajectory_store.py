@@ -1,7 +1,7 @@
 """`TrajectoryStore`: the only access to MongoDB, composed of one repository per concept.
 
-Documents of `agentrl.schema` go in and come out; types of the driver stay inside. Every method may be
-called from any number of processes concurrently.
+Documents of `agentrl.schema` go in and come out; types of the driver stay inside. Every method may
+be called from any number of processes concurrently.
 """
 
 import functools
@@ -58,7 +58,7 @@ class TrajectoryStore:
             await store.tasks.add([MCPTask(id="train/0/q1", query="...", num_generations=8)])
 
     Attributes:
-        database: the documents as they are stored, for tools and tests that look past the schema.
+        database: the stored documents, for tools and tests that bypass the schema.
         clock: the server's time, and its steps.
         runs: the run itself: identity, controls, status, admission.
         trainer_leases: which process trains the run.
@@ -69,15 +69,15 @@ class TrajectoryStore:
         images: images by the hash of their content.
         scores: scoring of finished Records.
         ledger: the records that a trainer reserved, trained and dropped, by step.
-        figures: what a trainer measured at every step and evaluation.
+        figures: the trainer's measurements of every step and evaluation.
         policies: published weights.
         services: inference servers.
         samplers: sampler processes.
-        tallies: counts over spans of the run that have ended.
-        lineage: from a step to the tool calls behind it, and from a record to its steps.
+        tallies: stored counts over finished spans of the run.
+        lineage: from a step to its tool calls, and from a record to its steps.
         reports: counts and details for display.
         browse: pages of groups and full-text search, for readers.
-        forks: where somebody played on from a turn of a Record.
+        forks: continuations from a turn of a Record.
         maintenance: sizes, and reclaiming disk space.
         transfer: export to files and import.
     """
@@ -145,7 +145,7 @@ class TrajectoryStore:
             uri, database, server_selection_timeout, outage_seconds
         ) as run_database:
             store = cls(run_database)
-            # What it means is not known here, be it read or written. Those of before can be read.
+            # This release knows how to read earlier schema versions, but not later ones.
             version = await store._schema_version()
             if version > SCHEMA_VERSION:
                 raise store._other_release(version)

@@ -1,8 +1,9 @@
-"""Batched writes that cost nothing extra for a single document.
+"""Batched writes without extra cost for a single document.
 
-A journaled majority write takes about as long for one document as for fifty, and a sampler runs many
-rollouts at once. `Coalescer` sends the requests that arrive during one write together in the next. A
-lone request is sent at once, unless its caller lets it wait for others. Knows no collection by name.
+A journaled majority write takes about as long for one document as for fifty, and a sampler runs
+many rollouts concurrently. `Coalescer` collects the requests that arrive during one write and sends
+them together in the next. A single request is sent immediately, unless its caller allows a wait.
+This module is independent of the collections.
 """
 
 import asyncio
@@ -25,10 +26,10 @@ R = TypeVar("R")
 DUPLICATE_KEY = 11000
 """Error code of the server."""
 MAX_BATCH = 128
-"""Items in one batch; more only where so many came before the one that it is for."""
+"""Most items in a batch, unless more items arrived before the caller's own."""
 
 Update = tuple[Document, Document | list[Document]]
-"""A filter, and the update of the document that it matches."""
+"""A filter, and the update of the matching document."""
 
 
 async def insert_new(
@@ -39,8 +40,8 @@ async def insert_new(
 ) -> int:
     """Insert the documents whose `_id` does not exist yet; return their number.
 
-    Idempotent: repeating it after a lost reply inserts nothing twice. `bypass_validator` spares the
-    server a look at documents that were just made of schema values.
+    Idempotent: repeating it after a lost reply inserts nothing twice. `bypass_validator` saves the
+    server the validation of documents that were just created from schema values.
     """
     if not documents:
         return 0
@@ -67,7 +68,7 @@ async def insert_until_taken(
     For `bypass_validator`, see `insert_new`.
 
     Returns:
-        The number of documents inserted, and the name of that field; None where all were inserted.
+        The number of documents inserted, and the name of that field (None if all were inserted).
     """
     try:
         await collection.insert_many(documents, True, bypass_validator)
@@ -82,9 +83,9 @@ async def insert_and_update(
     documents: Sequence[Document],
     updates: Sequence[Update],
 ) -> None:
-    """Insert new documents and update others, in one request; idempotent as `insert_new` is.
+    """Insert new documents and update others in one request; idempotent like `insert_new`.
 
-    A document that exists already may be replaced: it must be one that nobody has changed since.
+    An existing document may be replaced, so it must be unchanged since its insertion.
     """
     if not updates:
         await insert_new(collection, documents)
@@ -114,7 +115,7 @@ async def update_each(collection: AsyncCollection[Document], updates: Sequence[U
 
 
 def _raise_but_duplicates(error: BulkWriteError) -> Document:
-    """Return the details of an error that says no more than that documents exist already."""
+    """Return the details of an error that reports only duplicates; raise any other error."""
     details: Document = dict(error.details or {})
     if any(e["code"] != DUPLICATE_KEY for e in details.get("writeErrors", ())):
         raise error
@@ -134,12 +135,13 @@ class Coalescer(Generic[T, R]):
 
     One of the callers runs each batch, so there is no background task whose failure could go
     unnoticed. If that caller is cancelled or the batch fails, the next caller runs the other items
-    again; the batch function must therefore be idempotent. A batch holds items in the order in which
-    they came, and all that came before the caller's own: later items may build on earlier ones.
+    again; the batch function must therefore be idempotent. A batch holds items in order of arrival,
+    including all that arrived before the caller's own, because later items may depend on earlier
+    ones.
     """
 
     def __init__(self, run: Callable[[Sequence[T]], Awaitable[Sequence[R | StoreError]]]) -> None:
-        """Begin without waiting items.
+        """Create a coalescer without waiting items.
 
         Args:
             run: processes a batch; returns a result or an error for each item, in order.
@@ -153,7 +155,7 @@ class Coalescer(Generic[T, R]):
 
         Args:
             item: what to process.
-            wait_seconds: how long it may wait for a batch of another caller before it makes one.
+            wait_seconds: how long it may wait for another caller's batch before starting its own.
 
         Raises:
             StoreError: the error that `run` returned for this item.

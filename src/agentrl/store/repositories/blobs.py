@@ -1,7 +1,7 @@
 """Content-addressed values: stored once for any number of turns and tasks that refer to them.
 
 A blob is `{_id: sha256, kind, value, num_bytes}`. One near MongoDB's 16 MB limit is
-`{_id: sha256, kind, num_bytes, num_parts}` with parts `{_id: "sha256/0", data}` beside it.
+`{_id: sha256, kind, num_bytes, num_parts}`, with separate parts `{_id: "sha256/0", data}`.
 """
 
 from collections import OrderedDict
@@ -26,7 +26,7 @@ class BlobRepository(Repository):
         self._stored: OrderedDict[str, None] = OrderedDict()
 
     async def put(self, blobs: Iterable[Blob]) -> None:
-        """Make the blobs durable. What this process stored before costs nothing."""
+        """Make the blobs durable. Blobs that this process stored before are skipped."""
         fresh = {blob.key: blob for blob in blobs if blob.key not in self._stored}
         documents = [document for blob in fresh.values() for document in blob.documents()]
         if not documents:

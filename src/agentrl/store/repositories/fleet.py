@@ -106,7 +106,7 @@ class ServiceRepository(Repository):
         policy_version: int | None = None,
         error: str | None = None,
     ) -> InferenceService:
-        """Say that a server is alive, how busy it is, and what changed about it (None: nothing).
+        """Report that a server is alive, its load, and what changed about it (None: nothing).
 
         Raises:
             StoreError: the server is not registered.

@@ -29,12 +29,12 @@ class ForkRepository(Repository):
 
     @operation("store a fork", repeatable=False)
     async def add(self, fork: Fork) -> None:
-        """Store a fork; its Task is added to the store of the forks after it."""
+        """Store a fork; its Task is added to the store of the forks afterwards."""
         await self._db.forks.insert_one(to_document(fork))
 
     @operation("read a fork")
     async def of_record(self, record_id: str) -> Fork | None:
-        """Return the fork that a Record is a rollout of; None where it is a rollout of the run."""
+        """Return the fork that a Record belongs to; None for a rollout of the run."""
         if not is_of_fork(record_id):
             return None
         fork_id = record_id.rpartition("/")[0]

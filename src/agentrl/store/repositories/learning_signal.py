@@ -44,19 +44,19 @@ class ScoredAnswer(Value):
 
 
 class LearningSignal(Value):
-    """The groups that a trainer consumed, by whether they had anything to teach."""
+    """The groups that a trainer consumed, with and without a learning signal."""
 
     run_name: str
     num_groups: int
     num_equal: int
     """Groups dropped for equal scores."""
     num_kept: int
-    """Groups that a step was made of."""
+    """Groups that a step trained on."""
     mean_score: float | None
     examples: tuple[ScoredAnswer, ...] = ()
 
     def __str__(self) -> str:
-        """Return the finding, examples and advice, in several lines."""
+        """Return finding, examples and advice as several lines."""
         mean = "no scores" if self.mean_score is None else f"mean {self.mean_score:.3f}"
         shown = (f"  {example}" for example in self.examples)
         first = f"{self.num_equal} of {self.num_groups} groups had equal scores ({mean})"
@@ -85,14 +85,14 @@ class LearningSignal(Value):
 
 
 class MissingScores(Value):
-    """Records that have no score, by why."""
+    """Records without a score, by reason."""
 
     num_unscorable: int
-    """Dead-lettered, as the scorer raised the same way twice."""
+    """Dead-lettered because the scorer raised the same error twice."""
     num_waiting: int
-    """Put off, as a judge or the network was down."""
+    """Postponed because a judge or the network was down."""
     num_failed: int
-    """Failed in their rollouts, for good."""
+    """Failed permanently during the rollout."""
     unscorable: ScoredAnswer | None = None
     waiting: ScoredAnswer | None = None
     num_slow: int = 0
@@ -160,7 +160,7 @@ async def read_missing_scores(database: RunDatabase) -> MissingScores:
     records = database.records
     num_unscorable, num_failed, num_waiting, num_slow = await asyncio.gather(
         records.count_documents(UNSCORABLE),
-        # Not a difference of two counts: a record may fail between them.
+        # Counted directly, because a record may fail between two counts that are subtracted.
         records.count_documents({"status": "failed", "$nor": [UNSCORABLE]}),
         records.count_documents(waiting),
         records.count_documents(slow),

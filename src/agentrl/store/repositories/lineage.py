@@ -37,7 +37,7 @@ from agentrl.store.repositories.turns import TurnRepository
 
 
 class TurnLineage(Value):
-    """One turn: what it sampled, what it called, and what steps made of it."""
+    """One turn: its sampled output, its tool calls, and its use by optimizer steps."""
 
     id: str
     index: int
@@ -50,14 +50,14 @@ class TurnLineage(Value):
 
 
 class RecordLineage(Value):
-    """One record: where it comes from and where it went."""
+    """One record: its origin and the steps that used it."""
 
     record_id: str
     task_id: str
     task_version: str
-    """Of the question, when its group completed; empty before."""
+    """Version of the question when its group completed; empty before."""
     task_changed: bool
-    """The question was edited since."""
+    """Whether the question was edited afterwards."""
     scorer: str | None
     scorer_version: str | None
     score: float | None
@@ -66,34 +66,34 @@ class RecordLineage(Value):
 
 
 class StepLineage(Value):
-    """One optimizer step: the weights it made and the records behind them."""
+    """One optimizer step: the resulting weights and the records behind them."""
 
     step: int
     consumer: str
     policy: Policy | None
-    """The weights after the step; None when they are no longer (or not yet) published."""
+    """The weights after the step; None if they are not yet or no longer published."""
     trained: tuple[RecordLineage, ...]
-    """Records trained by the step, the ones still reserved for it included."""
+    """Records trained by the step, including those still reserved for it."""
     dropped: tuple[RecordLineage, ...]
     """Records that the step consumed without training."""
 
 
 class StepRecord(Value):
-    """One record as a step used it."""
+    """One record and its use by a step."""
 
     record_id: str
     task_id: str
     traj_id: int
     status: LedgerStatus
     reason: str | None
-    """Why it was dropped."""
+    """Reason for dropping it."""
     score: float | None
     outcome: Outcome | None
     num_tokens: int
     min_version: int | None
     max_version: int | None
     advantage: float | None
-    """Mean over its turns that had one."""
+    """Mean over its turns with an advantage."""
     ratio: float | None
     """Mean importance ratio over its turns' tokens in the model."""
     num_trained_tokens: int
@@ -137,7 +137,7 @@ class LineageRepository(Repository):
     async def records_of_step(
         self, step: int, consumer: str = DEFAULT_CONSUMER
     ) -> list[StepRecord]:
-        """Return what a step trained, reserved and dropped, without any turn's text or tokens."""
+        """Return the records that a step trained, reserved and dropped, without texts or tokens."""
         field = f"ledger.{consumer}"
         known = await self._trainings({"consumer": consumer, "step": step})
         of_record: defaultdict[str, list[TurnTraining]] = defaultdict(list)
@@ -172,7 +172,7 @@ class LineageRepository(Repository):
 
     @operation("read what a step saw at the tokens of a turn")
     async def last_training(self, turn: DispatchedSamplingTask) -> TurnTraining | None:
-        """Return what the last step that used a turn made of it, token by token."""
+        """Return the training of a turn by the last step that used it, token by token."""
         document = await self._db.turn_training.find_one(
             {"record_id": turn.record_id, "turn_id": turn.id}, sort=[("step", -1)]
         )
@@ -180,7 +180,7 @@ class LineageRepository(Repository):
 
     @operation("read the advantages of records")
     async def advantages(self, record_ids: Sequence[str]) -> dict[str, float]:
-        """Return the mean advantage of those records' turns that an optimizer step used."""
+        """Return the mean advantage, by record, over the turns that an optimizer step used."""
         wanted: Document = {"record_id": {"$in": list(record_ids)}, "advantage": {"$ne": None}}
         mean = {"_id": "$record_id", "advantage": {"$avg": "$advantage"}}
         found = await self._db.turn_training.aggregate([{"$match": wanted}, {"$group": mean}])

@@ -1,6 +1,6 @@
-"""Who works on a run now, told by leases and heartbeats; times are the database server's.
+"""The processes that work on a run now, derived from leases and heartbeats in server time.
 
-A process of this machine that has ended is recognised at once; of another machine, when its lease
+An ended process of this machine is recognised immediately; one of another machine once its lease
 has expired or its heartbeat is old.
 """
 
@@ -15,7 +15,7 @@ from agentrl.store.database import RunDatabase
 from agentrl.store.documents.codec import Document
 
 ALIVE_SECONDS = 20.0
-"""A process that reported within this time is taken for alive."""
+"""A process that reported within this time counts as alive."""
 START_SECONDS = 60.0
 """How long `agentrl run` may take until one of its processes has registered."""
 
@@ -24,7 +24,7 @@ class LivingProcess(Value):
     """One process that works on a run."""
 
     kind: Literal["trainer", "sampler", "inference server", "holder"]
-    """`holder`: it holds a record's lease."""
+    """`holder` means that it holds a record's lease."""
     id: str
     since: datetime | None = None
     consumer: str = ""
@@ -43,10 +43,10 @@ class LivingProcess(Value):
 
 
 async def living_processes(database: RunDatabase) -> list[LivingProcess]:
-    """Return who works on the run: trainers first, then samplers, servers and holders of records."""
+    """Return the run's processes: trainers, then samplers, servers and holders of records."""
     now = await database.server_time()
     found = await _trainers(database, now) + await _samplers(database, now)
-    # A server that was taken out is still supervised; one that was ended says why it is down.
+    # A server out of service is still supervised; one that was ended has the error `stopped`.
     servers = database.services.find({**_reported(now), "error": {"$ne": "stopped"}})
     found += [
         LivingProcess(kind="inference server", id=one["_id"], since=one["started_at"])
@@ -61,8 +61,8 @@ async def living_processes(database: RunDatabase) -> list[LivingProcess]:
 async def state_of(database: RunDatabase, run: Document) -> RunState:
     """Return the run's status, or `interrupted` if no process is left to continue it.
 
-    Servers alone do not continue with a run, and one that only holds questions or demonstrations
-    was never begun.
+    Servers alone do not continue a run. A run that holds only questions or demonstrations was never
+    started and is therefore not interrupted.
     """
     status: RunStatus = run["status"]
     phase = run.get("phase")

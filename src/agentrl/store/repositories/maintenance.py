@@ -1,4 +1,4 @@
-"""What takes space in a run's database, and taking it back. Nothing here runs unasked."""
+"""Space used by a run's database, and its reclamation, which runs only on request."""
 
 from typing import Any
 
@@ -29,31 +29,31 @@ class CollectionSize(Value):
 
 
 class StoreStats(Value):
-    """What a run's database holds."""
+    """Counts and sizes of a run's database."""
 
     database: str
     schema_version: int | None
     collections: tuple[CollectionSize, ...]
     num_tokens: int
-    """Prompt and sampled tokens of all records, each counted once a record."""
+    """Prompt and sampled tokens of all records, each counted once per record."""
     bytes_per_token: float | None
-    """Data bytes of turns and blobs over `num_tokens`."""
+    """Data bytes of turns and blobs divided by `num_tokens`."""
 
 
 class CompactPlan(Value):
-    """What `compact` would delete."""
+    """The data that `compact` would delete."""
 
     superseded_turns: int
-    """Turns of ended attempts of scored records, which another attempt replaced."""
+    """Turns of ended attempts of scored records that a later attempt replaced."""
     unreferenced_turns: int
-    """Turns that were refused because their holder had lost its lease."""
+    """Turns that were rejected because their holder had lost its lease."""
     unreferenced_blobs: int
     num_bytes: int
     """Their size as BSON."""
 
 
 class MaintenanceRepository(Repository):
-    """Measures the database, and deletes what nothing needs."""
+    """Measures the database, and deletes unneeded data."""
 
     @operation("measure the database")
     async def stats(self) -> StoreStats:
@@ -90,11 +90,11 @@ class MaintenanceRepository(Repository):
     async def check_idle(self) -> None:
         """Make sure that no process works on the run.
 
-        Processes of this machine that were killed do not count.
+        Killed processes of this machine do not count.
 
         Raises:
-            StoreError: a trainer holds a lease, a sampler or server reported a moment ago, or a
-                record is leased; the text names one, and since when it works.
+            StoreError: a trainer holds a lease, a sampler or server reported recently, or a record
+                is leased; the text names one such process and its start time.
         """
         forks = self._db.of_forks()
         for process in [*await living_processes(self._db), *await living_processes(forks)]:
@@ -104,16 +104,16 @@ class MaintenanceRepository(Repository):
 
     @operation("plan the compaction")
     async def plan_compaction(self) -> CompactPlan:
-        """Return what `compact` would delete now."""
+        """Return the plan of what `compact` would delete now."""
         plan, _, _ = await self._find_useless()
         return plan
 
     @operation("compact the database", repeatable=False)
     async def compact(self) -> CompactPlan:
-        """Delete turns and blobs that nothing needs, and hand the space back to the disk.
+        """Delete unneeded turns and blobs, and return the space to the disk.
 
-        Start no process of the run meanwhile. These stay readable: every record with its last
-        attempt, all attempts of records that failed or are not finished, and the note of every
+        Do not start a process of the run during the call. These stay readable: every record with
+        its last attempt, all attempts of failed or unfinished records, and the summary of every
         attempt.
 
         Returns:
@@ -131,7 +131,7 @@ class MaintenanceRepository(Repository):
         return plan
 
     async def _find_useless(self) -> tuple[CompactPlan, list[str], list[str]]:
-        """Return what nothing needs: the counts, the ids of turns and those of blobs."""
+        """Return the unneeded data: counts, ids of turns and ids of blobs."""
         superseded, refused, size = await self._useless_turns()
         turns = [*superseded, *refused]
         blobs, blob_bytes = await self._unreferenced_blobs(set(turns))
@@ -144,7 +144,7 @@ class MaintenanceRepository(Repository):
         return plan, turns, blobs
 
     async def _useless_turns(self) -> tuple[list[str], list[str], int]:
-        """Return ids of superseded turns, of refused turns, and the bytes of both."""
+        """Return the ids of superseded turns, those of rejected turns, and the bytes of both."""
         ended_before = {"$lt": ["$attempt", "$record.attempt"]}
         of_the_last = {"$eq": ["$attempt", "$record.attempt"]}
         acknowledged = {"$in": ["$_id", {"$ifNull": ["$record.turns", []]}]}
@@ -173,7 +173,7 @@ class MaintenanceRepository(Repository):
         return superseded, refused, size
 
     async def _unreferenced_blobs(self, without: set[str]) -> tuple[list[str], int]:
-        """Return ids of blobs that only the turns `without` refer to, or nothing, and their bytes."""
+        """Return ids and bytes of blobs that no turn, or only the turns `without`, refer to."""
         used: set[str] = set()
         async for turn in self._db.turns.find():
             if turn["_id"] not in without:
@@ -205,4 +205,4 @@ class MaintenanceRepository(Repository):
             except OperationFailure as error:
                 if error.code != UNAUTHORIZED:
                     raise
-                return  # the login may delete but not compact; the space is used again later
+                return  # the login may delete but not compact; the server reuses the space later

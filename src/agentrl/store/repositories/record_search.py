@@ -1,9 +1,9 @@
-"""Finds records by what came of them: score, outcome, tool, optimizer step, or a piece of text.
+"""Finds records by score, outcome, tool, optimizer step or text.
 
-Input: a `RecordFilter`. Output: Records. With a score, the index `by_score` gives them in the order
-of their scores; otherwise `claimable` gives those of the latest questions first. Tools and texts
-are looked for record by record, until enough have been found: turns are too many to be indexed for
-it.
+Input: a `RecordFilter`. Output: Records. With a score condition, the index `by_score` returns them
+in order of score; otherwise the index `claimable` returns the latest questions first. Tools and
+texts are searched record by record until enough are found, because an index over all turns would be
+too large.
 """
 
 import re
@@ -30,10 +30,10 @@ class ScoreFilter(Value):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what `>=0.5`, `<0.2`, `1`, `0.2..0.8` or `none` says.
+        """Return the condition written as `>=0.5`, `<0.2`, `1`, `0.2..0.8` or `none`.
 
         Raises:
-            ConfigError: it says something else.
+            ConfigError: the text has none of these forms.
         """
         stripped = text.strip()
         if stripped.lower() == "none":
@@ -48,12 +48,12 @@ class ScoreFilter(Value):
 
     @property
     def is_upper_bound(self) -> bool:
-        """Whether low scores are asked for, which then come first."""
+        """Whether the condition asks for low scores, which are then sorted first."""
         return self.condition.keys() <= {"$lt", "$lte"}
 
 
 class RecordFilter(Value):
-    """Which records to find; None stands for all."""
+    """Conditions on the records to find; None means any."""
 
     score: ScoreFilter | None = None
     outcome: Outcome | None = None
@@ -62,20 +62,20 @@ class RecordFilter(Value):
     step: int | None = None
     """Optimizer step that trained or dropped them."""
     search: str | None = None
-    """Text in the question, the answer, the error, a reply, a tool's result or a message; upper and
-    lower case are the same. Very long texts are stored apart and not searched."""
+    """Case-insensitive text in the question, the answer, the error, a reply, a tool result or a
+    message. Very long texts are stored separately and not searched."""
 
 
 async def find_records(
     database: RunDatabase, wanted: RecordFilter, *, consumer: str, limit: int
 ) -> list[Record]:
-    """Return at most `limit` records that fit.
+    """Return at most `limit` matching records.
 
     Args:
-        database: the run's.
-        wanted: which records.
-        consumer: the trainer whose steps are meant.
-        limit: how many, at most.
+        database: the run's database.
+        wanted: conditions on the records.
+        consumer: the trainer that `wanted.step` refers to.
+        limit: maximum number of records.
     """
     match, sort = _match(wanted)
     if wanted.step is not None:
@@ -92,7 +92,7 @@ async def find_records(
 
 
 def _match(wanted: RecordFilter) -> tuple[Document, list[str]]:
-    """Return the filter on the record itself, and what it is sorted by first."""
+    """Return the filter on the record itself, and the primary sort keys."""
     match: Document = {} if wanted.outcome is None else {"outcome": wanted.outcome}
     if wanted.tool is not None:
         match["num_tool_calls"] = {"$gt": 0}
@@ -107,7 +107,7 @@ def _is_rising(wanted: RecordFilter) -> bool:
 
 
 def _in_turns(wanted: RecordFilter) -> list[Document]:
-    """Return the stages that look into the turns, and the question, of one record after another."""
+    """Return the stages that search the turns and the question of each record in sequence."""
     stages: list[Document] = []
     if wanted.tool is not None:
         stages += [_turns({"tool_calls.name": wanted.tool}), {"$match": {"found": {"$ne": []}}}]

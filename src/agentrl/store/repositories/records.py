@@ -35,12 +35,13 @@ MAY_BE_RESUMED = {
         {"$in": [{"$last": "$attempts.ended_by"}, ["expired", "released"]]},
     ]
 }
-"""The attempt's holder died or released it, and its tools keep no state that could be lost. An attempt
-that ended with an error is not resumed: what failed once in the middle would fail there again."""
+"""The attempt's holder died or released it, and its tools keep no state that could be lost. An
+attempt that ended with an error is not resumed, because it would probably fail again at the same
+point."""
 
 
 class RecordRepository(Repository):
-    """Claims Records, keeps their leases, ends their attempts, and reads them."""
+    """Claims and reads Records, renews their leases, and ends their attempts."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class RecordRepository(Repository):
 
     @operation("read a record")
     async def get(self, record_id: str) -> Record | None:
-        """Return the Record, None when there is none of that id."""
+        """Return the Record, or None if it does not exist."""
         document = await self._db.records.find_one({"_id": record_id})
         return None if document is None else from_document(Record, document)
 
@@ -69,7 +70,7 @@ class RecordRepository(Repository):
     async def find(
         self, *, status: RecordStatus | None = None, split: Split | None = None
     ) -> AsyncIterator[Record]:
-        """Yield the Records that fit, by order and `traj_id`."""
+        """Yield the matching Records by order and `traj_id`."""
         async with self._db.boundary("read records"):
             cursor = self._db.records.find(without_none(status=status, split=split))
             async for document in cursor.sort([("order", 1), ("traj_id", 1)]):
@@ -89,7 +90,7 @@ class RecordRepository(Repository):
     ) -> tuple[Record, Task] | None:
         """Claim the first claimable slot in one atomic write.
 
-        When no slot is pending, slots whose lease expired are taken back first.
+        If no slot is pending, slots with expired leases are taken back first.
 
         Args:
             owner: the claiming process.
@@ -98,21 +99,22 @@ class RecordRepository(Repository):
                 slots have negative orders and always are.
             max_attempts: attempts after which an expired slot is failed instead.
             splits: claim only slots of these splits; None means any.
-            resumable: the claimer's tools keep no state. It then resumes an attempt of another such
-                claimer that died or released it; without it every claim begins a new attempt.
+            resumable: the claimer's tools keep no state. The claim then resumes an attempt that
+                another such claimer released or left behind when it died; otherwise every claim
+                starts a new attempt.
             task_id: claim only slots of this Task.
 
         Returns:
-            The Record under its new lease, and its Task; None when there is nothing to claim. A
-            Record with `turns` is an attempt to be resumed behind them.
+            The Record under its new lease, and its Task; None if no slot is claimable. A Record
+            with `turns` is an attempt to be resumed after them.
         """
         wanted = claim_filter(admitted_groups, splits)
         if task_id is not None:
             wanted["task_id"] = task_id
         update = claim_update(owner, lease_seconds, resumable=resumable)
         claimed = await self._claim_pending(wanted, update)
-        # Expired leases are looked for only when nothing is pending: claims stay one write while
-        # there is work, and the slots of a dead sampler are taken back before a run would idle.
+        # Expired leases are searched only if no slot is pending: a claim stays a single write while
+        # there is work, and the slots of a dead sampler are taken back before a run becomes idle.
         if claimed is None and await self._groups.reap_expired(max_attempts, lease_seconds):
             claimed = await self._claim_pending(wanted, update)
         if claimed is None:
@@ -131,7 +133,7 @@ class RecordRepository(Repository):
         """Extend leases by (record id, fence), all in one request.
 
         Returns:
-            The ids of those Records whose lease is lost; their holders must stop writing.
+            The ids of the Records whose lease is lost; their holders must stop writing.
         """
         if not leases:
             return set()
@@ -146,8 +148,8 @@ class RecordRepository(Repository):
             return set()
         ids = [record_id for record_id, _ in leases]
         found = self._db.records.find({"_id": {"$in": ids}}, {"fence": 1, "status": 1})
-        # A Record that its holder finished or scored in this very moment has no lease either, but
-        # nobody took it away: its last claim is still the holder's.
+        # A Record that its holder has just finished or scored has no lease either, but no other
+        # process took it over: its last claim is still the holder's.
         kept = {
             (d["_id"], d["fence"])
             async for d in found
@@ -167,7 +169,7 @@ class RecordRepository(Repository):
         reward: float | None = None,
         metrics: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Store how the rollout ended; the lease continues, for scoring.
+        """Store the outcome of the rollout; the lease continues for scoring.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
@@ -186,9 +188,9 @@ class RecordRepository(Repository):
 
     @operation("release a slot")
     async def release(self, record_id: str, fence: int) -> None:
-        """Give up a lease in good order; the attempt is not counted as a failed one.
+        """Release a lease; the attempt does not count as failed.
 
-        A running slot becomes claimable again, a finished one becomes free to be scored by others.
+        A running slot becomes claimable again; other processes may score a finished one.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
@@ -206,10 +208,10 @@ class RecordRepository(Repository):
     async def fail_attempt(
         self, record_id: str, fence: int, error: str, max_attempts: int
     ) -> Record:
-        """End the attempt for a reason of infrastructure.
+        """End the attempt because of an infrastructure failure.
 
-        The slot becomes claimable again, or becomes `failed` for good after `max_attempts` such
-        ends; its group then continues without it.
+        The slot becomes claimable again. After `max_attempts` such failures it becomes `failed`
+        permanently, and its group continues without it.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
@@ -237,9 +239,9 @@ def claim_filter(admitted_groups: int, splits: Collection[Split] | None) -> Docu
 
 
 def claim_update(owner: str, lease_seconds: float, *, resumable: bool = False) -> list[Document]:
-    """Return the update that begins a new attempt and forgets the results of the last.
+    """Return the update that starts a new attempt and clears the results of the last one.
 
-    With `resumable` it resumes the last attempt instead, where that may be done.
+    With `resumable`, it resumes the last attempt instead if that attempt can be resumed.
     """
     attempt = {
         "attempt": "$attempt",

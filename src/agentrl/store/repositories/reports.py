@@ -1,4 +1,4 @@
-"""What people ask of a run: how far it is, each record in detail, what failed, who is alive."""
+"""Reports on a run for people: progress, record details, failures and live processes."""
 
 import asyncio
 from collections.abc import Mapping
@@ -44,19 +44,19 @@ class RunSummary(Value):
     name: str
     status: RunState
     phase: RunPhase | None
-    """What it does, or did last."""
+    """Its current or last phase."""
     policy_version: int
     num_groups: int
     num_groups_completed: int
     num_output_tokens: int
     mean_score: float | None
-    """Over scored training records."""
+    """Mean over scored training records."""
     created_at: datetime
     updated_at: datetime
 
 
 class Liveness(Value):
-    """Who takes part in a run; times are the database server's."""
+    """The servers and samplers of a run; times are the database server's."""
 
     now: datetime
     services: list[InferenceService]
@@ -64,40 +64,39 @@ class Liveness(Value):
 
 
 class RunProgress(Value):
-    """Counts of a run. Training and evaluation are told apart by the sign of `order`."""
+    """Counts of a run. The sign of `order` distinguishes training from evaluation."""
 
     policy_version: int
     phase: RunPhase | None = None
     groups_per_step: int = 1
     admitted_groups: int
     records: dict[RecordStatus, int] = Field(default_factory=dict)
-    """Training records by status; a status without records is left out."""
+    """Training records by status; statuses without records are omitted."""
     eval_records: dict[RecordStatus, int] = Field(default_factory=dict)
     """Evaluation records by status."""
     num_groups: int = 0
     num_groups_completed: int = 0
     num_groups_ready: int = 0
-    """Complete groups that no trainer has touched."""
+    """Complete groups that no trainer has reserved, trained or dropped."""
     num_groups_consumed: int = 0
     num_samplers: int = 0
-    """Samplers that ever registered."""
+    """Number of samplers that have ever registered."""
     num_output_tokens: int = 0
-    """Tokens sampled so far, as the samplers last reported."""
+    """Tokens sampled so far, according to the samplers' last reports."""
 
 
 class EvaluationStanding(Value):
-    """How far the evaluation of one policy version is."""
+    """Progress of the evaluation of one policy version."""
 
     version: int
     num_tasks: int
     num_completed: int
     mean_score: float | None
-    """Over the rollouts that have a score; for the log of a person, not the evaluation's own
-    figure."""
+    """Mean over the rollouts scored so far, for display; the evaluation computes its own figure."""
 
 
 class RunOverview(Value):
-    """How far the run is, and who works on it."""
+    """Progress of the run, and its processes."""
 
     summary: RunSummary
     progress: RunProgress
@@ -105,7 +104,7 @@ class RunOverview(Value):
 
 
 class RecordDetail(Value):
-    """One record with everything that belongs to it."""
+    """One record with its question, turns and lineage."""
 
     record: Record
     task: Task
@@ -113,12 +112,12 @@ class RecordDetail(Value):
     """The attempt whose turns are shown."""
     turns: tuple[DispatchedSamplingTask, ...]
     policy_version: int
-    """The run's current version: staleness of what was not trained is counted from it."""
+    """The run's current version, from which the staleness of untrained turns is computed."""
     lineage: RecordLineage
 
 
 class Failure(Value):
-    """One record with which something went wrong."""
+    """One record with a failed attempt, or one that failed permanently."""
 
     record_id: str
     status: RecordStatus
@@ -126,12 +125,12 @@ class Failure(Value):
     num_failed_attempts: int
     error: str | None
     last_error: str | None
-    """Of the last attempt that ended badly."""
+    """Error of the last failed attempt."""
     owner: str | None = None
-    """Who held that attempt."""
+    """Process that held that attempt."""
 
 
-# Tags are `eval@VERSION`, with `.NUMBER` where lost weights had the same version before.
+# Tags are `eval@VERSION`, with a suffix `.NUMBER` if lost weights had the same version before.
 _EVALUATIONS: Document = {"tag": {"$gte": "eval@", "$lt": "eval@~"}}
 
 
@@ -140,7 +139,7 @@ def _tag_order(tag: str) -> tuple[int, ...]:
 
 
 class ReportRepository(Repository):
-    """Reads for people. Nothing here writes."""
+    """Read-only queries for display."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class ReportRepository(Repository):
 
     @operation("read the run's summary")
     async def summary(self) -> RunSummary:
-        """Return the run at a glance.
+        """Return a summary of the run.
 
         Raises:
             StoreError: there is no run.
@@ -210,7 +209,8 @@ class ReportRepository(Repository):
             num_groups=standing.num_groups,
             num_groups_completed=standing.num_completed,
             num_groups_ready=num_ready,
-            # Trainers consume whole groups, so what is neither ready nor reserved is consumed.
+            # Trainers consume whole groups, so a complete group that is neither ready nor reserved
+            # is consumed.
             num_groups_consumed=max(0, standing.num_completed - num_ready - num_reserved),
             num_samplers=num_samplers,
             num_output_tokens=num_output_tokens,
@@ -228,13 +228,13 @@ class ReportRepository(Repository):
         return run
 
     async def _sampled(self) -> tuple[int, int]:
-        """Return the number of samplers that ever registered, and of tokens that they sampled."""
+        """Return the number of samplers that have ever registered, and that of their tokens."""
         sums: Document = {"num": {"$sum": 1}, "tokens": {"$sum": "$num_output_tokens"}}
         found = await self._db.aggregate(self._db.samplers, [{"$group": {"_id": None, **sums}}])
         return (found[0]["num"], found[0]["tokens"]) if found else (0, 0)
 
     async def _num_in_work(self) -> dict[tuple[RecordStatus, bool], int]:
-        """Return the number of running and finished records, by whether they are training ones."""
+        """Return the number of running and finished records, by status and training or not."""
         key: Document = {"status": "$status", "is_training": {"$gte": ["$order", 0]}}
         found = await self._db.aggregate(
             self._db.records,
@@ -249,7 +249,7 @@ class ReportRepository(Repository):
     async def signal(
         self, consumer: str = DEFAULT_CONSUMER, *, step: int | None = None
     ) -> LearningSignal:
-        """Return what a trainer found in the groups that it consumed, or those of one step."""
+        """Return the learning signal of the groups that a trainer consumed, or of one step."""
         return await read_signal(self._db, consumer, step=step)
 
     @operation("read missing scores")
@@ -259,7 +259,7 @@ class ReportRepository(Repository):
 
     @operation("read who takes part")
     async def processes(self) -> Liveness:
-        """Return all servers and samplers that ever registered, and the server's clock."""
+        """Return all servers and samplers that have ever registered, and the server's time."""
         return Liveness(
             now=await self._db.server_time(),
             services=await self._services.all(),
@@ -313,7 +313,7 @@ class ReportRepository(Repository):
         )
 
     async def overview(self, consumer: str) -> RunOverview:
-        """Return how far the run is, for the trainer `consumer`."""
+        """Return the run's progress for the trainer `consumer`."""
         return RunOverview(
             summary=await self.summary(),
             progress=await self.progress(consumer),
@@ -326,7 +326,7 @@ class ReportRepository(Repository):
 
         Args:
             record_id: `{task id}/{traj_id}`.
-            attempt: whose turns to read; the last one's when not given.
+            attempt: the attempt whose turns to read; the last one by default.
 
         Raises:
             StoreError: there is no such record or attempt.
@@ -356,7 +356,7 @@ class ReportRepository(Repository):
     async def find_records(
         self, wanted: RecordFilter, *, consumer: str = DEFAULT_CONSUMER, limit: int = 20
     ) -> list[Record]:
-        """Return at most `limit` records that fit: by score, else those of the latest questions."""
+        """Return at most `limit` matching records, by score or from the latest questions."""
         return await find_records(self._db, wanted, consumer=consumer, limit=limit)
 
     async def _no_such_record(self, record_id: str) -> str:
@@ -367,7 +367,7 @@ class ReportRepository(Repository):
 
     @operation("read failures")
     async def failures(self, limit: int = 100) -> list[Failure]:
-        """Return records with which something went wrong, the latest first."""
+        """Return records with failures, the latest first."""
         latest_first = [("started_at", -1), ("_id", 1)]
         failures = []
         async for document in self._db.records.find(HAS_FAILURE).sort(latest_first).limit(limit):
@@ -397,8 +397,8 @@ def _by_status(
     finished = in_work.get(("finished", is_training), 0)
     begun = running + finished + counted.num_scored + counted.num_failed
     counts: dict[RecordStatus, int] = {
-        # The rest: the only number that may be as large as the run. It may be off for a moment, as
-        # the others were counted one after another while the run moved on.
+        # Computed as the remainder, because only this number can be as large as the run. It may be
+        # briefly inexact: the other counts were taken one after another while the run continued.
         "pending": max(0, counted.num_records - begun),
         "running": running,
         "finished": finished,

@@ -1,4 +1,4 @@
-"""The `runs` document: identity, controls, admission, and who trains."""
+"""The `runs` document: identity, controls, admission, and trainer leases."""
 
 from contextlib import suppress
 from typing import Any
@@ -126,7 +126,7 @@ class RunRepository(Repository):
 
     @operation("set the run's phase")
     async def set_phase(self, phase: RunPhase) -> None:
-        """Say what the run does now; nothing happens before the run exists."""
+        """Store the run's current phase; no effect before the run exists."""
         begun = {"phase": literal(phase), "phase_at": "$$NOW"}
         await self._db.runs.update_one({}, [{"$set": begun}])
 
@@ -149,8 +149,8 @@ class RunRepository(Repository):
 class TrainerLeaseRepository(Repository):
     """Leases that let one process at a time train the run under each consumer name.
 
-    This object remembers the fencing tokens of the leases it acquired. Writes reserved to the trainer
-    (`check`, `renew`, ...) are refused if the database has another token.
+    This object remembers the fencing tokens of the leases it acquired. Writes reserved to the
+    trainer (`check`, `renew`, ...) are refused if the database has another token.
     """
 
     def __init__(self, database: RunDatabase) -> None:
@@ -177,8 +177,8 @@ class TrainerLeaseRepository(Repository):
                 ]
             }
         }
-        # The token grows with every acquisition and survives release, so two successive holders never
-        # filter their writes on the same token.
+        # The token grows with every acquisition and survives release, so two successive holders
+        # never filter their writes on the same token.
         fence = {"$add": [{"$ifNull": [f"${field}.fence", 0]}, 1]}
         document = await self._db.runs.find_one_and_update(
             free,

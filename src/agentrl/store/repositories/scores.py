@@ -56,8 +56,8 @@ class ScoreRepository(Repository):
         # After a step of the clock, live scorers must renew first; nobody holds a waiting Record.
         is_settled = self._db.clock.is_settled(lease_seconds)
         unheld = {} if is_settled else {"lease.owner": ""}
-        # The status stays `finished`: only the lease says that somebody is scoring the Record. The
-        # Record whose lease expired first is scored first.
+        # The status stays `finished`: only the lease shows that a process is scoring the Record.
+        # The Record whose lease expired first is scored first.
         document = await self._db.records.find_one_and_update(
             {"status": "finished", "lease.expires_at": {"$lt": now}, **unheld},
             [{"$set": {"fence": NEXT_FENCE, "lease": lease(owner, NEXT_FENCE, lease_seconds)}}],
@@ -75,7 +75,7 @@ class ScoreRepository(Repository):
 
     @operation("store a score")
     async def set(self, record_id: str, fence: int, score: Score) -> None:
-        """Store the score of a finished Record, and complete its group when it was the last.
+        """Store the score of a finished Record, and complete its group if it was the last one.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
@@ -85,15 +85,15 @@ class ScoreRepository(Repository):
 
     @operation("read a group's scores")
     async def of_group(self, task_id: str) -> dict[int, Score]:
-        """Return what was decided of a whole group, by `traj_id`; empty before."""
+        """Return the scores decided for a whole group, by `traj_id`; empty before the decision."""
         document = await self._db.tasks.find_one({"_id": task_id}, {"group_scores": 1})
         decided = require(document, f"task {task_id!r}").get("group_scores") or {}
         return {int(number): Score.model_validate(one) for number, one in decided.items()}
 
     async def decide_group(self, task_id: str, scores: Mapping[int, Score]) -> dict[int, Score]:
-        """Keep the scores of a whole group with its Task; return those that count.
+        """Store the scores of a whole group with its Task; return the scores that count.
 
-        Of several processes that decide the same group, the first one's count for all of its Records.
+        If several processes decide the same group, the scores of the first count for all Records.
 
         Args:
             task_id: the Task.
@@ -110,7 +110,7 @@ class ScoreRepository(Repository):
         return (await self._db.tasks.update_one(undecided, change)).modified_count > 0
 
     async def set_waiting(self, record_id: str, score: Score) -> bool:
-        """Score a finished Record that nobody holds; return False when somebody does."""
+        """Score a finished Record without a holder; return False if a process holds it."""
         try:
             await self.set(record_id, NO_HOLDER, score)
         except LeaseLost:
@@ -121,7 +121,7 @@ class ScoreRepository(Repository):
     async def fail(self, record_id: str, fence: int, error: str) -> None:
         """Dead-letter a finished Record that cannot be scored; its group continues without it.
 
-        Outcome and answer stay, so that `repair` can give it a score later.
+        Outcome and answer are kept, so that `repair` can score it later.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
@@ -132,10 +132,10 @@ class ScoreRepository(Repository):
     async def repair(self, record_id: str, score: Score) -> bool:
         """Score a Record that `fail` dead-lettered, once its group is complete.
 
-        A trainer that has not consumed the group yet counts the score.
+        A trainer that has not yet consumed the group uses the score.
 
         Returns:
-            False when another process repaired the Record meanwhile.
+            False if another process has repaired the Record in the meantime.
 
         Raises:
             StoreError: the Record has no rollout to score, or its group is not complete yet.
@@ -149,7 +149,8 @@ class ScoreRepository(Repository):
         if played is None or not await self._db.record_data.count_documents(wanted, limit=1):
             raise StoreError(f"record {record_id!r}: nothing to score, or its group is incomplete")
         value = literal(encode(score.model_dump()))
-        # The trainer's copy first: when the second write is lost, repeating makes up for it.
+        # The trainer's copy is written first: if the second write is lost, repeating both repairs
+        # it.
         await self._db.record_data.update_one(
             {**wanted, "score": None}, [{"$set": {"score": value}}]
         )
@@ -162,10 +163,10 @@ class ScoreRepository(Repository):
 
     @operation("add a score")
     async def add(self, record_id: str, score: Score) -> bool:
-        """Store a further score of a Record whose group is complete, beside those that it has.
+        """Store a further score of a Record whose group is complete; existing scores are kept.
 
         Returns:
-            False when the Record has a score of this scorer and version already.
+            False if the Record already has a score of this scorer and version.
 
         Raises:
             StoreError: the Record's group is not complete yet.
@@ -196,8 +197,8 @@ class ScoreRepository(Repository):
         Args:
             record_id: the Record.
             fence: fencing token of the caller's lease.
-            error: what went wrong; None where it only waits for the rest of its group.
-            retry_seconds: how long it is left alone.
+            error: the failure; None if it only waits for the rest of its group.
+            retry_seconds: how long no scorer may claim it.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.

@@ -1,16 +1,16 @@
-"""Counts over spans of `order`, so that nobody has to count a whole run.
+"""Stored counts over spans of `order`, which avoid counting a whole run.
 
-A tally stands for the Tasks, and their Records, of `SPAN` orders from `_id * SPAN`:
+A tally covers the Tasks, and their Records, of `SPAN` orders from `_id * SPAN`:
 
     {_id, version, writers, added: {split: {num_groups, num_records}},
      ended: {split: {num_scored, num_failed, score_sum}}}
 
 `added` changes when Tasks are added. `ended` exists once all Tasks are complete, and changes when a
-score is repaired. Whoever makes such a change is named in `writers` meanwhile (`changing`), which
-takes both counts away, and counting stores nothing where a writer is named or `version` moved on. What
-a tally says is therefore what counting would say. A writer that died stays named: its span is counted
-at every look. One document more says that no span lacks its tally (`prepare`); without it, everything
-is counted.
+score is repaired. A process that makes such a change is listed in `writers` during the change
+(`changing`), which removes both counts. Counting stores no result if a writer is listed or
+`version` has changed. A stored count therefore always equals a fresh count. A writer that died
+stays listed, so its span is counted at every query. A further document states that every span has
+its tally (`prepare`); without it, everything is counted.
 """
 
 import asyncio
@@ -30,17 +30,18 @@ from agentrl.store.documents.expressions import shown
 from agentrl.store.writes import insert_new
 
 SPAN = 512
-"""Orders of a tally: few tallies for many groups, and few Records in a span that is still open."""
+"""Orders per tally: few tallies for many groups, and few Records in a span that is still open."""
 SEALED_AT_ONCE = 16
 _AT_ONCE = 10_000
-"""Tallies of one answer, more than long runs have; without a number, the second answer begins at 102."""
+"""Batch size of replies: more tallies than a long run has, so that one reply holds them all. By
+default, the first reply would end after 101 documents."""
 _WHOLE = "whole"
 _EVERYTHING = ((-(2**62), 0), (0, 2**62))
 _ALL_STATUSES = sorted(RECORD_TRANSITIONS)
 _SPLITS: list[Split] = list(get_args(Split))
 
 _Range = tuple[int, int]
-"""Orders from the first to below the second; all of one sign."""
+"""Orders from the first up to but excluding the second; all of one sign."""
 
 
 class SplitCounts(Value):
@@ -60,7 +61,7 @@ class SplitCounts(Value):
 
 
 class RecordCounts(Value):
-    """Counts of training or of evaluation records, told apart by the sign of their `order`."""
+    """Counts of training or of evaluation records, distinguished by the sign of their `order`."""
 
     num_records: int = 0
     num_scored: int = 0
@@ -68,7 +69,7 @@ class RecordCounts(Value):
 
 
 class Standing(Value):
-    """How far a run is, without what changes from moment to moment."""
+    """Progress of a run, without the rapidly changing counts of running and finished records."""
 
     num_groups: int
     """Training groups."""
@@ -78,13 +79,13 @@ class Standing(Value):
 
 
 class _Tallies:
-    """All tallies as they were read, added up in one pass: a long run has hundreds."""
+    """All tallies that were read, summed in one pass because a long run has hundreds."""
 
     def __init__(self, documents: Iterable[Document], *, is_whole: bool) -> None:
         self._is_whole = is_whole
         self._lacking: dict[str, list[int]] = {"added": [], "ended": []}
         self._sums: Counter[tuple[int, str, str]] = Counter()
-        """By the sign of the orders, split and field."""
+        """Keyed by the sign of the orders, split and field."""
         for one in documents:
             sign = -1 if one["_id"] < 0 else 1
             for part, lacking in self._lacking.items():
@@ -103,9 +104,9 @@ class _Tallies:
         return _ranges(self._lacking[counts]) if self._is_whole else list(_EVERYTHING)
 
     def total(self, field: str, *, split: Split | None = None, sign: int = 0) -> Any:
-        """Return the sum of a field over those tallies that have it.
+        """Return the sum of a field over the tallies that have it.
 
-        `num_completed` is that of the groups in spans that have ended.
+        `num_completed` is the number of groups in spans that have ended.
         """
         return sum(
             value
@@ -115,7 +116,7 @@ class _Tallies:
 
 
 class TallyRepository(Repository):
-    """Keeps the tallies, and counts what they leave open."""
+    """Maintains the tallies, and counts the spans without stored counts."""
 
     def __init__(self, database: RunDatabase) -> None:
         super().__init__(database)
@@ -123,13 +124,13 @@ class TallyRepository(Repository):
 
     @asynccontextmanager
     async def changing(self, orders: Collection[int], writer: str) -> AsyncIterator[None]:
-        """Take the counts of these orders away while a score is repaired; see `begin_change`."""
+        """Remove the counts of these orders while a score is repaired; see `begin_change`."""
         await self.begin_change(orders, writer)
         yield
         await self.end_change(orders, writer)
 
     async def begin_change(self, orders: Collection[int], writer: str) -> None:
-        """Take the counts of these orders away, until `end_change`.
+        """Remove the counts of these orders until `end_change`.
 
         Runs inside an operation; a repeated one passes the same `writer`.
         """
@@ -148,14 +149,14 @@ class TallyRepository(Repository):
         )
 
     async def end_change(self, orders: Collection[int], writer: str) -> None:
-        """Let these orders be counted again, as far as no other writer changes them."""
+        """Allow these orders to be counted again, unless another writer is changing them."""
         await self._db.tallies.update_many(
             {"_id": {"$in": _numbers(orders)}}, {"$pull": {"writers": writer}}
         )
 
     @operation("prepare the tallies")
     async def prepare(self) -> None:
-        """Make sure that every span has its tally; an earlier release and an import leave none."""
+        """Create missing tallies: databases of earlier releases and imports have none."""
         tallies = self._db.tallies
         if await tallies.find_one({"_id": _WHOLE}) is None:
             number: Document = {"$toLong": {"$floor": {"$divide": ["$order", SPAN]}}}
@@ -166,9 +167,9 @@ class TallyRepository(Repository):
 
     @operation("count what has ended")
     async def seal(self) -> int:
-        """Store the counts of spans where nothing changes any more; return how many were stored.
+        """Store the counts of spans that no longer change; return how many were stored.
 
-        Any process may call it, any number at once.
+        Any number of processes may call it concurrently.
         """
         run = await self._db.runs.find_one({}, {"admitted_groups": 1})
         reached = run["admitted_groups"] // SPAN if run else 0
@@ -185,11 +186,11 @@ class TallyRepository(Repository):
         return await self._store_counts(numbers)
 
     async def count_added(self, orders: Collection[int]) -> None:
-        """Store the counts of the spans to which Tasks were added, inside an operation."""
+        """Store the counts of the spans to which Tasks were added; runs inside an operation."""
         await self._store_counts(_numbers(orders))
 
     async def _store_counts(self, numbers: Sequence[int]) -> int:
-        """Count spans and store what was counted in one write; return how many were stored."""
+        """Count spans and store the counts in one write; return how many were stored."""
         counted = [await self._counted(number) for number in numbers]
         changes = [change for change in counted if change is not None]
         if not changes:
@@ -197,7 +198,7 @@ class TallyRepository(Repository):
         return (await self._db.tallies.bulk_write(changes, ordered=False)).modified_count
 
     async def _counted(self, number: int) -> UpdateOne | None:
-        """Return the change that stores the counts of a span; None where nothing is to be stored."""
+        """Return the change that stores the counts of a span; None if there is nothing to store."""
         tally = await self._db.tallies.find_one({"_id": number})
         if tally is None or tally["writers"]:
             return None
@@ -246,7 +247,7 @@ class TallyRepository(Repository):
         return sum([await tasks.count_documents({**wanted, "order": _within(r)}) for r in ranges])
 
     async def _count_records(self, statuses: Sequence[str], ranges: Sequence[_Range]) -> int:
-        # One status a query: the server then counts keys of the index without reading them out.
+        # One status per query: the server then counts keys of the index without reading them out.
         return sum(
             [
                 await self._db.records.count_documents({"status": status, "order": _within(orders)})
@@ -263,7 +264,7 @@ class TallyRepository(Repository):
         return _Tallies(spans if is_whole else [], is_whole=is_whole)
 
     async def standing(self) -> Standing:
-        """Return how far the run is, inside an operation."""
+        """Return the run's progress; runs inside an operation."""
         tallies = await self._read()
         new, num_completed, training, evaluation = await asyncio.gather(
             self._count_added(tallies.ranges_without("added")),
@@ -296,7 +297,7 @@ class TallyRepository(Repository):
         )
 
     async def by_split(self) -> dict[Split, SplitCounts]:
-        """Return the counts of every split that has Tasks, inside an operation."""
+        """Return the counts of every split that has Tasks; runs inside an operation."""
         tallies = await self._read()
         open_ = tallies.ranges_without("ended")
         counted = [
@@ -327,7 +328,7 @@ def _within(orders: _Range) -> Document:
 
 
 def _ranges(numbers: Iterable[int]) -> list[_Range]:
-    """Return the orders of neighbouring tallies together; evaluations are apart from training."""
+    """Return the orders of adjacent tallies as ranges; none spans evaluation and training."""
     ranges = []
     for _, run in groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], pair[1] < 0)):
         spans = [number for _, number in run]

@@ -69,15 +69,15 @@ TERMINAL: Document = {"$in": sorted(TERMINAL_STATUSES)}
 UNFINISHED = sorted(set(RECORD_TRANSITIONS) - TERMINAL_STATUSES)
 REAP_BATCH = 256
 BATCH_DOCUMENTS, _BATCH_CHARS = 10_000, 1 << 24
-"""Bounds of what is written together: each batch waits for the journal some five times, and memory
-holds two of them. Images travel inside of tasks until they are stored."""
+"""Limits of a batch: each batch waits for the journal about five times, and memory holds two of
+them. Images are part of the tasks until they are stored."""
 _SLOT_REQUESTS = 2
-"""Requests in which slots are inserted at the same time: the server works at each on a core."""
+"""Concurrent requests that insert slots: the server uses one core for each."""
 KNOWN_TASKS, TASKS_AHEAD = 256, 32
 """Tasks cached for claims, and the number of following ones that are prefetched with one."""
 _SLOT_FACTS = shown("num_generations", "split", "order", "created_at")
 _EMPTY_SLOT = record_to_document(Record(id="", task_id="", split="train", traj_id=0, order=0))
-"""What all pending Records have in common; made once, as a run may have millions."""
+"""Fields shared by all pending Records; created once, because a run may have millions."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class _Stored:
     """Tasks in the database whose slots may be missing."""
 
     writer: str
-    """Named in the tallies of `orders` until the slots are there."""
+    """Listed in the tallies of `orders` until the slots exist."""
     tasks: list[Document]
     orders: set[int] = field(init=False)
     num_new: int = 0
@@ -112,21 +112,21 @@ class TaskRepository(Repository):
     ) -> int:
         """Store tasks together with `num_generations` pending Records each.
 
-        A new training task gets the next `order` of the run, whoever else adds tasks at the same time:
-        no two have the same, and none is left out. Other tasks keep their orders. A plain iterable is
-        read in a thread, so that reading does not block the event loop. Idempotent: existing tasks stay
-        unchanged, and missing Records (after a crash) are added.
+        A new training task gets the next `order` of the run. Orders are unique and without gaps,
+        even if several processes add tasks concurrently. Other tasks keep their orders. A plain
+        iterable is read in a thread, so that reading does not block the event loop. Idempotent:
+        existing tasks stay unchanged, and missing Records (after a crash) are added.
 
         Args:
-            tasks: what to store, in the order in which it is written.
-            max_documents: Tasks and Records that are written together.
+            tasks: the tasks, which are stored in this order.
+            max_documents: most Tasks and Records that are written together.
 
         Returns:
             The number of tasks that were new.
         """
         num_new = 0
-        # While the slots of a batch are written, the tasks of the next one are, and the batch behind
-        # that is read and made into documents.
+        # A pipeline of three batches: the slots of the first are written while the tasks of the
+        # second are written and the third is read and converted to documents.
         stored = _ahead(self._stored(_ahead(_prepared(tasks, max_documents))))
         async with aclosing(stored) as batches:
             async for batch in batches:
@@ -141,7 +141,7 @@ class TaskRepository(Repository):
 
     @operation("add tasks")
     async def _add_tasks(self, given: list[_Prepared], writer: str) -> _Stored:
-        """Insert the tasks that do not exist yet, and take the counts of their orders away."""
+        """Insert the tasks that do not exist yet, and remove the counts of their orders."""
         ids = [document["_id"] for _, document in given]
         known = self._db.tasks.find({"_id": {"$in": ids}}, _SLOT_FACTS)
         # Existing tasks may differ from the given ones in number of slots and order.
@@ -157,7 +157,7 @@ class TaskRepository(Repository):
         return batch
 
     async def _insert(self, new: list[Document], batch: _Stored) -> None:
-        """Insert tasks that nobody had a moment ago."""
+        """Insert tasks that did not exist a moment ago."""
         while new:
             training = [task for task in new if task["split"] == "train"]
             if training:
@@ -169,14 +169,14 @@ class TaskRepository(Repository):
             batch.tasks += new[:num_inserted]
             batch.orders |= orders
             batch.num_new += num_inserted
-            # What is left is behind a task that another process added as well, or whose order it took.
+            # The rest follows a task that another process added too, or whose order it took.
             new = new[num_inserted + (taken == "_id") :]
 
     @operation("add the slots of tasks")
     async def _add_slots(self, batch: _Stored) -> None:
-        """Insert those slots of stored tasks that do not exist yet, and count their orders again.
+        """Insert the missing slots of stored tasks, and count their orders again.
 
-        Behind the tasks, so that a claimed slot always has its Task.
+        Runs after the tasks are stored, so that a claimed slot always has its Task.
         """
         slots = await asyncio.to_thread(_slots, batch.tasks)
         shares = [slots[first::_SLOT_REQUESTS] for first in range(_SLOT_REQUESTS)]
@@ -190,18 +190,18 @@ class TaskRepository(Repository):
         collection: AsyncCollection[Document],
         documents: Sequence[Document],
     ) -> T:
-        """Insert many documents, made of schema values, past the validator where the login may."""
+        """Insert many documents of schema values, bypassing the validator if the login may."""
         if self._may_bypass:
             try:
                 return await insert(collection, documents, bypass_validator=True)
             except OperationFailure as error:
                 if error.code != UNAUTHORIZED:
                     raise
-                self._may_bypass = False  # it has readWrite alone, and not dbAdmin
+                self._may_bypass = False  # the login has readWrite without dbAdmin
         return await insert(collection, documents)
 
     async def _without_all_slots(self, existing: Mapping[str, Document]) -> list[Document]:
-        """Return those of the tasks some of whose slots are missing: a crash interrupted adding."""
+        """Return the tasks with missing slots, whose addition was interrupted by a crash."""
         wanted = {"task_id": {"$in": list(existing)}}
         num_slots = await self._db.records.count_documents(wanted) if existing else 0
         if num_slots == sum(task["num_generations"] for task in existing.values()):
@@ -209,7 +209,7 @@ class TaskRepository(Repository):
         return list(existing.values())
 
     async def _with_stored_images(self, task: Task, document: Document) -> Document:
-        """Store the images inside a task, and return its document with their addresses instead."""
+        """Store the images of a task, and return its document with their addresses instead."""
         if not (isinstance(task, MCPTask) and task.images):
             return document
         brought = [url for url in task.images if url.startswith("data:")]
@@ -337,15 +337,16 @@ class GroupRepository(Repository):
         concurrency, so calling again repairs a crash between two steps.
 
         Returns:
-            The ids of the tasks that this call completed; each id is returned to exactly one caller.
+            The ids of the tasks that this call completed; each id is returned to exactly one
+            caller.
         """
         if not task_ids:
             return set()
         unfinished = await self._db.records.distinct(
             "task_id", {"task_id": {"$in": sorted(task_ids)}, "status": {"$in": UNFINISHED}}
         )
-        # An ended Record stays ended, so this result cannot become stale. Two processes that end the
-        # last two Records concurrently may both get here; `_complete` decides between them.
+        # An ended Record stays ended, so this result cannot become stale. Two processes that end
+        # the last two Records concurrently may both get here; `_complete` decides between them.
         ended = set(task_ids) - set(unfinished)
         return {task_id for task_id in sorted(ended) if await self._complete(task_id)}
 
@@ -376,9 +377,9 @@ class GroupRepository(Repository):
 
     @operation("reap")
     async def reap(self, max_attempts: int, *, lease_seconds: float) -> ReapCounts:
-        """Take back expired leases, and finish what a crash left half done in groups.
+        """Take back expired leases, and complete groups whose completion a crash interrupted.
 
-        Any process may call it, any number at once.
+        Any number of processes may call it concurrently.
 
         Args:
             max_attempts: attempts after which an expired slot is failed instead.
@@ -391,12 +392,12 @@ class GroupRepository(Repository):
         return ReapCounts(num_expired=num_expired, num_groups_completed=num_groups_completed)
 
     async def reap_expired(self, max_attempts: int, lease_seconds: float) -> int:
-        """End the attempts whose lease expired, inside another operation.
+        """End the attempts whose lease expired; runs inside another operation.
 
         Returns:
             The number of attempts that this call ended.
         """
-        # The time that leases are judged by is one that the clock's steps were looked for in.
+        # Leases are judged by the same reading of the clock that was checked for steps.
         now = await self._db.server_time()
         is_settled = self._db.clock.is_settled(lease_seconds)
         expired = self._db.records.find(
@@ -426,7 +427,7 @@ class GroupRepository(Repository):
         return result.modified_count
 
     async def _reap_unrenewed(self, max_attempts: int, lease_seconds: float) -> int:
-        """Take back leases from before a step back of the clock that nobody renews."""
+        """Take back unrenewed leases that date from before the clock was set back."""
         latest = self._db.clock.now() + timedelta(seconds=lease_seconds + STEP_SECONDS)
         found = await (
             self._db.records.find(
@@ -445,7 +446,7 @@ class GroupRepository(Repository):
             document = leases[lease]
             if document["status"] == "running":
                 num_expired += await self._end_expired(document, max_attempts)
-            else:  # it waits for a scorer, or for one that died
+            else:  # it waits for a scorer, or its scorer died
                 await self._db.records.update_one(
                     {"_id": lease[0], "lease.fence": lease[1], "lease.expires_at": lease[2]},
                     [{"$set": {"lease": waiting_lease(0)}}],
@@ -465,7 +466,7 @@ def _with_documents(tasks: Iterable[Task]) -> list[_Prepared]:
 
 def _slots(tasks: Sequence[Document]) -> list[Document]:
     """Return the pending Records of stored Tasks."""
-    # `group_open` is the store's own: the index of groups that must still be completed.
+    # `group_open` is internal to the store: it indexes the groups that must still be completed.
     return [
         {
             **_EMPTY_SLOT,
@@ -483,7 +484,7 @@ def _slots(tasks: Sequence[Document]) -> list[Document]:
 
 
 def next_batch(tasks: Iterator[Task], max_documents: int = BATCH_DOCUMENTS) -> list[Task]:
-    """Take as many tasks as are stored together; none where there are no more."""
+    """Take the next tasks to store together; an empty list if none are left."""
     batch: list[Task] = []
     filled = 0.0
     while filled < 1 and (task := next(tasks, None)) is not None:
@@ -515,7 +516,7 @@ async def _batches(
             yield batch
         return
     left = iter(tasks)
-    # In a thread: a question file may take long to read, and the caller has leases to keep.
+    # In a thread, because a question file may take long to read and the caller must renew leases.
     while batch := await asyncio.to_thread(next_batch, left, max_documents):
         yield batch
 
@@ -529,7 +530,7 @@ async def _prepared(
 
 
 async def _ahead(items: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """Yield the items; each is made while its predecessor is worked on."""
+    """Yield the items; each is produced while its predecessor is processed."""
     async with aclosing(items):
         coming = asyncio.ensure_future(anext(items, None))
         try:

@@ -1,8 +1,8 @@
-"""A run as a folder of files, and back into an empty database.
+"""Export of a run to a folder of files, and import into an empty database.
 
-The folder holds `manifest.json`, with the checksum of each file, and one file a collection
-(`documents.export_files`). Groups that no sampler began are left out unless they are asked for: a run
-adds the questions of its file again when it continues.
+The folder holds `manifest.json`, with the checksum of each file, and one file per collection
+(`documents.export_files`). Groups that no sampler has started are left out by default, because a
+run adds the questions of its file again when it continues.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ COLLECTIONS = (
     "inference_services",
     "samplers",
     "blobs",
-    # Last: a database without its run is seen to be unfinished.
+    # Last, so that an interrupted import is recognizable by the missing run.
     "runs",
 )
 _SLOT_FIELDS = {"tasks": "_id", "records": "task_id"}
@@ -50,15 +50,15 @@ BATCH_BYTES = 8 * 2**20
 
 
 class Manifest(Value):
-    """What an export holds."""
+    """The contents of an export."""
 
     run: str
     schema_version: int
     format: Format
     files: dict[str, "ExportedFile"]
-    """By collection."""
+    """Counts by collection."""
     num_left_out: int = 0
-    """Groups that no sampler had begun."""
+    """Number of groups that no sampler had started."""
 
 
 class ExportedFile(Value):
@@ -90,17 +90,17 @@ class TransferRepository(Repository):
     ) -> Manifest:
         """Write the run to `folder`, which must not exist yet.
 
-        A run that continues is written collection by collection: what it adds meanwhile may be in
-        one file and not in another.
+        The collections are written one after another, so documents that a live run adds during the
+        export may be in one file and missing in another.
 
         Args:
-            folder: the folder to make.
-            format_: of the files.
-            everything: also the groups that no sampler has begun.
-            groups: ids of the tasks whose groups are written, with what they need and nothing else.
+            folder: the folder to create.
+            format_: format of the files.
+            everything: include the groups that no sampler has started.
+            groups: ids of the tasks to which the export is limited, with the documents they need.
 
         Raises:
-            ConfigError: the folder exists, or Parquet is asked for without pyarrow.
+            ConfigError: the folder exists, or Parquet is requested without pyarrow.
             StoreError: there is no run.
             WriteError: the folder cannot be written.
         """
@@ -167,10 +167,10 @@ class TransferRepository(Repository):
     async def import_run(self, folder: Path) -> Manifest:
         """Read an export into this database, which must be empty.
 
-        The run keeps its name only when the database has it; otherwise it takes the database's.
+        The run takes the name of the database.
 
         Raises:
-            ConfigError: the folder holds no whole export, or one of another release.
+            ConfigError: the folder holds no complete export, or one of another release.
             StoreError: the database holds a run.
         """
         manifest = await asyncio.to_thread(read_manifest, folder)
@@ -185,7 +185,7 @@ class TransferRepository(Repository):
                     f"database {self._db.name!r} is not empty; import under another --run_name"
                 )
         await self._db.tallies.delete_many({})  # those of an empty run
-        # The server then refuses documents that lack what theirs must have.
+        # The server then rejects documents without the required fields.
         await ensure_validators(self._db)
         try:
             await self._insert(manifest, folder)
@@ -203,7 +203,7 @@ class TransferRepository(Repository):
             for batch in _batches(read_documents(folder / file.name, manifest.format)):
                 if name == "runs":
                     batch = [{**one, "_id": self._db.name} for one in batch]
-                if name == "tasks":  # what a task has to have depends on its kind
+                if name == "tasks":  # the required fields of a task depend on its kind
                     for document in batch:
                         if "kind" not in document:
                             raise StoreError(f"task {document['_id']!r} has no kind")
@@ -227,7 +227,7 @@ class _Wanted:
         self._blobs: set[str] = set()
 
     def includes(self, name: str, document: Document) -> bool:
-        """Say whether the export holds a document; blobs come after what refers to them."""
+        """Return whether the export holds a document; call it for blobs after their referrers."""
         if self._groups is None:
             group = document.get(_SLOT_FIELDS.get(name, ""))
             return self._begun is None or group is None or group in self._begun
@@ -259,7 +259,7 @@ def _blob_keys(value: Any) -> Iterator[str]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of an export after checking that all its files are whole.
+    """Return the manifest of an export after checking that all its files are complete.
 
     Raises:
         ConfigError: a file is missing or was changed.

@@ -1,7 +1,7 @@
-"""Turns: durable before the call returns, stored as what they added to their parent.
+"""Turns: durable before the call returns, stored as the difference to their parent.
 
-Tool results travel in the request of the next turn that the process appends, whichever Record it is
-of, or in one of their own a moment later: every request to the server costs as much as its contents.
+Tool results travel in the request of the next turn that the process appends, for any Record, or in
+a separate request a moment later: a request to the server costs as much as its contents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from agentrl.store.repositories.blobs import BlobRepository
 from agentrl.store.writes import Coalescer, Update, insert_and_update, update_each
 
 CARRY_SECONDS = 0.1
-"""Longest wait of tool results for a turn that carries them."""
+"""Longest time that tool results wait for a turn to travel with."""
 
 
 class _Append(NamedTuple):
@@ -65,9 +65,9 @@ class TurnRepository(Repository):
     async def set_tool_results(
         self, turn_id: str, record_id: str, fence: int, results: Sequence[ToolResult]
     ) -> None:
-        """Store what the tool calls of a turn led to; durable on return.
+        """Store the results of a turn's tool calls; durable on return.
 
-        A turn that is appended from now on is not stored before them.
+        A turn that is appended after this call starts is not stored before the results.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
@@ -80,19 +80,20 @@ class TurnRepository(Repository):
         appends = [item for item in items if isinstance(item, _Append)]
         packed = [pack(turn, self._tools) for turn, _ in appends]
         # Blobs, then turns, then the Records that name them: a crash in between leaves a blob or a
-        # turn that nothing refers to (`maintenance.compact` deletes it), never a dangling reference.
+        # turn that nothing refers to (`maintenance.compact` deletes it), never a dangling
+        # reference.
         await self._blobs.put(blob for _, blobs in packed for blob in blobs)
         updates, refused = await self._result_updates(
             [item for item in items if isinstance(item, _Results)]
         )
-        # The id of a turn holds the fence: only an earlier try of this very request can have
-        # inserted it before.
+        # The id of a turn contains the fence, so only an earlier attempt at this same request can
+        # have inserted it.
         await insert_and_update(self._db.turns, [document for document, _ in packed], updates)
         refused |= await self._acknowledge(appends)
         return [refused.get(item.claim[0]) for item in items]
 
     async def _acknowledge(self, appends: Sequence[_Append]) -> dict[str, LeaseLost]:
-        """Add turns to their Records; return the error of those whose Record another one holds."""
+        """Add turns to their Records; return the error of turns whose Record has another holder."""
         updates = [
             (
                 {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
@@ -102,8 +103,8 @@ class TurnRepository(Repository):
         ]
         if await update_each(self._db.records, updates) == len(updates):
             return {}
-        # A filter that did not match stands for a lost lease, or for an earlier try of this request
-        # that was acknowledged without the answer reaching us. Reading the Records tells which.
+        # A filter without a match means a lost lease, or an earlier attempt at this request whose
+        # reply was lost. Reading the Records distinguishes the two.
         refused, unknown = await self._refused([append.claim for append in appends])
         await self._db.turns.delete_many({"_id": {"$in": unknown}})
         return refused
@@ -111,9 +112,9 @@ class TurnRepository(Repository):
     async def _result_updates(
         self, items: Sequence[_Results]
     ) -> tuple[list[Update], dict[str, LeaseLost]]:
-        """Return the updates that store results, and the error of those that may not be stored."""
+        """Return the updates that store results, and the error of each rejected one."""
         # Results are written to the turn, which carries no lease, so the lease is checked first. A
-        # holder that loses it in between may still write once: results of the very same calls.
+        # holder that loses it in between may still write once, but only results of the same calls.
         doubtful = [item.claim for item in items if not self._db.leases.holds(*item.claim[1:])]
         refused, _ = await self._refused(doubtful) if doubtful else ({}, [])
         updates: list[Update] = []
@@ -127,7 +128,7 @@ class TurnRepository(Repository):
 
     @operation("store rewards of turns")
     async def set_rewards(self, rewards: Mapping[str, float], record_id: str, fence: int) -> None:
-        """Store what turns of a Record earned, by the turn's id.
+        """Store the rewards of a Record's turns, by turn id.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
@@ -146,8 +147,8 @@ class TurnRepository(Repository):
         """Check (turn id, record id, fence) against the records.
 
         Returns:
-            The error by turn id of those that their record does not bear out, and the ids of those
-            turns that their record does not even name.
+            The error, by turn id, of each turn that its record does not confirm, and the ids of the
+            turns that their record does not list at all.
         """
         found = self._db.records.find(
             {"_id": {"$in": [record_id for _, record_id, _ in claims]}},
@@ -177,8 +178,8 @@ class TurnRepository(Repository):
         if attempt in (None, record["attempt"]):
             return await self.get_many(record["turns"])
         found = self._db.turns.find({"record_id": record_id, "attempt": attempt}).sort("index", 1)
-        # A holder may have died between storing a turn and having it acknowledged; whoever resumed
-        # the attempt then sampled that turn again, under a higher fence.
+        # A holder may have died between storing a turn and adding it to the Record. The process
+        # that resumed the attempt then sampled that turn again under a higher fence.
         latest: dict[int, Document] = {}
         async for document in found:
             known = latest.get(document["index"])
@@ -197,7 +198,7 @@ class TurnRepository(Repository):
 
     @operation("read turns")
     async def get_many(self, turn_ids: Sequence[str]) -> list[DispatchedSamplingTask]:
-        """Return the turns of these ids, in the order of the ids; one query a collection.
+        """Return the turns of these ids, in the order of the ids, with one query per collection.
 
         Raises:
             StoreError: a turn is missing.
@@ -216,7 +217,7 @@ class TurnRepository(Repository):
 
 
 def record_update(turn: DispatchedSamplingTask) -> Document:
-    """Return the update by which a Record acknowledges a turn."""
+    """Return the update that adds a turn to its Record."""
     update: Document = {
         "$push": {"turns": turn.id},
         "$inc": {
