@@ -142,7 +142,7 @@ async def test_the_research_servers_that_the_desktops_script_installs_answer(
 ) -> None:
     folder, page = files
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agentrl/research"
-    script = [ROOT / "scripts/install_desktop", "--required", "--research", cache]
+    script = [str(ROOT / "scripts/install_desktop"), "--required", "--research", str(cache)]
     done = subprocess.run(script, capture_output=True, text=True, timeout=500, check=False)
     if done.returncode:
         pytest.skip(done.stderr.strip()[-200:])
