@@ -1,6 +1,7 @@
-"""Training of agents that people already have: `AgentTrainer` and its engines.
+"""Training of existing agents: `AgentTrainer` and its engines.
 
-What users import stands here; `AworldAgentLoop` needs no AWorld until its agents are built.
+This package exports what users import. `AworldAgentLoop` requires AWorld only when it builds
+agents.
 """
 
 from agentrl.integrations.agent_trainer import AgentTrainer

@@ -21,7 +21,7 @@ ENGINES = {
     "trl": "agentrl.integrations.trl.trl_engine:TrlEngine",
     "verl": "agentrl.integrations.verl.verl_engine:VerlEngine",
 }
-"""The engines that ship here, imported when one is chosen: TRL's needs a store, verl's does not."""
+"""The included engines. Each is imported only when chosen, because their dependencies differ."""
 
 
 class AgentTrainer:
@@ -62,19 +62,19 @@ class AgentTrainer:
                 `file.py:name`.
             config: a mapping, an object, JSON text, or the path of a YAML or JSON file. Its keys
                 are the engine's.
-            reward_func: a function, or `file.py:function`; without it the data say how they are
-                scored.
+            reward_func: a function, or `file.py:function`; by default the dataset specifies the
+                scoring.
             train_dataset: a csv, json, jsonl or parquet file, a Hugging Face `Dataset`, or a list
                 of rows.
             test_dataset: held-out questions, in the same forms.
-            run_path: folder of the run, made when missing; `runs` in the working directory when
-                not given.
+            run_path: folder of the run, created if missing; by default `runs` in the working
+                directory.
             train_engine_name: `agentrl`, `areal`, `sft`, `trl`, `verl`, or a registered one.
             env: an environment, as in `reasoning_gym:NAME?size=200`, in place of `agent`,
                 `train_dataset` and `reward_func`, all of which it brings.
 
         Raises:
-            ConfigError: an argument cannot be used; the message names it and what to do.
+            ConfigError: an argument is invalid; the message names it and the remedy.
         """
         brought = {"agent": agent, "train_dataset": train_dataset, "reward_func": reward_func}
         given = [name for name, value in brought.items() if value is not None]
@@ -104,7 +104,7 @@ class AgentTrainer:
         log.info("engine %s is ready in %s", train_engine_name, self.run_path)
 
     def train(self) -> Any:
-        """Train until the end, and return what the engine returns.
+        """Train to completion, and return the engine's result.
 
         Raises:
             ConfigError: the engine was not initialised.
@@ -113,10 +113,10 @@ class AgentTrainer:
         return self._ready().train()
 
     async def inference(self, dataset: Any = None) -> Any:
-        """Let the trained agent answer the questions of `dataset` or the test data; return the scores.
+        """Evaluate the trained agent on `dataset` or the test data, and return the scores.
 
         Raises:
-            AgentRLError: there is nothing to ask, or it failed.
+            AgentRLError: there are no questions, or the evaluation failed.
         """
         processor = self._ready()
         if inspect.iscoroutinefunction(processor.inference):
@@ -124,16 +124,16 @@ class AgentTrainer:
         return await asyncio.to_thread(processor.inference, dataset)
 
     def evaluate(self, dataset: Any = None) -> Any:
-        """Call `inference` from code that is not asynchronous, that of a notebook included."""
+        """Call `inference` from synchronous code, including notebooks."""
         with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
             return thread.submit(asyncio.run, self.inference(dataset)).result()
 
     @classmethod
     def register_processor(cls, train_engine_name: str, train_type: type[TrainerProcessor]) -> None:
-        """Register an engine of your own under a name.
+        """Register a custom engine under a name.
 
         Raises:
-            ConfigError: the name is taken, or the class is no `TrainerProcessor`.
+            ConfigError: the name is taken, or the class is not a `TrainerProcessor`.
         """
         if train_engine_name in cls.engine_names():
             raise ConfigError(
@@ -148,7 +148,7 @@ class AgentTrainer:
 
     @classmethod
     def unregister_processor(cls, train_engine_name: str) -> None:
-        """Remove a registered engine, if there is one of that name."""
+        """Remove a registered engine, if the name exists."""
         cls._registered.pop(train_engine_name, None)
 
     @classmethod

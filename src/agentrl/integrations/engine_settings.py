@@ -1,4 +1,4 @@
-"""The `config` argument of engines: read from any form, completed, and the interpreters it names."""
+"""The `config` argument of engines: reading its forms, completing it, and checking interpreters."""
 
 import dataclasses
 import json
@@ -20,14 +20,14 @@ _ONLY_OF = {
 
 
 def load_settings(config: Any) -> dict[str, Any]:
-    """Return the settings that the user gave; none for None.
+    """Return the user's settings; an empty mapping for None.
 
     Args:
         config: a mapping, the path of a YAML or JSON file, JSON text, a dataclass, or an object
             with `model_dump()`, `to_dict()` or plain attributes.
 
     Raises:
-        ConfigError: it cannot be read, or holds no settings by name.
+        ConfigError: it cannot be read, or contains no named settings.
     """
     if config is None:
         return {}
@@ -45,14 +45,14 @@ def load_settings(config: Any) -> dict[str, Any]:
 
 
 def refuse_settings_of(settings: Mapping[str, Any], engine: str) -> None:
-    """Refuse the configuration of another engine than the one that was named.
+    """Reject the configuration of a different engine.
 
     Args:
-        settings: what the user gave, with nested or dotted names.
+        settings: the user's settings, with nested or dotted names.
         engine: the engine that reads it.
 
     Raises:
-        ConfigError: a setting is known to another engine alone.
+        ConfigError: a setting belongs to another engine.
     """
     for key in settings:
         name = str(key).partition(".")[0]
@@ -68,7 +68,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with dotted names as nested mappings.
 
     Raises:
-        ConfigError: a name has a value of its own and names below it.
+        ConfigError: a name has both a value and nested names.
     """
     result: dict[str, Any] = {}
     for name, value in settings.items():
@@ -88,7 +88,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fill(settings: dict[str, Any], dotted: str, value: Any) -> Any:
-    """Set a nested value that is missing or empty; return the value that is there afterwards."""
+    """Set a nested value if it is missing or empty; return the resulting value."""
     *path, last = dotted.split(".")
     for name in path:
         settings = settings.setdefault(name, {})
@@ -98,14 +98,14 @@ def fill(settings: dict[str, Any], dotted: str, value: Any) -> Any:
 
 
 def checked_program(name: str, given: object) -> str:
-    """Return the path of an interpreter that the user named.
+    """Return the path of the user's interpreter.
 
     Args:
-        name: of the setting, for messages.
+        name: name of the setting, for messages.
         given: its value.
 
     Raises:
-        ConfigError: there is no such program.
+        ConfigError: the program does not exist.
     """
     if shutil.which(str(given)) is None:
         raise ConfigError(f"config: {name} {given}: program not found")

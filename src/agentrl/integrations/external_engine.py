@@ -1,4 +1,4 @@
-"""What engines share that write files for another framework and start it."""
+"""Base of the engines that write files for another framework and start it."""
 
 import os
 import re
@@ -31,10 +31,10 @@ from agentrl.integrations.trainer_processor import TrainerProcessor
 
 
 class ExternalEngine(TrainerProcessor):
-    """Trains with a framework that runs in an interpreter of its own."""
+    """Trains with a framework that runs in a separate interpreter."""
 
     framework: ClassVar[str]
-    """The name that people use."""
+    """The display name."""
     package: ClassVar[str]
     """Its Python package, which is also its name for `scripts/setup_agents`."""
 
@@ -56,7 +56,7 @@ class ExternalEngine(TrainerProcessor):
     @property
     @abstractmethod
     def output_path(self) -> Path:
-        """The folder of what training leaves behind."""
+        """The folder of training results."""
 
     @property
     @abstractmethod
@@ -65,11 +65,11 @@ class ExternalEngine(TrainerProcessor):
 
     @abstractmethod
     def _convert_questions(self, questions: Path, split: str) -> Path:
-        """Turn a question file into what the framework reads; return that file."""
+        """Convert a question file to the framework's format; return the new file."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What `command` needs in its environment: the secrets, and the way to generated files."""
+        """The environment of `command`: the secrets, and the path to generated files."""
         path = os.pathsep.join(filter(None, [str(self.run_path), os.environ.get("PYTHONPATH")]))
         return {**self._environment, "PYTHONPATH": path}
 
@@ -78,7 +78,7 @@ class ExternalEngine(TrainerProcessor):
         self._description, self._environment = describe(agent, self.run_path)
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
-        """Write the questions of each dataset, in the framework's form."""
+        """Write the questions of each dataset in the framework's format."""
         for split, value in (("train", dataset), ("test", test_dataset)):
             if value is not None:
                 questions = self.run_path / f"{split}_data.jsonl"
@@ -111,7 +111,7 @@ class ExternalEngine(TrainerProcessor):
         return self.output_path
 
     def _load_settings(self, config: Any) -> dict[str, Any]:
-        """Return the framework's settings, after taking ours out of them."""
+        """Return the framework's settings, without those of this engine."""
         settings = nested(load_settings(config))
         refuse_settings_of(settings, self.package)
         python_key = f"{self.package}_python"
@@ -122,7 +122,7 @@ class ExternalEngine(TrainerProcessor):
         return settings
 
     def _write_agent(self, module_name: str, text: str, reward: RewardFunction | None) -> None:
-        """Write the module that the framework imports, and the agent beside it."""
+        """Write the module that the framework imports, and the agent next to it."""
         assert self._description is not None, "the agent is checked first"
         settings = worker_settings(self._description, self._processes, reward)
         write_worker_settings(settings, self.run_path / "agent_workers.json")
@@ -145,7 +145,7 @@ class ExternalEngine(TrainerProcessor):
         """Run the framework to its end.
 
         Raises:
-            ConfigError: it is not installed, or AWorld is not where its agents are to run.
+            ConfigError: it is not installed, or AWorld is missing where its agents would run.
             AgentRLError: it failed; its own messages were printed.
         """
         assert self._description is not None, "AgentTrainer checks before it trains"

@@ -1,7 +1,7 @@
 """The engine `agentrl`: a run of this project, all processes on this machine.
 
 The agent is described in `agent_workers.json` and run by workers in the interpreter of this
-process; training runs in an interpreter that has torch, which may be another one.
+process; training runs in an interpreter with torch, which may be a different one.
 """
 
 import importlib.util
@@ -52,12 +52,12 @@ class NativeEngine(TrainerProcessor):
     The configuration's keys are the flags of `agentrl run`, and:
         agent_processes: worker processes of one sampler (1 for a function; 4 for AWorld's
             agents, which run one rollout at a time in each).
-        training_python: the interpreter that has `agentrl-mongo[train,engine]`, where this one has not;
-            the environment variable AGENTRL_PYTHON when not given.
+        training_python: an interpreter with `agentrl-mongo[train,engine]`, if this one lacks it;
+            by default the environment variable AGENTRL_PYTHON.
     """
 
     trains_by_itself: ClassVar[bool] = True
-    """Whether our trainer computes, so that it must know the model's layers and the mesh."""
+    """Whether AgentRL's trainer computes, which requires a known model and a valid mesh."""
 
     def __init__(self, run_path: str | Path) -> None:
         super().__init__(run_path)
@@ -70,7 +70,7 @@ class NativeEngine(TrainerProcessor):
 
     @property
     def config_path(self) -> Path:
-        """The flags of the run, for `agentrl` commands by hand."""
+        """The flags of the run, for manual `agentrl` commands."""
         return self.run_path / "run.yaml"
 
     def check_agent(self, agent: Any) -> None:
@@ -79,7 +79,7 @@ class NativeEngine(TrainerProcessor):
         os.environ.update(secrets)
 
     def check_environment(self, env: str) -> None:
-        """Keep the environment; `agentrl run` looks whether its package has it."""
+        """Store the environment; `agentrl run` checks whether its package has it."""
         EnvironmentUri.parse(env, "env:")
         self._env = env
 
@@ -104,7 +104,7 @@ class NativeEngine(TrainerProcessor):
             rewrite_questions(path, scored_by(SCORER, self._reward.form))
 
     def check_config(self, config: Any) -> RootConfig:
-        """Fill in what the other arguments say, check all flags, and write the run's files."""
+        """Add flags that follow from the other arguments, check all, and write the run's files."""
         settings = load_settings(config)
         refuse_settings_of(settings, "agentrl")
         own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
@@ -139,14 +139,14 @@ class NativeEngine(TrainerProcessor):
         return self._config
 
     def _write_data(self, dataset: Any, path: Path, argument: str) -> None:
-        """Write a dataset in the form that training reads."""
+        """Write a dataset in the format that training reads."""
         write_questions(dataset, path, argument)
 
     def _check_policy(self, config: RootConfig) -> None:
-        """Refuse a model that is missing or that cannot be trained on these ranks.
+        """Reject a model that is missing or cannot be trained on these ranks.
 
-        An agents' interpreter may lack what reads models: the command in `training_python` checks
-        its own, before it starts anything.
+        The agents' interpreter may lack the packages that read models; the command in
+        `training_python` then checks the model before it starts anything.
         """
         if self._python == sys.executable:
             from agentrl.launcher.policy_checks import (  # noqa: PLC0415 - has its own packages
@@ -161,16 +161,16 @@ class NativeEngine(TrainerProcessor):
             )
 
     def train(self) -> dict[str, Any]:
-        """Run `agentrl run`, and return what its `summary.json` says.
+        """Run `agentrl run`, and return the content of its `summary.json`.
 
         Raises:
-            ConfigError: AWorld is not installed where its agents are to run.
+            ConfigError: AWorld is not installed where its agents would run.
             AgentRLError: the run failed; its own messages were printed.
         """
         config = self._checked_config()
         if not config.data.has_training:
             raise ConfigError("train_dataset: missing; pass it to AgentTrainer")
-        # These concern this start alone, so no file holds them.
+        # These flags apply to this start only, so they are not written to a file.
         once = [f"--{name}" for name in ("fresh", "delete_existing") if getattr(config.run, name)]
         self._run(*self._training_command(), *once)
         summary: dict[str, Any] = json.loads(
@@ -182,7 +182,7 @@ class NativeEngine(TrainerProcessor):
         """Run `agentrl eval` on the newest checkpoint, or on the model before training.
 
         Returns:
-            What `eval.json` says: mean reward, figures by tag, ...
+            The content of `eval.json`: mean reward, figures by tag, ...
 
         Raises:
             AgentRLError: the evaluation failed; its own messages were printed.
@@ -233,7 +233,7 @@ class NativeEngine(TrainerProcessor):
             raise AgentRLError(f"`{module} {word}` exited with status {status}; see its output")
 
     def _forwarded_models(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the flag that has the calls of agents with their own models forwarded, if any."""
+        """Return the flag that forwards the calls of agents with their own models, if any."""
         if not isinstance(self._description, AWorldSwarm) or settings.get("agent_routes"):
             return {}
         models: dict[str, Any] = {}
@@ -267,7 +267,7 @@ def _training_python(given: Any) -> str:
     """Return the interpreter that trains.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no interpreter can train.
     """
     if given is not None or os.environ.get(PYTHON_VARIABLE):
         return checked_program(

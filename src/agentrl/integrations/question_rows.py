@@ -1,4 +1,4 @@
-"""Datasets of any form to question files in the run's folder, and their rows to other forms."""
+"""Converts datasets to question files in the run's folder, and their rows to other formats."""
 
 import filecmp
 import json
@@ -59,7 +59,7 @@ def write_rows(
 
 
 def warn_of_equal_files(train: Path, test: Path) -> None:
-    """Warn where held-out data are the training data: their figures would hide overfitting."""
+    """Warn if the held-out data are the training data: their figures would hide overfitting."""
     if filecmp.cmp(train, test, shallow=False):
         log.warning(
             "train_dataset and test_dataset contain the same rows: test scores do not measure "
@@ -84,10 +84,10 @@ def rewrite_questions(path: Path, change: Callable[[Mapping[str, Any]], Mapping[
 
 
 def scored_by(scorer: str, form: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Return the change of a row after which `scorer` scores it.
+    """Return a function that changes a row so that `scorer` scores it.
 
-    A function of AWorld's form receives the whole text of the answer and all fields of the row but
-    the question; a scorer receives what stands in the answer's tag.
+    A reward function in AWorld's format receives the whole text of the answer and all fields of the
+    row except the question; a scorer receives the content of the answer's tag.
     """
 
     def change(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -100,7 +100,7 @@ def scored_by(scorer: str, form: str) -> Callable[[Mapping[str, Any]], Mapping[s
 
 
 def _rows_of(dataset: Any, argument: str) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a dataset, and where each stands (`line 3`, `row 3`).
+    """Yield the rows of a dataset with their positions (`line 3`, `row 3`).
 
     Args:
         dataset: the path of a csv, json, jsonl or parquet file, a Hugging Face `Dataset`, or any
@@ -108,7 +108,7 @@ def _rows_of(dataset: Any, argument: str) -> Iterator[tuple[str, Row]]:
         argument: its name, for messages.
 
     Raises:
-        DatasetError: it is missing, or a row of it is malformed.
+        DatasetError: it is missing, or one of its rows is malformed.
     """
     entries: Iterable[tuple[str, Any]]
     if isinstance(dataset, str | Path):
@@ -129,10 +129,10 @@ def _rows_of(dataset: Any, argument: str) -> Iterator[tuple[str, Row]]:
 
 
 def _question_of(row: Row) -> dict[str, Any]:
-    """Return a row in the form of our question files.
+    """Return a row in the format of AgentRL's question files.
 
-    Rows of AWorld's form have `prompt` (messages) and `reward_model.ground_truth`; `data_source`
-    and `extra_info` are kept beside the question. Other rows stay as they are.
+    Rows in AWorld's format have `prompt` (messages) and `reward_model.ground_truth`; `data_source`
+    and `extra_info` are kept next to the question. Other rows are unchanged.
     """
     question = {key: value for key, value in row.items() if key not in ("prompt", "reward_model")}
     prompt = row.get("prompt")
@@ -150,7 +150,7 @@ def _question_of(row: Row) -> dict[str, Any]:
 
 
 def reward_inputs(question: Row) -> dict[str, Any]:
-    """Return the arguments of a reward function of AWorld's form, the answer aside."""
+    """Return the arguments of a reward function in AWorld's format, except the answer."""
     known = (
         "query",
         "question",
@@ -171,7 +171,7 @@ def reward_inputs(question: Row) -> dict[str, Any]:
 
 
 def verl_row(question: Row, number: int, split: str, agent_name: str) -> dict[str, Any]:
-    """Return a question in the form that verl reads.
+    """Return a question in the format that verl reads.
 
     Args:
         question: a row of a question file.
@@ -205,7 +205,7 @@ def _entries_of_file(path: Path, argument: str) -> Iterator[tuple[str, Any]]:
 
 
 def _content(messages: Any, role: str) -> str:
-    """Return the text of the first message of a role; a prompt may be plain text, too."""
+    """Return the text of the first message with a role; a prompt may also be plain text."""
     if isinstance(messages, str):
         return messages if role == "user" else ""
     for message in messages:

@@ -1,4 +1,4 @@
-"""Reward functions: found, checked and named by reference, so that other processes call them."""
+"""Finds, checks and references reward functions, so that other processes can call them."""
 
 import asyncio
 import inspect
@@ -50,16 +50,16 @@ class RewardFunction:
 def check_reward_function(
     reward: Any, folder: Path | None = None, questions: Path | None = None
 ) -> RewardFunction:
-    """Return the reward function that the user named.
+    """Return the user's reward function.
 
     Args:
-        reward: a function, `file.py:function`, or the path of a file: that names its only
-            function, or the one that has the file's name.
-        folder: where a function is written that a notebook defines.
+        reward: a function, `file.py:function`, or the path of a file with a single function or a
+            function of the file's name.
+        folder: the folder for a function that a notebook defines.
         questions: a question file; the function is called once, with its first question.
 
     Raises:
-        ConfigError: it cannot be found, does not take the right arguments, or returns no number.
+        ConfigError: it cannot be found, takes the wrong arguments, or does not return a number.
     """
     if isinstance(reward, str | Path):
         text = str(reward)
@@ -85,7 +85,7 @@ def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) ->
     """Call the function with a question and its own reference answer, if it has one.
 
     Raises:
-        ConfigError: it raises, or returns no number.
+        ConfigError: it raises, or does not return a number.
     """
     truth = GroundTruth(query=str(question.get("query", "")), answer=question.get("answer"))
     if truth.answer is None:
@@ -106,7 +106,8 @@ def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) ->
         except Exception as error:  # noqa: BLE001  (whatever the user's code raises)
             outcome.append(error)
 
-    # A thread, as a notebook's own has an event loop already; daemon, as the call may never end.
+    # In a thread, because a notebook's own thread already has an event loop. It is a daemon thread,
+    # because the call may never end.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(_TRIAL_SECONDS)

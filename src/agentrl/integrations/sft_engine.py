@@ -1,6 +1,6 @@
-"""The engine `sft`: supervised fine-tuning on conversations, on the code of our trainer.
+"""The engine `sft`: supervised fine-tuning on conversations with AgentRL's trainer.
 
-The agent takes no part in training; `inference` has it answer questions with the fine-tuned model.
+Training does not use the agent; `inference` evaluates it with the fine-tuned model.
 """
 
 from pathlib import Path
@@ -17,9 +17,9 @@ from agentrl.integrations.trainer_processor import TrainerProcessor
 class SftEngine(NativeEngine):
     """Fine-tunes a model on conversations with `agentrl sft`.
 
-    The rows of the datasets have `messages`, and `tools` where there were any. The configuration's
-    keys are the flags of `agentrl sft`, and `agent_processes` and `training_python` as for the
-    engine `agentrl`.
+    The rows of the datasets have `messages` and, for conversations with tools, `tools`. The
+    configuration's keys are the flags of `agentrl sft`, and `agent_processes` and `training_python`
+    as for the engine `agentrl`.
     """
 
     check_environment = TrainerProcessor.check_environment
@@ -31,15 +31,15 @@ class SftEngine(NativeEngine):
         super().check_dataset(dataset, test_dataset)
 
     def check_reward(self, reward_func: Any) -> None:
-        """Find the reward function, which scores the answers that `inference` asks for."""
+        """Find the reward function, which scores the answers of `inference`."""
         if reward_func is not None:
             self._reward = check_reward_function(reward_func, self.run_path)
 
     def inference(self, dataset: Any = None) -> dict[str, Any]:
-        """Let the agent answer questions with the fine-tuned model; return what `eval.json` says.
+        """Evaluate the agent with the fine-tuned model; return the content of `eval.json`.
 
         Raises:
-            ConfigError: no questions are given: `test_dataset` holds conversations.
+            ConfigError: `dataset` is missing; `test_dataset` holds conversations, not questions.
             AgentRLError: the evaluation failed; its own messages were printed.
         """
         if dataset is None:

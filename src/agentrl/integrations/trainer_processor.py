@@ -1,4 +1,4 @@
-"""`TrainerProcessor`: what a training engine is to `AgentTrainer`."""
+"""`TrainerProcessor`: the interface between a training engine and `AgentTrainer`."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -10,14 +10,14 @@ from agentrl.errors import ConfigError
 class TrainerProcessor(ABC):
     """A training engine: takes an agent, data, a reward and a configuration, and trains.
 
-    `AgentTrainer` makes one with the run's folder, hands it the four arguments through the `check_`
+    `AgentTrainer` creates one with the run's folder, passes the four arguments to the `check_`
     methods (agent, dataset, reward, config, in that order) and marks it initialised. A `check_`
-    method takes an argument as the user gave it (an object, a path, or None), keeps what `train`
-    will need, and raises `ConfigError` with the name of the argument and a remedy where it cannot
-    be used. Nothing is started before `train`.
+    method takes an argument as the user gave it (an object, a path, or None) and stores what
+    `train` will need. For an unusable argument it raises `ConfigError` with the argument's name and
+    a remedy. Nothing is started before `train`.
 
     Attributes:
-        run_path: folder of the run; it exists. What the engine generates goes there.
+        run_path: existing folder of the run, for the engine's generated files.
     """
 
     def __init__(self, run_path: str | Path) -> None:
@@ -38,14 +38,14 @@ class TrainerProcessor(ABC):
         """Take the agent: an object, or the path of a description.
 
         Raises:
-            ConfigError: it is no agent that this engine can run.
+            ConfigError: this engine cannot run it.
         """
 
     def check_environment(self, env: str) -> None:
-        """Take an environment, which brings agent, training data and reward.
+        """Take an environment, which provides agent, training data and reward.
 
         Raises:
-            ConfigError: it does not exist, or this engine takes none.
+            ConfigError: it does not exist, or this engine supports no environments.
         """
         raise ConfigError(
             f"env: {type(self).__name__} does not support environments; use "
@@ -54,7 +54,7 @@ class TrainerProcessor(ABC):
 
     @abstractmethod
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
-        """Take the questions: objects or paths; None where the configuration names them.
+        """Take the questions: objects or paths; None if the configuration names them.
 
         Raises:
             ConfigError: one of them is missing, malformed or empty.
@@ -73,7 +73,7 @@ class TrainerProcessor(ABC):
         """Take the configuration and return it complete: loaded, defaults filled in, checked.
 
         Raises:
-            ConfigError: it cannot be read, or a value in it is impossible.
+            ConfigError: it cannot be read, or contains an invalid value.
         """
 
     @abstractmethod
@@ -85,14 +85,14 @@ class TrainerProcessor(ABC):
         """
 
     def inference(self, dataset: Any = None) -> Any:
-        """Let the trained agent answer questions, and return the scores; may be a coroutine.
+        """Evaluate the trained agent on questions, and return the scores; may be a coroutine.
 
         Args:
             dataset: the questions; None means the test data.
 
         Raises:
-            ConfigError: the engine has no method of its own.
-            AgentRLError: there is nothing to ask, or it failed.
+            ConfigError: the engine does not implement it.
+            AgentRLError: there are no questions, or the evaluation failed.
         """
         raise ConfigError(
             f"train_engine_name: {type(self).__name__} supports training only; it has no "

@@ -1,4 +1,4 @@
-"""The machines that a plan is made for: this one, or one that is only described."""
+"""The machines that a plan assumes: this machine, or described ones."""
 
 import os
 from dataclasses import dataclass, replace
@@ -10,31 +10,31 @@ from agentrl.runtime.gpus import GPU_MODELS, GpuModel, gpu_model, machine_gpus
 
 GB = 10**9
 NETWORK_GB_PER_SECOND = 10.0
-"""From the trainer to a server, where nothing is said: a little less than 100 Gbit/s."""
+"""Default bandwidth from the trainer to a server: slightly less than 100 Gbit/s."""
 _RESERVED_BYTES = 2 * GB
-"""Of each GPU, for what torch's tensors do not show: the CUDA context, NCCL, workspaces, gaps."""
+"""Memory of each GPU outside torch's tensors: CUDA context, NCCL, workspaces, fragmentation."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the run has."""
+    """The resources of the run."""
 
     gpu: GpuModel | None
-    """None: trainer and servers compute on the CPU."""
+    """None if trainer and servers compute on the CPU."""
     host_bytes: int
     """Memory of a machine."""
     cores: int
-    """Of a machine."""
+    """Cores of a machine."""
     network_gb_per_second: float = NETWORK_GB_PER_SECOND
 
     @property
     def gpu_bytes(self) -> int:
-        """Bytes of a GPU that tensors may take."""
+        """Bytes of a GPU available to tensors."""
         return 0 if self.gpu is None else (self.gpu.memory_mib << 20) - _RESERVED_BYTES
 
 
 def this_machine(*, has_gpus: bool) -> Cluster | None:
-    """Return what this machine has; None if nothing is known of its GPUs.
+    """Return the resources of this machine; None if its GPUs are unknown.
 
     Args:
         has_gpus: whether trainer and servers use GPUs.
@@ -46,16 +46,16 @@ def this_machine(*, has_gpus: bool) -> Cluster | None:
     found = gpu_model(gpus[0].name) if gpus else None
     if found is None:
         return None
-    # The smallest counts: all ranks hold equal shares.
+    # The smallest GPU decides, because all ranks hold equal shares.
     sizes = [gpu.total_mib for gpu in gpus if gpu.total_mib]
     return replace(cluster, gpu=replace(found, memory_mib=min(sizes, default=found.memory_mib)))
 
 
 def named_gpu(name: str) -> GpuModel:
-    """Return the kind of GPU that a person named.
+    """Return the GPU model with this name.
 
     Raises:
-        ConfigError: it is not known.
+        ConfigError: the name is unknown.
     """
     found = gpu_model(name)
     if found is None:

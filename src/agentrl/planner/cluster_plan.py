@@ -1,8 +1,8 @@
 """`agentrl plan`: does a configuration fit a cluster, what limits it, and what would fit?
 
-Input: a configuration and a cluster, none of which needs to exist yet. Output: a plan, as text and
-as JSON. The trainer's memory is that of its own code on tensors without memory (`rehearsals`); the
-rest is arithmetic on shapes and on the rates below.
+Input: a configuration and a cluster, neither of which needs to exist yet. Output: a plan, as text
+and as JSON. The trainer's memory is measured by running its own code on tensors without storage
+(`rehearsals`); the rest is arithmetic on shapes and on the rates below.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from agentrl.planner.remedies import Remedy, remedies
 from agentrl.planner.served_model import BYTES_OF_VALUE, ServedModel, Servers, served_model
 
 TRAINER_SHARE = 0.4
-"""Of a GPU's peak that training reaches."""
+"""Fraction of a GPU's peak that training reaches."""
 SAMPLER_MS, MONGOD_MS = 1.9, 1.0
 """CPU time of a turn where a sampler plays 32 rollouts at once (`benchmarks/turn_cost.py`)."""
 _BUSY = 0.7
@@ -29,17 +29,17 @@ _BUSY = 0.7
 
 @dataclass(frozen=True)
 class Workload:
-    """What the questions are like; only times and loads depend on it."""
+    """Typical size of a record; only times and loads depend on it."""
 
     turns: float
-    """Model calls of a record."""
+    """Model calls per record."""
     tokens: int
-    """Of a record at its end; half of them are sampled."""
+    """Tokens of a finished record; half of them are sampled."""
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What would come of a run."""
+    """The predicted memory use and pace of a run."""
 
     config: RootConfig
     cluster: Cluster
@@ -47,7 +47,7 @@ class ClusterPlan:
     rank: RankMemory
     served: ServedModel
     remedies: tuple[Remedy, ...]
-    """Changes with which the trainer would fit, where it does not."""
+    """Changes that would make the trainer fit, if it does not."""
 
     @property
     def servers(self) -> Servers:
@@ -56,12 +56,12 @@ class ClusterPlan:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What does not fit."""
+        """The parts that do not fit."""
         return tuple(self._problems())
 
     @property
     def slows_down(self) -> str | None:
-        """What keeps the run from this pace."""
+        """The bottleneck that keeps the run from this pace."""
         loads = self._cores(SAMPLER_MS + MONGOD_MS)
         if loads <= self.cluster.cores:
             return None
@@ -72,7 +72,7 @@ class ClusterPlan:
 
     @property
     def rank_words(self) -> str:
-        """What a rank takes and has, for people."""
+        """Memory that a rank needs and has, as text."""
         return f"a trainer rank needs {_gb(self.rank.peak)}, and has {_gb(self._device_bytes)}"
 
     def parts(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class ClusterPlan:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the plan for a person; what matters most comes last."""
+        """Yield the plan as text lines; the most important come last, next to the prompt."""
         rank, trainer = self.rank, self.config.trainer
         gpu = self.cluster.gpu
         yield f"trainer: {trainer.num_processes} rank(s) on {'CPU' if gpu is None else gpu.name}"
@@ -148,7 +148,7 @@ class ClusterPlan:
 
     @property
     def _device_bytes(self) -> int:
-        """What a rank may take."""
+        """Memory available to a rank."""
         if self.cluster.gpu is not None:
             return self.cluster.gpu_bytes
         return self.cluster.host_bytes // self._ranks_here
@@ -171,14 +171,14 @@ class ClusterPlan:
 
     @property
     def step_flops(self) -> float:
-        """Operations of a step if no prefix were shared; merged training takes less."""
+        """Operations of a step without shared prefixes; merged training needs fewer."""
         tokens = self.workload.tokens
         each = self.rank.flops_per_token * tokens + self.rank.flops_per_pair * tokens**2 / 2
         return self._records * (each + self.rank.flops_per_head_position * tokens / 2)
 
     @property
     def train_seconds(self) -> float:
-        """Seconds of the passes of a step."""
+        """Seconds of the forward and backward passes of a step."""
         if self.cluster.gpu is None:
             return 0.0
         rate = self.cluster.gpu.tflops * 1e12 * TRAINER_SHARE
@@ -187,7 +187,7 @@ class ClusterPlan:
 
     @property
     def sample_seconds(self) -> float:
-        """Seconds in which the servers sample the tokens of a step."""
+        """Seconds that the servers need to sample the tokens of a step."""
         if not self.servers.tokens_per_second:
             return 0.0
         return self._records * self.workload.tokens / 2 / self.servers.tokens_per_second
@@ -200,7 +200,7 @@ class ClusterPlan:
 
     @property
     def publish_seconds(self) -> float:
-        """Seconds in which the weights cross the network once."""
+        """Seconds that the weights need to cross the network once."""
         return self._published_bytes / GB / self.cluster.network_gb_per_second
 
     @property
@@ -211,7 +211,7 @@ class ClusterPlan:
 
     @property
     def turns_per_second(self) -> float:
-        """Model calls of all samplers."""
+        """Model calls per second of all samplers."""
         if not self.train_seconds:
             return 0.0
         return self._records * self.workload.turns / self.step_seconds
@@ -221,7 +221,7 @@ class ClusterPlan:
 
     @property
     def samplers(self) -> int:
-        """Sampler processes for these turns."""
+        """Number of sampler processes that these turns require."""
         rollouts = self.config.rollout.max_concurrent_samples_per_process
         at_once = self.servers.count * self.servers.conversations
         return max(1, -(-at_once // rollouts), -int(-self._cores(SAMPLER_MS) // _BUSY))
@@ -252,8 +252,8 @@ def plan_cluster(
     Args:
         config: the checked configuration, with its number of servers.
         model_path: directory with config.json.
-        cluster: what the run has.
-        workload: what the questions are like.
+        cluster: the resources of the run.
+        workload: the typical size of a record.
 
     Raises:
         ConfigError: config.json cannot be used, or the mesh does not fit the model.
@@ -275,7 +275,7 @@ def plan_cluster(
 
 
 def usual_workload(config: RootConfig, turns: float = 4, tokens: int | None = None) -> Workload:
-    """Return a workload; records take half of the longest conversation where nothing is said."""
+    """Return a workload; by default, records have half the length of the longest conversation."""
     longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
     return Workload(turns, tokens or longest // 2)
 

@@ -1,6 +1,6 @@
-"""Rehearsals of the trainer's step, in a process of their own that imports torch.
+"""Rehearsals of the trainer's step, in a separate process that imports torch.
 
-Input: a configuration. Output: the bytes of a rank.
+Input: a configuration. Output: the memory of a rank in bytes.
 """
 
 import json
@@ -29,17 +29,17 @@ class RankMemory:
     gradients: int
     optimizer: int
     activations: int
-    """What passes take beside these three: activations, logits, gathered and rounded weights."""
+    """Memory of passes besides these three: activations, logits, gathered and rounded weights."""
     peak: int
-    """Most on the device at a time."""
+    """Peak memory on the device."""
     host: int
-    """Most in host memory, where the device is another."""
+    """Peak host memory, if the device has separate memory."""
     num_parameters: int
     num_trained: int
     flops_per_token: float
-    """Forward and backward, outside attention."""
+    """Operations of forward and backward passes outside attention."""
     flops_per_pair: float
-    """For each token that a token sees."""
+    """Operations of attention for each token that a token attends to."""
     flops_per_head_position: float
 
 
@@ -56,7 +56,7 @@ class Rehearsals:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            # It plays a GPU, and takes none.
+            # The process simulates a GPU without using one.
             env={**os.environ, VISIBLE: ""},
         )
 
@@ -64,7 +64,7 @@ class Rehearsals:
         """Return the memory of rank 0.
 
         Raises:
-            ConfigError: the model cannot be divided so, or cannot be followed without values.
+            ConfigError: the model cannot be divided this way, or cannot run without values.
         """
         longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
         found = self._ask(
@@ -80,7 +80,7 @@ class Rehearsals:
         held = found["weights"] + found["gradients"] + found["optimizer"]
         device, host = found["peak"], found["offloaded"]
         if self._on_gpu and config.trainer.cpu_offload:
-            # Passes copy one layer at a time to the device.
+            # With offloading, passes copy one layer at a time to the device.
             device, host = found["activations"], host + held
         elif self._on_gpu and config.inference.colocated:
             host += found["weights"] + found["optimizer"]  # while the servers sample
@@ -132,7 +132,7 @@ def rehearsals(model_path: Path, *, on_gpu: bool) -> Iterator[Rehearsals]:
 
     Args:
         model_path: directory with config.json.
-        on_gpu: whether a GPU is played, else a CPU.
+        on_gpu: whether to simulate a GPU instead of a CPU.
     """
     with tempfile.TemporaryFile() as errors:
         opened = Rehearsals(model_path, on_gpu=on_gpu, errors=errors)

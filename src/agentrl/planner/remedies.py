@@ -1,4 +1,4 @@
-"""What would make a trainer rank fit: changes of flags, each rehearsed before it is offered."""
+"""Changes of flags that make a trainer rank fit, each rehearsed before it is offered."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.planner.rehearsals import RankMemory, Rehearsals
 
 _MOST = 2
-"""Remedies that are offered: each costs a rehearsal of some seconds."""
+"""Limit on offered remedies, because each costs a rehearsal of some seconds."""
 _MOST_REHEARSALS = 4
 _SHORT_ROW, _SHORT_CHUNK = 4096, 1024
 _ADAPTER_RANK = 16
@@ -18,7 +18,7 @@ _ADAPTER_RANK = 16
 
 @dataclass(frozen=True)
 class Remedy:
-    """Flags, and what a rank would take with them."""
+    """Flags, and the memory of a rank with them."""
 
     flags: str
     peak: int
@@ -27,13 +27,13 @@ class Remedy:
 def remedies(
     rehearsals: Rehearsals, config: RootConfig, rank: RankMemory, device_bytes: int
 ) -> tuple[Remedy, ...]:
-    """Return changes with which a rank fits; the first are those that cost least.
+    """Return changes with which a rank fits, those with the lowest cost first.
 
     Args:
         rehearsals: an open process.
         config: the configuration that does not fit.
-        rank: what it takes.
-        device_bytes: what a rank may take.
+        rank: the memory that it needs.
+        device_bytes: the memory available to a rank.
     """
     found: list[Remedy] = []
     for section, changes in islice(_changes(config, rank, device_bytes), _MOST_REHEARSALS):
@@ -68,7 +68,7 @@ def _changes(
 
 
 def _smaller_passes(trainer: TrainerSection) -> Iterator[dict[str, Any]]:
-    """Yield changes that add up, from cheap to dear."""
+    """Yield cumulative changes, in increasing order of cost."""
     changes: dict[str, Any] = {}
     if trainer.loss_seq_chunk_size > _SHORT_CHUNK:
         changes["loss_seq_chunk_size"] = _SHORT_CHUNK

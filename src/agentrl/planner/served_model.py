@@ -1,6 +1,6 @@
-"""What a model takes on inference servers, and what they can do with the rest of their memory.
+"""Memory of a model on inference servers, and the load that the remaining memory supports.
 
-In goes config.json as it is; nothing else of the model is read.
+Input: the raw config.json; nothing else of the model is read.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from agentrl.planner.cluster import GB, Cluster
 from agentrl.runtime.gpus import GpuModel
 
 SERVER_SHARE = 0.6
-"""Of a GPU's bandwidth that decoding reaches."""
+"""Fraction of a GPU's bandwidth that decoding reaches."""
 
 BYTES_OF_VALUE = 2
-"""bfloat16, in which servers keep weights and cache."""
+"""Size of bfloat16, the type of the servers' weights and cache."""
 _WITHOUT_CACHE = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv")
-"""Layers that keep a state of fixed size for a conversation."""
+"""Layers with a state of fixed size per conversation."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class ServedModel:
 
     weights: int
     cache_per_token: int
-    """Of layers that see all tokens before; layers with a window keep no more than its tokens."""
+    """Cache of layers with full attention; a layer with a window caches only its window."""
     cache_per_window: int
-    """Of all layers with a window, for one conversation that fills it."""
+    """Cache of all layers with a window, for one conversation that fills it."""
 
     def cache(self, num_tokens: int) -> int:
         """Return the bytes of one conversation."""
@@ -36,12 +36,12 @@ class ServedModel:
 
 
 def served_model(config: Any, num_parameters: int, *, tp_size: int = 1) -> ServedModel:
-    """Return what one GPU of a server holds.
+    """Return the memory on one GPU of a server.
 
     Args:
-        config: of `models.architectures.raw_config`.
-        num_parameters: of the model.
-        tp_size: GPUs of a server, which divide weights and heads among them.
+        config: result of `models.architectures.raw_config`.
+        num_parameters: number of parameters of the model.
+        tp_size: GPUs per server, which share weights and heads.
     """
     values = vars(decoder_config(config))
     num_layers = values["num_hidden_layers"]
@@ -58,7 +58,7 @@ def served_model(config: Any, num_parameters: int, *, tp_size: int = 1) -> Serve
 
 
 def _cache_per_layer(values: dict[str, Any], tp_size: int) -> int:
-    """Return the numbers that a layer keeps for a token."""
+    """Return how many numbers a layer caches per token."""
     if values.get("kv_lora_rank"):
         # Latent attention keeps one vector for all heads, on every GPU.
         return int(values["kv_lora_rank"]) + int(values.get("qk_rope_head_dim") or 0)
@@ -76,22 +76,22 @@ class Servers:
     cluster: Cluster
     model: ServedModel
     record_tokens: int
-    """Of a record at its end."""
+    """Tokens of a finished record."""
 
     @property
     def gpu(self) -> GpuModel | None:
-        """Their kind of GPU; None for the embedded engine, which computes on the CPU."""
+        """Their GPU model; None for the embedded engine, which computes on the CPU."""
         is_embedded = self.inference.inference_backend == "embedded"
         return None if is_embedded and not self.inference.inference_urls else self.cluster.gpu
 
     @property
     def count(self) -> int:
-        """Return how many there are."""
+        """Return the number of servers."""
         return len(self.inference.inference_urls) or self.inference.num_inference_servers
 
     @property
     def cache_bytes(self) -> int:
-        """Cache of one GPU of a server."""
+        """Bytes of cache on one GPU of a server."""
         if self.gpu is None:
             return max(0, self.cluster.host_bytes // 2 - self.model.weights)
         memory = self.gpu.memory_mib << 20
@@ -99,18 +99,18 @@ class Servers:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of conversations that one server keeps."""
+        """Tokens of conversations that one server can cache."""
         return self.cache_bytes // max(1, self.model.cache_per_token)
 
     @property
     def conversations(self) -> int:
-        """Conversations that one server decodes at a time."""
+        """Conversations that one server decodes concurrently."""
         fits = self.cache_bytes // max(1, self.model.cache(self.record_tokens))
         return min(self.inference.max_running_requests, fits)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens that all sample together: each round reads weights and cache once; 0 on CPUs."""
+        """Sampling rate of all servers: each round reads weights and cache once; 0 on CPUs."""
         if self.gpu is None or not self.conversations:
             return 0.0
         cache = self.conversations * self.model.cache(self.record_tokens // 2)

@@ -1,4 +1,4 @@
-"""What users pass as an agent (an object, a function, a class or a path), as a description."""
+"""Converts a user's agent (an object, a function, a class or a path) to a description."""
 
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,13 @@ def describe(agent: Any, folder: Path | None = None) -> tuple[AgentDescription, 
         agent: an AWorld `Agent` or `Swarm`, a function, a class with `build_agents()`,
             `file.py:name` of any of them, or the path of a YAML file: either the arguments of an
             AWorld agent, or a list with one `_target_: package.module.Class`.
-        folder: where an agent is written that a notebook defines.
+        folder: the folder for an agent that a notebook defines.
 
     Returns:
         The description, and environment variables by name.
 
     Raises:
-        ConfigError: it is none of these, or cannot be described.
+        ConfigError: it has none of these forms, or cannot be described.
     """
     if isinstance(agent, str | Path):
         return _from_path(str(agent))

@@ -1,4 +1,4 @@
-"""Agents as data: what other processes need to build an agent again, and to run it in workers.
+"""Agents as data: descriptions from which other processes rebuild an agent and run it in workers.
 
 Descriptions are plain JSON without secrets.
 """
@@ -21,7 +21,7 @@ from agentrl.integrations.engine_settings import has_package
 from agentrl.integrations.reward_functions import RewardFunction
 
 UNNAMED = "swarm"
-"""Name of swarms that were given none; AWorld generates one that starts with it."""
+"""Name of swarms without a given name; AWorld generates names with this prefix."""
 DEFAULT_AGENT_CLASS = "aworld.agents.llm_agent:LLMAgent"
 
 
@@ -67,17 +67,17 @@ class AWorldAgent(_Described):
     kind: Literal["agent"] = "agent"
     name: str
     agent_id: str = ""
-    """The agent's own id where others call it by it; empty: a new one for every rollout."""
+    """The agent's id if other agents use it; empty for a new id in every rollout."""
     target: str = DEFAULT_AGENT_CLASS
     arguments: dict[str, Any] = {}
     """JSON arguments of the constructor."""
     references: dict[str, str] = {}
-    """Arguments that are functions, by reference; those that are objects without state, by that of
-    their class with `()` behind it."""
+    """References of arguments that are functions. For stateless objects, the reference of the class
+    followed by `()`."""
     conf: dict[str, Any] = {}
-    """Values of its `AgentConfig` that differ from the defaults, without the settings of its model."""
+    """Values of its `AgentConfig` that differ from the defaults, without its model's settings."""
     llm: dict[str, Any] = {}
-    """Settings of its model; those that name the server are left out for the trained model."""
+    """Settings of its model; for the trained model, those that name the server are omitted."""
     trained: bool = True
 
 
@@ -87,15 +87,15 @@ class SwarmShape(_Described):
     name: str
     target: str
     topology: list[Any]
-    """As given to the swarm, with the number of a member in place of each agent, a list in place of
-    each tuple, `{"parallel": [...]}` in place of each list, and a shape in place of each swarm."""
+    """The swarm's topology, with each agent replaced by its member number, each tuple by a list,
+    each list by `{"parallel": [...]}`, and each nested swarm by its shape."""
     root: Any = None
     build_type: str
     max_steps: int = 0
 
 
 class AWorldSwarm(SwarmShape):
-    """An AWorld swarm: its agents, those of swarms inside of it too, and how they are connected."""
+    """An AWorld swarm: its agents, including those of nested swarms, and their connections."""
 
     kind: Literal["swarm"] = "swarm"
     members: tuple[AWorldAgent, ...]
@@ -106,15 +106,15 @@ _ADAPTER: TypeAdapter[AgentDescription] = TypeAdapter(AgentDescription)
 
 
 class WorkerSettings(_Described):
-    """What workers are started with; the contents of `agent_workers.json`."""
+    """Settings for starting workers; the content of `agent_workers.json`."""
 
     python: str
     """The interpreter."""
     processes: int
-    """Workers of one pool."""
+    """Number of workers in a pool."""
     serial: bool
-    """One rollout at a time in each. AWorld finds agents by their ids in a registry of the process,
-    and at the end of a task it closes the tools of every agent that is there."""
+    """Whether each worker runs one rollout at a time. AWorld requires it: it registers agents by id
+    per process, and at the end of a task it closes the tools of every registered agent."""
     agent: dict[str, Any] | None
     reward: str | None
     """The reward function, by reference."""
@@ -131,12 +131,12 @@ def worker_settings(
 
     Args:
         description: the agent.
-        processes: `agent_processes` as the user gave it, or None.
-        reward: a reward function that the workers call, too.
+        processes: the user's `agent_processes`, or None.
+        reward: a reward function for the workers to call.
         python: their interpreter.
 
     Raises:
-        ConfigError: `processes` is not an integer from 1.
+        ConfigError: `processes` is not a positive integer.
     """
     serial = description.kind != "function"
     if processes is None:
@@ -156,22 +156,22 @@ def worker_settings(
 
 
 def write_agent(settings: WorkerSettings, module: Path) -> None:
-    """Write the module whose `run_agent` runs the agent in workers, and their settings beside it."""
+    """Write the module whose `run_agent` runs the agent in workers, and their settings file."""
     write_worker_settings(settings, module.with_name("agent_workers.json"))
     write_private(module, _AGENT_MODULE)
 
 
 def write_worker_settings(settings: WorkerSettings, path: Path) -> None:
-    """Write settings for `AgentWorkerPool.load`; other samplers of the run may read them meanwhile."""
+    """Write settings for `AgentWorkerPool.load`; safe while other samplers read the file."""
     text = json.dumps(settings.model_dump(mode="json"), indent=2, ensure_ascii=False)
     write_private(path, text + "\n")
 
 
 def check_can_run(description: AgentDescription) -> None:
-    """Check that workers, which run in this interpreter, have what the agent needs.
+    """Check that workers, which run in this interpreter, can run the agent.
 
     Raises:
-        ConfigError: it is an agent of AWorld's, which is not installed here.
+        ConfigError: it is an AWorld agent, and AWorld is not installed here.
     """
     if description.kind in ("agent", "swarm") and importlib.util.find_spec("aworld") is None:
         raise ConfigError(
@@ -186,19 +186,19 @@ def parse_description(value: Mapping[str, Any]) -> AgentDescription:
 
 
 def with_agent_elsewhere(config: RootConfig, folder: Path) -> RootConfig:
-    """Return a configuration whose agent needs no other interpreter than this one.
+    """Return a configuration whose agent needs only this interpreter.
 
     Args:
-        config: the given one; without `agent_python` it is returned as it is.
-        folder: where the module is written.
+        config: the given configuration; returned unchanged without `agent_python`.
+        folder: folder for the generated module.
 
     Raises:
-        ConfigError: that interpreter has no AgentRL, or no such agent.
+        ConfigError: the other interpreter lacks AgentRL or the agent.
     """
     python, agent = config.agents.agent_python, config.agents.agent
     if python is None or agent is None:
         return config
-    # Not resolved: a virtual environment's Python is known by the place of its link.
+    # Not resolved: Python finds its virtual environment from the location of the symbolic link.
     program = str(python.absolute())
     settings = worker_settings(_described(program, agent), None, python=program)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Calls of an agent, answered by whatever a training engine samples with."""
+"""Answers an agent's model calls with the sampling of a training engine."""
 
 import asyncio
 import secrets
@@ -20,7 +20,7 @@ MODEL = "policy"
 
 @dataclass(frozen=True)
 class EngineReply:
-    """What the model said: text, and tool calls as (name, arguments in JSON)."""
+    """The model's reply: text, and tool calls as (name, arguments in JSON)."""
 
     content: str
     calls: tuple[tuple[str, str], ...] = ()
@@ -28,7 +28,7 @@ class EngineReply:
     num_output_tokens: int = 0
 
     def message(self) -> Message:
-        """Return the reply as a message of the conversation; its calls get new ids."""
+        """Return the reply as a message of the conversation, with new ids for its calls."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.calls:
             message["tool_calls"] = [
@@ -50,8 +50,8 @@ class EngineSession(ModelSession):
     """Answers the model calls of one rollout with a function.
 
     Args:
-        model: the name that the agent is told; it may ask for any.
-        answer: replies to conversations.
+        model: the model name passed to the agent, which may request any name.
+        answer: function that replies to conversations.
     """
 
     def __init__(self, model: str, answer: AnswerCall) -> None:
@@ -59,7 +59,7 @@ class EngineSession(ModelSession):
         self._answer = answer
 
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
-        """Continue a conversation; nothing is streamed before its end.
+        """Continue a conversation; nothing is streamed before the reply is complete.
 
         Raises:
             APIError: the request cannot be answered.
@@ -91,10 +91,10 @@ class EngineSession(ModelSession):
 
 
 class EngineAgent:
-    """The agent as a process of a training engine runs it: its workers, and one server for all.
+    """The agent inside a process of a training engine: its workers, and one shared server.
 
-    Both start when they are first needed. Engines make their own objects for every rollout and never
-    say which one is the last, so generated modules keep one of these for as long as they live.
+    Both start on first use. Engines create their own objects for every rollout without marking the
+    last one, so a generated module keeps one `EngineAgent` for its whole lifetime.
     """
 
     def __init__(self, workers: AgentWorkerPool) -> None:
@@ -106,14 +106,15 @@ class EngineAgent:
         """Run the agent on a task; return its answer.
 
         Raises:
-            AgentWorkerError: a worker ended, or could not reach what it needs, or the agent hands over
-                a reward, which these engines take from the reward function alone.
+            AgentWorkerError: a worker ended or could not reach a dependency, or the agent returned
+            a
+                reward, which these engines accept only from the reward function.
             UserCodeError: the agent raised.
         """
         if self._server is None:
             opening = self._open.enter_async_context(APIServer.open("127.0.0.1"))
             self._server = asyncio.ensure_future(opening)
-        # Shielded: a rollout that runs out of time must not stop the server for the others.
+        # Shielded, so that a rollout that times out does not stop the server for the others.
         server = await asyncio.shield(self._server)
         async with server.serve(EngineSession(MODEL, answer)) as endpoint:
             result = await self.workers.run(task, endpoint)

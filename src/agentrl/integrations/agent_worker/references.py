@@ -1,8 +1,8 @@
 """Python objects by reference: `file.py:name`, `package.module:name`, and `file.pkl:name`.
 
-Other processes must find what the user passed as an object, so they get the place where it is
-defined. What a notebook or an interactive interpreter defines stands in no file; it is written down
-with what it uses.
+Other processes must find the objects that the user passed, so they receive the place of the
+definition. An object defined in a notebook or an interactive interpreter has no file; it is pickled
+with its dependencies.
 """
 
 import ast
@@ -25,14 +25,14 @@ _PICKLED = ".pkl"
 def load_object(reference: str, argument: str) -> Any:
     """Return the object that `file.py:name`, `package.module:name` or `file.pkl:name` names.
 
-    The folder of a Python file is put on `sys.path`, so that it may import its neighbours.
+    The folder of a Python file is added to `sys.path`, so that the file can import its neighbours.
 
     Args:
-        reference: the name; dots in it lead to attributes of attributes.
-        argument: the argument whose value it is, for messages.
+        reference: the reference; dots in the name lead to nested attributes.
+        argument: the argument with this value, for messages.
 
     Raises:
-        ConfigError: there is no such file, module or attribute, or importing it fails.
+        ConfigError: the file, module or attribute does not exist, or importing it fails.
     """
     place, colon, name = reference.rpartition(":")
     if not colon:
@@ -48,10 +48,10 @@ def load_object(reference: str, argument: str) -> Any:
 
 
 def functions_of(path: Path, argument: str) -> list[str]:
-    """Return the names of the public functions at the top of a Python file, without running it.
+    """Return the names of a Python file's public top-level functions, without running the file.
 
     Raises:
-        ConfigError: there is no such file, or it is not valid Python.
+        ConfigError: the file does not exist, or is not valid Python.
     """
     return [
         node.name
@@ -66,11 +66,11 @@ def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
     Args:
         value: the function or class.
         argument: the argument whose value it is, for messages.
-        folder: where the definition is written if it stands in no file.
+        folder: the folder for definitions without a file.
 
     Raises:
-        ConfigError: no other process finds its definition, or importing the script that defines it
-            would run the script again.
+        ConfigError: other processes cannot find its definition, or importing the script that
+            defines it would run the script again.
     """
     name = getattr(value, "__qualname__", type(value).__qualname__)
     if folder is not None and _is_interactive(value.__module__):
@@ -104,7 +104,7 @@ def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
 
 
 def _has_name_of_its_own(value: Any) -> bool:
-    """Return whether a callable is what its name leads to: a function or a class, not an object's method."""
+    """Return whether a callable's name refers to it: functions and classes, but not methods."""
     if inspect.ismethod(value) and not isinstance(value.__self__, type):
         return False
     is_defined = inspect.isroutine(value) or isinstance(value, type)
@@ -120,7 +120,7 @@ def _kind(value: Any) -> str:
 
 
 def is_python_reference(text: str) -> bool:
-    """Return whether a path is a Python file's, with or without a name behind it."""
+    """Return whether a path names a Python file, with or without `:name`."""
     return text.endswith(".py") or text.rpartition(":")[0].endswith(".py")
 
 
@@ -128,7 +128,7 @@ def resolve_reference(text: str, argument: str) -> str:
     """Return a user's `file.py:name` with an absolute path that exists.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: the file does not exist.
     """
     place, _, name = text.rpartition(":")
     path = Path(place).expanduser().absolute()
@@ -138,13 +138,13 @@ def resolve_reference(text: str, argument: str) -> str:
 
 
 def _is_interactive(module: str) -> bool:
-    """Return whether a module is a notebook, or what is typed into an interpreter."""
+    """Return whether a module is a notebook or an interactive session."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     return module == "__main__" and (file is None or not Path(file).is_file())
 
 
 def _pickle(value: Any, argument: str) -> bytes:
-    """Return an object with all that it uses of the notebook that defines it."""
+    """Return the pickle of an object with all its dependencies in the notebook that defines it."""
     try:
         content: bytes = importlib.import_module("cloudpickle").dumps(value)
     except ModuleNotFoundError:
@@ -161,7 +161,7 @@ def _pickle(value: Any, argument: str) -> bytes:
 
 
 def _unpickled(path: Path, argument: str) -> Any:
-    """Return what `_pickle` wrote, for this interpreter and into a folder of the run's."""
+    """Return an object that `_pickle` wrote, with this interpreter, into a folder of the run."""
     try:
         found = path.stat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -172,9 +172,9 @@ def _unpickled(path: Path, argument: str) -> Any:
 
 
 def _is_beside_a_script(file: str | None) -> bool:
-    """Return whether a module was found only because it lies beside the script.
+    """Return whether a module was found only because it is in the script's folder.
 
-    Such a module is named by its file, as another process has another `sys.path`.
+    Such a module is referenced by its file, because other processes have a different `sys.path`.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     return bool(file and script and Path(file).resolve().parent == Path(script).resolve().parent)
@@ -195,7 +195,7 @@ def _has_main_guard(path: Path, argument: str) -> bool:
 
 
 def required_parameters(function: Any) -> tuple[list[str], bool]:
-    """Return the names of a function's positional parameters, and whether it takes any number."""
+    """Return the names of required positional parameters, and whether any number is accepted."""
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in kinds]

@@ -1,4 +1,4 @@
-"""The user's agent and reward function as a sampler uses them; the run's generated module asks."""
+"""The user's agent and reward function for a sampler; called by the run's generated module."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def agent_in_workers(settings_path: Path) -> AgentFunction:
     async def play(task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
         return await workers.run(task, endpoint)
 
-    # Scores that the agent hands over are called after it.
+    # Scores that the agent returns are named after it.
     setattr(play, IS_ELSEWHERE, True)
     play.__name__ = (workers.settings.agent or {}).get("name", "agent")
     return play
@@ -46,5 +46,5 @@ def _register_reward(workers: AgentWorkerPool) -> None:
             text = f"reward_func: {error}"
             raise ScorerDefect(text, kind=text) from error
 
-    # The workers are processes of their own; those that play take rewards, too.
+    # The workers are separate processes already, and those that run rollouts also compute rewards.
     MCPScorerFactory.register_scorer(SCORER, score, isolated=False)

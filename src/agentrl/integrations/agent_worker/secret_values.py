@@ -1,7 +1,7 @@
-"""Secrets in an agent's configuration: kept out of files, passed in the environment.
+"""Secrets in an agent's configuration: kept out of files and passed in the environment.
 
-A value under a key such as Authorization or api_key, or an address that holds a secret, is replaced
-by `${NAME}`, and the environment variable NAME carries it. Such references stay as they are.
+A value under a key such as Authorization or api_key, or an address with a secret, is replaced by
+`${NAME}`, and the environment variable NAME holds it. Existing references are unchanged.
 """
 
 import os
@@ -26,7 +26,7 @@ class SecretValues:
         """Start without secrets.
 
         Args:
-            prefix: begins the names of variables, as in `AGENTRL_SHOP`.
+            prefix: prefix of the variable names, as in `AGENTRL_SHOP`.
         """
         self._prefix = re.sub(r"\W+", "_", prefix, flags=re.ASCII).strip("_").upper()
         self.environment: dict[str, str] = {}
@@ -40,7 +40,7 @@ class SecretValues:
         if not isinstance(value, str) or not value:
             return value
         if path and _SECRET_KEY.search(path[-1]):
-            # The word Bearer stays outside, so that a variable such as MCP_SERVER_TOKEN matches the rest.
+            # The word Bearer is kept, so that a variable such as MCP_SERVER_TOKEN matches the rest.
             scheme = _BEARER.match(value)
             start = scheme.end() if scheme else 0
             return value[:start] + self._reference(value[start:], path)
@@ -50,7 +50,7 @@ class SecretValues:
         if _REFERENCE.search(secret):
             return secret
         for name, known in {**os.environ, **self.environment}.items():
-            # The user's own variable is easier to recognize than one of ours.
+            # The user's own variable is easier to recognize than a generated one.
             if known == secret and _SECRET_KEY.search(name):
                 return f"${{{name}}}"
         words = re.sub(r"\W+", "_", "_".join(path[-2:]), flags=re.ASCII).strip("_").upper()

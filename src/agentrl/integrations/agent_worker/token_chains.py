@@ -1,7 +1,7 @@
-"""Conversations with one model, token by token, for training engines that sample themselves.
+"""Token sequences of conversations with one model, for training engines that sample themselves.
 
-An agent framework sends the whole conversation with every call. What it repeats is recognized, and
-only what it added is encoded: every call continues the tokens of the call before, as sampled.
+An agent framework sends the whole conversation with every call. The repeated part is recognized,
+and only the new part is encoded: every call continues the previous call's tokens as sampled.
 """
 
 import json
@@ -20,19 +20,20 @@ from agentrl.schema import Message
 
 @dataclass
 class TokenChain:
-    """One growing sequence: what the model saw and said.
+    """One growing sequence of the model's inputs and outputs.
 
     Attributes:
-        messages: the conversation, the model's replies included.
-        ids: tokens of all of it.
-        mask: for the tokens after the first prompt, 1 where the model sampled them.
-        logprobs: as long as `mask`, 0 where nothing was sampled; None where the server gives none.
-        versions: as long as `mask`, policy versions, -1 where nothing was sampled; empty where the
-            server gives none.
-        as_sampled: `messages` with the model's replies as its chat template has them; empty where
+        messages: the conversation, including the model's replies.
+        ids: all of its tokens.
+        mask: for the tokens after the first prompt, 1 for sampled tokens.
+        logprobs: as long as `mask`, 0 for tokens that were not sampled; None if the server provides
+            none.
+        versions: as long as `mask`, policy versions, -1 for tokens that were not sampled; empty if
+            the server provides none.
+        as_sampled: `messages` with the model's replies as its chat template renders them; empty if
             the engine does the rendering.
         num_replies: number of replies.
-        busy: a reply is being sampled.
+        busy: whether a reply is being sampled.
     """
 
     messages: list[Message]
@@ -76,11 +77,11 @@ class TokenChains:
     def take(self, messages: Sequence[Message]) -> TokenChain:
         """Return the longest chain that these messages continue, or a new one without tokens.
 
-        The chain is busy until `answered` or `give_back`: nothing else continues it.
+        The chain is busy, and not returned to other calls, until `answered` or `give_back`.
         """
         for length, chains in self._index.matches(conversation_key(messages)):
             for chain in chains:
-                # A chain that continued since is a sequence that cannot branch.
+                # A chain that has grown since cannot be used: a sequence has no branches.
                 if not chain.busy and len(chain.messages) == length:
                     chain.busy = True
                     return chain
@@ -88,28 +89,28 @@ class TokenChains:
         return self._chains[-1]
 
     def answered(self, chain: TokenChain, asked: Sequence[Message], reply: Message) -> None:
-        """Let later calls continue a chain behind its reply."""
+        """Allow later calls to continue a chain after its reply."""
         self._index.add(conversation_key(asked), reply, chain)
         chain.messages = [*asked, reply]
         chain.num_replies += 1
         chain.busy = False
 
     def give_back(self, chain: TokenChain) -> None:
-        """End a call that may have failed; a chain as it was taken can be continued again."""
+        """End a call that may have failed; an unchanged chain can be continued again."""
         chain.busy = False
 
     def sampled(self) -> list[TokenChain]:
-        """Return the chains in which anything was sampled."""
+        """Return the chains with sampled tokens."""
         return [chain for chain in self._chains if chain.num_sampled]
 
     def longest(self) -> TokenChain | None:
-        """Return the chain with the most sampled tokens, if anything was sampled."""
+        """Return the chain with the most sampled tokens; None if no token was sampled."""
         return max(self.sampled(), key=lambda chain: chain.num_sampled, default=None)
 
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """What a server sampled: T tokens."""
+    """The output of a server: T tokens."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -118,23 +119,23 @@ class SampledTokens:
 
 
 Generate = Callable[[list[int]], Awaitable[SampledTokens]]
-"""Prompt ids to what is sampled after them."""
+"""Prompt ids to the tokens sampled after them."""
 
 
 class RecordedRollout:
-    """Answers the calls of one rollout through servers that take and give token ids.
+    """Answers the calls of one rollout through servers that accept and return token ids.
 
     Attributes:
         chains: the conversations so far.
     """
 
     def __init__(self, renderer: Renderer, generate: Generate, max_tokens: int) -> None:
-        """Begin a rollout.
+        """Start a rollout.
 
         Args:
             renderer: chat template and tokenizer of the model.
-            generate: asks the engine's servers.
-            max_tokens: a prompt has fewer tokens than this.
+            generate: calls the engine's servers.
+            max_tokens: upper limit, which a prompt must stay below.
         """
         self.chains = TokenChains()
         self._renderer = renderer
@@ -159,7 +160,7 @@ class RecordedRollout:
                     code="context_length_exceeded",
                 )
             sampled = await self._generate(prompt)
-            # The chain changes only now: a call that failed is retried from the same tokens.
+            # The chain changes only after success, so a retried call starts from the same tokens.
             if chain.ids:
                 chain.truncate(len(chain.ids) - shared_len)
                 chain.extend(added_ids, 0, [0.0] * len(added_ids), [-1] * len(added_ids))
@@ -183,7 +184,7 @@ class RecordedRollout:
     ) -> tuple[int, list[int]]:
         """Return how many of a chain's tokens the prompt shares, and the ids after them.
 
-        A template may put something else in the place of the token that ended the last reply.
+        A template may replace the token that ended the last reply.
         """
         if not chain.ids:
             return 0, self._renderer.render(added, tools).tolist()

@@ -28,7 +28,7 @@ class AgentWorker:
     """Runs the described agent, and calls the reward function."""
 
     def __init__(self, description: dict[str, Any] | None, reward: str | None) -> None:
-        """Load what is named.
+        """Load the agent and the reward function.
 
         Raises:
             ConfigError: it cannot be imported.
@@ -40,7 +40,7 @@ class AgentWorker:
         self._reward = None if reward is None else load_object(reward, "reward_func")
 
     async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `result` of a rollout or a reward, or an `error` and whether the attempt is `lost`."""
+        """Return the `result` of a request, or an `error`; `lost` means it is to be repeated."""
         try:
             if "reward" in request:
                 return {"result": await self._rewarded(request["reward"])}
@@ -89,7 +89,7 @@ async def _called(function: Callable[..., Any], *arguments: Any, **keywords: Any
 
 
 def _is_infrastructure(error: BaseException) -> bool:
-    """Return whether something other than the user's code failed: then nothing is scored."""
+    """Return whether the failure is outside the user's code; the rollout is then not scored."""
     cause: BaseException | None = error
     while cause is not None:
         infrastructure = isinstance(cause, AgentRLError | ConnectionError | TimeoutError)
@@ -100,7 +100,7 @@ def _is_infrastructure(error: BaseException) -> bool:
 
 
 def main() -> None:
-    """Serve until stdin ends; the argument is JSON that names what to load."""
+    """Serve until stdin ends; the argument is JSON that names the agent and reward to load."""
     settings = json.loads(sys.argv[1])
     server = RequestServer(LoopWatch("the agents' event loop", ADVICE_FOR_AGENTS))
     server.run(lambda: AgentWorker(settings["agent"], settings["reward"]).answer)

@@ -1,4 +1,4 @@
-"""`AgentWorkerPool`: starts worker processes, and sends them rollouts and rewards to compute."""
+"""`AgentWorkerPool`: starts worker processes, and sends them rollouts and reward computations."""
 
 import asyncio
 import atexit
@@ -20,7 +20,7 @@ _ROLLOUTS_OF_A_SERIAL_WORKER = 200
 
 
 class AgentWorkerPool:
-    """Some worker processes, started when they are first needed."""
+    """Worker processes that start on first use."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
@@ -41,14 +41,14 @@ class AgentWorkerPool:
 
     @property
     def num_busy(self) -> int:
-        """Requests that wait for an answer."""
+        """Number of requests without an answer yet."""
         return sum(worker.num_busy for worker in self._workers)
 
     async def run(self, task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
         """Run the agent on a task.
 
         Raises:
-            AgentWorkerError: a worker ended, or could not reach what it needs.
+            AgentWorkerError: a worker ended or could not reach a dependency.
             UserCodeError: the agent raised.
         """
         worker = self._least_busy()
@@ -76,7 +76,7 @@ class AgentWorkerPool:
         return float(await self._least_busy().ask({"reward": arguments}))
 
     def close(self) -> None:
-        """End the workers; rollouts that still run are lost."""
+        """End the workers; running rollouts are lost."""
         while self._workers:
             self._workers.pop().close()
 
@@ -101,7 +101,7 @@ class _WorkerProcess:
         self._process = RequestProcess(
             "the agent's worker process",
             [settings.python, "-m", "agentrl.integrations.agent_worker.worker_main", wanted],
-            # AWorld prints some hundred lines a rollout, which are in its log files, too.
+            # AWorld prints about a hundred lines per rollout, which its log files contain as well.
             {"AWORLD_DISABLE_CONSOLE_LOG": "true", **os.environ},
             encode=partial(json.dumps, default=_plain),
         )
@@ -114,24 +114,24 @@ class _WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still takes requests, in this event loop."""
+        """Whether it still accepts requests in this event loop."""
         return self._loop is asyncio.get_running_loop() and self._process.is_alive
 
     @property
     def is_worn(self) -> bool:
-        """Whether it did its share of rollouts, and nothing runs in it."""
+        """Whether it has run its share of rollouts and is idle."""
         return self.num_rollouts >= _ROLLOUTS_OF_A_SERIAL_WORKER and not self.num_busy
 
     @property
     def num_busy(self) -> int:
-        """Requests that wait for an answer, or for their turn."""
+        """Number of requests that are queued or without an answer yet."""
         return max(self.num_waiting, self._process.num_waiting)
 
     async def ask(self, request: dict[str, Any]) -> Any:
         """Return the result of a request.
 
         Raises:
-            AgentWorkerError: the process ended, or something that it needs did not respond.
+            AgentWorkerError: the process ended, or a dependency did not respond.
             UserCodeError: the user's code raised.
         """
         reply = await self._process.ask(request)
@@ -141,7 +141,7 @@ class _WorkerProcess:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or an array of numpy's as Python's: training frameworks pass such values."""
+    """Convert numpy numbers and arrays, which training frameworks pass, to plain Python values."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"a {type(value).__name__} cannot be passed to the agent's process")
     return value.tolist()

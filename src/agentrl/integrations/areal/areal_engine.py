@@ -1,7 +1,8 @@
 """The engine `areal`: a workflow module and a configuration for AReaL, and the command to start it.
 
 It writes into the run's folder: the workflow's module and `agent_workers.json`; `train_data.jsonl`
-and `test_data.jsonl`; `areal.yaml`. They hold no secrets, but name environment variables.
+and `test_data.jsonl`; `areal.yaml`. The files contain names of environment variables instead of
+secrets.
 """
 
 import json
@@ -36,11 +37,12 @@ class AgentWorkflow(AgentGroupWorkflow):
 class ArealEngine(ExternalEngine):
     """Trains with AReaL.
 
-    The configuration's keys are those of AReaL's `PPOConfig` (nested, or with dots), and:
-        agent_processes: worker processes of one rollout worker of AReaL (1 for a function; 4 for AWorld's
+    The configuration's keys are those of AReaL's `PPOConfig` (nested or dotted), and:
+        agent_processes: worker processes of one rollout worker of AReaL (1 for a function; 4 for
+        AWorld's
             agents, which run one rollout at a time in each).
-        areal_python: the interpreter that has AReaL, where this one has not; the environment
-            variable AGENTRL_AREAL_PYTHON when not given.
+        areal_python: an interpreter with AReaL, if this one lacks it; by default the environment
+            variable AGENTRL_AREAL_PYTHON.
     """
 
     framework = "AReaL"
@@ -65,19 +67,19 @@ class ArealEngine(ExternalEngine):
         ]
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
-        """Write `train_data.jsonl` and `test_data.jsonl`, a question in a field of its own a row."""
+        """Write `train_data.jsonl` and `test_data.jsonl`, with the question in a separate field."""
         super().check_dataset(dataset, test_dataset)
         if "train" not in self._files:
             raise ConfigError("train_dataset: missing; pass it")
 
     def check_reward(self, reward_func: Any) -> None:
-        """Find the reward function, which AReaL cannot do without."""
+        """Find the reward function, which AReaL requires."""
         if reward_func is None:
             raise ConfigError("reward_func: missing; AReaL has no scorers, so pass a function")
         super().check_reward(reward_func)
 
     def check_config(self, config: Any) -> dict[str, Any]:
-        """Fill in what is empty, and write everything that AReaL needs."""
+        """Fill in missing settings, and write the files that AReaL needs."""
         settings = self._load_settings(config)
         if not fill(settings, "actor.path", None):
             raise ConfigError("config: actor.path: missing; give the model to train")
@@ -86,7 +88,7 @@ class ArealEngine(ExternalEngine):
                 "config: actor.reward_norm: the workflow already normalizes rewards per group; "
                 "remove it"
             )
-        # A whole group is one episode: the workflow runs all of it.
+        # One episode is a whole group, which the workflow runs.
         n_samples = fill(settings, "gconfig.n_samples", _DEFAULT_SAMPLES)
         settings["gconfig"]["n_samples"] = 1
         self._write_workflow(n_samples)
@@ -95,7 +97,7 @@ class ArealEngine(ExternalEngine):
         return settings
 
     def inference(self, dataset: Any = None) -> Any:
-        """Refuse: AReaL evaluates while it trains.
+        """Raise an error, because AReaL evaluates during training.
 
         Raises:
             ConfigError: always.
@@ -140,7 +142,7 @@ class ArealEngine(ExternalEngine):
         self._write_agent(self._module, text, self._reward)
 
     def _convert_questions(self, questions: Path, split: str) -> Path:
-        # Columns have one type; values whose type differs from row to row are passed as text.
+        # A column has one type, so values whose type differs between rows are passed as text.
         rewrite_questions(questions, _as_text)
         return questions
 

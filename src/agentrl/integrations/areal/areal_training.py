@@ -1,4 +1,4 @@
-"""What runs inside AReaL: its training process, and the workflow that makes rollouts for it.
+"""The code that runs inside AReaL: its training process, and the workflow that runs rollouts.
 
 `python -m agentrl.integrations.areal.areal_training WORKFLOW --config FILE` trains. Its workflow
 runs a group of rollouts of the user's agent and returns them as tensors; the agent calls an
@@ -50,9 +50,9 @@ class _ScoredRollout:
 class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no types
     """Runs the agent of a generated subclass, in worker processes.
 
-    An episode is a whole group: AReaL's own grouping and normalisation of rewards count rows, and a
-    rollout has as many rows as its agent held conversations. So the rewards are normalized here,
-    over the rollouts of the group, and every row has its rollout's.
+    An episode is a whole group. AReaL's own grouping and normalisation of rewards count rows, but a
+    rollout has one row per conversation of its agent. Rewards are therefore normalized here, over
+    the rollouts of the group, and every row receives the reward of its rollout.
     """
 
     agent: ClassVar[EngineAgent]
@@ -60,7 +60,7 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
     timeout_seconds: ClassVar[float] = 1200.0
 
     def __init__(self, gconfig: Any, tokenizer: str) -> None:
-        """Keep what rollouts are sampled with.
+        """Store the sampling parameters and the tokenizer.
 
         Args:
             gconfig: AReaL's `GenerationHyperparameters`.
@@ -75,17 +75,17 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
         return Renderer.load(resolve_model(self.tokenizer))
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-        """Run a question `n_samples` times; in an evaluation once, with the reward as it is.
+        """Run a question `n_samples` times, or once with the raw reward in an evaluation.
 
         Args:
             engine: AReaL's inference engine.
-            data: a row of the data that the engine wrote.
+            data: a row of the engine's data file.
 
         Returns:
             For B conversations of at most L tokens: `input_ids` and `loss_mask` int32 [B, L],
             `logprobs` float32 [B, L], `versions` int32 [B, L] (-1 where nothing was sampled),
-            `attention_mask` bool [B, L], `rewards` float32 [B]. None where fewer than two rollouts
-            ran and were scored: AReaL then skips this question.
+            `attention_mask` bool [B, L], `rewards` float32 [B]. None if fewer than two rollouts
+            were scored; AReaL then skips the question.
         """
         question = json.loads(data["question"])
         is_eval = workflow_context.get().is_eval
@@ -135,7 +135,7 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
             async with asyncio.timeout(self.timeout_seconds):
                 answer = await self.agent.run(task, rollout.answer)
         except (UserCodeError, TimeoutError) as error:
-            # Its own failure scores 0, unless it never called the model.
+            # A failure of the agent itself scores 0, unless it never called the model.
             log.info("the agent failed: %s", error)
         chains = rollout.chains.sampled()
         if not chains:
@@ -146,7 +146,7 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
             arguments = {**reward_inputs(question), "solution_str": answer}
             return _ScoredRollout(chains, await self.agent.workers.reward(arguments))
         except UserCodeError as error:
-            # An error of the reward function is no score of 0: the rollout is run again.
+            # An error of the reward function must not become a score of 0; the rollout is repeated.
             raise AgentWorkerError(f"reward_func: {error}") from error
 
     async def _ask(self, engine: Any, ids: list[int]) -> SampledTokens:
@@ -190,8 +190,8 @@ def main(argv: Sequence[str]) -> None:
     Args:
         argv: `module.Class` of the workflow, and AReaL's own arguments.
     """
-    # Rollout workers import this module for the workflow alone; AReaL's trainer brings its trackers
-    # and the GPU stack with it.
+    # Imported here because rollout workers import this module only for the workflow, and AReaL's
+    # trainer also imports its trackers and the GPU stack.
     from areal import PPOTrainer  # noqa: PLC0415
     from datasets import Dataset  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`AworldAgentLoop`: agents built by a method, once for every rollout."""
+"""`AworldAgentLoop`: a class whose method builds the agents of each rollout."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from agentrl.schema.agent_endpoint import AgentEndpoint
 
 
 class KnownText(str):
-    """A text that may be awaited or used as it is: AWorld's loops do the one or the other."""
+    """A text that can be awaited or used directly, because AWorld's loops do either."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class AworldAgentLoop(ABC):
                 )
                 return Agent(name="gaia", conf=llm, system_prompt="...")
 
-    `build_agents` need not be `async`, and the address and the name need not be awaited.
+    `build_agents` may be synchronous, and awaiting the address and the name is optional.
 
     Attributes:
         llm_api_key: key of the model's address.
@@ -51,7 +51,7 @@ class AworldAgentLoop(ABC):
         """Return a new `Agent` or `Swarm`, or a coroutine that returns it."""
 
     def get_llm_server_address(self) -> KnownText:
-        """Return the OpenAI-compatible address of the trained model, this rollout's own."""
+        """Return the OpenAI-compatible address of the trained model for this rollout."""
         return KnownText(self._endpoint.base_url)
 
     def get_llm_server_model_name(self) -> KnownText:
@@ -62,9 +62,8 @@ class AworldAgentLoop(ABC):
         """Return an agent's `mcp_config` from a file.
 
         Args:
-            config_path: a YAML file with `url`, `Authorization`, `MCP_SERVERS` and, where they
-                differ from the defaults, `server_name`, `type` and the timeouts (seconds); or the
-                JSON that an agent takes.
+            config_path: a YAML file with `url`, `Authorization`, `MCP_SERVERS` and, optionally,
+                `server_name`, `type` and the timeouts (seconds); or the JSON that an agent takes.
 
         Raises:
             ConfigError: the file cannot be read, or names no server.

@@ -1,6 +1,6 @@
-"""AWorld's agents and swarms, and YAML files with an agent's arguments, turned into descriptions.
+"""Converts AWorld's agents and swarms, and YAML files with an agent's arguments, to descriptions.
 
-AWorld itself is imported only if one of its objects was given.
+AWorld itself is imported only if one of its objects is given.
 """
 
 import enum
@@ -54,12 +54,12 @@ _WITH_SECRETS = ("mcp_config", "skill_configs")
 
 
 def is_agent(value: Any) -> bool:
-    """Return whether a value is an agent of AWorld's."""
+    """Return whether a value is an AWorld agent."""
     return _has_base(value, "BaseAgent")
 
 
 def is_swarm(value: Any) -> bool:
-    """Return whether a value is a swarm of AWorld's."""
+    """Return whether a value is an AWorld swarm."""
     return _has_base(value, "Swarm")
 
 
@@ -71,7 +71,7 @@ def agent_from_arguments(values: dict[str, Any], path: Path) -> tuple[AWorldAgen
         path: the file that holds them, for messages.
 
     Raises:
-        ConfigError: one of them is unknown, or `name` is missing.
+        ConfigError: an argument is unknown, or `name` is missing.
     """
     known = {"name", "conf", "class", *_ATTRIBUTES.values()}
     unknown = sorted(set(values) - known)
@@ -112,7 +112,7 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
     """Return the description of a `Swarm`, and its agents' secrets.
 
     Raises:
-        ConfigError: none of its agents is to be trained, or it cannot be described.
+        ConfigError: it has no agent to train, or cannot be described.
     """
     secrets = SecretValues(f"AGENTRL_{_swarm_name(swarm)}")
     found: list[Any] = []
@@ -130,7 +130,7 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
     description = AWorldSwarm(
         **shape.model_dump(),
         members=tuple(
-            # Handoffs name an agent by its id, which the model reads.
+            # Handoffs refer to an agent by its id, which the model sees.
             member.model_copy(update={"agent_id": f"{member.name}{_suffix(number, names)}"})
             for number, member in enumerate(members)
         ),
@@ -139,7 +139,7 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
 
 
 def _shape(swarm: Any, found: list[Any]) -> SwarmShape:
-    """Return how a swarm is connected; agents that are not in `found` yet are appended to it."""
+    """Return the connections of a swarm; agents missing in `found` are appended to it."""
 
     def numbered(part: Any) -> Any:
         if isinstance(part, list):
@@ -165,7 +165,7 @@ def _shape(swarm: Any, found: list[Any]) -> SwarmShape:
 
 
 def _swarm_name(swarm: Any) -> str:
-    """Return a swarm's name, `UNNAMED` where AWorld generated one."""
+    """Return a swarm's name, or `UNNAMED` if AWorld generated it."""
     return UNNAMED if re.fullmatch(r"swarm_[0-9a-f]{32}", swarm.name()) else swarm.name()
 
 
@@ -263,7 +263,7 @@ def _defaults(class_name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a copy with the values of enumeration members in their place."""
+    """Return a copy in which enumeration members are replaced by their values."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

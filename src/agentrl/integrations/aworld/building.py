@@ -1,4 +1,4 @@
-"""AWorld agents from their descriptions, and how they run a task. Needs `aworld` when called."""
+"""Builds AWorld agents from their descriptions and runs tasks with them; calls require `aworld`."""
 
 import asyncio
 import importlib
@@ -25,7 +25,7 @@ _CLEANUP_SECONDS = 10.0
 
 
 def build(description: AWorldAgent | AWorldSwarm, endpoint: AgentEndpoint) -> Any:
-    """Return a new AWorld `Agent` or `Swarm` whose trained agents talk to the endpoint.
+    """Return a new AWorld `Agent` or `Swarm` whose trained agents call the endpoint.
 
     Raises:
         ConfigError: AWorld is missing, or a secret is not in the environment.
@@ -34,8 +34,8 @@ def build(description: AWorldAgent | AWorldSwarm, endpoint: AgentEndpoint) -> An
         return _agent(description, endpoint)
     members = [_agent(member, endpoint) for member in description.members]
 
-    # AWorld wraps swarms and parallel agents inside of a swarm into agents that call no model, and
-    # that nevertheless ask for the name of one.
+    # AWorld wraps nested swarms and parallel agents into agents that call no model but still
+    # require a model name.
     os.environ.setdefault("LLM_MODEL_NAME", endpoint.model)
     os.environ.setdefault("LLM_API_KEY", "none")
     return _connected(description, members)
@@ -71,9 +71,9 @@ def _connected(shape: SwarmShape, members: Sequence[Any]) -> Any:
 
 
 def _parallel(parts: Sequence[Any]) -> Any:
-    """Return agents and swarms that work side by side, as one agent.
+    """Return one agent that runs agents and swarms in parallel.
 
-    AWorld itself hands the next agent an object with their answers, which no API of models takes.
+    AWorld itself passes the next agent an object with their answers, which model APIs reject.
     """
     agents = [_as_agent(part) for part in parts]
     names = {agent.id(): agent.name() for agent in agents}
@@ -101,7 +101,7 @@ def _as_agent(part: Any) -> Any:
 
 
 async def run_task(agents: Any, query: str) -> str | None:
-    """Let an AWorld `Agent` or `Swarm` answer a question, and return its answer.
+    """Run an AWorld `Agent` or `Swarm` on a question, and return its answer.
 
     Raises:
         UserCodeError: AWorld reports a failure.
@@ -134,7 +134,7 @@ def _agent(description: AWorldAgent, endpoint: AgentEndpoint) -> Any:
             "llm_api_key": endpoint.api_key,
         }
     elif endpoint.forwards:
-        # Whatever provider it had: the endpoint speaks as OpenAI does, and forwards likewise.
+        # Replaces any other provider, because the endpoint uses OpenAI's protocol for all calls.
         llm |= {
             "llm_provider": "openai",
             "llm_base_url": endpoint.base_url,
@@ -150,9 +150,9 @@ def _agent(description: AWorldAgent, endpoint: AgentEndpoint) -> Any:
         found = load_object(reference.removesuffix("()"), "agent")
         arguments[key] = found() if reference.endswith("()") else found
     cls = load_object(description.target, "agent")
-    # AWorld derives the random part of an id from the clock, so that two agents may share one.
+    # AWorld derives the random part of an id from the clock, so two agents could share an id.
     agent_id = description.agent_id or f"{description.name}---uuid{secrets.token_hex(3)}uuid"
-    # AWorld's other strategy waits for its own messages, and continues without late ones.
+    # AWorld's other strategy waits for its own messages and continues without late ones.
     memory = {**description.conf.get("memory_config", {}), "history_write_strategy": "direct"}
     settings = {**description.conf, "memory_config": config.AgentMemoryConfig(**memory)}
     conf = config.AgentConfig(llm_config=config.ModelConfig(**llm), **settings)
@@ -160,10 +160,10 @@ def _agent(description: AWorldAgent, endpoint: AgentEndpoint) -> Any:
 
 
 def _keep_memory_in_process() -> None:
-    """Let AWorld keep in this process what it would write to files in the user's home.
+    """Make AWorld keep conversations in this process instead of files in the user's home.
 
-    Its default store reads every conversation that any process ever left there at each access, and
-    processes overwrite each other's index. A store that the user's own code chose stays.
+    At each access, its default store reads all conversations that any process has stored there, and
+    processes overwrite each other's index. A store chosen by the user's code is kept.
     """
     memory = _aworld("aworld.memory.main")
     if "instance" not in memory.MEMORY_HOLDER:
@@ -171,7 +171,7 @@ def _keep_memory_in_process() -> None:
 
 
 async def _forget(agents: Any) -> None:
-    """Close what the agents opened; AWorld itself keeps every agent that ever ran."""
+    """Close the agents' resources; AWorld itself retains every agent that has run."""
     factory = _aworld("aworld.core.agent.base").AgentFactory
     memory = _aworld("aworld.memory.main")
     store = memory.MemoryFactory.instance().memory_store
@@ -192,7 +192,7 @@ async def _forget(agents: Any) -> None:
 
 
 def _all_agents(agents: Any) -> Iterator[Any]:
-    """Yield the agents of an agent or a swarm, those behind AWorld's wrappers of groups too."""
+    """Yield the agents of an agent or a swarm, including those inside AWorld's group wrappers."""
     if hasattr(agents, "agent_graph"):
         for agent in agents.agents.values():
             yield from _all_agents(agent)

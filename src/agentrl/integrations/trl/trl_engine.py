@@ -1,7 +1,7 @@
-"""The engine `trl`: TRL's `GRPOTrainer` learns from rollouts of our samplers.
+"""The engine `trl`: TRL's `GRPOTrainer` learns from rollouts of AgentRL's samplers.
 
-Store, inference servers and samplers are those of the engine `agentrl`; a process of TRL takes the
-place of our trainer.
+Store, inference servers and samplers are those of the engine `agentrl`; a TRL process replaces
+AgentRL's trainer.
 """
 
 import json
@@ -27,7 +27,7 @@ from agentrl.integrations.trainer_processor import TrainerProcessor
 ARGUMENTS_FILE = "trl.json"
 REQUIREMENT = "trl>=1.16,<2"
 _SHARED = {"max_steps", "groups_per_step", "learning_rate", "eval_timeout_seconds"}
-"""Flags of our trainer that mean the same here."""
+"""Flags of AgentRL's trainer with the same meaning here."""
 _NOT_HERE = {*AlgorithmSection.model_fields, *TrainerSection.model_fields} - _SHARED | (
     {"num_train_epochs", "records_of", "min_score"} & set(DataSection.model_fields)
     | {"colocated"} & set(InferenceSection.model_fields)
@@ -49,17 +49,17 @@ _FROM_FLAGS = {
 class TrlEngine(NativeEngine):
     """Trains with TRL's `GRPOTrainer`.
 
-    The configuration's keys are the flags of `agentrl run`, without those of losses and of our
-    trainer (but with `max_steps`, `groups_per_step` and `learning_rate`), and:
+    The configuration's keys are the flags of `agentrl run`, without those of losses and of
+    AgentRL's trainer (except `max_steps`, `groups_per_step` and `learning_rate`), and:
         trl: a mapping of further arguments of TRL's `GRPOConfig`.
-        agent_processes, training_python: as for the engine `agentrl`; `training_python` has trl.
+        agent_processes, training_python: as for the engine `agentrl`; `training_python` needs trl.
     """
 
     trains_by_itself = False
     check_environment = TrainerProcessor.check_environment
 
     def check_config(self, config: Any) -> RootConfig:
-        """Fill in what the other arguments say, check all flags, and write the run's files."""
+        """Add flags that follow from the other arguments, check all, and write the run's files."""
         settings = load_settings(config)
         given = settings.pop("trl", None) or {}
         if not isinstance(given, Mapping):
@@ -93,10 +93,10 @@ class TrlEngine(NativeEngine):
 
 
 def _check_flags(names: Iterable[str]) -> None:
-    """Refuse flags that only AgentRL's own trainer reads.
+    """Reject flags that only AgentRL's own trainer reads.
 
     Raises:
-        ConfigError: names the first of them.
+        ConfigError: there is such a flag; the message names the first.
     """
     for name in names:
         if canonical_name(name) in _NOT_HERE:
@@ -107,14 +107,14 @@ def _check_flags(names: Iterable[str]) -> None:
 
 
 def _grpo_arguments(config: RootConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of TRL's `GRPOConfig`: what the flags say, and what the user gave.
+    """Return the arguments of TRL's `GRPOConfig` from the flags and the user's mapping.
 
     Args:
         config: the run's flags.
         given: the mapping `trl` of the user's configuration.
 
     Raises:
-        ConfigError: a flag sets an argument, or our rollouts cannot be used with it.
+        ConfigError: a flag already sets an argument, or AgentRL's rollouts do not support it.
     """
     for name, place in _FROM_FLAGS.items():
         if name in given:

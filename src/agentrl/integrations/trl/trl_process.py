@@ -1,7 +1,8 @@
-"""The process in which TRL trains: `python -m agentrl.integrations.trl.trl_process trl.json --config run.yaml`.
+"""The process in which TRL trains: `python -m agentrl.integrations.trl.trl_process trl.json
+--config run.yaml`.
 
-Starts store, servers and samplers as `agentrl run` does, and `GRPOTrainer` in a thread. Imports
-TRL, so nothing else imports it.
+Starts store, servers and samplers like `agentrl run`, and `GRPOTrainer` in a thread. No other
+module imports this one, because it imports TRL.
 """
 
 import asyncio
@@ -36,11 +37,11 @@ from agentrl.trainer.trainer_lease import trainer_lease
 
 
 async def run(config: RootConfig, arguments: dict[str, Any]) -> int:
-    """Train to the end; return the exit status.
+    """Train to completion; return the exit status.
 
     Raises:
-        ConfigError: TRL does not take an argument; nothing was started then.
-        AgentRLError: a child failed, or nothing could be learned.
+        ConfigError: TRL rejects an argument; nothing was started.
+        AgentRLError: a child process failed, or nothing could be learned.
     """
     await check_inputs(config)
     checked = await asyncio.to_thread(_grpo_config, arguments)
@@ -54,7 +55,7 @@ async def run(config: RootConfig, arguments: dict[str, Any]) -> int:
 def _grpo_config(arguments: dict[str, Any]) -> Any:
     # TRL warns on every use of a rollout function; its version is pinned.
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    # Takes seconds; mistakes in the flags are reported before.
+    # Imported late, because it takes seconds and errors in the flags are reported before.
     trl = importlib.import_module("trl")
     try:
         return trl.GRPOConfig(**arguments)
@@ -111,8 +112,8 @@ def _train_in_thread(
 ) -> Any:
     """Train, and return TRL's trainer."""
     trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
-    # TRL passes a rollout function no more than the prompt, which here is the question's number; the
-    # ids that come back are what the model was really asked.
+    # TRL passes only the prompt to a rollout function. The prompt is therefore the question's
+    # number; the returned ids are the model's actual input.
     names = [str(number) for number in range(num_questions)]
     trainer = trl.GRPOTrainer(
         model=model,
@@ -126,7 +127,7 @@ def _train_in_thread(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run; return the exit status (2: the user's mistake, 1: a failure)."""
+    """Run; return the exit status (2: usage error, 1: failure)."""
     arguments, *flags = argv
     try:
         config = parse_flags(flags)

@@ -1,6 +1,6 @@
 """TRL's rollout function: new weights to the servers, questions to the samplers, tokens to TRL.
 
-TRL knows prompts and completions but no trees, so a rollout is one sequence for it.
+TRL supports prompts and completions but no trees, so it receives each rollout as one sequence.
 """
 
 import asyncio
@@ -27,32 +27,33 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, eq=False)
 class RolloutSequence:
-    """A conversation as it was sampled: P tokens of its first prompt, C tokens from then on."""
+    """A conversation as sampled: P tokens of its first prompt and C tokens after it."""
 
     prompt_ids: np.ndarray
     """int32 [P]."""
     completion_ids: np.ndarray
-    """int32 [C], what the model said and what it was told in between."""
+    """int32 [C], the model's replies and the tokens given between them."""
     mask: np.ndarray
-    """bool [C], True where a token carries loss."""
+    """bool [C], True for tokens with loss."""
     logprobs: np.ndarray
-    """float32 [C], of the sampled tokens when they were sampled, after temperature; else 0."""
+    """float32 [C], at sampling time and after temperature; 0 for tokens that were not sampled."""
 
     @property
     def num_sampled(self) -> int:
-        """Number of tokens that carry loss."""
+        """Number of tokens with loss."""
         return int(self.mask.sum())
 
 
 ScoredSequence = tuple[RolloutSequence, float | None]
-"""A rollout and its score; None where the infrastructure failed it."""
+"""A rollout and its score; None if the infrastructure failed."""
 
 
 class RolloutFunction:
-    """TRL calls it in its thread; the store is used in the event loop that made this.
+    """Called by TRL in its own thread; the store is used in the event loop that created this
+    object.
 
-    TRL's batch has a place for every rollout. One that failed `max_attempts` times fills its place
-    with a token that carries no loss and has no reward; TRL leaves it out of the group's mean.
+    TRL's batch has a row for every rollout. The row of a rollout that failed `max_attempts` times
+    holds one token without loss and no reward; TRL leaves it out of the group's mean.
 
     Attributes:
         reward_means: mean score of every batch.
@@ -76,15 +77,15 @@ class RolloutFunction:
         self._ended = asyncio.Event()
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """Sample a batch with the weights that the trainer has now.
+        """Sample a batch with the trainer's current weights.
 
         Args:
             prompts: numbers of questions, each `num_generations` times in a row.
             trainer: TRL's `GRPOTrainer`.
 
         Returns:
-            `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` and `score`, each with an entry a
-            prompt.
+            `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` and `score`, each with one entry
+            per prompt.
 
         Raises:
             TrainingError: no rollout of the batch has a token to learn from, or training ends.
@@ -143,7 +144,7 @@ class RolloutFunction:
         return await self._rows(records, step + 1)
 
     async def _rows(self, records: Sequence[DBRecordData], step: int) -> list[ScoredSequence]:
-        """Return the rollouts as TRL takes them, and note in the ledger what becomes of them."""
+        """Return the rollouts in TRL's format, and record their use in the ledger."""
         found = {r.record_id: longest_sequence(r.turns) for r in records if r.score is not None}
         usable = {name: row for name, row in found.items() if row is not None and row.num_sampled}
         if not usable:
@@ -171,10 +172,10 @@ class RolloutFunction:
 
 
 def longest_sequence(turns: Sequence[DispatchedSamplingTask]) -> RolloutSequence | None:
-    """Return the conversation of a rollout with the most sampled tokens; None where none has any.
+    """Return the conversation of a rollout with the most sampled tokens; None if none has any.
 
-    Turns with an advantage of their own that allows no learning (calls that cannot be parsed) are
-    in the sequence, but carry no loss.
+    Turns whose own advantage prevents learning (calls that cannot be parsed) are part of the
+    sequence, but have no loss.
 
     Args:
         turns: all turns of one attempt of a record.
@@ -211,7 +212,7 @@ def _sequence(chain: Sequence[TurnTokens], muted: set[str]) -> RolloutSequence:
 
 
 def reward_of_rollout(score: list[float | None], **_: Any) -> list[float | None]:
-    """TRL's reward function: the scores that came with the rollouts."""
+    """Return the scores of the rollouts, as TRL's reward function."""
     return score
 
 

@@ -2,8 +2,8 @@
 
 It writes into the run's folder: the agent loop's module, `agent_workers.json` and `agent.yaml`,
 which names the module; `reward_func.py` and `reward_worker.json`; `train_data.parquet` and
-`test_data.parquet`; `final_trainer.yaml`, which extends verl's own configuration. They hold no
-secrets, but name environment variables.
+`test_data.parquet`; `final_trainer.yaml`, which extends verl's own configuration. The files contain
+names of environment variables instead of secrets.
 """
 
 import importlib
@@ -62,11 +62,11 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
 class VerlEngine(ExternalEngine):
     """Trains with verl.
 
-    The configuration's keys are verl's (nested, or dotted as on its command line), and:
+    The configuration's keys are verl's (nested, or dotted like on its command line), and:
         agent_processes: worker processes of one agent loop worker of verl (1 for a function; 4
             for AWorld's agents, which run one rollout at a time in each).
-        verl_python: the interpreter that has verl, where this one has not; the environment
-            variable AGENTRL_VERL_PYTHON when not given.
+        verl_python: an interpreter with verl, if this one lacks it; by default the environment
+            variable AGENTRL_VERL_PYTHON.
     """
 
     framework = "verl"
@@ -91,7 +91,7 @@ class VerlEngine(ExternalEngine):
         ]
 
     def check_config(self, config: Any) -> dict[str, Any]:
-        """Fill in what is empty, and write everything that verl needs."""
+        """Fill in missing settings, and write the files that verl needs."""
         settings = self._load_settings(config)
         if any((settings.get("custom_reward_function") or {}).values()):
             raise ConfigError(
@@ -131,10 +131,10 @@ class VerlEngine(ExternalEngine):
         return settings
 
     def inference(self, dataset: Any = None) -> Path:
-        """Let verl validate on the test data, and return the folder of its files.
+        """Run verl's validation on the test data, and return the folder of its files.
 
         Raises:
-            ConfigError: verl is not installed, or other data are asked for.
+            ConfigError: verl is not installed, or other data are requested.
             AgentRLError: verl failed; its own messages were printed.
         """
         if dataset is not None:
@@ -157,8 +157,9 @@ class VerlEngine(ExternalEngine):
         )
 
     def _write_reward(self, reward: RewardFunction) -> Path:
-        """Write the module of the reward function, and its worker beside it."""
-        # One that runs no agent: verl asks for rewards in other processes than for rollouts.
+        """Write the module of the reward function, and the settings of its worker."""
+        # This worker runs no agent, because verl computes rewards and rollouts in different
+        # processes.
         worker = WorkerSettings(
             python=sys.executable,
             processes=1,
@@ -181,7 +182,7 @@ class VerlEngine(ExternalEngine):
 
 
 def _fill_training(settings: dict[str, Any]) -> None:
-    """Fill in what verl's defaults leave open, or set for single-turn tasks with a critic."""
+    """Fill in settings that verl leaves empty or sets for single-turn tasks with a critic."""
     fill(settings, "algorithm.adv_estimator", "grpo")
     fill(settings, "actor_rollout_ref.rollout.n", 8)
     actor = settings["actor_rollout_ref"].setdefault("actor", {})
@@ -198,7 +199,7 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Pat
             "train_engine_name: verl reads Parquet; install pyarrow (pip install 'agentrl-mongo[data]')"
         ) from None
     for row in rows:
-        # Columns have one type; values whose type differs from row to row are passed as text.
+        # A column has one type, so values whose type differs between rows are passed as text.
         row["extra_info"] = {
             key: value if isinstance(value, str | int) else json.dumps(value, ensure_ascii=False)
             for key, value in row["extra_info"].items()

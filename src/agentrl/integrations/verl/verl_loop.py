@@ -27,9 +27,8 @@ _ATTEMPTS = 3
 class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
     """Runs the agent of a generated subclass, in worker processes.
 
-    Every call continues the tokens of the call before, as sampled. verl trains one sequence a
-    rollout: where the agent held several conversations, that is the one with the most sampled
-    tokens.
+    Every call continues the previous call's tokens as sampled. verl trains one sequence per
+    rollout: if the agent held several conversations, the one with the most sampled tokens.
     """
 
     agent: ClassVar[EngineAgent]
@@ -47,7 +46,7 @@ class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         An agent that fails after it called the model scores 0; its calls are trained on as sampled.
 
         Raises:
-            InferenceError: the rollout failed every time.
+            InferenceError: every attempt at the rollout failed.
         """
         messages = [dict(message) for message in kwargs["raw_prompt"]]
         started = time.monotonic()
@@ -100,7 +99,7 @@ class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
                 request_id=secrets.token_hex(8), prompt_ids=ids, sampling_params=sampling_params
             )
             given = list(output.log_probs) if output.log_probs else None
-            # The chain changes only now: a call that failed is retried from the same tokens.
+            # The chain changes only after success, so a retried call starts from the same tokens.
             merged, chain.mask, chain.logprobs = await self.ct_merge_assistant_token(
                 ids,
                 output.token_ids,
@@ -122,12 +121,12 @@ class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
     ) -> tuple[list[int], list[int], list[float] | None]:
         """Return a prompt's ids, and mask and logprobs of those after the chain's first prompt.
 
-        verl's own template code adds to the chain's tokens what the conversation adds to it.
+        verl's own template code appends the new part of the conversation to the chain's tokens.
         """
         if not chain.ids:
             ids = await self.ct_build_initial_tokens(messages, tools=tools or None)
             return list(ids), [], None
-        # Copies: verl may extend the lists that it is given.
+        # Copies, because verl may extend the lists in place.
         merged, mask, logprobs = await self.ct_merge_context_msg(
             chain.messages,
             [*chain.messages, *messages[len(chain.messages) :]],
