@@ -130,7 +130,7 @@ def train(context: click.Context, config: RootConfig) -> int:
 
 
 class _SftCommand(FlagCommand):
-    """Takes `--loss_calculater CrossEntropy`, the original's way to ask for fine-tuning."""
+    """Accepts `--loss_calculater CrossEntropy`, the original's way to select fine-tuning."""
 
     def invoke(self, ctx: click.Context) -> Any:
         loss = ctx.params.pop("loss_calculator", None)
@@ -204,7 +204,7 @@ async def evaluate(context: click.Context, config: RootConfig) -> int:
     """
     from agentrl.launcher.evaluation_run import newest_checkpoint, run_evaluation
 
-    # On the command line: the run's own configuration file names the model that it began with.
+    # Only the command line counts: the run's configuration file names the model of its first start.
     given = given_flags(context)
     config, _ = _or_demo(given, config, "eval_file")
     is_named = "model_name_or_path" in given
@@ -374,7 +374,7 @@ def _or_demo(
     A private database without an output directory holds questions that were added by hand.
 
     Args:
-        given: the flags that were typed.
+        given: the typed flags.
         config: the configuration that they give without the demo.
         questions: the flag that names the command's questions.
 

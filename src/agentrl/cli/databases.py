@@ -42,7 +42,7 @@ def store_uri(config: RootConfig) -> str:
 
 
 def names_here() -> str:
-    """Return the names of the latest runs of this folder, in brackets; empty where there are none."""
+    """Return the names of the latest runs of this folder, in brackets; empty if there are none."""
     folders = [path for path in PRIVATE_MONGO_ROOT.glob("*/") if path.is_dir()]
     latest = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:_MAX_NAMES]
     return f" ({', '.join(path.name for path in latest)})" if latest else ""
@@ -52,16 +52,16 @@ def names_here() -> str:
 def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
     """Yield a URI under which the run's data answer, whether or not the run continues.
 
-    A database of the user is taken as it is. The private mongod of a running run is used; where it
-    has ended, one is started on its data for the length of the block. Enter this in the main
+    A database of the user is used as it is. The private mongod of a live run is used; for an ended
+    run, one is started on its data for the duration of the block. Enter this in the main
     thread.
 
     Args:
-        config: names the run and perhaps a database.
-        create: start with empty data where there are none.
+        config: names the run and, optionally, a database.
+        create: start with empty data if none exist.
 
     Raises:
-        ConfigError: there are no data of a run of this name, and none are to be created.
+        ConfigError: no data of a run with this name exist, and `create` is false.
     """
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
@@ -87,11 +87,11 @@ def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:
     """Return the configuration that a run was trained with.
 
     Args:
-        config: says where output directory and database are, unless they are in their usual places.
+        config: names output directory and database, if they are not in their default places.
         name_or_dir: the run's name, or its output directory.
 
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: the run does not exist.
     """
     output = Path(name_or_dir)
     if not (output / "config.yaml").is_file():
@@ -113,7 +113,7 @@ async def opened_store(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
     """Yield the store of the run that the configuration names.
 
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: the run does not exist.
         StoreError: no database answers.
     """
     from agentrl.store import TrajectoryStore

@@ -95,8 +95,8 @@ def _upload(
         hub: the client.
         repository: `owner/name`.
         folder: the files; names that start with a dot are not uploaded.
-        kind: of the repository.
-        card: the text of README.md where the folder has none; empty for no card.
+        kind: kind of the repository.
+        card: the text of README.md if the folder has none; empty for no card.
         private: whether a newly created repository is private.
 
     Raises:
@@ -157,7 +157,7 @@ def _line(text: object) -> str:
 
 
 def _model_card(config: RootConfig, repository: str) -> str:
-    """Return the card of a trained model: what it came from, in the form that the hub reads."""
+    """Return the card of a trained model: its origin, in the hub's format."""
     name = config.model.model_name_or_path
     is_on_hub = name.count("/") == 1 and not Path(name).exists() and name[:1] not in "./~"
     base = f"base_model: {name}\n" if is_on_hub else ""

@@ -92,7 +92,7 @@ agentrl = _Commands("agentrl", context_settings={"help_option_names": ["--help",
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status (2: the user's mistake, 1: a failure, 75: no database)."""
+    """Run one command and return its exit status (2: usage error, 1: failure, 75: no database)."""
     _open_closed_outputs()
     _escape_what_no_output_has()
     _let_nobody_else_write()
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_words_to_errors() -> None:
-    """Keep the MCP SDK's tracebacks off the console where a command keeps no log: its errors say more."""
+    """Keep the MCP SDK's tracebacks off the console of commands without a log file."""
     logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 
@@ -153,7 +153,7 @@ def _escape_what_no_output_has() -> None:
     def escaped(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
             raise error
-        # As JSON has it: what is printed with `--json` stays readable.
+        # Newlines as in JSON, so that the output of `--json` stays parseable.
         return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
     codecs.register_error("agentrl-escaped", escaped)
@@ -178,7 +178,7 @@ def _outer_problem(error: OSError) -> str | None:
     if isinstance(error, BrokenPipeError):
         return "" if _stdout_is_closed() else None
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        if error.filename is None:  # what is left in the buffer could not be written either
+        if error.filename is None:  # the rest of the buffer could not be written either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return f"{error.filename or 'the output'}: {error.strerror}; free some space"
     if error.errno in _REFUSALS and error.filename is not None:
@@ -199,8 +199,8 @@ def _complain(name: str, problem: str) -> None:
 
 
 def _stdout_is_closed() -> bool:
-    """Return whether the reader of the output has closed the pipe, and then discard further output."""
-    # Not by another write: what the failed one held is lost, so that nothing is left to be written.
+    """Return whether the reader of the output has closed the pipe; if so, discard further output."""
+    # Without another write: the data of the failed write are lost, so the buffer is empty.
     output = select.poll()
     output.register(sys.stdout.fileno(), select.POLLOUT)
     is_closed = any(event & select.POLLERR for _, event in output.poll(0))

@@ -185,7 +185,7 @@ def _training(training: TurnTraining) -> str:
 
 
 def _whole_inputs(turn: DispatchedSamplingTask) -> Iterator[RenderableType]:
-    """Yield what the model was given and what it sampled, as it was: tool schemas and tokens."""
+    """Yield the model's exact input and output: tool schemas and tokens."""
     for tool in turn.tools:
         yield labelled("tool", json.dumps(tool, ensure_ascii=False))
     yield labelled("added ids", " ".join(map(str, turn.added_ids.tolist())))

@@ -360,7 +360,7 @@ def configured_scorer(config: RootConfig, name: str) -> "tuple[Scorer, AgentConf
     """Return a scorer, built-in or the user's, and the models that it may call.
 
     Raises:
-        ConfigError: there is no such scorer, or it lacks its configuration.
+        ConfigError: the scorer does not exist, or lacks its configuration.
     """
     from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 

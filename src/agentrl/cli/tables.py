@@ -29,7 +29,7 @@ def figure(value: float | None) -> str:
 
 
 def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return the table of runs; `at` says where a run's database is, or the command that opens it."""
+    """Return the table of runs; `at` is a database address, or the command that opens it."""
     if not runs:
         return Text("no runs")
     table = Rows("run", "status", ">version", ">groups", ">reward", ">tokens", "changed", "+at")

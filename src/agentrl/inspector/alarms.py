@@ -26,7 +26,7 @@ _VERSIONS_BEHIND = 2
 
 
 class Alarm(Value):
-    """One thing that is wrong, or soon will be."""
+    """One existing or imminent problem."""
 
     kind: str
     severity: Literal["error", "warning"]
@@ -45,7 +45,7 @@ def find_alarms(
     Args:
         run: the run.
         steps: the figures of its last steps, in order.
-        fleet: who takes part.
+        fleet: the servers and samplers.
         missing: records without a score.
         answers: the final answers of each of the last completed groups.
     """

@@ -1,4 +1,4 @@
-"""Forks in the inspector: those of a question as JSON values, and new ones.
+"""Forks in the inspector: existing forks of a question as JSON values, and new forks.
 
 A new fork is a process of `agentrl fork`, as on the command line: models, tools and model output
 stay out of the process that serves the pages.
@@ -28,7 +28,7 @@ _NAMED = "agentrl fork: "
 
 
 class AskedFork(Value):
-    """What a page asks for."""
+    """The fork that a page requests."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -41,7 +41,7 @@ class AskedFork(Value):
 
 
 async def fork_of(store: TrajectoryStore, record_id: str) -> dict[str, Any] | None:
-    """Return where a rollout of a fork left its parent; None for a rollout of the run."""
+    """Return the branch point of a fork's rollout; None for a rollout of the run."""
     fork = await store.forks.of_record(record_id)
     return None if fork is None else _fork(fork)
 
@@ -89,7 +89,7 @@ async def shown(store: TrajectoryStore, record_id: str, turn: int) -> dict[str, 
 
     Raises:
         ConfigError: the record has no such turn.
-        StoreError: there is no such record.
+        StoreError: the record does not exist.
     """
     turns = await store.holding(record_id).turns.of_record(record_id)
     check_fork_turn(turns, turn)
@@ -100,16 +100,16 @@ class ForkStarter:
     """Starts processes of `agentrl fork`; `close` stops running ones."""
 
     def __init__(self, sources: RunSources) -> None:
-        """Remember where the runs are; their stores can write."""
+        """Store the location of the runs, whose stores can write."""
         self._sources = sources
         self._playing: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
 
     async def start(self, store: TrajectoryStore, asked: AskedFork) -> dict[str, Any]:
-        """Start a fork and return its id and those of its records, which run in the background.
+        """Start a fork in the background, and return its id and the ids of its records.
 
         Raises:
-            ConfigError: it cannot run; the message is the command's.
-            StoreError: there is no such record.
+            ConfigError: it cannot run; the message equals that of `agentrl fork`.
+            StoreError: the record does not exist.
         """
         turns = await store.holding(asked.record).turns.of_record(asked.record)
         check_fork_turn(turns, asked.turn)

@@ -38,7 +38,7 @@ class _Node:
     parent: int | None
     records: set[str] = field(default_factory=set)
     turns: list[tuple[str, int]] = field(default_factory=list)
-    """Those that end in this stretch."""
+    """Turns that end in this range."""
 
 
 def group_tree(
@@ -50,12 +50,12 @@ def group_tree(
 ) -> dict[str, Any]:
     """Return the nodes of a group's token tree.
 
-    Forks are branches of it, and say nothing of where the rollouts part ways.
+    Forks are branches of the tree, and do not influence where the rollouts diverge.
 
     Args:
         turns: all turns of one attempt of each record, record by record.
         scores: record id -> score.
-        advantages: record id -> what the trainer gave it. Others get what their score is above the
+        advantages: record id -> the trainer's advantage. Other records get their score minus the
             mean of the rollouts.
         forked: ids of those records that are rollouts of forks.
         tokenizer: turns tokens into text; None leaves the texts out.
@@ -156,7 +156,7 @@ def _split(nodes: list[_Node], number: int, at: int) -> None:
 
 
 def _gaps(nodes: Sequence[_Node], means: Sequence[float | None]) -> list[float]:
-    """Return how far the mean scores of each node's children lie apart."""
+    """Return the spread of the mean scores of each node's children."""
     children: list[list[float]] = [[] for _ in nodes]
     for node, mean in zip(nodes, means, strict=True):
         if node.parent is not None and mean is not None:

@@ -1,8 +1,8 @@
 """The inspector's HTTP interface: JSON routes about runs, and the pages that use them.
 
-Runs come from `RunSources`; what is said of them from the modules of answers. Ids travel as query
-parameters, since they hold slashes; every other path is a page of the front end, which reads its
-place from the address.
+Runs come from `RunSources`, and their data from the modules of answers. Ids travel as query
+parameters, because they contain slashes; every other path is a page of the front end, which reads
+its place from the address.
 """
 
 import asyncio
@@ -66,9 +66,9 @@ class InspectorApp:
         """Wrap the sources.
 
         Args:
-            sources: what is read.
-            writable: what is changed; None refuses every change.
-            version: AgentRL's, to be shown.
+            sources: the runs to read.
+            writable: the runs to change; None rejects every change.
+            version: the displayed version of AgentRL.
         """
         self._version = version
         self._sources = sources
@@ -78,7 +78,7 @@ class InspectorApp:
         self._reading: asyncio.Task[None] | None = None
 
     def asgi(self, *, token: str, host: str, port: int) -> HttpGuard:
-        """Return the application behind its guards."""
+        """Return the application wrapped in its guards."""
         read = {
             "overview": lambda store, _: overview(store),
             "curves": lambda store, request: curves(store, _number(request, "after", 0)),
@@ -153,7 +153,7 @@ class InspectorApp:
         )
 
     async def _list(self, _: Request) -> Response:
-        """Return the runs as far as they are known; those whose data must be served follow."""
+        """Return the known runs; runs whose data must be served first follow in later answers."""
         names = await self._sources.names()
         served = [name for name in names if self._sources.is_served(name)]
         found = await asyncio.gather(*(self._row(name) for name in served))
@@ -201,7 +201,7 @@ class InspectorApp:
         return Response(image.data, media_type=image.mime_type, headers=_NEVER_CHANGES)
 
     async def _events(self, request: Request) -> Response:
-        """Stream news of a run: what its pages must ask for again."""
+        """Stream changes of a run, upon which its pages repeat their requests."""
         name = request.path_params["run"]
 
         async def stream() -> AsyncIterator[bytes]:
@@ -211,7 +211,7 @@ class InspectorApp:
                     async with self._sources.opened(name) as store:
                         news = await _news(store)
                 except StoreError:
-                    return  # a mongod that ends with its run; the browser asks again
+                    return  # the mongod ended with its run; the browser reconnects
                 if news != last:
                     last = news
                     yield b"data: " + orjson.dumps(news, option=orjson.OPT_NON_STR_KEYS) + b"\n\n"

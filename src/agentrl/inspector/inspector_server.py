@@ -35,7 +35,7 @@ async def serve_inspector(
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        config: where the runs are; the one that it names is the first to be shown.
+        config: the location of the runs; the page of the named run is opened first.
         host: address to listen on.
         port: port to listen on; a free one from 8480 on by default.
         allow_control: whether readers may change a run.

@@ -1,8 +1,8 @@
 """Access control: a token for every request, and security headers on every response.
 
-Loopback is open to every user of the machine and a run's texts are not, so the token is asked for
-there too. It arrives once in the address that the command prints, or as a bearer; a cookie that
-scripts and other sites never see carries it on. Everything that a page needs comes from this server.
+Loopback is open to every user of the machine but a run's texts are not, so the token is required
+there too. It arrives once in the printed address, or as a bearer token; a cookie that is hidden
+from scripts and other sites keeps it. Pages load everything from this server.
 """
 
 import secrets
@@ -47,14 +47,14 @@ def kept_token(folder: Path) -> str:
 
 
 class ReaderAccess:
-    """ASGI middleware that lets requests with the token through, and guards the answers."""
+    """ASGI middleware that admits requests with the token, and protects the responses."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         """Wrap an application.
 
         Args:
             app: the application.
-            token: what a request must know.
+            token: the token that a request must present.
             port: part of the cookie's name; cookies of one host are shared by all its ports.
         """
         self._app = app

@@ -1,4 +1,4 @@
-"""One record as JSON values: its turns, tokens and texts, each cut to what a page can show.
+"""One record as JSON values: its turns, tokens and texts, each limited to the size of a page.
 
 Input: a `RecordDetail` or a turn. Output: dictionaries. A truncated text states its length, and
 `whole_text` returns any range of it. Data that a run does not store is absent, never guessed.
@@ -24,7 +24,7 @@ from agentrl.schema import (
 from agentrl.store.repositories.reports import RecordDetail
 
 SHOWN_CHARS = 20_000
-"""Characters of a text that come with the page."""
+"""Characters of a text that the page contains initially."""
 MORE_CHARS = 200_000
 """Characters that a request for the rest returns."""
 TURNS_A_PAGE = 100
@@ -166,8 +166,8 @@ def whole_text(turn: DispatchedSamplingTask, part: str, start: int) -> dict[str,
 
     Args:
         turn: the turn that the text belongs to.
-        part: its name, as the cut text gives it.
-        start: characters to leave out.
+        part: its name, from the cut text.
+        start: number of characters to skip.
 
     Raises:
         StoreError: the turn has no such text.
@@ -197,11 +197,11 @@ def tokens_answer(
     tokenizer: Tokenizer | None,
     start: int,
 ) -> dict[str, Any]:
-    """Return sampled tokens with what the store holds of each.
+    """Return sampled tokens with their stored values.
 
     Args:
         turn: the turn that sampled them.
-        seen: what the last step that used the turn saw at its tokens; None before any did.
+        seen: values at the turn's tokens in the last step that used it; None before the first.
         tokenizer: turns ids into texts; None leaves the texts out.
         start: tokens to leave out.
     """
@@ -231,7 +231,7 @@ def _halves(stored: bytes) -> np.ndarray:
 
 
 def cut(text: str | None, part: str | None = None) -> dict[str, Any] | None:
-    """Return the beginning of a text, its length, and the name by which the rest is asked for."""
+    """Return the start of a text, its length, and the name for requesting the rest."""
     if text is None:
         return None
     shown = {"text": text[:SHOWN_CHARS], "length": len(text)}

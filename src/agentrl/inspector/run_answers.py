@@ -167,7 +167,7 @@ async def curves(store: TrajectoryStore, after: int) -> dict[str, Any]:
 
 
 async def step_answer(store: TrajectoryStore, step: int) -> dict[str, Any]:
-    """Return one optimizer step: its figures, the records behind it, the weights that it made.
+    """Return one optimizer step: its figures, its records, and the resulting weights.
 
     Raises:
         StoreError: the trainer has made no such step.
@@ -204,7 +204,7 @@ async def other_times(store: TrajectoryStore, run: Run, task_id: str) -> list[Gr
 
 
 async def errors(store: TrajectoryStore) -> dict[str, Any]:
-    """Return what went wrong, grouped by what the errors have in common."""
+    """Return the errors of a run, grouped by their common text."""
     found = await store.reports.failures(_ERRORS_READ)
     groups: defaultdict[str, list[Failure]] = defaultdict(list)
     for failure in found:

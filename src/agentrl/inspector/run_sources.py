@@ -41,11 +41,11 @@ class RunSources:
     """Opens runs on demand, and closes them when they are no longer requested."""
 
     def __init__(self, config: RootConfig, *, may_write: bool = False) -> None:
-        """Remember where the runs are.
+        """Store the location of the runs.
 
         Args:
             config: names a database server (`--db_connection_string`), or else the data of private
-                mongods: those of this folder, or `--mongo_data_dir` alone.
+                mongods: those of this folder, or only `--mongo_data_dir`.
             may_write: open stores that can write; otherwise private data are read through a login
                 that could not.
         """
@@ -59,7 +59,7 @@ class RunSources:
 
     @property
     def place(self) -> str:
-        """Where the runs are, in words, without a password."""
+        """The location of the runs as text, without a password."""
         if self._uri is not None:
             return self._uri.partition("://")[2].rpartition("@")[2].partition("/")[0]
         return str(self._only or PRIVATE_MONGO_ROOT)
@@ -87,7 +87,7 @@ class RunSources:
         """Yield the store of a run, which stays open for the next question.
 
         Raises:
-            StoreError: there is no such run, or its database does not respond.
+            StoreError: the run does not exist, or its database does not respond.
         """
         async with self._opening.setdefault(name, asyncio.Lock()):
             run = self._open.get(name)

@@ -19,7 +19,7 @@ _LONGEST_CHARACTER = 8
 
 
 def tokenizer_of(config: Mapping[str, Any]) -> Tokenizer | None:
-    """Return the tokenizer of a run's model; None where its directory is not on this machine.
+    """Return the tokenizer of a run's model; None if its directory is not on this machine.
 
     Args:
         config: the run's configuration as the database has it.
@@ -45,7 +45,7 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     before = tokenizer.decode(anchor, skip_special_tokens=False)
 
     def added(runs: list[list[int]]) -> list[str]:
-        # Behind another token: some tokenizers drop the space of the first one.
+        # Decoded after another token, because some tokenizers drop the first token's leading space.
         texts = tokenizer.decode_batch([[*anchor, *run] for run in runs], skip_special_tokens=False)
         return [text.removeprefix(before) for text in texts]
 

@@ -36,7 +36,7 @@ def trainer_command(trainer: TrainerSection, config_path: Path) -> list[str]:
 def tool_server_command(template: str, port: int) -> list[str]:
     """Return the tool server's argv.
 
-    `{port}` is filled in, programs are found as `runtime.child_processes.program` says, and a script
+    `{port}` is filled in, programs are found by `runtime.child_processes.program`, and a script
     that ships with the package (`examples/shop/server.py`) from any working directory.
 
     Raises:

@@ -1,6 +1,6 @@
 """Checks whether this machine can execute a run (`agentrl doctor`).
 
-Input: a configuration. Output: one line per check, which passes or says what to do: Python,
+Input: a configuration. Output: one line per check, with the result or a remedy: Python,
 packages, GPUs, ports, MongoDB, servers, tools, disk and memory, then the checks of `agentrl run`
 itself. A private mongod is started briefly on an empty directory; nothing of the run is started,
 and no files remain. Every check has a timeout.
@@ -45,9 +45,9 @@ from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import ToolsConfig, probe
 
 CHECK_SECONDS = 30.0
-"""Longest time that one check may take."""
+"""Timeout of one check."""
 _TOOL_SECONDS = 60.0
-"""For one tool server: `npx` and `uvx` download what they start."""
+"""Timeout for one tool server: `npx` and `uvx` download the program first."""
 _FREE_GIB, _FREE_MEMORY_GIB, _OPEN_FILES = 5, 2, 4096
 _GIB = 1 << 30
 
@@ -70,11 +70,11 @@ Look = Callable[[], Iterator[Told] | Awaitable[Told]]
 async def examine(
     config: RootConfig, check_seconds: float = CHECK_SECONDS
 ) -> AsyncIterator[Diagnosis]:
-    """Yield a line for everything that a run with this configuration needs here.
+    """Yield a line for every requirement of a run with this configuration on this machine.
 
     Args:
         config: the checked configuration.
-        check_seconds: longest time that one check may take.
+        check_seconds: timeout of one check.
     """
     checks: list[tuple[str, Look]] = [
         ("python", _python),

@@ -1,7 +1,7 @@
 """`agentrl eval`: a checkpoint's score on held-out questions, from real rollouts, on one machine.
 
-The evaluation is a separate run (`RUN_NAME-eval`), so its documents and weights never mix with
-those of a training run.
+The evaluation is a separate run (`RUN_NAME-eval`), so its documents and weights stay separate
+from those of a training run.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
 
     Args:
         config: the checked configuration.
-        checkpoint: the model or adapter to evaluate; the configured model when not given.
+        checkpoint: the model or adapter to evaluate; by default the configured model.
 
     Raises:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
@@ -113,7 +113,7 @@ async def _evaluate(
     config = cluster.config
     await store.ensure_schema()
     await store.runs.create(Run(name=config.run.run_name, config=flat_values(config)))
-    await store.runs.set_status("created")  # samplers take no slots of one that is over
+    await store.runs.set_status("created")  # samplers claim no slots of an ended run
     await store.runs.set_phase("evaluating")
     if adapter is not None:
         name = AdapterNames(config.run.run_name).of(0)
@@ -164,7 +164,7 @@ async def _evaluate(
 
 
 async def follow(console: Console, store: TrajectoryStore) -> None:
-    """Say how far the evaluation is and what a person should look at, until cancelled."""
+    """Report progress of the evaluation, and warnings, until cancelled."""
     began, pause = time.monotonic(), FIRST_PAUSE_SECONDS
     warnings = RunWarnings(store)
     while True:
@@ -174,7 +174,7 @@ async def follow(console: Console, store: TrajectoryStore) -> None:
             say(console, f"warning: {text}", "yellow")
         try:
             standing = await store.reports.evaluations()
-        except StoreError:  # it comes back, or the evaluation itself ends
+        except StoreError:  # the database returns, or the evaluation itself ends
             continue
         for one in standing[-1:]:
             answered = f"{one.num_completed} of {one.num_tasks} questions answered"

@@ -17,7 +17,7 @@ EXTRAS = {
     "trackers": "--report_to",
     "otel": "--otlp_endpoint",
 }
-"""Extra -> what it is for."""
+"""Extra -> its purpose."""
 _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"](\w+)['\"]")
 
 

@@ -39,12 +39,12 @@ _ROLES = ("system", "user", "tool")
 
 @dataclass(frozen=True)
 class WantedFork:
-    """What was asked for."""
+    """The requested fork."""
 
     record_id: str
     turn: int
     version: int | None = None
-    """None: what the run's servers serve, or the newest that there is."""
+    """None for the version that the run's servers serve, or else the newest one available."""
     messages: tuple[Message, ...] | None = None
     num_tries: int = 1
     sampling: Mapping[str, Any] | None = None
@@ -65,13 +65,13 @@ async def run_fork(
     """Run a fork, and yield its rollouts as they end.
 
     Args:
-        config: of the run, with its database.
-        wanted: what to play.
-        when_begun: called with the fork and the ids of its records once they are stored.
+        config: configuration of the run, with its database.
+        wanted: the requested fork.
+        when_begun: called with the fork and the ids of its records as soon as they are stored.
 
     Raises:
         ConfigError: the fork cannot run as requested.
-        StoreError: there is no such record.
+        StoreError: the record does not exist.
         InferenceError: no server serves the version, and none could be started.
     """
     async with AsyncExitStack() as stack:
@@ -117,10 +117,10 @@ def edited_messages(given: Any) -> tuple[Message, ...]:
     """Return the messages of an edit.
 
     Args:
-        given: what was read: `{"messages": [{"role": ..., "content": ...}]}`.
+        given: the parsed JSON: `{"messages": [{"role": ..., "content": ...}]}`.
 
     Raises:
-        ConfigError: it has another form; the text says where.
+        ConfigError: it is malformed; the message names the place.
     """
     if not isinstance(given, dict) or set(given) != {"messages"}:
         keys = f", not {', '.join(map(repr, given))}" if isinstance(given, dict) else ""
@@ -155,7 +155,7 @@ async def messages_of_turn(store: TrajectoryStore, record_id: str, turn: int) ->
 
     Raises:
         ConfigError: the record has no such turn.
-        StoreError: there is no such record.
+        StoreError: the record does not exist.
     """
     detail = await store.holding(record_id).reports.record_detail(record_id)
     check_fork_turn(detail.turns, turn)
@@ -206,7 +206,7 @@ async def weights_of(config: RootConfig, store: TrajectoryStore, version: int | 
 
 
 async def _reach_tools(cluster: LocalCluster) -> None:
-    """Start the run's tool server unless it is up, as that of a live run is."""
+    """Start the run's tool server unless it is already up, as in a live run."""
     tools = cluster.config.tools
     if tools.tool_server_url is not None:
         try:

@@ -84,8 +84,9 @@ NO_GPUS = GpuMap()
 def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuMap]:
     """Return the configuration with its number of servers, and the map.
 
-    Trainer ranks take the first GPUs unless flags name others; servers take as many of the remaining
-    ones as `--num_inference_servers` asks for, or all of them. With `--colocated` both have the same.
+    Trainer ranks take the first GPUs unless flags name others; servers take as many of the
+    remaining ones as `--num_inference_servers` requests, or all of them. With `--colocated` both
+    share the same.
 
     Args:
         config: the checked configuration.

@@ -1,8 +1,8 @@
 """The processes of one machine around a trainer or an evaluation: store, tools, servers, samplers.
 
-Input: a checked configuration. Output: running children, each with a log file of its own, and a
-configuration that names their addresses. All of them end with the cluster. This module does not
-know what they compute.
+Input: a checked configuration. Output: running children, each with its own log file, and a
+configuration that names their addresses. All of them end with the cluster. This module is
+independent of what they compute.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ RESTARTS = 5
 STOP_SECONDS = 15.0
 """Grace period of a child after SIGTERM before it is killed."""
 SUPERVISOR_STOP_SECONDS = 2 * STOP_SECONDS
-"""For `agentrl serve`, which gives its server `STOP_SECONDS` first."""
+"""Grace period of `agentrl serve`, which first gives its server `STOP_SECONDS`."""
 TRAINER_STOP_SECONDS = 120.0
 """The trainer finishes its step and saves. On several machines it cannot: they end one by one."""
 _KEYS = ("inference_api_key", "inference_admin_key")
@@ -63,7 +63,7 @@ class LocalCluster:
     """Async context around the children.
 
     Attributes:
-        config: the configuration, which gains addresses as children come up.
+        config: the configuration; addresses are added as children start.
     """
 
     def __init__(self, config: RootConfig, *, gpus: GpuMap = NO_GPUS, role: str = "") -> None:
@@ -156,7 +156,7 @@ class LocalCluster:
         self.config = self.config.model_copy(update={"inference": section})
 
     async def _private_uri(self, data_dir: Path) -> str:
-        # An evaluation may join the database of a run that continues; the run itself is there once.
+        # An evaluation may use the database of a live run; the run itself may exist only once.
         running = running_uri(data_dir) if self._role else None
         if running is not None:
             return with_database(running, self.config.run.run_name)
@@ -212,7 +212,7 @@ class LocalCluster:
                 return await probe(tools)
             except ConfigError as error:
                 if not isinstance(error.__cause__, ToolError):
-                    raise  # it answers, and lacks what the flags name
+                    raise  # it responds, but lacks something that the flags name
                 if time.monotonic() > deadline or self._supervisor.failed() is not None:
                     raise AgentRLError(
                         f"the tool server did not start; last lines of {child.log_path}: "
@@ -280,7 +280,7 @@ class LocalCluster:
                 task.cancel()
 
     async def start_trainer(self) -> Child:
-        """Start this machine's trainer ranks, under `accelerate launch` when there are several.
+        """Start this machine's trainer ranks, under `accelerate launch` if there are several.
 
         The log file is numbered by the first of them, as that rank itself would name it. A trainer
         that was killed, or that lost the database, continues from its last checkpoint; ranks of
@@ -337,7 +337,7 @@ class LocalCluster:
             working.cancel()
 
     def _metrics_flags(self, offset: int) -> tuple[str, ...]:
-        """Return the flags that give a child a metrics port of its own, behind the trainer's."""
+        """Return the flags that give a child its own metrics port, following the trainer's."""
         port = self.config.run.metrics_port
         return () if not port else ("--metrics_port", str(port + offset))
 
@@ -389,7 +389,7 @@ async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
 def _child_settings(stop_seconds: float) -> dict[str, str]:
     """Return a child's environment: no spinning on cores that others need, an end in time."""
     return {
-        # Ranks are in sessions of their own: their launcher must end them before it is killed.
+        # Ranks run in separate sessions, so their launcher must end them before it is killed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(stop_seconds) - 3),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_WAIT_POLICY": "PASSIVE",

@@ -10,7 +10,7 @@ from agentrl.planner.cluster_plan import ClusterPlan, plan_cluster
 
 
 def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> ClusterPlan | None:
-    """Return the plan for the GPUs of this machine; None without GPUs, or for unknown models of GPU.
+    """Return the plan for the GPUs of this machine; None without known GPUs.
 
     Args:
         config: the checked configuration, with its number of servers.
@@ -31,7 +31,7 @@ def check_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> list[str
         Notes for a person.
 
     Raises:
-        ConfigError: the message says what does not fit, and what would.
+        ConfigError: the configuration does not fit; the message says what would.
     """
     plan = planned_memory(config, gpus, model_path)
     if plan is None:

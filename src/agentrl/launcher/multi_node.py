@@ -124,12 +124,12 @@ async def wait_for_first(
 async def check_same_flags(
     config: RootConfig, path: Path, *, timeout_seconds: float = _FILE_SECONDS
 ) -> None:
-    """Refuse ranks whose flags differ from those of machine 0.
+    """Reject ranks whose flags differ from those of machine 0.
 
     Args:
         config: the configuration of this machine.
-        path: the configuration that machine 0 wrote before it began to listen.
-        timeout_seconds: longest wait for the file to appear on this machine.
+        path: the configuration that machine 0 wrote before it started to listen.
+        timeout_seconds: how long to wait for the file to appear on this machine.
 
     Raises:
         ConfigError: the file is not visible here, or it differs.

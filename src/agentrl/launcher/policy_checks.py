@@ -26,11 +26,12 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
 
     Args:
         config: the checked configuration.
-        trains: whether our trainer computes with it.
+        trains: whether AgentRL's trainer computes with it.
         with_weights: see `resolve_model`.
 
     Raises:
-        ConfigError: the model is missing, the mesh does not fit it, or the run began with another.
+        ConfigError: the model is missing, the mesh does not fit it, or the run started with another
+        model.
     """
     path = find_model(config.model, with_weights=with_weights)
     inference, found = config.inference, raw_config(path)
@@ -71,7 +72,7 @@ def find_model(model: ModelSection, *, with_weights: bool = True) -> Path:
     """Return the model's directory.
 
     Args:
-        model: names it, and what is asked of it.
+        model: name of the model, and the requirements on it.
         with_weights: see `resolve_model`.
 
     Raises:
@@ -103,7 +104,7 @@ def _check_goes_on(config: RootConfig, given: Any) -> None:
 
 
 def _shape(config: Any) -> dict[str, object]:
-    """Return what two configurations of one model have in common, as far as this one says it."""
+    """Return the fields that identify the model, as far as this configuration has them."""
     decoder = vars(decoder_config(config))
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers")
     found = {"model_type": config.model_type} | {name: decoder.get(name) for name in sizes}

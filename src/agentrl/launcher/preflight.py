@@ -41,11 +41,11 @@ from agentrl.tools import probe
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen of one subject."""
+    """The result of checking one subject."""
 
     subject: str
     problem: AgentRLError | None = None
-    """Why the run cannot start; None where it can."""
+    """Reason why the run cannot start; None if it can."""
     notes: tuple[str, ...] = ()
     """Notes for the user."""
 
@@ -55,7 +55,7 @@ Check = Callable[[], Awaitable[list[str] | None] | list[str] | None]
 
 
 async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
-    """Check model, questions, environments, scorers, agent, database, tool servers and inference servers.
+    """Check model, questions, environments, scorers, agent, database and all servers.
 
     Args:
         config: the checked configuration.
@@ -134,7 +134,7 @@ async def _finding(subject: str, check: Check) -> Finding:
 async def findings_on_ranks(
     config: RootConfig, *, with_weights: bool = True
 ) -> AsyncIterator[Finding]:
-    """Yield what a machine with nothing but trainer ranks needs: model and database."""
+    """Yield the checks of a machine that runs only trainer ranks: model and database."""
 
     def model() -> None:
         find_model(config.model, with_weights=with_weights)
@@ -144,7 +144,7 @@ async def findings_on_ranks(
 
 
 async def check_ranks(config: RootConfig) -> None:
-    """Check what a machine with nothing but trainer ranks needs.
+    """Check the requirements of a machine that runs only trainer ranks.
 
     Raises:
         ConfigError: the model cannot be used.

@@ -49,7 +49,7 @@ class Rates:
         """Sampled tokens a second."""
 
     def add(self, progress: RunProgress) -> None:
-        """Take in the counts as they are now."""
+        """Update the display with the current counts."""
         scored = progress.records.get("scored", 0) + progress.eval_records.get("scored", 0)
         now = time.monotonic()
         self._seen.append((now, scored, progress.num_output_tokens))
@@ -78,12 +78,12 @@ class ProgressDisplay:
         """Start without any state.
 
         Args:
-            console: what is written to.
+            console: the output.
             store: the run's database; the run need not exist yet.
             run_name: title of the panel.
             metrics_path: the trainer's metrics.jsonl.
-            max_steps: where the run ends.
-            restarts: returns how often each process was started again.
+            max_steps: last step of the run.
+            restarts: returns how often each process was restarted.
         """
         self._console = console
         self._store = store

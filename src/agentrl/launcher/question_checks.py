@@ -31,7 +31,7 @@ from agentrl.store import TrajectoryStore
 _MAX_KEYS = 8
 """Keys that a note lists."""
 _MAX_COMPARED = 2000
-"""Questions of a file that are compared with those of a run that is resumed."""
+"""Number of a file's questions that are compared with those of a resumed run."""
 
 
 async def check_questions(
@@ -41,7 +41,7 @@ async def check_questions(
 
     Args:
         config: the checked configuration.
-        renderer: of the model, where there is one.
+        renderer: the model's renderer, if there is one.
         trains: whether the training questions are checked too.
 
     Returns:
@@ -103,7 +103,7 @@ def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) ->
         return
     known = MCPScorerFactory.registered_functions()
     module = load_scorer_module(rollout.scorer_module)
-    # A module that was imported before has registered what it holds.
+    # A module that was imported before has already registered its scorers.
     is_own = any(getattr(function, "__module__", "") == module.__name__ for function in known)
     if len(known) == len(before) and not is_own:
         yield (

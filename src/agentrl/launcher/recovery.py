@@ -1,7 +1,8 @@
 """Which ends of a run's processes a restart can fix, and the restarts of the private mongod.
 
-A process that was killed, or that lost the database for too long, is started again; one that ended
-by a decision of its own (a mistake of the user, a loss that stays non-finite) would only repeat it.
+A process that was killed, or that lost the database for too long, is restarted. A process that
+ended deliberately (a usage error, a loss that stays non-finite) is not, because it would end the
+same way.
 """
 
 import asyncio
@@ -19,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _TAIL_LINES = 200
-# `accelerate launch` ends with status 1 whatever ended its ranks, and reports the first of them.
+# `accelerate launch` always ends with status 1, and reports the first rank that failed.
 _FIRST_RANK = re.compile(r"failed \(exitcode: (-?\d+)\)")
 
 
 def was_interrupted(child: Child, status: int) -> bool:
-    """Return whether a child ended through no decision of its own."""
+    """Return whether a child ended involuntarily."""
     rank = _FIRST_RANK.search(child.log_tail(_TAIL_LINES)) if status > 0 else None
     status = int(rank[1]) if rank else status
     return status < 0 or status == os.EX_TEMPFAIL

@@ -1,4 +1,4 @@
-"""What a run's console shows: the panel of a terminal, and lines where there is none.
+"""The console output of a run: a panel on a terminal, and plain lines otherwise.
 
 Input: a `RunView`, which `display` keeps up to date. Output: renderables and lines. Nothing is read
 here. The panel fits 80x24; a taller terminal also gets the last steps.
@@ -32,7 +32,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass
 class RunView:
-    """Everything that is shown of a run."""
+    """The displayed data of a run."""
 
     run_name: str
     max_steps: int
@@ -73,16 +73,16 @@ class RunView:
 
 
 def panel(view: RunView) -> RenderableType:
-    """Return the run as a panel, and an empty line behind it.
+    """Return the run as a panel followed by an empty line.
 
-    The terminal writes `^C` where the cursor stands. Behind the panel's full last line it would
-    begin a new one, and the next panel would be drawn below the old one's top.
+    The terminal writes `^C` at the cursor. After the panel's full last line it would start a new
+    line, and the next panel would be drawn too low.
     """
     return Group(_Panel(view), Text(""))
 
 
 def phase_text(view: RunView) -> str:
-    """Return what the run does now, in words."""
+    """Return the current activity of the run as text."""
     match view.phase:
         case "starting":
             return "starting the processes"

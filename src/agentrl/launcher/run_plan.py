@@ -1,8 +1,8 @@
 """What `agentrl run` would do, without doing it (`--dry_run`).
 
-Input: the configuration and the flags as they were typed. Output: a plan in parts, as text and as
-JSON: every value with its origin, the processes with their GPUs, and what the checks of a real
-start find. Nothing is started or written; of a hub id, only the model's small files are fetched.
+Input: the configuration and the flags as typed. Output: a plan in parts, as text and as
+JSON: every value with its origin, the processes with their GPUs, and the results of the checks of a
+real start. Nothing is started or written; of a hub id, only the model's small files are fetched.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class RunPlan:
 
     config: RootConfig
     origins: Mapping[str, str]
-    """Where each value comes from, by flag."""
+    """Origin of each value, by flag."""
     gpus: GpuMap
     findings: tuple[Finding, ...]
     memory: ClusterPlan | None = None
@@ -79,7 +79,7 @@ class RunPlan:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the plan for a person; what matters most comes last."""
+        """Yield the plan as text lines; the most important come last, next to the prompt."""
         values = _values(self.config)
         for section, cls in SECTIONS.items():
             yield f"{section}:"
@@ -127,7 +127,7 @@ class RunPlan:
 
 
 async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
-    """Look at everything that a start would look at, and return what would come of it.
+    """Run the checks of a real start, and return the resulting plan.
 
     Args:
         config: the checked configuration.
@@ -155,7 +155,7 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
 async def _memory(
     config: RootConfig, gpus: GpuMap, path: Path, found: list[Finding]
 ) -> ClusterPlan | None:
-    """Return the plan of memory, and add what is found."""
+    """Return the plan of memory, and add the findings."""
     try:
         plan = await asyncio.to_thread(planned_memory, config, gpus, path)
     except AgentRLError as error:
@@ -175,7 +175,7 @@ def _values(config: RootConfig) -> dict[str, Any]:
     public = flat_values(config)
     values = {}
     for name, flag in FLAGS.items():
-        # Left out of what is written down: secrets, and what concerns this start alone.
+        # Omitted from the plan: secrets, and flags that apply to this start only.
         value = getattr(getattr(config, flag.section), name)
         values[name] = public.get(name, HIDDEN if isinstance(value, SecretStr) else value)
     return values

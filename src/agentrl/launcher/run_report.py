@@ -1,4 +1,4 @@
-"""What the launcher says to a person: what it waits for, the result, and why a run failed."""
+"""Console messages of the launcher: waiting, the result, and the reason of a failure."""
 
 import asyncio
 import json
@@ -16,21 +16,21 @@ from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.printable import counted, printable
 from agentrl.store import TrajectoryStore
 
-# What a command says to its user, or the last line of a traceback.
+# A command's error message, or the last line of a traceback.
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?(agentrl \w+: .+|[\w.]*(?:Error|Exception): .+)")
 _TAIL_LINES = 200
 SLOW_SECONDS = 5.0
-"""How long nothing may be said before the first process runs; most starts take less."""
+"""How long the console may stay silent before the first process runs; most starts take less."""
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print text that may come from outside; the terminal alone breaks its lines, so that it copies."""
+    """Print untrusted text; only the terminal wraps its lines, so that it can be copied intact."""
     console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @asynccontextmanager
 async def told_if_slow(console: Console, text: str) -> AsyncIterator[None]:
-    """Say what is waited for, where the block takes longer than `SLOW_SECONDS`."""
+    """Report what is being waited for, if the block takes longer than `SLOW_SECONDS`."""
 
     async def tell() -> None:
         await asyncio.sleep(SLOW_SECONDS)
@@ -46,7 +46,7 @@ async def told_if_slow(console: Console, text: str) -> AsyncIterator[None]:
 def last_error(child: Child) -> str:
     """Return the line of a failed child's log that gives the reason; the last line if none does.
 
-    `accelerate launch` appends a report of its own, without a reason, to the ranks' output.
+    `accelerate launch` appends its own report, without a reason, to the ranks' output.
     """
     errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
     said = [error[1] for error in errors if error is not None]
@@ -54,7 +54,7 @@ def last_error(child: Child) -> str:
 
 
 def print_gpus(console: Console, gpus: GpuMap) -> None:
-    """Print which process gets which GPUs, where there are any."""
+    """Print the assignment of GPUs to processes, if there are GPUs."""
     for name, words in gpus.rows():
         console.print(f"  {name:12} {words}", highlight=False, soft_wrap=True)
 
@@ -105,7 +105,7 @@ def finished(config: RootConfig, seconds: float) -> str:
 
 
 def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -> None:
-    """Print the result and where the run's logs, files and database are."""
+    """Print the result and the locations of the run's logs, files and database."""
     output = config.run.output_path
     summary_path = output / "summary.json"
     if summary_path.exists():

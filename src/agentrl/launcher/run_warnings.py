@@ -1,6 +1,6 @@
 """Warnings about a run in progress: missing scores, failed rollouts, no learning signal.
 
-Input: the run's database. Output: lines for the console, each said once.
+Input: the run's database. Output: lines for the console, each printed once.
 """
 
 import textwrap
@@ -15,20 +15,20 @@ from agentrl.store.repositories.reports import Failure, RunProgress
 
 LOOK_SECONDS = 2.0
 MIN_GROUPS = 4
-"""Groups without signal after which the run says so."""
+"""Number of groups without signal that triggers the warning."""
 MAX_STEPS_DROPPED = 4
-"""Steps' worth of groups that one step drops for equal scores before the run says so."""
+"""Steps' worth of groups dropped for equal scores by one step that triggers the warning."""
 MIN_ATTEMPTS = 4
-"""Failed attempts, without a single score, after which the run says so: each record has several."""
+"""Failed attempts without any score that trigger the warning: each record has several."""
 _NEARLY_ALL = 0.9
 _COLLAPSED_SCORE = 0.5
 _MAX_ERROR_CHARS = 400
 _SAMPLER_SECONDS = 60.0
-"""Age of the last heartbeat of a sampler that still says something."""
+"""Greatest heartbeat age at which a sampler still counts as alive."""
 
 
 class RunWarnings:
-    """Looks for trouble every `LOOK_SECONDS`."""
+    """Checks for problems every `LOOK_SECONDS`."""
 
     def __init__(self, store: TrajectoryStore) -> None:
         self._store = store

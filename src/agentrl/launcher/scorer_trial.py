@@ -1,7 +1,8 @@
 """The user's scorers before a run: each judges the right answer of a question, once.
 
-In go the open questions of a file and the scorers, out come notes, or the first scorer that gives no
-number. The shipped ones are not tried, nor those that ask a model or judge a whole group.
+Input: the open questions of a file, and the scorers. Output: notes, or the first scorer that
+returns no number. Included scorers, scorers that call a model and scorers of whole groups are
+skipped.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ async def _tried(scorer: Scorer, question: Question, path: Path) -> str:
 def _trials(questions: QuestionFile) -> Iterator[tuple[Scorer, Question]]:
     scorers = map(MCPScorerFactory.get_scorer, sorted(questions.scorers))
     wanted = {scorer.name: scorer for scorer in scorers if _can_be_tried(scorer)}
-    # Of millions of questions, only the first say it soon.
+    # Only the first questions are used, because a file may have millions.
     for question in islice(questions, _MAX_LOOKED_AT) if wanted else ():
         if question.scorer in wanted and question.answer is not None:
             yield wanted.pop(question.scorer), question

@@ -1,7 +1,7 @@
 """A second start of a run: refused while the run is active; changed flags are reported.
 
-Input: the configuration and the store. Output: notes, or a refusal of one line, which says where
-the run continues and since when. A private mongod is known by the lock of its data, a run in a
+Input: the configuration and the store. Output: notes, or a one-line refusal that names the place
+and start time of the live run. A private mongod is known by the lock of its data, a run in a
 database of the user's by its trainer's lease.
 """
 
@@ -19,7 +19,7 @@ LOOKS = tuple(f"`agentrl {command}" for command in ("inspect", "store", "tasks",
 """What processes that serve a run's data without working on the run call themselves."""
 
 _LEARNING = ("model", "data", "sampling", "rollout", "algorithm", "trainer")
-"""Sections that say what is learned and how."""
+"""Sections that define what is learned and how."""
 _EXPECTED = frozenset({"max_steps", "num_train_epochs"})
 """Flags that runs are resumed with for."""
 _MAX_CHANGES = 6
@@ -27,10 +27,10 @@ _MAX_SHOWN = 60
 
 
 def check_not_running(config: RootConfig) -> None:
-    """Refuse to start a run whose private mongod another process serves; a short look is waited for.
+    """Refuse to start a run whose private mongod another process serves; wait for short readers.
 
     Raises:
-        StoreError: the run is active; the message says since when, and where.
+        StoreError: the run is active; the message names its start time and place.
     """
     if config.store.db_connection_string is not None:
         return
@@ -59,7 +59,7 @@ async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
     The trainer itself waits for the lease of a trainer elsewhere.
 
     Raises:
-        StoreError: the run is active; the message says since when, and where.
+        StoreError: the run is active; the message names its start time and place.
     """
     for process in await store.reports.living():
         is_here = process.kind == "trainer" and is_alive(process.id)
@@ -78,7 +78,7 @@ def changes_since(config: RootConfig, run: Run | None) -> list[str]:
 
     Args:
         config: the configuration of this start.
-        run: the run as it is stored, if it was started before.
+        run: the stored run, if it was started before.
 
     Raises:
         ConfigError: its checkpoints are of another kind of training.
@@ -110,7 +110,7 @@ def _shown(value: object) -> str:
 
 
 async def look_at_files(config: RootConfig, store: TrajectoryStore) -> str | None:
-    """Compare a run's checkpoints with its database; return a note where the checkpoints are gone.
+    """Compare a run's checkpoints with its database; return a note if the checkpoints are missing.
 
     Raises:
         ConfigError: the database is gone.

@@ -37,11 +37,11 @@ async def check_servers(inference: InferenceSection) -> str:
 
 
 async def _check_answers(flag: str, url: str) -> None:
-    # As a run speaks to servers, which no proxy stands before.
+    # A run connects to its servers directly, so this check ignores proxies too.
     async with httpx.AsyncClient(timeout=_ANSWER_SECONDS, trust_env=False) as client:
         try:
             async with client.stream("GET", f"{url.rstrip('/')}/health"):
-                return  # what it says does not matter, and may have no end
+                return  # the content is irrelevant and may be endless
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConfigError(
                 f"{flag} {url}: no server responds there ({type(error).__name__}); start it, or "

@@ -146,7 +146,8 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     if status == INTERRUPTED:
         return status
     run = await store.runs.get()
-    # `accelerate launch` has an exit status of its own, so the database says what the trainer's was.
+    # `accelerate launch` exits with its own status, so the trainer's status is read from the
+    # database.
     if status != 0 and run is not None and run.status == "no_signal":
         status = NO_SIGNAL
     elif status != 0:
@@ -160,7 +161,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
 
 
 async def already_done(trainer: TrainerSection, store: TrajectoryStore) -> str | None:
-    """Return a message that the run is complete, or None where there is something left to do.
+    """Return a message that the run is complete, or None if work remains.
 
     Raises:
         ConfigError: the run is beyond --max_steps.

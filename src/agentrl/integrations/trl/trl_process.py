@@ -1,5 +1,6 @@
-"""The process in which TRL trains: `python -m agentrl.integrations.trl.trl_process trl.json
---config run.yaml`.
+"""The TRL training process, `python -m agentrl.integrations.trl.trl_process`.
+
+Arguments: trl.json, --config run.yaml.
 
 Starts store, servers and samplers like `agentrl run`, and `GRPOTrainer` in a thread. No other
 module imports this one, because it imports TRL.

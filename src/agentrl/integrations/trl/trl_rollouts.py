@@ -49,8 +49,9 @@ ScoredSequence = tuple[RolloutSequence, float | None]
 
 
 class RolloutFunction:
-    """Called by TRL in its own thread; the store is used in the event loop that created this
-    object.
+    """Samples the batches that TRL trains on.
+
+    TRL calls it in its own thread; the store is used in the event loop that created this object.
 
     TRL's batch has a row for every rollout. The row of a rollout that failed `max_attempts` times
     holds one token without loss and no reward; TRL leaves it out of the group's mean.

@@ -64,7 +64,7 @@ def test_a_rollout_of_other_models_calls_has_no_sequence() -> None:
     assert longest_sequence([]) is None
 
 
-def test_a_rollout_that_shows_images_is_refused_by_name() -> None:
+def test_a_rollout_that_contains_images_is_refused_by_name() -> None:
     turn = make_turn(R, 0, [1], [2]).model_copy(update={"added_images": ("sha256:a",)})
-    with pytest.raises(TrainingError, match=f"record {R} shows images"):
+    with pytest.raises(TrainingError, match=f"record {R} contains images"):
         longest_sequence([turn])
