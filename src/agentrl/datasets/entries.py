@@ -241,7 +241,7 @@ def _csv(path: Path) -> Iterator[Entry]:
             if None in row:
                 yield f"line {rows.line_num}", BadEntry("more cells than the header has columns")
             else:
-                # An empty cell is no value; everything else is text, `0` and `false` too.
+                # An empty cell has no value; every other cell is text, including `0` and `false`.
                 yield f"line {rows.line_num}", {key: cell for key, cell in row.items() if cell}
 
 

@@ -78,7 +78,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
         folder: directory to which the file names of images are relative.
 
     Raises:
-        BadEntry: there is no question, or a field cannot be used.
+        BadEntry: the question is missing, or a field is invalid.
     """
     if isinstance(entry, BadEntry):
         raise entry
@@ -173,7 +173,7 @@ def _tags(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _first(entry: Mapping[str, Any], keys: Iterable[str]) -> Any:
-    """Return the first value that is there; 0, False and "" are values, null and NaN are not."""
+    """Return the first existing value; 0, False and "" are values, null and NaN are not."""
     for key in keys:
         value = entry.get(key)
         if value is not None and not (isinstance(value, float) and math.isnan(value)):

@@ -47,7 +47,7 @@ class QuestionFile(Sequence[Question]):
         """
         self._path = path
         self._ends = array("Q", [0])
-        """Where each question ends in the spool, behind the 0 at which the first one begins."""
+        """End offsets of the questions in the spool, preceded by 0."""
         self._scorers: set[str] = set()
         self.has_images = False
         """Whether a question shows images."""
@@ -100,7 +100,7 @@ class QuestionFile(Sequence[Question]):
         self._spool.close()
 
     def _fill(self, defaults: DataSection, check_scorer: ScorerCheck | None) -> None:
-        places: dict[str, str] = {}  # of the first few problems, each where it comes first
+        places: dict[str, str] = {}  # the first few problems, each with its first position
         num_problems = 0
         digests = array("Q")
 

@@ -16,7 +16,7 @@ from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 
 _MAX_EPOCHS_BACK = 8
-"""Epochs before a task that are looked at. A question that none of them asked is asked again."""
+"""Number of earlier epochs considered. A question that none of them asked is asked again."""
 _REPORT_EVERY = 100
 """Questions between two log lines; a step may request a single question."""
 
@@ -45,7 +45,7 @@ class RepeatedQuestions:
         self._num_seen = self._num_left_out = self._next_report = 0
 
     async def __call__(self, tasks: Sequence[Task]) -> list[Task]:
-        """Return the tasks to ask, in their order; those of a first epoch are among them.
+        """Return the tasks to ask, in order, including all tasks of a first epoch.
 
         Raises:
             StoreError: the store failed.

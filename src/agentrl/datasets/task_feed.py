@@ -16,7 +16,7 @@ _BATCH_SIZE = 1000
 
 
 class TaskFeed:
-    """Adds the tasks of a source to a run, no more of them than are asked for."""
+    """Adds the tasks of a source to a run, limited to the requested number."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TaskFeed:
             if missing <= 0:
                 return
             size = min(max(missing, size), _BATCH_SIZE)
-            # In a thread: making a task may take time.
+            # In a thread, because creating a task may take time.
             batch = await asyncio.to_thread(list, islice(self._tasks, size))
             self._has_ended = len(batch) < size
             chosen = batch if self._choose is None else await self._choose(batch)

@@ -46,7 +46,7 @@ def tasks_from_questions(
     Args:
         questions: a `QuestionFile`, or the list of `load_questions`.
         split: split of the tasks.
-        epochs: numbers of the epochs; every question is asked once in each.
+        epochs: epoch numbers; each epoch asks every question once.
         num_generations: rollouts of each question.
         first_order: `order` of the first task; the others follow without gaps.
         shuffle_seed: draw each epoch's order with this seed; None keeps the file's order.
@@ -91,8 +91,8 @@ def tasks_of_environment(
         **stream: see `tasks_from_questions`.
 
     Raises:
-        ConfigError: there is no such environment, or it cannot be had.
-        DatasetError: a task of it cannot be stored.
+        ConfigError: the environment does not exist or is unavailable.
+        DatasetError: one of its tasks cannot be stored.
     """
     flag = "--env" if split == "train" else "--eval_env"
     questions: list[Question] = []
@@ -190,7 +190,7 @@ def eval_tasks(
 
 
 async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[int, int]:
-    """Append training tasks to a run's stream, in their order, behind those that it has.
+    """Append training tasks to the end of a run's stream, in order.
 
     Returns:
         The number of tasks that were new, and of those that the run had before.
@@ -204,8 +204,8 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
     async def checked() -> AsyncIterator[Task]:
         nonlocal num_given
         remaining = iter(tasks)
-        last: dict[str, Task] = {}  # what the store may be writing now
-        # In a thread: making tasks of questions takes time, in which others are written.
+        last: dict[str, Task] = {}  # tasks that the store may be writing now
+        # In a thread, so that tasks are created while others are written.
         while batch := await asyncio.to_thread(next_batch, remaining):
             num_given += len(batch)
             stored = await store.tasks.get_many([task.id for task in batch])
@@ -244,9 +244,9 @@ def _check_same_question(known: Task, task: Task) -> None:
 
 
 async def retry_dead_letters(store: TrajectoryStore, split: Split | None = None) -> int:
-    """Ask every question again whose completed group has a dead-lettered (`failed`) try.
+    """Add every question again whose completed group has a dead-lettered (`failed`) record.
 
-    A group completes once and may have been trained on, so it stays as it is: the question becomes
+    A group completes once and may have been trained on, so it stays unchanged: the question becomes
     a new group `{id}~{n}` at the end of the run's stream (evaluations keep their order). Repeating
     the call adds nothing until a new group has failed as well.
 
@@ -257,7 +257,7 @@ async def retry_dead_letters(store: TrajectoryStore, split: Split | None = None)
 
 
 def _retry_id(task_id: str) -> str:
-    """Return the id under which a question is asked again; its own may hold the mark as well."""
+    """Return the id for repeating a question, whose current id may already contain the mark."""
     asked = _RETRY.fullmatch(task_id)
     if asked is None:
         return f"{task_id}{_RETRY_MARK}1"
@@ -269,7 +269,7 @@ async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator
     for task_id in dict.fromkeys(failed):
         task = await store.tasks.get(task_id)
         if task is None or task.status != "completed":
-            continue  # other tries of the group are still to run
+            continue  # other records of the group have not ended yet
         new_id = _retry_id(task_id)
         if await store.tasks.get(new_id) is not None:
             continue

@@ -30,7 +30,7 @@ _LIMITS = ("turns_limit", "time_limit", "context_length_exceeded")
 
 
 class _ModelAtEndpoint:
-    """Asks the model of one rollout."""
+    """Calls the model of one rollout."""
 
     def __init__(self, endpoint: dict[str, str]) -> None:
         self.endpoint = endpoint
@@ -108,7 +108,7 @@ def main() -> None:
         if "cancel" not in request:  # the model refuses a rollout that is over
             threading.Thread(target=work, args=(request,), daemon=True).start()
     sys.stderr.flush()
-    os._exit(0)  # without the threads that still play
+    os._exit(0)  # without waiting for threads that still run rollouts
 
 
 def _send(replies: TextIO, lock: threading.Lock, reply: dict[str, Any]) -> None:

@@ -3,12 +3,12 @@
 Runs in the interpreter that has the package, so it uses only the standard library and nothing from
 AgentRL. A kind is a class with these members:
 
-    __init__(name, args)   loads the environment, or raises `Mistake` for what the user got wrong;
+    __init__(name, args)   loads the environment, or raises `Mistake` for a usage error;
     size                   is the number of its tasks;
-    row(number)            describes one: `query`, and `answer` or `tags` where it has them;
-    play(number, chat)     plays it and returns the fields of an `AgentResult`.
+    row(number)            describes one: `query` and, if it has them, `answer` or `tags`;
+    play(number, chat)     runs one and returns the fields of an `AgentResult`.
 
-`chat(messages, **fields)` asks the model and returns its message.
+`chat(messages, **fields)` calls the model and returns its message.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ _CAPACITY_SECONDS, _MAX_CAPACITY_WAITS = 0.5, 1200
 
 
 class ModelOfRollout(Protocol):
-    """Asks the model of one rollout."""
+    """Calls the model of one rollout."""
 
     endpoint: dict[str, str]
     """`base_url`, `model` and `api_key` for a separate client."""
@@ -86,7 +86,7 @@ class ReasoningGym:
         return {**told, "answer": entry["answer"]}
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
-        """Play a task."""
+        """Run a task."""
         entry = self._data[number]
         system = {"role": "system", "content": self._system_prompt}
         reply = chat([system, {"role": "user", "content": entry["question"]}])
@@ -115,7 +115,7 @@ class TextArena:
         return {"query": _said_by_game(self._begun(number))}
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
-        """Play a task."""
+        """Run a task."""
         game, done, move, messages = self._begun(number), False, "", []
         while not done:
             messages.append({"role": "user", "content": _said_by_game(game)})
@@ -159,9 +159,9 @@ class Verifiers:
         return {"query": _as_text(data.prompt), "answer": getattr(data, "answer", None)}
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
-        """Play a task."""
+        """Run a task."""
         name, there = f"AGENTRL_KEY_{id(chat)}", chat.endpoint
-        os.environ[name] = there["api_key"]  # concurrent rollouts have keys of their own
+        os.environ[name] = there["api_key"]  # concurrent rollouts have separate keys
         client = self._vf.EvalClientConfig(base_url=there["base_url"], api_key_var=name)
         context = self._vf.ModelContext(model=there["model"], client=client)
         try:
@@ -189,7 +189,7 @@ class Verifiers:
 class OpenEnv:
     """`openenv:URL?size=...&seed=...`: a server's episodes, with a reward for each action.
 
-    Actions are JSON; those of a server that offers tools are calls of these.
+    Actions are JSON; for a server with tools, they are tool calls.
     """
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ class OpenEnv:
         return {"query": f"episode {self._seed + number} at {self._url}"}
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
-        """Play a task."""
+        """Run a task."""
         rewards: list[float | None] = []
         answer: str | None = None
         env, state = self._begun(number)
@@ -222,7 +222,7 @@ class OpenEnv:
     def _write_actions(
         self, env: Any, state: Any, chat: ModelOfRollout, rewards: list[float | None]
     ) -> str:
-        """Play with a model whose replies are actions; return the last one."""
+        """Run a model whose replies are actions; return the last reply."""
         asked = f"Reply with an action, as JSON of this schema: {json.dumps(self._schema)}"
         messages: list[dict[str, Any]] = [{"role": "system", "content": asked}]
         seen = state.observation
@@ -242,7 +242,7 @@ class OpenEnv:
     def _call_tools(
         self, env: Any, state: Any, chat: ModelOfRollout, rewards: list[float | None]
     ) -> str:
-        """Play with a model that calls tools; return its answer, or the call that ended all."""
+        """Run a model that calls tools; return its answer, or the call that ended the task."""
         listed = env.step({"type": "list_tools"}).observation["tools"]
         tools = [{"type": "function", "function": _as_function(tool)} for tool in listed]
         messages: list[dict[str, Any]] = [
@@ -302,7 +302,7 @@ class Harbor:
         return {"id": place, "query": task.instruction, "tags": task.tags}
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
-        """Play a task."""
+        """Run a task."""
         task, answer, truncated, num_commands = self._tasks[number], None, False, 0
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.instruction}]
         until = time.monotonic() + task.agent_seconds

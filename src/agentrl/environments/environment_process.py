@@ -105,7 +105,7 @@ class EnvironmentProcess:
         """Wait until the environment has loaded; one that cannot is stopped, so another can be started.
 
         Raises:
-            AgentError: it fails to load, or takes too long.
+            AgentError: it fails to load, or the timeout expires.
         """
         if self._is_ready:
             return

@@ -1,6 +1,6 @@
 """`--env KIND:NAME?size=20&seed=1`: the environment, its arguments and its interpreter.
 
-Input: what the user typed. Output: an `EnvironmentUri`, or a `ConfigError` of one line. Only the
+Input: the user's text. Output: an `EnvironmentUri`, or a one-line `ConfigError`. Only the
 interpreter that has its package knows whether the environment exists (`EnvironmentProcess`).
 """
 
@@ -89,7 +89,7 @@ class EnvironmentUri:
 
     @property
     def id_prefix(self) -> str:
-        """What the ids of its tasks start with; other arguments than a size make other tasks."""
+        """Prefix of its tasks' ids; depends on all arguments except the size."""
         args = {name: value for name, value in self.args.items() if name != "size"}
         text = json.dumps(args, sort_keys=True)
         digest = hashlib.blake2b(text.encode(), digest_size=2).hexdigest()
@@ -99,7 +99,7 @@ class EnvironmentUri:
         """Return the interpreter that runs it: the given one, the kind's own, or this one.
 
         Raises:
-            ConfigError: the given one is no program.
+            ConfigError: the given path is not a program.
         """
         own = PLACE / self.kind / "bin/python"
         if given is None:

@@ -103,7 +103,7 @@ class Table:
         return Table(self._path, found, f"{self._name}{name}.")
 
     def text(self, name: str) -> str | None:
-        """Return a text; None where there is none."""
+        """Return a text; None if it is missing."""
         found = self._content.get(name)
         if found is None:
             return None
@@ -131,7 +131,7 @@ class Table:
         return int(megabytes)
 
     def place(self, name: str) -> str | None:
-        """Return a path of the sandbox; None where there is none."""
+        """Return a path of the sandbox; None if it is missing."""
         found = self._content.get(name)
         if found is not None and not (isinstance(found, str) and found.startswith("/")):
             raise self._wrong(name, "expected a path that starts with /")
@@ -164,7 +164,7 @@ class Dockerfile:
 
 
 def read_dockerfile(context: Path, root: Path, *, is_built: bool) -> Dockerfile | None:
-    """Read the Dockerfile of a folder; None where there is none.
+    """Read the Dockerfile of a folder; None if it is missing.
 
     Args:
         context: the folder.

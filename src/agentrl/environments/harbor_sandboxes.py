@@ -21,7 +21,7 @@ from agentrl.runtime.confinement import Confinement, confinement_gap
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/etc", "/dev", "/proc")
-"""Where a process sees what this machine has."""
+"""Files in which a process sees the resources of this machine."""
 _MAX_OUTPUT, _CHUNK_BYTES = 1 << 20, 1 << 16
 _LAST_WORDS_SECONDS = 2.0
 _DOCKER_SECONDS = 60.0
@@ -47,7 +47,7 @@ class Sandbox(Protocol):
         ...
 
     def read(self, path: str) -> str | None:
-        """Return a file's text; None where there is none."""
+        """Return a file's text; None if it does not exist."""
         ...
 
 
@@ -134,7 +134,7 @@ class ProcessSandbox:
             shutil.copy(source, place)
 
     def read(self, path: str) -> str | None:
-        """Return a file's text; None where there is none."""
+        """Return a file's text; None if it does not exist."""
         # The policy controls its directories: a link there may point to a file of this machine.
         status, text = self.shell(f"cat {path} 2>/dev/null", _DOCKER_SECONDS)
         return text if status == 0 else None
@@ -200,7 +200,7 @@ class DockerSandbox:
         _docker(["docker", "cp", given, f"{self._id}:{target}"], _DOCKER_SECONDS)
 
     def read(self, path: str) -> str | None:
-        """Return a file's text; None where there is none."""
+        """Return a file's text; None if it does not exist."""
         status, text = self.shell(f"cat {path} 2>/dev/null", _DOCKER_SECONDS)
         return text if status == 0 else None
 
@@ -247,8 +247,10 @@ def _run(
 
 
 def _read_end(output: BinaryIO, end: bytearray) -> None:
-    """Keep the last of what a program prints, however much that is."""
-    with contextlib.suppress(ValueError, OSError):  # it was closed: something else holds the pipe
+    """Keep the end of a program's output, which may be of any length."""
+    with contextlib.suppress(
+        ValueError, OSError
+    ):  # it was closed because another process holds the pipe
         while chunk := output.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
             end += chunk
             del end[:-_MAX_OUTPUT]

@@ -52,14 +52,14 @@ class HarborTask:
     verifier_variables: Mapping[str, str]
     variables: Mapping[str, str]
     directory: str
-    """Where the policy's commands start."""
+    """Working directory of the policy's commands."""
     image: str | None
     """A ready image, which need not be built."""
     memory_mb: int
     num_cpus: float
     has_network: bool
     copied: Sequence[tuple[Path, str]]
-    """What a Dockerfile copies, or without one all files of `environment/`."""
+    """Files that the Dockerfile copies; without a Dockerfile, all files of `environment/`."""
 
     def open(self, runtime: str) -> Sandbox:
         """Start the task's sandbox; the caller closes it."""
@@ -90,7 +90,7 @@ class HarborTask:
         Raises:
             AgentError: it wrote no reward, which is not the policy's fault.
         """
-        # Remove the policy's remaining processes, and its files where the verifier writes.
+        # Remove the policy's remaining processes, and its files at the verifier's output paths.
         box.shell("kill -9 -1", _CLEARING_SECONDS)
         box.shell("rm -rf /logs/verifier /tests/*; mkdir -p /logs/verifier", _CLEARING_SECONDS)
         box.put(self.folder / "tests", "/tests")

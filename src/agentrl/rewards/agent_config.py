@@ -32,7 +32,7 @@ class ModelEndpoint(_Strict):
 
 
 class ChatModels(_Strict):
-    """Models that are asked in order, and how often each is asked."""
+    """Models to call in order, and the number of requests to each."""
 
     models: tuple[ModelEndpoint, ...] = Field(min_length=1)
     """Tried in order."""
@@ -78,7 +78,7 @@ class SummarizerSettings(ChatModels):
     tokenizer_path: str | None = None
     """Directory of the tokenizer for counting; the policy's own by default."""
     status: bool = True
-    """False leaves tool results as they are; histories are summarized either way."""
+    """False leaves tool results unchanged; histories are summarized in either case."""
 
 
 class AgentConfig(BaseModel):

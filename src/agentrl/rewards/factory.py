@@ -57,7 +57,7 @@ _Function = TypeVar("_Function", bound=ScoringFunction)
 
 
 class ScorerTraits(TypedDict, total=False):
-    """What a scoring function declares about itself."""
+    """The declared properties of a scoring function."""
 
     version: str
     """Stored with every score (default "1"); change it when the function changes."""
@@ -112,8 +112,8 @@ class Scorer:
         Args:
             answer: the final answer of the rollout.
             truth: the question, and its right answers.
-            config: models that the function may call.
-            max_seconds: how long the function may take.
+            config: the models that the function may call.
+            max_seconds: timeout of the function.
 
         Raises:
             ScoringError: the scorer could not decide.
@@ -213,7 +213,7 @@ class Scorer:
             raise failure from error
 
     def _found(self, judged: str | tuple[Record, ...], *arguments: Any) -> Any:
-        """Call the function; what it yields is taken here, as its code runs meanwhile."""
+        """Call the function; values that it yields are collected here while its code runs."""
         found = self.function(judged, *arguments)
         if self.sees_group and isinstance(found, Iterator):
             return list(islice(found, len(judged) + 1))
@@ -253,7 +253,7 @@ class MCPScorerFactory:
 
     _scorers: ClassVar[dict[str, Scorer]] = {}
     _source: ClassVar[str | None] = None
-    """What is being loaded, while it is."""
+    """The scorer that is being loaded, if any."""
 
     @overload
     @classmethod
@@ -284,7 +284,7 @@ class MCPScorerFactory:
             **traits: see `ScorerTraits`.
 
         Raises:
-            ConfigError: the function takes another number of arguments, or there is no name.
+            ConfigError: the function has the wrong number of parameters, or the name is missing.
         """
         if not isinstance(name, str):
             raise ConfigError(
@@ -324,8 +324,8 @@ class MCPScorerFactory:
             answers: the question's right answers.
 
         Raises:
-            ConfigError: there is no scorer of that name, it needs a right answer, or compares text
-                where an answer is a list or an object.
+            ConfigError: the scorer does not exist, requires a reference answer, or compares text
+                although an answer is a list or an object.
         """
         scorer = cls.get_scorer(name)
         if scorer.needs_answer and not answers:
@@ -369,7 +369,7 @@ class MCPScorerFactory:
         try:
             with cls.loading(found[name].module):
                 function = found[name].load()
-                # Its module may have registered it by the decorator, with a version of its own.
+                # Its module may have registered it with the decorator, including a version.
                 if name not in cls._scorers:
                     cls.register_scorer(name, function)
         except ConfigError:

@@ -43,7 +43,7 @@ class MathPool:
         An answer that cannot be compared within the limit counts as wrong.
 
         Raises:
-            ScoringError: a worker failed for a reason of its own.
+            ScoringError: a worker failed independently of the answer.
         """
         if len(answer) > _MAX_ANSWER_CHARS:
             return Verdict(0.0, detail=f"longer than {_MAX_ANSWER_CHARS} characters")

@@ -43,7 +43,7 @@ class RegisteredScoring:
         return cls(config, section.scorer_timeout_seconds)
 
     def check(self, scorer: str) -> None:
-        """Raise ConfigError if there is no such scorer, or it lacks its configuration."""
+        """Raise ConfigError if the scorer does not exist or lacks its configuration."""
         MCPScorerFactory.get_scorer(scorer).check(self.agent_config)
 
     def extract_answer(self, text: str, schema: str) -> str | None:
@@ -55,7 +55,7 @@ class RegisteredScoring:
 
         Raises:
             ScoringError: the scorer could not decide.
-            ConfigError: there is no such scorer, or it lacks its configuration.
+            ConfigError: the scorer does not exist or lacks its configuration.
         """
         scorer = MCPScorerFactory.get_scorer(task.scorer)
         return await scorer.score(
@@ -77,7 +77,7 @@ class RegisteredScoring:
 
         Raises:
             ScoringError: the scorer could not decide.
-            ConfigError: there is no such scorer, or it lacks its configuration.
+            ConfigError: the scorer does not exist or lacks its configuration.
         """
         scorer = MCPScorerFactory.get_scorer(task.scorer)
         return await scorer.score_group(

@@ -39,9 +39,9 @@ class ScorerProcess:
         """Return the fields of the `Verdict`s on one answer, or on the rollouts of a group.
 
         Args:
-            name: of the scorer.
-            max_seconds: how long its function may take.
-            *arguments: of the function; they can be pickled.
+            name: name of the scorer.
+            max_seconds: timeout of its function.
+            *arguments: picklable arguments of the function.
 
         Raises:
             ScoringError: the scorer could not decide.

@@ -36,12 +36,12 @@ class ScorerThreads:
     async def run(
         self, what: str, max_seconds: float, function: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Return what a function returns.
+        """Run a function and return its result.
 
         Args:
-            what: whose function it is, to begin messages with.
+            what: owner of the function, as the start of messages.
             max_seconds: timeout, counted from the start of the function.
-            function: what is run.
+            function: the function to run.
             *arguments: its arguments.
 
         Raises:

@@ -47,7 +47,7 @@ def as_number(value: object, what: str) -> float:
         what: name of the scorer, for the message.
 
     Raises:
-        ScorerDefect: it is no such number.
+        ScorerDefect: it is not such a number.
     """
     # `SupportsFloat` covers everything that `float` accepts except text; arrays claim to support
     # it.

@@ -47,7 +47,7 @@ async def exact(answer: str, truth: GroundTruth) -> Verdict:
 
 @MCPScorerFactory.register_scorer("reported")
 async def reported(answer: str, truth: GroundTruth) -> Verdict:
-    """Score nothing: the agent hands over its reward, and this one did not."""
+    """Raise an error, because the agent should have returned its reward but did not."""
     raise ScorerDefect(
         "the agent returned no reward; return agentrl.AgentResult(answer, reward=...), or choose "
         "another scorer",
@@ -93,10 +93,10 @@ def gaia_reward_func(
     `<answer>` outside of the model's thinking.
 
     Args:
-        data_source: not used.
-        solution_str: what the agent answered.
+        data_source: unused.
+        solution_str: the agent's answer.
         ground_truth: the reference; None stands for the text `None`.
-        extra_info: not used.
+        extra_info: unused.
     """
     _, _, behind = solution_str.partition(_ANSWER)
     answer, end, _ = behind.partition(_ANSWER_END)

@@ -1,9 +1,9 @@
-"""Replies of HTTP servers that are not ours, read within bounds.
+"""Reads replies of third-party HTTP servers within limits.
 
-Input: a client of httpx and a request. Output: a status and JSON, or the one line that says why a
-reply is refused. The bytes are counted as they arrive, so none may be compressed; the time counts
-the whole exchange, not the silence in it. What the text can hold is counted before it is parsed: a
-parser keeps the event loop until it is done.
+Input: a client of httpx and a request. Output: a status and JSON, or one line with the reason for
+rejecting the reply. Bytes are counted as they arrive, so compression is not accepted; the timeout
+limits the whole exchange, not its pauses. The number of values is limited before parsing, because a
+parser blocks the event loop until it is done.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from agentrl.errors import UnreadableReply
 NOT_COMPRESSED = {"Accept-Encoding": "identity"}
 """Headers of a client for `read_reply`."""
 MAX_MARKS = 300_000
-"""Commas and opening brackets of a JSON text: a parser takes a tenth of a second for so many values."""
+"""Limit on commas and opening brackets of a JSON text; parsing so many values takes 0.1 s."""
 
 
 async def read_reply(
@@ -32,11 +32,11 @@ async def read_reply(
     """Send a request and return the status and the body of its reply.
 
     Args:
-        client: whose headers ask for no compression; see `NOT_COMPRESSED`.
+        client: a client whose headers refuse compression; see `NOT_COMPRESSED`.
         method: such as `POST`.
         url: the address.
-        max_bytes: the longest body.
-        seconds: for the whole exchange; None: as long as it takes.
+        max_bytes: maximum size of the body.
+        seconds: timeout of the whole exchange; None for no timeout.
         **request: as `httpx.AsyncClient.stream` takes it.
 
     Raises:
@@ -62,17 +62,17 @@ def num_marks(text: bytes) -> int:
 
 
 def density(num_marks: int) -> str | None:
-    """Say why a JSON text of so many marks is not parsed, or return None."""
+    """Return why a JSON text with this many marks is not parsed, or None."""
     if num_marks > MAX_MARKS:
         return f"the response contains more than {MAX_MARKS} commas and brackets"
     return None
 
 
 def json_of(text: bytes) -> Any:
-    """Return what a reply says.
+    """Return the content of a reply.
 
     Raises:
-        UnreadableReply: it is no JSON, nests hundreds of levels deep, or holds too much.
+        UnreadableReply: it is not JSON, nests hundreds of levels deep, or has too many values.
     """
     if (reason := density(num_marks(text))) is not None:
         raise UnreadableReply(reason)

@@ -1,4 +1,4 @@
-"""Supervised child processes, in process groups and log files of their own; they end with their parent.
+"""Supervised child processes that end with their parent; each has a process group and a log file.
 
 Only processes that were started here are ever signalled.
 """
@@ -31,8 +31,8 @@ _KEEPER = Path(__file__).with_name("process_keeper.py")
 def program(word: str) -> str:
     """Return the program that the first word of a user's command line means.
 
-    `python` is this interpreter, and programs of this environment are found where the environment is
-    not active: what a user installed beside AgentRL is what runs.
+    `python` is this interpreter. Programs of this environment are found even if it is not active,
+    so that the programs installed together with AgentRL run.
     """
     if word in ("python", "python3"):
         return sys.executable
@@ -89,7 +89,7 @@ class Child:
     may_restart: Callable[["Child", int], bool] = lambda child, status: True
     """Whether a failure, given by its exit status, is one that a restart may fix."""
     stop_seconds: float = 15.0
-    """How long it may take to end after SIGTERM; then it is killed."""
+    """How long it may take to end after SIGTERM before it is killed."""
     process: asyncio.subprocess.Process | None = None
     stopping: bool = False
     log_offset: int = 0
@@ -124,7 +124,7 @@ class Supervisor:
 
     async def __aexit__(self, *_: object) -> None:
         for child in self._children.values():
-            child.stopping = True  # what ends meanwhile is not started again
+            child.stopping = True  # a child that ends from now on is not restarted
         # Children of one kind (`sampler_0`, `sampler_1`) end together, later kinds first.
         last_first = list(reversed(self._children))
         for _, names in groupby(last_first, key=lambda name: name.rstrip("0123456789")):
@@ -214,7 +214,7 @@ class Supervisor:
             delay = child.restarts.next_delay()
             if delay is None:
                 return status
-            # What it left in its group would keep its ports and its memory.
+            # Remaining processes of its group would keep its ports and its memory.
             _kill_group(child.process.pid)
             said = f"{child.name} {child.restarts.describe(status)}"
             logger.warning("%s", said)
@@ -225,7 +225,7 @@ class Supervisor:
 
 
 def kill_descendants() -> None:
-    """Kill every process that this one and its children started, in whatever group they are."""
+    """Kill all processes that this one and its children started, in any process group."""
     for descendant in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             descendant.kill()

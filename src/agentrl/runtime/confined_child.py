@@ -1,10 +1,12 @@
-"""Starts one program apart from the rest of the machine: `python -I -S confined_child.py PLAN COMMAND...`.
+"""Starts one program isolated from the rest of the machine.
 
-PLAN is a JSON object, see `confinement.Confinement`. The program sees its own processes alone, no
-scratch directory but its own, and none of the hidden paths; with `read_only` it writes nowhere else
-than to its scratch directory and the writable paths. With `places` it sees a root of its own instead:
-the machine's programs, and these directories. It ends with its parent, and everything that it started
-ends with it. Nothing of AgentRL is imported here, so that it starts at once.
+    python -I -S confined_child.py PLAN COMMAND...
+
+PLAN is a JSON object, see `confinement.Confinement`. The program sees only its own processes and
+scratch directory, and none of the hidden paths; with `read_only` it can write only to its scratch
+directory and the writable paths. With `places` it sees a separate root instead: the machine's
+programs, and these directories. It ends with its parent, and all processes that it started end with
+it. This module imports nothing of AgentRL, so that it starts quickly.
 """
 
 import ctypes
@@ -52,9 +54,9 @@ class _MountAttributes(ctypes.Structure):
 
 
 def main(plan: dict[str, Any], command: list[str]) -> int:
-    """Start the program and return its exit status; an empty command only tries the confinement."""
+    """Start the program and return its exit status; an empty command only tests the confinement."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A core file would hold what was in memory. The size bounds a process's own data.
+    # A core file would contain the memory. The size limits a process's own data.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if plan["memory_bytes"]:
         resource.setrlimit(resource.RLIMIT_DATA, (plan["memory_bytes"],) * 2)
@@ -67,7 +69,7 @@ def main(plan: dict[str, Any], command: list[str]) -> int:
         _enter_own_root(plan)
     else:
         _arrange_files(plan)
-        os.chdir(directory)  # the one that was entered lies below the new mounts
+        os.chdir(directory)  # the current one is hidden below the new mounts
     child = os.fork()
     if child == 0:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Programs of others, such as tool servers, kept apart from secrets, from one another and in bounds.
+"""Isolates third-party programs, such as tool servers, from secrets and each other, with limits.
 
-Input: a command. Output: the command line and the environment with which it starts in namespaces of
-its own (`confined_child`). Where the machine allows no namespaces, its limits remain, and
-`confinement_gap` says so.
+Input: a command. Output: the command line and the environment that start it in separate namespaces
+(`confined_child`). On machines without namespaces, only its limits apply, and
+`confinement_gap` reports it.
 """
 
 import json
@@ -31,11 +31,11 @@ class Confinement:
     """What one program may reach and use."""
 
     scratch: Path
-    """Its own directory. The others beside it are not there for it."""
+    """Its own directory. Sibling directories are hidden from it."""
     hidden: tuple[Path, ...] = ()
     """Files and directories that are empty for it."""
     writable: tuple[Path, ...] = ()
-    """With `read_only`: where it may write beside its scratch directory."""
+    """With `read_only`: writable paths in addition to its scratch directory."""
     read_only: bool = False
     """It writes to its scratch directory alone, which is also its home."""
     memory_bytes: int = 0
@@ -44,7 +44,7 @@ class Confinement:
     """With any: it gets a root of its own, with the machine's programs to read and these directories,
     by their paths there, to write to. Needs namespaces."""
     directory: str = ""
-    """With `places`: where it starts."""
+    """With `places`: its working directory."""
     network: bool = True
     """Whether it reaches other machines and the servers of this one. Needs namespaces."""
 
@@ -75,7 +75,7 @@ def inherited_environment() -> dict[str, str]:
 
 @cache
 def confinement_gap() -> str | None:
-    """Say why programs cannot be given namespaces of their own here; None where they can.
+    """Return why programs cannot run in separate namespaces here; None if they can.
 
     They then see the processes and files that this user sees.
     """

@@ -1,10 +1,10 @@
-"""Is there room to write? A full disk shows itself in many ways; here it has one name."""
+"""Detects a full disk, which causes many different errors, and reports it uniformly."""
 
 import shutil
 from pathlib import Path
 
 MIN_FREE_BYTES = 64 << 20
-"""Less than this is no room: a private mongod alone writes journals of 20 MB."""
+"""Less free space counts as a full disk: a private mongod alone writes journals of 20 MB."""
 
 
 def full_disk(path: Path) -> str | None:

@@ -27,11 +27,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuModel:
-    """What a kind of GPU can do."""
+    """The properties of a GPU model."""
 
     name: str
     memory_mib: int
-    """As nvidia-smi says it."""
+    """Name as reported by nvidia-smi."""
     tflops: float
     """Dense bfloat16 peak."""
     gb_per_second: float
@@ -53,7 +53,7 @@ the plain name."""
 
 
 def gpu_model(device_name: str) -> GpuModel | None:
-    """Return what is known of a device, or None."""
+    """Return the model of a device, or None if it is unknown."""
     name = device_name.lower()
     return next((model for model in GPU_MODELS if model.name.lower() in name), None)
 
@@ -75,16 +75,16 @@ def machine_gpus() -> list[Gpu]:
         if said.returncode != 0:
             return []
         return [_gpu(line) for line in said.stdout.splitlines() if line.strip()]
-    # Containers may come without the program.
+    # Containers may lack the program.
     devices = [path for path in Path("/dev").glob("nvidia*") if _DEVICE_FILE.fullmatch(path.name)]
     return [Gpu("GPU") for _ in devices]
 
 
 def visible_gpus(count: int | None = None) -> tuple[str, ...]:
-    """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes.
+    """Return the GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES.
 
     Args:
-        count: how many there are, where a person has said so.
+        count: their number, if the user has specified it.
     """
     shown = os.environ.get(VISIBLE)
     names = None if shown is None else _named(shown)
@@ -95,7 +95,7 @@ def visible_gpus(count: int | None = None) -> tuple[str, ...]:
 
 
 def _named(shown: str) -> tuple[str, ...]:
-    """Return the names before the first that CUDA takes as an end (`-1`, or nothing)."""
+    """Return the names before the first one that CUDA treats as the end (`-1`, or empty)."""
     names = [name.strip() for name in shown.split(",")]
     ends = [number for number, name in enumerate(names) if name.startswith("-") or not name]
     return tuple(names[: ends[0]] if ends else names)

@@ -1,6 +1,6 @@
 """HTTP clients for services outside of the run, by the proxy that the environment names.
 
-In go httpx's own settings, out comes its client.
+Input: httpx's settings. Output: its client.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""What every HTTP server of AgentRL asks of a request before anything else: no web page sent it.
+"""Guard of every HTTP server of AgentRL that rejects requests sent by web pages.
 
-A page that a user of the machine looks at can send requests to loopback, and reach a server under a
-name of its own by rebinding DNS. Input: an ASGI application. Output: one that answers such requests
-itself. Keys are the servers' own affair.
+A web page open on this machine can send requests to loopback, and by DNS rebinding it can reach a
+server under the page's own name. Input: an ASGI application. Output: an application that answers
+such requests itself. The servers check keys themselves.
 """
 
 import json
@@ -56,7 +56,7 @@ class HttpGuard:
     def _refusal(self, scope: _Message) -> tuple[int, str] | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        # A request may name several hosts, and servers differ in which of them they take.
+        # A request may name several hosts, and servers differ in which one they use.
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if self._is_local and not all(is_loopback(host_name(one)) for one in hosts if one):
             return 421, "the Host header does not match this server; use 127.0.0.1 or localhost"

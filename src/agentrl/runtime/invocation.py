@@ -30,5 +30,5 @@ def _program() -> str:
 
 
 def _shown(path: Path) -> str:
-    """Return a path, relative where it lies below the working directory."""
+    """Return a path, relative if it is inside the working directory."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

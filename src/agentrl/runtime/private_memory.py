@@ -1,4 +1,4 @@
-"""Keeps what a process has in memory and in its environment from other programs of the same user."""
+"""Protects a process's memory and environment from other programs of the same user."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ _PR_SET_DUMPABLE = 4
 
 
 def keep_memory_private() -> None:
-    """Let no other program of this user read this process, and let no core file be written.
+    """Prevent other programs of this user from reading this process, and disable core files.
 
     The limit on core files goes over to children. On Linux, reading memory, environment or open files
     of the process then needs root, and so does a debugger. The ranks of a trainer stay readable to one

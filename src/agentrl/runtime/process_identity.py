@@ -9,7 +9,7 @@ def new_lease_owner() -> str:
     """Return a name for this process to hold leases under: `host:pid:namespace-random`.
 
     Containers may share a host name, and a pid means nothing outside its pid namespace, so the name
-    contains that namespace. The random part tells apart processes that had the same pid.
+    contains that namespace. The random part distinguishes processes that had the same pid.
     """
     return f"{socket.gethostname()}:{os.getpid()}:{_pid_namespace()}-{uuid.uuid4().hex[:8]}"
 

@@ -71,7 +71,7 @@ def _buried() -> tuple[int, int] | None:
 
 
 def _end_descendants() -> None:
-    """Kill children until there are none; the children of one that died become ours."""
+    """Kill children until none are left; this process inherits the children of dead ones."""
     until = time.monotonic() + _END_SECONDS
     while (ended := _buried()) is not None and time.monotonic() < until:
         if ended[0]:

@@ -68,7 +68,7 @@ def metrics_endpoint(
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
     )
-    # uvicorn leaves the process's signals alone where it is not in the main thread.
+    # uvicorn does not install signal handlers outside the main thread.
     thread = threading.Thread(target=server.run, args=([listener],), name="metrics", daemon=True)
     thread.start()
     logger.info("metrics at http://%s:%d/metrics", host, listener.getsockname()[1])

@@ -29,7 +29,7 @@ class PromptProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._expect("head")
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes on, and expect what is still missing of their request."""
+        """Pass bytes on, and wait for the rest of their request."""
         super().data_received(data)
         cycle = self.cycle
         # The rest of a body whose response was sent early is not the head of the next request.

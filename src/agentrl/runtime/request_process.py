@@ -32,7 +32,7 @@ from agentrl.runtime.restarts import ending
 
 MAX_REPLY_BYTES = 1 << 24
 MAX_SAID_CHARS = 1 << 23
-"""What is passed on of a child's standard error; the beginning tells most."""
+"""Limit on the forwarded standard error of a child; its start is the most informative part."""
 _MAX_REASON_CHARS = 500
 _LINE_BYTES = 1 << 16
 _END_SECONDS = 5.0
@@ -44,7 +44,7 @@ class RequestProcess:
     """One child process; requests may come from any thread and any event loop.
 
     Args:
-        name: what it is, for messages.
+        name: description for messages.
         argv: its command.
         environment: its complete environment.
         quiet: discard its stderr; otherwise it is forwarded to this process's stderr.
@@ -117,7 +117,7 @@ class RequestProcess:
 
         Raises:
             AgentWorkerError: the process ended.
-            TimeoutError: it takes longer.
+            TimeoutError: the timeout expires.
         """
         number, reply = self._sent(request)
         try:
@@ -169,7 +169,7 @@ class RequestProcess:
                 while (line := self._to_send.get()) is not None:
                     requests.write(line)
                     requests.flush()
-        except OSError:  # nobody reads any more
+        except OSError:  # the reader is gone
             self._kill()
 
     def _listen(self) -> None:
@@ -177,7 +177,7 @@ class RequestProcess:
         with self._process.stdout as replies:
             while line := replies.readline(MAX_REPLY_BYTES):
                 if not line.endswith(b"\n") and len(line) < MAX_REPLY_BYTES:
-                    return  # it died while it wrote; its status says more
+                    return  # it died while writing; its status is more informative
                 try:
                     self._answered(line)
                 except UnreadableReply as error:
@@ -211,7 +211,7 @@ class RequestProcess:
         with self._process.stderr as said:
             while line := said.readline(_LINE_BYTES):
                 if left <= 0:
-                    continue  # read on, so that it never waits for us
+                    continue  # keep reading, so that the child never blocks on the pipe
                 text = one_line(redact(line.decode(errors="replace").rstrip("\n"))) + "\n"
                 left -= len(text)
                 if left <= 0:

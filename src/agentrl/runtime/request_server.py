@@ -27,7 +27,7 @@ _NUM_THREADS = 256
 
 
 class RequestServer:
-    """Takes over stdin and stdout, and answers each request in a task of its own.
+    """Takes over stdin and stdout, and answers each request in a separate task.
 
     Args:
         watch: detects handlers that block the others.

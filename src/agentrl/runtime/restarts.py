@@ -17,7 +17,7 @@ class Restarts:
     """The restarts of one process: counted, and bounded within `WINDOW_SECONDS`."""
 
     def __init__(self, most: int = 0, *, first_delay_seconds: float = 1.0) -> None:
-        """Begin with no restart made.
+        """Create a policy without restarts so far.
 
         Args:
             most: restarts allowed within `WINDOW_SECONDS`; 0 makes every failure final.
@@ -30,7 +30,7 @@ class Restarts:
         self._made_at: deque[float] = deque()
 
     def next_delay(self) -> float | None:
-        """Count a restart and return the pause before it; None when there were too many."""
+        """Count a restart and return the pause before it; None after too many restarts."""
         now = time.monotonic()
         while self._made_at and now - self._made_at[0] > WINDOW_SECONDS:
             self._made_at.popleft()

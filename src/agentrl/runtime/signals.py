@@ -27,7 +27,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def stop_on_signals(what_follows: str) -> asyncio.Event:
     """Return an event that the first SIGTERM or SIGINT sets; the second kills the process.
 
-    Everything that the process started is killed with it.
+    All processes that it started are killed with it.
 
     Args:
         what_follows: the message to the user at the first signal.

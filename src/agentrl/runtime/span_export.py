@@ -32,7 +32,7 @@ _PERIOD_SECONDS = 2.0
 _REQUEST_SECONDS = 5.0
 """Timeout of one batch, including retries."""
 _REPLY_BYTES = 1 << 16
-"""What is read of a collector's reply."""
+"""Limit on the bytes read from a collector's reply."""
 _LAST_SECONDS = 5.0
 """How long the process waits at its end for the spans that are left."""
 _OWN_LOGGERS = (
@@ -46,7 +46,7 @@ def span_export(endpoint: str, attributes: Mapping[str, str]) -> Iterator[Tracer
     """Send the spans of the yielded tracer to a collector until the context ends.
 
     Args:
-        endpoint: base address of the collector, or the address that takes traces.
+        endpoint: base address of the collector, or its address for traces.
         attributes: attributes of this process in all spans.
     """
     exporter = _CountingExporter(endpoint)

@@ -1,7 +1,7 @@
-"""Checks Weights & Biases before a run: is there a login, and does the server respond?
+"""Checks the login and the server of Weights & Biases before a run.
 
-Otherwise its library would prompt for a key, or retry for minutes, after the run has started.
-Input: the names of trackers. Output: nothing, or an error that says what to do. The library reads
+Without the check, its library would prompt for a key, or retry for minutes, after the run has
+started. Input: the names of trackers. Output: nothing, or an error with a remedy. The library reads
 its settings in a separate process, because it leaves a service behind.
 """
 
@@ -31,7 +31,7 @@ def check_login(trackers: Collection[str]) -> None:
     """Check that W&B is usable, if it is one of the trackers.
 
     Raises:
-        ConfigError: there is no login, or the server does not respond.
+        ConfigError: the login is missing, or the server does not respond.
     """
     if "wandb" not in trackers:
         return

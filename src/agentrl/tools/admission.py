@@ -13,7 +13,7 @@ from typing import Final
 from mcp.types import Tool
 
 FAILURE_KEY: Final = "agentrl_failure"
-"""Where the `data` of a JSON-RPC error says how a request failed; see `http_transport.Failure`."""
+"""Key in the `data` of a JSON-RPC error for the kind of failure; see `http_transport.Failure`."""
 MAX_MESSAGE_BYTES: Final = 32 * 2**20
 """Longest message that is accepted from a server."""
 MAX_TOOLS: Final = 2_000
@@ -48,7 +48,7 @@ def excess(value: object) -> str | None:
 
 
 def listing_problem(tools: Sequence[Tool]) -> str | None:
-    """Say why tools cannot be offered, or return None."""
+    """Return why tools cannot be offered, or None."""
     if len(tools) > MAX_TOOLS:
         return f"lists more than {MAX_TOOLS} tools"
     for tool in tools:

@@ -33,9 +33,9 @@ def get_agent_tool_env_and_servers(
     `agentrl env up` prints them; without the former, its default address.
 
     Args:
-        url: address of the environment, before `tool_config["url"]` and `MCP_SERVER_URL`.
+        url: address of the environment; precedes `tool_config["url"]` and `MCP_SERVER_URL`.
         mcp_server_list: the servers behind it that the agent sees, as a list or comma separated;
-            all of them when empty. Before `tool_config["mcp_servers"]`.
+            empty means all. Precedes `tool_config["mcp_servers"]`.
         tool_config: any of `url`, `authorization` (the header's whole value), `mcp_servers`,
             `server_name` (`aworld-mcp`), `type` (`streamable-http`), and in seconds `timeout`,
             `sse_read_timeout`, `client_session_timeout_seconds` (600 each).

@@ -181,7 +181,7 @@ class Aggregator:
         return body
 
     def _unreadable(self, method: str, path: str, reason: str) -> ToolError | InvalidResult:
-        """Return what a reply that is not read means: a call's is the model's to see."""
+        """Return the failure for an unread reply; for a call, the model sees it as an error."""
         if method == "GET":
             return self._error(f"answered {path}: {reason}", None)
         return InvalidResult(reason)

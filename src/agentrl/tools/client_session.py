@@ -39,7 +39,7 @@ _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 
 _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 _READ_MARGIN_SECONDS = (
-    30.0  # HTTP waits longer than a call may take, so that the call's own bound decides
+    30.0  # HTTP waits longer than a call may take, so that the call's own timeout decides
 )
 
 
@@ -253,7 +253,7 @@ def _scratch_root() -> "tempfile.TemporaryDirectory[str]":
 async def _started(
     server: McpServer, config: ToolsConfig, started: StdioServer, stack: AsyncExitStack
 ) -> Transport:
-    """Return the transport that starts a server's command apart from secrets and other servers."""
+    """Return the transport that starts a server's command, isolated from other servers."""
     confinement = config.confinement
     if confinement is None:
         scratch = Path(tempfile.mkdtemp(dir=_scratch_root().name))

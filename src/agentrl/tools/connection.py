@@ -125,8 +125,8 @@ class ServerConnection:
             on_progress: callback for the progress that the tool reports.
 
         Raises:
-            MCPError: the server answered with an error of its own.
-            CallTimedOut: the tool took too long.
+            MCPError: the server answered with an error.
+            CallTimedOut: the tool's timeout expired.
             InvalidResult: the result breaks MCP or the tool's own schema.
             ToolError: the infrastructure failed.
         """
@@ -301,7 +301,7 @@ async def _all_tools(client: Client) -> list[Tool]:
     while True:
         page = await client.list_tools(cursor=cursor)
         tools += page.tools
-        # A server with endless pages is refused because of what it has listed so far.
+        # A server with endless pages is rejected based on the tools listed so far.
         is_last = page.next_cursor is None or page.next_cursor == cursor
         if is_last or len(tools) > MAX_TOOLS:
             return tools

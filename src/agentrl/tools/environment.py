@@ -155,7 +155,7 @@ class Environment:
         app = server.streamable_http_app(
             host=host,
             session_idle_timeout=self._idle_seconds,
-            # `HttpGuard` checks what the SDK would, as for all servers.
+            # `HttpGuard` does the SDK's checks, as for all servers.
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             custom_starlette_routes=[Route("/health", self._health)],
         )
@@ -401,7 +401,7 @@ def _client_of(headers: Headers) -> str | None:
     name = headers.get(CLIENT_HEADER, "")
     if _SESSION_HEADER in headers or not _CLIENT_NAME.fullmatch(name):
         return None
-    return f"{CLIENT_HEADER}: {name}"  # no session's id, whatever the name is
+    return f"{CLIENT_HEADER}: {name}"  # differs from every session id
 
 
 def _unavailable(error: ToolError) -> MCPError:

@@ -2,7 +2,7 @@
 
 The SDK's streamable HTTP client ends the whole connection, with every call in flight on it, when
 one POST fails, and it hides the status of error responses. This transport turns a failed POST into
-a JSON-RPC error response, so that only that call fails, and says in the error's `data` whether the
+a JSON-RPC error response, so that only that call fails, and the error's `data` states whether the
 server may have processed the request.
 """
 
@@ -155,7 +155,7 @@ def _response(
 
 
 def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-    """Return the response, or a JSON-RPC error that says what its status means."""
+    """Return the response, or a JSON-RPC error that explains its status."""
     status = response.status_code
     if status < 300 and status != _ACCEPTED and response.content and not _is_json(response):
         kind = response.headers.get("content-type", "no type")

@@ -60,7 +60,7 @@ def repaired(data: bytes) -> bytes:
         if num_found > _MAX_SURROGATES:
             return data
         if backslashes % 2:
-            continue  # an escaped backslash, and a text that looks like an escape
+            continue  # an escaped backslash followed by text that looks like an escape
         if pair := _PAIR.match(data, start):
             parts.append(data[kept : pair.end()])
             kept = pair.end()
@@ -100,7 +100,7 @@ async def repairing(
         what: names the server.
         on_message: called with every message that is passed on.
     """
-    # The SDK logs a traceback for every line that is no message; `_RepairedStream` warns once.
+    # The SDK logs a traceback for every line that is not a message; `_RepairedStream` warns once.
     # Adding the same filter again has no effect.
     logging.getLogger("mcp.client.stdio").addFilter(_is_not_a_parse_failure)
     async with transport as (read_stream, write_stream):

@@ -213,7 +213,7 @@ class McpToolBox:
 
 Server = ServerConnection | Aggregator
 Offer = Mapping[str, tuple[Sequence[Tool], Connection]]
-"""Tools of a configured server, by name: its own, or those of each server behind it."""
+"""Tools of a configured server by name, or those of each server behind an aggregator."""
 
 
 @asynccontextmanager
@@ -312,7 +312,7 @@ async def probe(config: ToolsConfig) -> tuple[ToolSpec, ...]:
     """Connect once, list the tools and disconnect: the check before any process starts.
 
     Raises:
-        ConfigError: a server cannot be reached (its address is named), or there is no tool.
+        ConfigError: a server is unreachable (the message names its address), or offers no tool.
     """
     try:
         async with connect_tools(config.model_copy(update={"max_retries": 0})) as box:

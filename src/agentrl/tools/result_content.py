@@ -1,4 +1,4 @@
-"""Tool results as text and images for the model, with what they link to."""
+"""Tool results as text and images for the model, including linked content."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from agentrl.schema.image import image_from_bytes
 
 MAX_LINKS: Final = 5
-"""Links of one result that are followed; further ones are shown as they are."""
+"""Links of one result that are followed; further links are shown as text."""
 _NO_JSON = object()
 
 
@@ -30,7 +30,7 @@ def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = F
     """Return the text of a result, with its structured content if the text lacks it.
 
     Args:
-        result: what the tool returned.
+        result: the tool's result.
         max_chars: longer texts are cut.
         show_images: leave out the images that `result_images` returns.
     """
@@ -42,8 +42,8 @@ def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = F
 
 
 def _is_told(structured: dict[str, Any], texts: Sequence[str]) -> bool:
-    """Say whether the texts of a result give its structured content, as most servers see to."""
-    # The official SDK wraps values that are not objects, and shows a list as one block per item.
+    """Return whether the texts of a result contain its structured content, as with most servers."""
+    # The official SDK wraps values that are not objects, and renders a list as one block per item.
     value = structured["result"] if structured.keys() == {"result"} else structured
     if value in texts or (isinstance(value, list) and value and len(value) == len(texts)):
         return True

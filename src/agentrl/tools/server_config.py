@@ -41,7 +41,7 @@ class McpServer(BaseModel):
     """Directories outside its scratch directory that a command of `agentrl env up` may write to;
     they are shared by all clients."""
     call_timeout_seconds: float | None = Field(default=None, gt=0)
-    """Longest tool call; `ToolsConfig.call_timeout_seconds` when not given."""
+    """Longest tool call; by default `ToolsConfig.call_timeout_seconds`."""
     per_rollout: bool = False
     """Each rollout gets its own connection: for servers that keep state in the session."""
     resumable: bool = False
@@ -101,7 +101,7 @@ class ToolsConfig(BaseModel):
     blocked_tools: tuple[str, ...] = ()
     """Never show or call these tools (plain or `server.tool` names)."""
     auth_token: SecretStr | None = None
-    """Bearer token sent to every HTTP server that has no `Authorization` header of its own."""
+    """Bearer token sent to every HTTP server without a configured `Authorization` header."""
     connect_timeout_seconds: float = Field(default=10.0, gt=0)
     start_timeout_seconds: float = Field(default=60.0, gt=0)
     """Startup timeout of a command: `npx` and `uvx` download it first."""
@@ -132,7 +132,7 @@ class ToolsConfig(BaseModel):
     hidden_paths: tuple[Path, ...] = ()
     """Files and directories that commands do not see."""
     log_dir: Path | None = None
-    """Where the standard error of commands is kept; by default it is not."""
+    """Folder for the standard error of commands; by default it is discarded."""
     log_prefix: str = "tool_"
     """What names of these files start with."""
     show_instructions: bool = True

@@ -55,7 +55,7 @@ still_working: ContextVar[Callable[[], None] | None] = ContextVar("still_working
 
 
 class ServerQuestions:
-    """Answers what one server asks, on all connections with it."""
+    """Answers the requests of one server on all connections with it."""
 
     def __init__(self, name: str, server: McpServer) -> None:
         self._name = name
@@ -97,7 +97,7 @@ class ServerQuestions:
 
 
 def _needed_capabilities(message: JSONRPCMessage) -> Iterator[str]:
-    """Yield what a client must be capable of for a message, in the forms of all protocols."""
+    """Yield the client capabilities that a message requires, in the forms of all protocols."""
     if isinstance(message, JSONRPCRequest):
         yield message.method.partition("/")[0]
     elif isinstance(message, JSONRPCResponse):
@@ -118,7 +118,7 @@ def _needed_capabilities(message: JSONRPCMessage) -> Iterator[str]:
 def _defaults(params: ElicitRequestParams) -> dict[str, Any] | None:
     """Return the default of every field of a form; None if a required field has none."""
     if not isinstance(params, ElicitRequestFormParams):
-        return None  # an address that somebody would have to visit
+        return None  # an address that a person would have to visit
     schema = params.requested_schema
     fields = schema.get("properties")
     if not isinstance(fields, Mapping):
@@ -137,7 +137,7 @@ def _defaults(params: ElicitRequestParams) -> dict[str, Any] | None:
 
 
 class TaskHandle(Result):
-    """What a server returns in place of a slow result."""
+    """The reply of a server in place of a slow result."""
 
     result_type: Literal["task"]
     task_id: str
@@ -162,13 +162,13 @@ class TaskParams(RequestParams):
 
 
 class TaskUpdateParams(TaskParams):
-    """Answers what a task asks."""
+    """Answers the requests of a task."""
 
     input_responses: dict[str, Any]
 
 
 class GetTask(Request[TaskParams, Literal["tasks/get"]]):
-    """Asks for the state of a task."""
+    """Requests the state of a task."""
 
     method: Literal["tasks/get"] = "tasks/get"
     params: TaskParams
@@ -176,7 +176,7 @@ class GetTask(Request[TaskParams, Literal["tasks/get"]]):
 
 
 class UpdateTask(Request[TaskUpdateParams, Literal["tasks/update"]]):
-    """Answers what a task asks."""
+    """Answers the requests of a task."""
 
     method: Literal["tasks/update"] = "tasks/update"
     params: TaskUpdateParams
@@ -197,7 +197,7 @@ class PolledTasks(ClientExtension):
     identifier = "io.modelcontextprotocol/tasks"
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
-        """Take over the results that are tasks."""
+        """Handle results that are tasks."""
         return (ResultClaim(result_type="task", model=TaskHandle, resolve=_finished),)
 
 
@@ -229,7 +229,7 @@ async def _finished(handle: TaskHandle, context: ClaimContext) -> CallToolResult
 
 
 def _poll_seconds(pause: float, asked_for_ms: int | None) -> float:
-    """Return the pause before the next look at a task: what its server asks for, within bounds."""
+    """Return the pause before the next poll of a task: its server's interval, within limits."""
     if asked_for_ms is None:
         return min(pause, _MAX_POLL_SECONDS)
     # Bounded as an integer: JSON has integers beyond the range of a float.

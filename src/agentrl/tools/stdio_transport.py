@@ -32,7 +32,7 @@ from agentrl.tools.json_repair import refused_line
 logger = logging.getLogger(__name__)
 
 MAX_LOG_BYTES = 8 * 2**20
-"""What is kept of a server's standard error; the beginning tells most."""
+"""Limit on the stored standard error of a server; its start is the most informative part."""
 _MAX_SAID_CHARS = 500
 _LOG_CHUNK_BYTES = 2**16
 _END_SECONDS = 2.0

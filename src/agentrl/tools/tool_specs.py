@@ -1,4 +1,4 @@
-"""Tools as seen by a rollout: schemas, a tool box to call them, and their displayed names."""
+"""Tools of a rollout: schemas, a tool box to call them, and their displayed names."""
 
 import logging
 import re

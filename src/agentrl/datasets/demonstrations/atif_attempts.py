@@ -35,7 +35,7 @@ def check_trajectories(path: Path) -> None:
     """Refuse files without trajectories, or with one that cannot be imported.
 
     Raises:
-        DatasetError: the text says what is wrong and where.
+        DatasetError: a file is invalid; the message names the problem and its place.
     """
     for _, attempts in attempts_by_task(path):
         for attempt in attempts:
@@ -124,7 +124,7 @@ def attempts_by_task(path: Path) -> Iterator[tuple[str, list[AtifAttempt]]]:
         path: a file or a folder; see `read_trajectories`.
 
     Raises:
-        DatasetError: there are none, or one is malformed; the text says where.
+        DatasetError: there are none, or one is malformed; the message names the place.
     """
     seen: set[str] = set()
     attempts = (AtifAttempt(where, trajectory) for where, trajectory in read_trajectories(path))

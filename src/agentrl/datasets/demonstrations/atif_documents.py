@@ -16,7 +16,7 @@ from agentrl.schema.base import Message, Value
 
 VERSION = "ATIF-v1.8"
 OURS = "agentrl"
-"""Key of our own facts in the `extra` of documents, steps and metrics."""
+"""Key of AgentRL's own data in the `extra` of documents, steps and metrics."""
 _MAX_DOCUMENT_CHARS = 1 << 27
 _MAX_TOKEN_ID = 2**31 - 1
 _MAX_LOGPROB = 1e30
@@ -44,7 +44,7 @@ class AtifCall(Value):
 
 
 class AtifResult(Value):
-    """What a tool call led to."""
+    """The result of a tool call."""
 
     source_call_id: str | None = None
     content: AtifContent = None
@@ -143,7 +143,7 @@ class AtifTrajectory(Value):
 
 
 def is_trajectory(entry: object) -> bool:
-    """Say whether an entry of a data file is meant as a trajectory."""
+    """Return whether an entry of a data file is meant as a trajectory."""
     version = entry.get("schema_version") if isinstance(entry, Mapping) else None
     return isinstance(version, str) and version.startswith("ATIF-")
 
@@ -155,7 +155,7 @@ def read_trajectories(path: Path) -> Iterator[tuple[str, AtifTrajectory]]:
         path: a `.json` file with one document or a list, a `.jsonl` file, or a folder of such.
 
     Raises:
-        DatasetError: there is none, or one is malformed; the text says where.
+        DatasetError: there is none, or one is malformed; the message names the place.
     """
     if path.is_dir():
         files = sorted(one for one in path.rglob("*.json*") if one.is_file())
@@ -191,7 +191,7 @@ def checked_trajectory(entry: Any) -> AtifTrajectory:
     """Parse a document.
 
     Raises:
-        BadEntry: it is invalid; the message says what is wrong and where.
+        BadEntry: it is invalid; the message names the problem and its place.
     """
     if isinstance(entry, BadEntry):
         raise entry
@@ -213,7 +213,7 @@ def checked_trajectory(entry: Any) -> AtifTrajectory:
 
 
 def messages_of(trajectory: AtifTrajectory) -> Iterator[Message]:
-    """Yield the messages of a trajectory; copied steps and those of no model get weight 0.
+    """Yield the messages of a trajectory; copied steps and steps without a model get weight 0.
 
     Raises:
         BadEntry: a step contains something that a conversation cannot represent.
@@ -223,7 +223,7 @@ def messages_of(trajectory: AtifTrajectory) -> Iterator[Message]:
 
 
 def messages_of_step(step: AtifStep) -> Iterator[Message]:
-    """Yield what was said in a step, then the results of its calls; see `messages_of`."""
+    """Yield the messages of a step, then the results of its calls; see `messages_of`."""
     if step.source != "agent":
         yield {"role": step.source, "content": _text(step.message)}
     else:
@@ -245,7 +245,7 @@ def messages_of_step(step: AtifStep) -> Iterator[Message]:
 
 
 def own_facts(extra: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return what an export of ours wrote into an `extra`; empty for anybody else's."""
+    """Return the data that AgentRL's export wrote into an `extra`; empty for other writers."""
     given = (extra or {}).get(OURS)
     return given if isinstance(given, Mapping) else {}
 

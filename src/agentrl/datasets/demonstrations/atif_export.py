@@ -74,7 +74,7 @@ def trajectory_of(
 
     Args:
         record: the attempt.
-        task: what was asked.
+        task: the question.
         turns: all turns of the attempt, in order of `index` from 0.
         model: name of the policy.
     """
@@ -191,7 +191,7 @@ def _observed(result: ToolResult) -> dict[str, Any]:
 
 
 def _add_context(steps: list[dict[str, Any]], message: Message) -> None:
-    """Append what a turn added to its conversation: as a step, or as a result of the step before."""
+    """Append the new messages of a turn, as steps or as results of the previous step."""
     role = message.get("role")
     text = shown_text(message.get("content"))
     if role == "tool":

@@ -44,7 +44,7 @@ async def import_trajectories(
         DatasetError: a trajectory is malformed.
         StoreError: the store failed.
 
-    If it fails, everything that was written is deleted.
+    If it fails, all written documents are deleted.
     """
     if await store.runs.get() is not None:
         raise ConfigError(f"{store.redacted_uri} contains a run; import under another --run_name")

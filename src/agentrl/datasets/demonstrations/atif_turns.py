@@ -42,7 +42,7 @@ def turns_of(
         fence: of the Record's lease, which ids of turns hold.
 
     Raises:
-        BadEntry: a step cannot become a turn; the message says which and why.
+        BadEntry: a step cannot become a turn; the message names the step and the reason.
     """
     found = _TurnReader(record_id, task_id).turns(trajectory)
     return [turn.model_copy(update={"id": f"{record_id}/{fence}/{turn.index}"}) for turn in found]
@@ -164,7 +164,7 @@ class _TurnReader:
         }
 
     def _in_order_of_sampling(self) -> list[DispatchedSamplingTask]:
-        """Return the turns in the order given by the steps, if all of them give one."""
+        """Return the turns in the order that the steps specify, if all of them specify one."""
         if sorted(self._places) != list(range(len(self._turns))):
             return self._turns
         new = {here: then for then, here in self._places.items()}
@@ -183,7 +183,7 @@ class _TurnReader:
 
 
 def _number(given: Mapping[str, Any], name: str) -> int:
-    """Return a number of ours, -1 where there is none."""
+    """Return a number that AgentRL's export wrote; -1 if it is missing."""
     value = given.get(name)
     return value if isinstance(value, int) and value >= 0 else -1
 

@@ -184,7 +184,7 @@ def assistant_message(turn: DispatchedSamplingTask, tools: Sequence[dict[str, An
 def _taken_apart(turn: DispatchedSamplingTask, tools: Sequence[dict[str, Any]]) -> Reply | None:
     text = turn.output_text
     if any(call.format_error is not None for call in turn.tool_calls):
-        return None  # a learner of the text must not be shown what was only guessed
+        return None  # guessed text must not be shown to a learner
     before, closes, _ = text.partition(THINK_CLOSE)
     starts_inside = bool(closes) and THINK_OPEN not in before
     wanted = [call.name for call in turn.tool_calls]

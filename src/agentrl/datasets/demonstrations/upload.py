@@ -44,7 +44,7 @@ class UploadConfig:
     """Files of items: JSONL, JSON, CSV or Parquet."""
     mongo_connection_url: str
     mongo_db_name: str
-    """Name of the run that the database belongs to from then on."""
+    """Name of the run that the database will belong to."""
     chunk_size: int = 128
     """Items per group of writes."""
     task_description: str = ""
@@ -259,7 +259,7 @@ class Uploader(ABC):
 
 
 def _conversations(exchanges: Sequence[Exchange]) -> list[Demonstration]:
-    """Return exchanges as conversations, of which only the responses are learned."""
+    """Return exchanges as conversations in which only the responses are learned."""
     if not exchanges:
         raise RenderError("the item has no model call")
     found: list[tuple[list[Message], tuple[dict[str, Any], ...]]] = []

@@ -33,7 +33,7 @@ _KEYS = re.compile(r"\w{1,32}(\+\w{1,32}){0,4}", re.ASCII)
 _WEB_ADDRESS = re.compile(r"https?://[^\s/?#\x00][^\s\x00]{0,2000}", re.IGNORECASE)
 _KEY_DELAY_MILLISECONDS = "4"
 _SETTLE_SECONDS = 0.1
-"""A window draws what a key or a click does a moment later."""
+"""A window shows the effect of a key or a click after a short delay."""
 
 Column = Annotated[int, Field(description="pixels from the left")]
 Row = Annotated[int, Field(description="pixels from the top")]
@@ -126,7 +126,7 @@ class Desktop:
             return await doing
         except ToolError as error:
             if await self._display.has_ended():
-                await asyncio.Event().wait()  # no model is told: this process ends
+                await asyncio.Event().wait()  # no reply to the model: this process ends
             raise Refusal(str(error)) from error
 
 

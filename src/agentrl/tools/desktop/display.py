@@ -32,7 +32,7 @@ _MAX_SAID_CHARS = 200
 _BROWSER_FLAGS = (
     *("--no-first-run", "--no-default-browser-check", "--start-maximized", "--disable-gpu"),
     *("--disable-dev-shm-usage", "--password-store=basic", "--hide-crash-restore-bubble"),
-    # Left alone, a browser looks up updates and accounts at its maker's.
+    # By default, a browser contacts its vendor for updates and accounts.
     *("--disable-sync", "--disable-background-networking", "--disable-component-update"),
 )
 
@@ -81,7 +81,7 @@ class Display:
         self._folder = folder
         self._view_host, self._view_port = view_host, view_port
         self._view_password = view_password
-        # What the browser keeps in its home is this display's alone.
+        # The browser's home is private to this display.
         self._environment = {**os.environ, "HOME": str(folder)}
         self._programs: list[asyncio.subprocess.Process] = []
 
@@ -181,7 +181,7 @@ class Display:
             *("x11vnc", "-unixsock", str(socket), "-rfbport", "0", "-passwdfile", str(password)),
             *("-viewonly", "-shared", "-forever", "-noremote", "-noshm", "-no6", "-quiet"),
         )
-        for _ in range(int(_START_SECONDS / _POLL_SECONDS)):  # it says nothing when it is ready
+        for _ in range(int(_START_SECONDS / _POLL_SECONDS)):  # it does not report when it is ready
             if socket.is_socket():
                 break
             await asyncio.sleep(_POLL_SECONDS)
