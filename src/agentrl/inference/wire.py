@@ -26,7 +26,7 @@ MIXED_VERSION = -1
 """Version of that label; no policy has it, and nothing sampled under it is used."""
 
 LoadFormat = Literal["auto", "delta"]
-"""What a directory of weights holds: a checkpoint, or the changes since another version."""
+"""Content of a directory of weights: a checkpoint, or the changes since another version."""
 
 MAX_INT32 = 2**31 - 1
 """Largest `top_k` and token id: servers store both in 32-bit tensors."""
@@ -60,7 +60,7 @@ class GenerateRequest(Value):
 
 
 class GenerateResult(Value):
-    """What was sampled."""
+    """The sampled output."""
 
     output_ids: TokenIds
     """Sampled ids, including the end-of-turn token, int32 [T]."""

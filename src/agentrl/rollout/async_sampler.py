@@ -73,10 +73,10 @@ class RolloutResult:
 class AsyncSampler(ABC, Generic[TaskType]):
     """Runs the rollout of one slot of a Task.
 
-    Subclasses implement `run` (talk to the model through `generate` until the rollout ends) and
+    Subclasses implement `run` (call the model through `generate` until the rollout ends) and
     `evaluate_record` (the score). Everything that `generate` returns is already durable in the
-    store, so a rollout that dies midway leaves a readable attempt behind. Infrastructure errors
-    (`InferenceError`, `ToolError`, `StoreError`) must be left to propagate: they end the attempt
+    store, so a rollout that dies midway leaves a readable attempt. Infrastructure errors
+    (`InferenceError`, `ToolError`, `StoreError`) must propagate: they end the attempt
     and never become a score.
 
     If the tools are declared resumable, another process resumes the rollout of a process that died
@@ -152,7 +152,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """
 
     async def create_chat_completions(self, *_: object, **__: object) -> NoReturn:
-        """Refuse the call that samplers of the original AgentRL used to ask the model.
+        """Reject the call that samplers of the original AgentRL made to the model.
 
         Raises:
             ConfigError: always; the message names the replacement.
@@ -172,13 +172,13 @@ class AsyncSampler(ABC, Generic[TaskType]):
         min_room: int = 1,
         **sampling: Any,
     ) -> tuple[DispatchedSamplingTask, Reply]:
-        """Let the model reply to a conversation, and store the turn.
+        """Request the model's reply to a conversation, and store the turn.
 
         The prompt is the ids of the conversation's last turn, as sampled, followed by what was
         added since. The turn is durable when this returns.
 
         Args:
-            conversation: what the model sees; the reply is appended to it.
+            conversation: the model's input; the reply is appended to it.
             judge: returns the turn's advantage override (0 for a format error), or None.
             min_room: tokens that must be left for the reply; with less, the context is full.
             **sampling: fields of `SamplingParams` that differ from the configuration.
@@ -220,7 +220,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         on_partial: OnPartial | None = None,
         **sampling: Any,
     ) -> tuple[DispatchedSamplingTask, Reply]:
-        """Let the model continue a prompt, and store the turn; `generate` wraps this for conversations.
+        """Request the continuation of a prompt, and store the turn; `generate` wraps this method.
 
         Several calls may run concurrently: each becomes a turn when its reply arrives. If the
         caller is cancelled while its turn is being stored, the turn is stored all the same.

@@ -26,7 +26,7 @@ class Scoring(Protocol):
         ...
 
     def extract_answer(self, text: str, schema: str) -> str | None:
-        """Return the final answer that the text gives, or None."""
+        """Return the final answer in the text, or None."""
         ...
 
     async def score(self, task: MCPTask, answer: str) -> Score:
@@ -92,12 +92,12 @@ class RolloutContext:
         rollout: limits of a rollout.
         sampling: how tokens are drawn.
         seed: seed of the run, from which every request's seed is derived.
-        context_length: longest sequence that the servers take, in tokens, when known.
+        context_length: longest sequence that the servers accept, in tokens, if known.
         live: controls that may change during the run.
         router_replay: store which experts of the model every token was routed to.
         resumable: the tools keep no state, so that another sampler may resume a dead one's rollout.
-        summarizer: shortens long texts; None where none is configured.
-        traces: spans of the rollouts, where a collector takes them.
+        summarizer: shortens long texts; None if none is configured.
+        traces: spans of the rollouts, if a collector is configured.
     """
 
     store: TrajectoryStore
@@ -117,7 +117,7 @@ class RolloutContext:
 
     @property
     def max_prompt_len(self) -> int:
-        """Most tokens that a prompt may have: the run's bound, or less where servers take less."""
+        """Longest allowed prompt in tokens: the smaller limit of the run and the servers."""
         longest = self.sampling.max_prompt_tokens
         return longest if self.context_length is None else min(longest, self.context_length - 1)
 
@@ -155,7 +155,7 @@ class RolloutContext:
             self.scoring.check(self.scorer_of(task))
 
     async def score(self, task: MCPTask, answer: str | None, *, no_answer: str) -> Score:
-        """Let a task's scorer judge an answer; a rollout without one scores 0.
+        """Score an answer with the task's scorer; a rollout without an answer scores 0.
 
         In training the run may name another scorer for all tasks (`Control.scorer`).
 

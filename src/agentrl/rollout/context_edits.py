@@ -55,7 +55,7 @@ def without_repetitions(messages: Sequence[Message]) -> list[Message]:
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """Join adjacent messages of the same role; tool results stay apart."""
+    """Join adjacent messages of the same role; tool results stay separate."""
     result: list[Message] = []
     for message in messages:
         if result and result[-1]["role"] == message["role"] != "tool":

@@ -1,4 +1,4 @@
-"""Images of rollouts: fetched from where a message names them, stored once, and sent to the engine.
+"""Images of rollouts: fetched from the addresses in messages, stored once, and sent to the engine.
 
 Questions and agents' messages name addresses on the web. These are untrusted, and a sampler often
 runs where it can reach a metadata service, a database or a neighbour's notebook. It therefore

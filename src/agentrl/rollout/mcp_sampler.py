@@ -70,7 +70,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 return RolloutResult(limit.outcome)
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
-        """Let the task's scorer judge the answer; a rollout without an answer scores 0."""
+        """Score the answer with the task's scorer; a rollout without an answer scores 0."""
         return await self.context.score(self.task, result.final_answer, no_answer=result.outcome)
 
     async def _run_turns(self, conversation: Conversation, tools: ToolBox) -> RolloutResult:

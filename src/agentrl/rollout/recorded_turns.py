@@ -1,7 +1,7 @@
 """Turns that a rollout replays before it samples: of a resumed attempt, or before a fork.
 
-A sampler's `run` starts from the beginning; `AsyncSampler.generate` asks here for each prompt and
-takes the recorded turns as replies for as long as there are any.
+A sampler's `run` starts from the beginning; `AsyncSampler.generate` looks up each prompt here and
+uses the recorded turns as replies until none are left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,13 +97,13 @@ class ForkPoint:
         Args:
             parent: all turns of the parent's attempt.
             turn: index of the first turn that is sampled again.
-            messages: what it is shown instead of the messages added since the turn before it.
+            messages: messages that replace those added after the previous turn.
             sampling: parameters that differ from the parent's.
             tools_keep_state: tools cannot be called in the middle of a rollout: recorded results
                 are used for as long as the calls equal the parent's.
 
         Raises:
-            ConfigError: there is no such turn, or it cannot be sampled again.
+            ConfigError: the turn does not exist, or cannot be sampled again.
         """
         check_fork_turn(parent, turn)
         self.turn = turn

@@ -3,8 +3,8 @@
     run_on_ranks ──rank 0──────> lead: checks, start weights ──> training_session ──> training loop
                └──other ranks──> worker_loop: executes the learner calls that rank 0 broadcasts
 
-`python`, `torchrun` and `accelerate launch` can all start the process. Only rank 0 talks to the store
-and the servers. This module does not know where the samples of a step come from.
+`python`, `torchrun` and `accelerate launch` can all start the process. Only rank 0 accesses the
+store and the servers. This module is independent of the source of a step's samples.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ class TrainingSession:
 
     @property
     def output_path(self) -> Path:
-        """Directory of everything that the run writes."""
+        """Directory of the run's output."""
         return self.run.output_path
 
     def report(self, metrics: StepMetrics) -> None:

@@ -1,4 +1,4 @@
-"""`RecordImages`: reads the images of records from the store in the form that the model takes.
+"""`RecordImages`: reads the images of records from the store in the model's input format.
 
 Rank 0 reads an image once, however many records and steps show it; the processor settings stored
 with the turns determine its form.

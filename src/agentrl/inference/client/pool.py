@@ -1,4 +1,4 @@
-"""Generations over all registered servers, some of which fail or are updated meanwhile.
+"""Generations over all registered servers, which may fail or be updated during a generation.
 
 In: the store's records of the servers (`ServerPool.update`), and requests. Out: complete
 generations. The pool knows neither the store nor rollouts.
@@ -310,7 +310,7 @@ def _joined(so_far: GenerateResult | None, result: GenerateResult) -> GenerateRe
 
 
 def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> GenerateRequest:
-    """Return the request for what is missing after `so_far`, under a new id."""
+    """Return the request for the part after `so_far`, under a new id."""
     if so_far is None:
         return request.model_copy(update={"rid": new_rid()})
     sampling = request.sampling

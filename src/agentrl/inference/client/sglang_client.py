@@ -30,7 +30,7 @@ OnPartial = Callable[[GenerateResult], None]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a server reports of its model."""
+    """A server's report on its model."""
 
     model_path: str
     weight_version: int
@@ -73,7 +73,7 @@ class SGLangClient:
         Args:
             base_url: for example `http://127.0.0.1:30000`.
             api_key: bearer key of the data routes.
-            admin_key: bearer key of the control routes; the API key when not given.
+            admin_key: bearer key of the control routes; by default the API key.
             generate_timeout_seconds: longest wait for a generation; None waits as long as the
                 connection lives, since a paused server holds requests open.
         """
@@ -105,7 +105,7 @@ class SGLangClient:
         Cancelling the call aborts the generation on the server.
 
         Args:
-            request: what to sample.
+            request: the request.
             on_partial: stream callback; without it the response comes in one piece.
         """
         sending = self._transport.response(
@@ -148,7 +148,7 @@ class SGLangClient:
         return await self._transport.status("/ready") == _UNAVAILABLE
 
     async def model_info(self) -> ModelInfo:
-        """Return what the server reports of its model."""
+        """Return the server's report on its model."""
         info = await self._get("/model_info")
         return ModelInfo(
             model_path=str(info.get("model_path", "")),
@@ -200,7 +200,7 @@ class SGLangClient:
         await self._control("/release_memory_occupation", {"tags": list(tags)})
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Have the server take released memory back; its contents are lost.
+        """Make the server reallocate released memory; its contents are lost.
 
         SGLang's scheduler crashes if the memory was not released.
         """

@@ -212,7 +212,7 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat request that a request of this dialect corresponds to.
 
     Raises:
-        APIError: it is malformed, or asks for what is not supported.
+        APIError: it is malformed, or requires an unsupported feature.
     """
     for name in _UNSUPPORTED:
         if body.get(name):

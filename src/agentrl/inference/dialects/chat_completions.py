@@ -54,7 +54,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     """Read the body of a request.
 
     Raises:
-        APIError: it is malformed, or asks for what is not supported.
+        APIError: it is malformed, or requires an unsupported feature.
     """
     parsed = parse_body(_ChatBody, body)
     require(not parsed.top_logprobs, "top_logprobs", "alternatives are not returned; use 0")

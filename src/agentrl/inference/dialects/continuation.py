@@ -66,9 +66,9 @@ class ContinuationIndex(Generic[_Call]):
         """Add a call.
 
         Args:
-            asked: the conversation that was answered.
+            asked: the answered conversation.
             reply: the answer, as the framework received it.
-            call: what a later call needs to know about this one.
+            call: the data about this call that a later call needs.
         """
         digest = _digest(asked.digests[-1], meaning(reply))
         self._calls.setdefault(digest, []).append(call)

@@ -37,7 +37,7 @@ class DialectCall(Protocol):
         """Whether the client wants server-sent events instead of one body."""
 
     async def run(self, on_delta: OnDelta | None) -> Completion:
-        """Let the session answer."""
+        """Answer through the session."""
 
     def body(self, completion: Completion) -> dict[str, Any]:
         """Return the whole answer."""
@@ -62,9 +62,9 @@ class Dialect:
     """One protocol."""
 
     path: str
-    """Where it is served, below the address of a rollout; such as `/v1/chat/completions`."""
+    """Path below the address of a rollout, such as `/v1/chat/completions`."""
     read: Callable[[Mapping[str, Any], ModelSession], DialectCall]
-    """Reads a request's body; raises `APIError` if it is malformed or asks for too much."""
+    """Reads a request's body; raises `APIError` if it is malformed or exceeds a limit."""
     error_body: Callable[[APIError], dict[str, Any]]
     """Writes an error that is returned instead of a stream."""
     schema: Schema

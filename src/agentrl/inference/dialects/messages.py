@@ -48,7 +48,7 @@ def content_of(content: object, param: str) -> str | list[dict[str, Any]]:
 
     Args:
         content: a string, null, or a list of parts in any of OpenAI's forms.
-        param: what it is the content of.
+        param: name of the field with this content, for messages.
 
     Raises:
         APIError: a part is neither text nor an image with an address.

@@ -39,7 +39,7 @@ _REFUSED = {
     "web_search_options": "give the policy a search tool instead",
     "audio": "the policy writes text only",
 }
-"""Fields that would change what is sampled, with the reason or the alternative."""
+"""Rejected fields that would change the sampling, with the reason or the alternative."""
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
@@ -82,7 +82,7 @@ class CompletionBody(BaseModel):
         """Return how to draw the tokens.
 
         Raises:
-            APIError: several answers are asked for, or too many stop texts.
+            APIError: several answers or too many stop texts are requested.
         """
         require(self.n in (None, 1), "n", "must be 1; make several calls instead")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -135,10 +135,10 @@ def error_body(error: APIError) -> dict[str, Any]:
 
 
 class CompletionCall(ABC):
-    """A call of one of the completion routes; subclasses define what a choice holds."""
+    """A call of one of the completion routes; subclasses define the content of a choice."""
 
     def __init__(self, request: CallRequest, kind: str) -> None:
-        """Take the checked request.
+        """Store the checked request.
 
         Args:
             request: the request.
@@ -158,11 +158,11 @@ class CompletionCall(ABC):
 
     @abstractmethod
     def _whole_choice(self, completion: Completion) -> dict[str, Any]:
-        """Return what the choice of a whole answer holds."""
+        """Return the content of the choice of a complete answer."""
 
     @abstractmethod
     def _last_choices(self, completion: Completion) -> Iterator[dict[str, Any]]:
-        """Yield what the last choices of a stream hold."""
+        """Yield the contents of the last choices of a stream."""
 
     def body(self, completion: Completion) -> dict[str, Any]:
         """Return the whole answer."""
@@ -188,7 +188,7 @@ class CompletionCall(ABC):
         yield _DONE
 
     def _token_ids(self, completion: Completion) -> dict[str, Any]:
-        """Return the ids that were asked for.
+        """Return the requested ids.
 
         SGLang's clients read the prompt's in the choice, vLLM's at the top of the whole answer.
         """

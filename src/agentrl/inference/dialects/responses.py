@@ -53,7 +53,7 @@ class _ResponseCall:
 
     async def run(self, on_delta: OnDelta | None) -> Completion:
         completion = await self._session.chat(self._request, on_delta)
-        # What a later request may continue by this id; that request brings its own instructions.
+        # A later request may continue from this id; it contains its own instructions.
         kept = [m for i, m in enumerate(self._chat["messages"]) if i or m["role"] != "system"]
         self._session.keep_messages(f"resp_{completion.id}", [*kept, wire_message(completion)])
         return completion
@@ -179,7 +179,7 @@ def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> di
         before: the messages up to and including the response that it continues.
 
     Raises:
-        APIError: it is malformed, or asks for what is not supported.
+        APIError: it is malformed, or requires an unsupported feature.
     """
     for name in _UNSUPPORTED:
         if body.get(name):

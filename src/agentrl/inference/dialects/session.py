@@ -129,7 +129,7 @@ class ModelSession(ABC):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names that a request may ask for."""
+        """Model names that a request may use."""
         return (self.model,)
 
     @abstractmethod
@@ -137,7 +137,7 @@ class ModelSession(ABC):
         """Continue a conversation.
 
         Args:
-            request: what is asked.
+            request: the request.
             on_delta: receives the reply's text as it is sampled; all, some or none of it.
 
         Raises:

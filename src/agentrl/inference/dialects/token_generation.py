@@ -1,7 +1,7 @@
 """The dialect `/inference/v1/generate` of vLLM: token ids in, token ids out.
 
 Spoken by prime-rl, verifiers and their renderers: the client renders prompts and parses replies
-itself. Fields that would change what is sampled and cannot be honored are refused by name.
+itself. Unsupported fields that would change the sampling are rejected by name.
 """
 
 import json
@@ -39,7 +39,7 @@ _REFUSED_SAMPLING = {
 
 
 class _Sampling(CompletionBody):
-    """vLLM's `SamplingParams`, as far as they are honored."""
+    """The supported fields of vLLM's `SamplingParams`."""
 
     model: str = ""
     logprobs: int | None = Field(default=None, ge=0)

@@ -28,7 +28,7 @@ class DeviceSharing:
     """One server's turns on a device: when it may start, whether it is asleep, and who wakes it.
 
     Args:
-        store: knows whether the trainer has the device, and what the server was told to do.
+        store: records whether the trainer has the device, and the instructions for the server.
         latest_files: returns the newest published version and keeps its files for the given
             seconds.
         timeout_seconds: the publisher's timeout for one server.

@@ -46,7 +46,7 @@ class ServerHeartbeat:
         """Prepare; nothing is registered.
 
         Args:
-            store: where the server is registered.
+            store: the store with the server's registration.
             service_id: its id there.
             url: its address.
             inference: its backend, and when it counts as hung.
@@ -163,7 +163,7 @@ class ServerHeartbeat:
         if seconds > PAUSED_SECONDS:
             said = f"was paused for {seconds:.0f} s without a publication; resumed"
             now = await self._store.services.heartbeat(self._service_id, error=said)
-            if now.status == "up":  # no publisher has started meanwhile
+            if now.status == "up":  # no publisher has started an update since
                 logger.warning("server %s %s", self.url, said)
                 await client.continue_()
 

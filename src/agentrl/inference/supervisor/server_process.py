@@ -1,7 +1,7 @@
 """The process of one inference server: its command line, its port, its start and its end.
 
 Any process may take a free port, and a server may need minutes before it listens. Its port is
-therefore reserved, and a response from there counts only if our own child is listening.
+therefore reserved, and a response counts only if this process's own child is listening there.
 """
 
 import contextlib
@@ -155,7 +155,7 @@ class ServerProcess:
 
         Args:
             supervisor: ends the process when its context ends.
-            inference: which backend, where it listens, and its flags.
+            inference: the backend, its address, and its flags.
             model: the model that it serves.
             log_prefix: path of the log file up to the port in its name.
             seed: of its sampling.

@@ -25,7 +25,7 @@ publication); the publisher itself marks its servers `updating` within milliseco
 
 
 class WeightCatchUp:
-    """Compares what one server serves with what is published."""
+    """Compares the version of one server with the published version."""
 
     def __init__(self, store: TrajectoryStore, publish: PublishSection) -> None:
         self._store = store
@@ -79,7 +79,7 @@ class WeightCatchUp:
     async def catch_up(
         self, client: SGLangClient, policy: Policy | None, served: ServedPolicy
     ) -> ServedPolicy:
-        """Bring the server to a version whose files are written; return what it then serves.
+        """Bring the server to a version with written files; return the version that it then serves.
 
         Raises:
             InferenceError: the server refused, failed or timed out.

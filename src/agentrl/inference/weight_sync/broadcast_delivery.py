@@ -318,7 +318,7 @@ def in_checkpoint(bucket: Bucket) -> Bucket:
 async def gathered_buckets(
     send: SendWeights, bucket_bytes: int, *, on_cpu: bool
 ) -> AsyncGenerator[Bucket]:
-    """Yield the weights as they are gathered; at most one bucket waits while another is used.
+    """Yield the weights while they are gathered; at most one bucket waits while another is used.
 
     A consumer that stops early releases the gathering thread, which then discards the rest.
 

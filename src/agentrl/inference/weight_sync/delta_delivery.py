@@ -2,10 +2,10 @@
 
     compare with what was sent last ── write the delta ── every server: pause, apply, continue
 
-The trainer keeps a copy of what it sent last. The first version of a process is sent whole, in the
-same format. A server that does not hold the previous version (it joined late, or was taken out)
-refuses the delta; it loads the version's files if they are already written, and is otherwise taken
-out until its supervisor has loaded them.
+The trainer keeps a copy of the weights it sent last. The first version of a process is sent whole,
+in the same format. A server that does not hold the previous version (it joined late, or was taken
+out) refuses the delta; it loads the version's files if they are already written, and is otherwise
+taken out until its supervisor has loaded them.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class DeltaDelivery:
 
         Args:
             publish: how servers are updated.
-            send: where the weights come from.
+            send: source of the weights.
         """
         self._publish = publish
         self._send = send
@@ -122,7 +122,7 @@ class DeltaDelivery:
                 await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
 
     async def _write(self, directory: Path, version: str) -> None:
-        """Compare the weights with what was sent last, and write what changed."""
+        """Compare the weights with those sent last, and write the changes."""
         changes: dict[str, TensorChange] = {}
         checksums: dict[str, TensorChecksum] = {}
         sizes = [0, 0, 0]  # values sent, all values, their bytes

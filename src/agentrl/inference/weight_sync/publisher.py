@@ -98,7 +98,7 @@ class PolicyPublisher:
         and is updated like the others.
 
         Args:
-            version: optimizer steps behind the weights.
+            version: number of optimizer steps that produced the weights.
             write: writes the version's directory after the servers have the weights; None if the
                 directory is already written.
 

@@ -101,7 +101,7 @@ async def update_server(
     timeout_seconds: float,
     load_format: LoadFormat = "auto",
 ) -> float:
-    """Bring a server to a policy version; it is told to continue in every case.
+    """Bring a server to a policy version; in every case it is finally instructed to continue.
 
     Args:
         client: has the control key.
@@ -109,8 +109,8 @@ async def update_server(
         version: policy version of the weights in it.
         mode: what happens to generations in flight.
         timeout_seconds: timeout for pause and update together; a failure adds up to 5 s.
-        load_format: what the directory holds: `auto`, a Hugging Face checkpoint; `delta`, what changed
-            since the version that the server has.
+        load_format: content of the directory: `auto` for a Hugging Face checkpoint, `delta` for the
+            changes since the server's version.
 
     Returns:
         Seconds for which the server was paused.
@@ -165,7 +165,7 @@ async def put_to_sleep(client: SGLangClient, *, mode: PauseMode, timeout_seconds
 
 
 async def wake(client: SGLangClient, policy: Policy, *, timeout_seconds: float) -> float:
-    """Have a sleeping server take its memory back and continue under a published policy.
+    """Make a sleeping server reallocate its memory and continue with a published policy.
 
     Returns:
         Duration in seconds.
@@ -196,7 +196,7 @@ async def open_broadcast(client: SGLangClient, mode: PauseMode) -> None:
 
 
 async def close_broadcast(client: SGLangClient, group: str) -> None:
-    """Close a server's update session and let it continue with complete weights."""
+    """Close a server's update session, after which it continues with complete weights."""
     await _ignore_not_found(client.end_weight_update())
     await client.destroy_weights_update_group(group)
     await _resume(client)
@@ -273,7 +273,7 @@ async def _load_weights(
 
 
 async def _resume(client: SGLangClient) -> None:
-    """Tell a server to continue, repeatedly if need be."""
+    """Instruct a server to continue, repeatedly if necessary."""
     for attempt in range(_CONTINUE_ATTEMPTS):
         try:
             await client.continue_()

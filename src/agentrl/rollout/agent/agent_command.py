@@ -76,7 +76,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
                 "anthropic_base_url": endpoint.anthropic_base_url,
                 "answer_file": str(answer_file),
             }
-            # Substituted after splitting: a question stays one argument whatever it contains.
+            # Substituted after splitting, so that a question always stays one argument.
             arguments = [_PLACEHOLDER.sub(lambda m: values[m[1]], word) for word in words]
             variables = {**environment, **_endpoint_variables(endpoint), "HOME": folder}
             printed = await _run(arguments, variables, folder)
@@ -114,7 +114,7 @@ def _found(word: str) -> str:
 
 
 def _written(path: Path) -> str | None:
-    """Return what a program wrote as its answer; None if it wrote none."""
+    """Return the answer that a program wrote; None if it wrote none."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -137,7 +137,7 @@ def _endpoint_variables(endpoint: AgentEndpoint) -> dict[str, str]:
 
 
 async def _run(arguments: list[str], environment: Mapping[str, str], folder: str) -> str:
-    """Run a program until it exits; return what it printed.
+    """Run a program until it exits; return its output.
 
     Raises:
         AgentError: it could not be started.

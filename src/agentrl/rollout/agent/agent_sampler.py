@@ -128,7 +128,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         return self._answered(running.result(), session)
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
-        """Return the agent's reward, or let the task's scorer judge the answer.
+        """Return the agent's reward, or else the score of the task's scorer.
 
         A rollout with neither scores 0.
         """
@@ -240,7 +240,7 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
         try:
             result = agent(task, endpoint)
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            # Whatever the agent raises is raised in the rollout, not in this thread.
+            # All exceptions of the agent are raised in the rollout, not in this thread.
             failure = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failure)

@@ -131,7 +131,7 @@ class CallHistory:
         """Remember an answered call that later ones may continue.
 
         Args:
-            plan: what was asked.
+            plan: the request.
             turn: the stored turn.
             sampled: the reply for the chat template.
             delivered: the reply as the framework is given it, its calls under their own ids.
@@ -175,7 +175,7 @@ class CallHistory:
         """Return `ids` as a branch of the turn that shares the longest prefix with them."""
         best, most = None, 0
         for answered in self._calls:
-            # The tools that a turn was shown are those of its root.
+            # A turn has the tools of its root.
             if answered.plan.tools == tools:
                 shared = num_shared_ids(ids, answered.turn.full_ids)
                 if shared > most:
@@ -243,8 +243,8 @@ def _with_own_ids(
 
     Args:
         message: any message; those of other roles are returned as they are.
-        own_ids: the framework's id of a call -> ours.
-        names: our id of a call -> name of the tool.
+        own_ids: the framework's id of a call -> AgentRL's id.
+        names: AgentRL's id of a call -> name of the tool.
     """
     if message["role"] != "tool":
         return message

@@ -57,7 +57,7 @@ class EnvironmentProcesses:
 
     Args:
         section: their interpreter and the environment variables that they receive.
-        endpoints: where they reach the policy.
+        endpoints: the policy's endpoints for them.
     """
 
     def __init__(self, section: DataSection, endpoints: AgentEndpointServer) -> None:

@@ -32,7 +32,7 @@ _MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True)
 class ForwardedModel:
-    """Where a model is served."""
+    """Address and key of a model."""
 
     base_url: str
     """OpenAI-compatible, with its `/v1`."""
@@ -55,7 +55,7 @@ class ForwardedModels:
     """All forwarded models of a process, and a client for them."""
 
     def __init__(self, models: Mapping[str, Mapping[str, str]], client: httpx.AsyncClient) -> None:
-        """Read where the models are.
+        """Read the addresses of the models.
 
         Args:
             models: name of a model -> `base_url` and, if needed, `model` (its name there) and
@@ -74,7 +74,7 @@ class ForwardedModels:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which agents ask for them."""
+        """Names that agents use for them."""
         return tuple(self._models)
 
     async def ask(self, name: str, body: Mapping[str, Any]) -> _ForwardedReply:

@@ -88,7 +88,7 @@ class RecordingSession(ModelSession):
             section: how the agent's calls are answered.
             model: name of the trained model.
             forwarded: the models that calls are forwarded to.
-            said: the kinds of refusals that the process has already warned about.
+            said: kinds of refusals that the process has already logged.
         """
         super().__init__(model)
         self.limit: Outcome | None = None
@@ -105,7 +105,7 @@ class RecordingSession(ModelSession):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names that a request may ask for."""
+        """Model names that a request may use."""
         return self.model, *self._forwarded.models
 
     @property
@@ -303,7 +303,7 @@ class RecordingSession(ModelSession):
         if asked.max_tokens is not None:
             most = context.sampling_params(self._sampler.record.split).max_new_tokens
             fields["max_new_tokens"] = min(most, asked.max_tokens)
-        # A required call takes the place of the reply that follows the schema.
+        # A required call replaces the reply that follows the schema.
         if isinstance(request, ChatRequest) and not request.must_call:
             schema = request.json_schema
             if schema is not None:

@@ -51,7 +51,7 @@ MAX_CLAIMS_PER_ATTEMPT = 3
 as an attempt as well.
 """
 
-# `Any`: each sampler takes its own kind of task.
+# `Any`, because each sampler accepts its own kind of task.
 MakeSampler = Callable[[Any, Record, RolloutContext], AsyncSampler[Any]]
 CancelReason = Literal["lease_lost", "release", "abandon"]
 
@@ -85,7 +85,7 @@ class RolloutAttempt:
         record: the claimed slot.
         context: clients and settings of the process.
         make_sampler: builds the slot's sampler.
-        counts: where the outcome is counted.
+        counts: counters for the outcome.
         on_generated: called when the rollout no longer needs the servers.
     """
 
@@ -118,14 +118,14 @@ class RolloutAttempt:
         return self.record.id, self.record.fence
 
     def start(self, *, scoring_only: bool = False) -> asyncio.Task[None]:
-        """Begin in the background; the returned task raises only if it is cancelled."""
+        """Start in the background; the returned task raises only if it is cancelled."""
         self.needs_servers = not scoring_only
         work = self._score_again if scoring_only else self._run
         self._job = asyncio.create_task(self._guarded(work), name=self.record.id)
         return self._job
 
     def cancel(self, reason: CancelReason) -> None:
-        """End the attempt early; the reason decides what is written."""
+        """End the attempt early; the reason determines what is written."""
         if self._job is not None and self.cancel_reason is None:
             self.cancel_reason = reason
             # A task that is cancelled before its first step never runs, not even to release the
@@ -146,7 +146,8 @@ class RolloutAttempt:
         except asyncio.CancelledError:
             await self._write_last(self._after_cancel())
         except Exception as error:  # noqa: BLE001
-            # The top of an attempt: whatever a user's sampler or scorer raises ends this one only.
+            # Outermost handler of an attempt: an error of a user's sampler or scorer ends only this
+            # one.
             await self._write_last(self._after_failure(error))
 
     async def _run(self) -> None:
@@ -219,7 +220,7 @@ class RolloutAttempt:
             await self._store.scores.set(*self.lease, score)
             self._counts.scored += 1
         if group is not None:
-            num_scored = await group.score_waiting()  # other attempts change the counts meanwhile
+            num_scored = await group.score_waiting()  # other attempts may change the counts
             self._counts.scored += num_scored
 
     async def _evaluated(
@@ -350,7 +351,7 @@ class LeaseRenewal:
             try:
                 await self.renew()
             except StoreError as error:
-                # Fencing makes a late holder harmless, so the rollouts continue meanwhile.
+                # Fencing makes a late holder harmless, so the rollouts continue during the outage.
                 log.warning("heartbeat failed, retrying: %s", error)
 
     async def renew(self) -> None:

@@ -59,7 +59,7 @@ class RunWatch:
         self._servers = servers
         self.run: Run | None = None
         self.num_servers = 0
-        """Servers that take requests."""
+        """Number of servers that accept requests."""
         self._read_at = float("-inf")
         self._created_at = time.monotonic()
         self._seen_alive = False
@@ -107,7 +107,7 @@ class RunWatch:
 
 
 class ConcurrencyLimit:
-    """How many rollouts a sampler runs at a time; ask after every refresh of the servers.
+    """Number of concurrent rollouts of a sampler, updated after every refresh of the servers.
 
     Additive increase and multiplicative decrease (Chiu and Jain 1989), as TCP finds its window: the
     limit settles around the load that the servers take, and samplers that do not know each other
@@ -130,8 +130,8 @@ class ConcurrencyLimit:
 
         Args:
             pressure: the servers' reports.
-            num_servers: servers that take requests.
-            num_running: rollouts that run now.
+            num_servers: number of servers that accept requests.
+            num_running: number of running rollouts.
             most: upper bound of the result.
         """
         num_servers = max(1, num_servers)

@@ -1,7 +1,7 @@
 """Runs the rollouts of a fork: from the parent's stored turns to new, scored Records.
 
-In: the context of a sampler. Out: finished Records, one by one. The Records are claimed, leased,
-scored and abandoned like those of a run (`attempt`), in the store of the forks.
+Input: the context of a sampler. Output: finished Records, one by one. The Records are claimed,
+leased, scored and abandoned like those of a run (`attempt`), in the store of the forks.
 """
 
 import asyncio
@@ -83,9 +83,9 @@ async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: 
     """Store a fork and its pending Records; return its Task, which asks the parent's question.
 
     Args:
-        store: of the run.
-        fork: where the Records start.
-        task: the parent's.
+        store: the run's store.
+        fork: the starting point of the Records.
+        task: the parent's Task.
         num_tries: how many Records.
     """
     pending = {"status": "created", "completed_at": None, "num_generations": num_tries}
@@ -110,9 +110,9 @@ async def play(
     """Run the rollouts of a fork, and yield each Record when it has ended.
 
     Args:
-        context: of the run, with its own store.
-        fork: where the Records start.
-        task: what `store_fork` returned.
+        context: the run's context, with the run's store.
+        fork: the starting point of the Records.
+        task: the result of `store_fork`.
         parent: all turns of the parent's attempt.
         tools_keep_state: recorded results must replace tool calls.
         is_agents: the parent was run by the user's agent.

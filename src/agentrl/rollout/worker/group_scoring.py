@@ -1,7 +1,7 @@
 """Scoring by a scorer that sees the whole group: decided once, when the last rollout has ended.
 
 Every attempt asks for its own score. The one that finds all rollouts ended has the group judged and
-stores the verdict with the Task before any Record has a score. A crash in between, or a second
+stores the scores with the Task before any Record has a score. A crash in between, or a second
 process that judges at the same moment, therefore cannot mix two verdicts.
 """
 
@@ -57,7 +57,7 @@ class GroupVerdict:
         """Score the Records of a decided group that no process holds.
 
         Call it after the attempt's own Record has its score or waits: a process that decided the
-        group meanwhile could not score a Record that was held.
+        group in the meantime could not score a Record that was held.
 
         Returns:
             How many were scored here; their holders score the others.

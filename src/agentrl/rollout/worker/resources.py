@@ -123,8 +123,8 @@ def check_tools(
 
     Args:
         sampling: has the longest prompt allowed.
-        context_length: longest sequence that the servers take, in tokens, when known.
-        renderer: of the model.
+        context_length: longest sequence that the servers accept, in tokens, if known.
+        renderer: the model's renderer.
         specs: the tools.
 
     Raises:

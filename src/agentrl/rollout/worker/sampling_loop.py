@@ -40,7 +40,7 @@ class LoopTimes:
     scoring: float = 3.0
     """Interval between checks for scoring that other processes left behind."""
     log_waiting: float = 30.0
-    """Interval between log lines that say why the sampler is idle."""
+    """Interval between log lines with the reason why the sampler is idle."""
     log_progress: float = 60.0
     """Interval between progress log lines; the first ones come sooner."""
     scoring_grace: float = 5.0
@@ -55,7 +55,7 @@ class LoopTimes:
 
 @dataclass(frozen=True)
 class LoopState:
-    """What a sampler is doing now and has done so far."""
+    """Current and past work of a sampler."""
 
     num_running: int
     max_running: int
@@ -107,7 +107,7 @@ class SamplingLoop:
 
     @property
     def state(self) -> LoopState:
-        """What the loop is doing; may be read from any thread."""
+        """Current work of the loop; readable from any thread."""
         return LoopState(
             num_running=len(self._jobs),
             max_running=self._limit.current,
@@ -322,7 +322,7 @@ class SamplingLoop:
         return num_records > 0
 
     async def _drain(self, abandoned: asyncio.Event) -> None:
-        """Let rollouts end within `drain_seconds`, release the others, and let scoring finish."""
+        """Wait `drain_seconds` for running rollouts, release the others, and finish scoring."""
         if self._jobs:
             log.info("draining: %d slots still held", len(self._jobs))
         given_up = asyncio.create_task(abandoned.wait())

@@ -71,8 +71,8 @@ class SamplingScheduler:
         dataset: tasks to add to the run first (idempotent, by their ids).
         split: claim only slots of this split; None means any.
         scoring: the scorers, needed by `MCPSampler`.
-        summarizer: shortens long texts, for `MCPSampler`; None leaves them as they are.
-        notice: returns what people should know of the process, or "".
+        summarizer: shortens long texts, for `MCPSampler`; None leaves them unchanged.
+        notice: returns a message about the process for people, or "".
 
     Raises:
         ConfigError: `config` is not the configuration of this process.
@@ -108,7 +108,7 @@ class SamplingScheduler:
 
     @property
     def state(self) -> LoopState | None:
-        """What the sampler is doing; None before it has started. May be read from any thread."""
+        """Current work of the sampler; None before it starts. Readable from any thread."""
         return None if self._loop is None else self._loop.state
 
     async def run(self) -> int:
@@ -138,7 +138,7 @@ class SamplingScheduler:
             self._scoring.check(scorer)
 
     def stop(self) -> None:
-        """Ask for a graceful stop; the second call stops at once."""
+        """Request a graceful stop; the second call stops immediately."""
         (self._abandoned if self._stop.is_set() else self._stop).set()
 
 

@@ -59,7 +59,7 @@ again. "## Results": every fact found, with its source and its exact numbers, na
 
 
 class ModelSummarizer:
-    """A `Summarizer` that asks the models of `agent_config.yml`, section `browse_agent`.
+    """A `Summarizer` that calls the models of `agent_config.yml`, section `browse_agent`.
 
     Args:
         settings: the section.
@@ -82,7 +82,7 @@ class ModelSummarizer:
         """Load the tokenizer and keep a client open.
 
         Raises:
-            ConfigError: there is no tokenizer in the configured directory.
+            ConfigError: the configured directory contains no tokenizer.
         """
         path = Path(settings.tokenizer_path or policy_tokenizer_dir) / "tokenizer.json"
         if not path.is_file():

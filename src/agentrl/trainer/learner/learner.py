@@ -147,7 +147,7 @@ class Learner:
         accumulated = time.monotonic()
         grad_norm = self._passes.clip_gradients(self._trainer.max_grad_norm)
         rate = learning_rate(self._trainer, self._num_done)
-        # Loss and norm are sums over all ranks, so all ranks take the same decision.
+        # Loss and norm are sums over all ranks, so all ranks make the same decision.
         skipped = None
         if not math.isfinite(totals.loss):
             skipped = "non_finite_loss"

@@ -60,7 +60,7 @@ class MergeCheck:
     loss_merged: float
     loss_separate: float
     worst: tuple[tuple[str, float], ...]
-    """Parameters with the largest relative errors of their own."""
+    """Parameters with the largest individual relative errors."""
 
     @property
     def is_equal(self) -> bool:
@@ -89,17 +89,17 @@ def check_merge(
     """Compare the gradients of two packings of one step (collective); leaves no gradient behind.
 
     Args:
-        policy: whose parameters are compared, sharded or not.
-        merged: this rank's micro-batches as they are trained on.
+        policy: the model whose parameters are compared, sharded or not.
+        merged: this rank's micro-batches as used in training.
         separate: this rank's micro-batches of the same turns, one per row.
         accumulate: the trainer's forward and backward pass.
         tolerance: largest relative error that counts as equal.
-        ranks: all that share the step.
+        ranks: all ranks that share the step.
         stages: of the pipeline that the policy is a stage of; the worst parameters are then those of
             the first stage.
     """
     merged_loss, found = _gradients(policy, merged, accumulate)
-    # Layers that see only some of a row's tokens: ours exchange them, others do not.
+    # Layers that see only some of a row's tokens: AgentRL's layers exchange them, others do not.
     with nullcontext() if policy.split.is_followed else with_own_attention(policy.model):
         separate_loss, expected = _gradients(policy, separate, accumulate)
     names = [name for name, trained in policy.named_parameters() if trained.requires_grad]

@@ -1,4 +1,4 @@
-"""Forward and backward pass of one micro-batch: a row comes in, gradients accumulate in parameters.
+"""Forward and backward pass of one micro-batch, which accumulates gradients in the parameters.
 
 Chooses the formulas of `agentrl.algorithms` from the flags. Knows nothing about ranks and
 optimizers: gradients are sums whose weights are already normalized over the step.
@@ -136,7 +136,7 @@ def forward_backward(
         with_entropy: also compute entropies.
         autocast: precision of the forward passes.
         reference: model of the KL penalty; it gets no gradients.
-        activation_offloading: keep what the backward pass needs in host memory.
+        activation_offloading: keep the activations for the backward pass in host memory.
     """
     waiting = activations_in_host_memory if activation_offloading else nullcontext
     reference_logprobs = None

@@ -45,7 +45,7 @@ class RankModels:
         """Load and divide the models (collective).
 
         Raises:
-            ConfigError: a model cannot be loaded, or the flags require what it does not support.
+            ConfigError: a model cannot be loaded, or does not support what the flags require.
         """
         model, weights, algorithm = settings.model, settings.weights, settings.algorithm
         precision = Precision.of(model.torch_dtype, ranks.device)

@@ -1,4 +1,4 @@
-"""What a run has done so far, step by step: the source of `summary.json` and the plot.
+"""The history of a run, step by step: the source of `summary.json` and the plot.
 
 It is saved with every checkpoint, so that the curve of a resumed run starts at step 1.
 """
@@ -95,9 +95,9 @@ class StepMetrics(BaseModel):
     num_flat_tokens: int = 0
     """Tokens that separate rows for each turn would have had."""
     staleness: dict[int, int] = Field(default_factory=dict)
-    """Trained records by policy versions behind the current one."""
+    """Trained records by number of policy versions behind the current one."""
     token_staleness: dict[int, int] = Field(default_factory=dict)
-    """Target tokens by policy versions behind the current one."""
+    """Target tokens by number of policy versions behind the current one."""
     dropped: dict[str, int] = Field(default_factory=dict)
     """Records not trained, by reason."""
     seconds: dict[str, float] = Field(default_factory=dict)
@@ -107,7 +107,7 @@ class StepMetrics(BaseModel):
 
 
 class History(BaseModel):
-    """Everything that a run reports about itself."""
+    """All figures that a run reports."""
 
     kind: Literal["rl", "sft"] = "rl"
     """Kind of the run: reinforcement learning or supervised fine-tuning."""

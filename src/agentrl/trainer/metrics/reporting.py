@@ -54,7 +54,7 @@ def summarize(
     """Return the run's summary as plain JSON values.
 
     Args:
-        history: what the run did.
+        history: history of the run.
         run_name: its name.
         status: how it ended (`completed`, `data_ended`, `no_signal`, `stopped`, `training`).
         first_version: version whose evaluation counts as "before".

@@ -72,12 +72,12 @@ def open_trackers(config: RootConfig) -> Trackers:
     if not names:
         return Trackers(())
     check_login(names)
-    # accelerate's logger asks for the process's rank; an existing process group is kept.
+    # accelerate's logger needs the process's rank; an existing process group is kept.
     PartialState()
     started = []
     for name in names:
         tracker = _MAKERS[name](config.run)
-        # Only rank 0 comes here; the library need not ask.
+        # Only rank 0 runs this code, so the library's own check is unnecessary.
         tracker.main_process_only = False
         try:
             tracker.start()

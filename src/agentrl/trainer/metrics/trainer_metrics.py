@@ -30,7 +30,7 @@ _LAST = {
 def trainer_metrics(history: History) -> Iterator[Metric]:
     """Yield the metrics of a run so far."""
     steps = tuple(history.steps)
-    # From the copy, like all figures below: another thread may add a step meanwhile.
+    # From the copy, like all figures below: another thread may add a step concurrently.
     yield _gauge("step", "Optimizer steps done.", steps[-1].step if steps else 0)
     yield _counter("groups", "Groups consumed, dropped ones included.", history.groups_consumed)
     yield _counter(

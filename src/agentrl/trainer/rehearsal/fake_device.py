@@ -26,7 +26,7 @@ FakeDevice = Literal["cpu", "gpu", "meta"]
 memory is an error.
 """
 HOST = "meta"
-"""Where a rehearsal puts what a GPU's passes keep in host memory."""
+"""Device for the tensors that a GPU's passes keep in host memory."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def fake_tensors(device: FakeDevice) -> Iterator[None]:
         (load, "read_weights", lambda *_, **__: None),
         (rank_models, "start_adapter", lambda *_: None),
         (parallel, "exchanged_counts", _equal_counts),
-        # torch knows the shapes of its own kernel for experts only in bfloat16.
+        # torch infers the shapes of its kernel for experts only in bfloat16.
         (moe, "_can_use_grouped_mm", lambda *_: False),
         # Its own method would read every value separately.
         (FakeTensor, "tolist", torch.Tensor.tolist),

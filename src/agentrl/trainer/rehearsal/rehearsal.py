@@ -67,7 +67,7 @@ class StepMemory:
 
     @property
     def activations(self) -> int:
-        """What the passes take besides weights, gradients and optimizer: also gathered copies."""
+        """Memory of the passes besides weights, gradients and optimizer; copies included."""
         return self.passes - self.weights - self.gradients - self.optimizer
 
 

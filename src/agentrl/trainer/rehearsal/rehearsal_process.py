@@ -16,7 +16,7 @@ from agentrl.trainer.rehearsal.rehearsal import rehearse_run
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Rehearse what a request describes.
+    """Rehearse the step of a request.
 
     Args:
         request: sections `model`, `trainer` and `algorithm`, and the other arguments of

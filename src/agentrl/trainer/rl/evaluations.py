@@ -43,7 +43,7 @@ class Evaluations:
         self._running: dict[int, asyncio.Task[EvalMetrics | None]] = {}
 
     async def recall(self) -> None:
-        """Restore what was recorded after the checkpoint that the run resumes from."""
+        """Restore the records after the checkpoint from which the run resumes."""
         for figures in await self._store.figures.evaluations(self._trainer.consumer):
             found = EvalMetrics.model_validate(figures)
             if self._history.eval_at(found.version) is None:

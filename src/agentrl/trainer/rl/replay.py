@@ -50,7 +50,7 @@ _FIGURES = ("loss", "grad_norm", "learning_rate")
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference from what the run recorded."""
+    """A difference from the recorded values of the run."""
 
     what: str
     """`loss`, `weights model.norm.weight`, `turn r/3 advantage`, ..."""
@@ -188,7 +188,7 @@ def _select(
     records: Sequence[Sequence[DBRecordData]],
     images: ImageBook,
 ) -> tuple[list[SelectedGroup], list[Difference]]:
-    """Repeat the selection from the store's data; report what differs from what the step used."""
+    """Repeat the selection from the store's data; report differences from the recorded step."""
     # What the step left out is recorded: limits that were edited during the run do not matter.
     algorithm: AlgorithmSection = config.algorithm.model_copy(update={"max_staleness": step})
     used = {training.turn_id: training for training in trainings}

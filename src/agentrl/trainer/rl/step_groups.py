@@ -131,7 +131,7 @@ class GroupReader:
         self._admitting = asyncio.Lock()
 
     async def admit(self, groups_consumed: int, step: int, control: StepControl) -> None:
-        """Let samplers claim groups up to the freshness bound.
+        """Admit groups for sampling up to the freshness bound.
 
         Running and finished-but-untrained groups stay within what (max_staleness + 1) steps
         consume, and within what the remaining steps can consume.
@@ -320,8 +320,8 @@ def scored_by(scorer: str | None, records: Sequence[DBRecordData]) -> list[DBRec
     """Return records with the requested scorer's scores, or None while one is missing.
 
     Args:
-        scorer: NAME or NAME@VERSION; None: the samplers' scores, as they are.
-        records: of one group.
+        scorer: NAME or NAME@VERSION; None: the samplers' scores, unchanged.
+        records: the records of one group.
     """
     if scorer is None:
         return list(records)

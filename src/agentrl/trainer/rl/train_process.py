@@ -207,7 +207,7 @@ async def _open_run(
     """Prepare the database and return the checkpoint to resume, if there is one.
 
     Raises:
-        ConfigError: files and database belong to different runs, or there are no training tasks.
+        ConfigError: files and database belong to different runs, or training tasks are missing.
     """
     output_path = config.run.output_path
     clear_leftovers(checkpoints_root(output_path))

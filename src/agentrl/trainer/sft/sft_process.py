@@ -1,7 +1,7 @@
 """`agentrl sft`: supervised fine-tuning with the machinery of reinforcement learning.
 
 Cross-entropy is one more loss over the same target tokens, so ranks, token trees, checkpoints,
-resuming, metrics and export are shared. No servers and no samplers take part.
+resuming, metrics and export are shared. Servers and samplers are not used.
 """
 
 import asyncio

@@ -249,7 +249,7 @@ class BatchScheduler:
         return True
 
     def check_weights(self) -> None:
-        """Refuse new weights while there is no memory for them.
+        """Reject new weights while the memory for them is released.
 
         Raises:
             InferenceError: it is released.
@@ -280,7 +280,7 @@ class BatchScheduler:
         """Swap checked weights in.
 
         Raises:
-            InferenceError: there is no memory for them.
+            InferenceError: the memory for them is released.
         """
         self.check_weights()
         self.weights_changed(label or self.label, swap_weights(self.model, tensors))
@@ -289,7 +289,7 @@ class BatchScheduler:
         """Compute nothing until `weights_changed`, while the model's memory is being written.
 
         Raises:
-            InferenceError: there is no memory for weights.
+            InferenceError: the memory for weights is released.
         """
         self.check_weights()
         self._are_weights_coming = True
@@ -298,7 +298,7 @@ class BatchScheduler:
         """Continue under a new label. Nothing computed before is used for a new sequence.
 
         Args:
-            label: version of what the model holds.
+            label: version of the model's weights.
             loaded: the model's tensors, or parts of them, that have new values.
         """
         self._are_weights_coming = False

@@ -38,7 +38,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Where the tokens of a step go in the cache, and what they attend to."""
+    """Cache positions of a step's tokens, and the positions that they attend to."""
 
     cache: torch.Tensor
     """[L, 2, R, K, T, D]."""

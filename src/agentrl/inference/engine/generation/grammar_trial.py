@@ -81,12 +81,12 @@ class GrammarTrial:
         is_fresh, self._is_fresh = self._is_fresh, False
         if verdict is None:
             self.close()
-            # Grammars compiled earlier take memory, too.
+            # Grammars compiled earlier also take memory.
             return _TOO_MUCH if is_fresh else self._try(grammar)
         return verdict
 
     def _answer(self, seconds: float) -> str | None:
-        """Return the child's next answer; None if it dies or takes too long."""
+        """Return the child's next answer; None if it dies or the timeout expires."""
         assert self._child is not None
         assert self._child.stdout is not None
         with DefaultSelector() as selector:

@@ -140,13 +140,13 @@ class KVCache:
 
 @dataclass(eq=False)
 class Prefix:
-    """Tokens and what was computed for them."""
+    """Tokens and their cached values."""
 
     namespace: str
     tokens: np.ndarray
     """int32 [T]."""
     kv: Any
-    """What `KVCache.fill` takes: [L, 2, K, T, D], or the data of another kind of cache."""
+    """Argument of `KVCache.fill`: [L, 2, K, T, D], or the data of another kind of cache."""
     routed_experts: np.ndarray | None
     """int16 [T, W], see `TokenSequence.routed_experts`."""
 

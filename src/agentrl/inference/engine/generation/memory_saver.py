@@ -17,7 +17,7 @@ from agentrl.inference.engine.generation.own_caches import OwnCaches
 
 WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
 _ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
-"""What an empty list of tags stands for. There are no CUDA graphs, so their tag has no effect."""
+"""Tags that an empty list stands for. There are no CUDA graphs, so their tag has no effect."""
 
 
 class MemorySaver:
@@ -46,7 +46,7 @@ class MemorySaver:
         return not (self._released & {WEIGHTS, KV_CACHE} or self._without_values)
 
     def check_weights(self) -> None:
-        """Refuse to load weights for which there is no memory.
+        """Reject loading of weights while their memory is released.
 
         Raises:
             InferenceError: they were released.

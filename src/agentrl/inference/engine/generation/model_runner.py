@@ -2,8 +2,8 @@
 
 A step computes decoding sequences and chunks of prompts together.
 
-In: sequences with rows in the cache. Out: logits; the sequences record what was computed, prompt
-logprobs, and the experts of a mixture-of-experts model. Knows nothing about queues.
+Input: sequences with rows in the cache. Output: logits; the sequences record the computed tokens,
+prompt logprobs, and the experts of a mixture-of-experts model. Independent of queues.
 
 Shape legend: N tokens of a step, B sequences that get a token, V vocabulary, L layers, K experts
 per token, W = L * K.

@@ -20,7 +20,7 @@ class RunningBatch:
 
     Args:
         kv: has one row per running sequence.
-        prefixes: takes what ended sequences computed.
+        prefixes: receives the cache of ended sequences.
     """
 
     def __init__(self, kv: KVCache | OwnCaches, prefixes: PrefixStore) -> None:
@@ -32,7 +32,7 @@ class RunningBatch:
         """Prompt tokens served from the cache so far."""
 
     def forget_computed(self) -> None:
-        """Stop reusing what was computed so far, because the weights have changed."""
+        """Stop reusing the cache computed so far, because the weights have changed."""
         self._epoch += 1
         self._prefixes.clear()
 
@@ -78,7 +78,7 @@ class RunningBatch:
         return True
 
     def leave(self, sequence: TokenSequence, *, keep: bool = True) -> None:
-        """Free the row of a running sequence, and keep what it computed unless told otherwise."""
+        """Free the row of a running sequence, and by default keep its cache for reuse."""
         row = self.running.index(sequence)
         if keep and sequence.epoch == self._epoch and self._prefixes.keeps_any:
             count = sequence.num_computed

@@ -203,7 +203,8 @@ class FrontEnd:
         """Load an adapter while generations continue.
 
         Raises:
-            InferenceError: it lies elsewhere, its name is taken, or it cannot be read.
+            InferenceError: it is outside the allowed directory, its name is taken, or it cannot be
+            read.
         """
         self.check_place(path)
         await self.adapters.load(name, path)
@@ -261,7 +262,7 @@ class FrontEnd:
         return self._scheduler.is_paused
 
     def counters(self) -> dict[str, int]:
-        """Return counts of what was computed since the start."""
+        """Return counts of the work since the start."""
         scheduler = self._scheduler
         return {
             "num_sampled_tokens": scheduler.num_sampled,
@@ -314,7 +315,7 @@ class FrontEnd:
     async def apply_changes(
         self, path: str, label: str | None, *, flush: bool, abort_all: bool
     ) -> tuple[int, bool]:
-        """Apply the changes since the served version; nothing is sampled meanwhile.
+        """Apply the changes since the served version; sampling pauses during the call.
 
         Returns:
             As `update_weights` does.
@@ -349,7 +350,7 @@ class FrontEnd:
     ) -> bool:
         """Receive some weights from broadcasts; unless paused, after all in flight have ended.
 
-        They are received directly into the model's memory, and nothing is sampled meanwhile. If
+        They are received directly into the model's memory, and sampling pauses during the call. If
         only a part arrives, the model's weights carry the label of no policy.
 
         Raises:

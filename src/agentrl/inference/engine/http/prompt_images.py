@@ -1,4 +1,4 @@
-"""Images of requests: `data:` URLs come in, prompts with the images at their full length go out.
+"""Converts `data:` URLs in requests to prompts that contain the images at their full length.
 
 Decoding takes time and memory: the front end does it in its parsing thread, one request at a time.
 """

@@ -191,5 +191,5 @@ def check_complete(path: str | Path, found: Collection[str], model: PreTrainedMo
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line, since our errors have one line."""
+    """Return the first line, because AgentRL's errors have one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -38,7 +38,7 @@ class AwaitedTensor:
     place: torch.Tensor
     """The part of the model that it belongs to."""
     buffer: torch.Tensor
-    """Where it is received: `place`, or separate memory if the precision differs."""
+    """Receive buffer: `place`, or separate memory if the precision differs."""
 
     @classmethod
     def of(cls, name: str, dtype: torch.dtype, place: torch.Tensor) -> Self:

@@ -14,7 +14,7 @@ import sys
 
 def main() -> None:
     """Serve until a signal ends it."""
-    # Removed before SGLang starts processes of its own, which would inherit them.
+    # Removed before SGLang starts its own processes, which would inherit them.
     api_key = os.environ.pop("AGENTRL_API_KEY", None)
     admin_key = os.environ.pop("AGENTRL_ADMIN_KEY", None)
     if api_key or admin_key:
