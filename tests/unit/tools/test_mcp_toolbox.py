@@ -198,7 +198,7 @@ async def test_probing_names_the_address_of_a_server_that_is_not_there(
         await probe(config_for("http://user:pw@127.0.0.1:9/mcp?key=1"))
     with pytest.raises(ConfigError, match="at /no/such/command is unreachable"):
         await probe(config_for({"x": {"command": "/no/such/command"}}))
-    unheard = r"at true is unreachable: Connection closed; the command exited without output \(exit 0\); a s"
+    unheard = r"at true is unreachable: Connection closed; the command exited without output \(exit 0\); a Python s"
     with pytest.raises(ConfigError, match=unheard):
         await probe(config_for({"x": {"command": "true"}}))
 
