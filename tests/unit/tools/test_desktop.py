@@ -281,6 +281,25 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         Display(tmp_path, width=400, height=300)
 
 
+async def test_a_window_that_closes_during_the_search_is_searched_around(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The race cannot be had on demand: this xdotool loses it at its first search.
+    real, lost = shutil.which("xdotool"), tmp_path / "lost"
+    program = tmp_path / "bin/xdotool"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\n[ -e {lost} ] && exec {real} "$@"\ntouch {lost}\n'
+        'echo "X Error of failed request:  BadWindow (invalid Window parameter)" >&2\nexit 1\n'
+    )
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    (tmp_path / "display").mkdir()
+    async with Display(tmp_path / "display", width=400, height=300) as display:
+        await display.browse(page)
+    assert lost.exists()
+
+
 async def test_a_display_asks_all_users_of_the_machine_for_its_secret(tmp_path: Path) -> None:
     async with Display(tmp_path, width=400, height=300):
         (manager,) = [p for p in psutil.Process().children() if p.name() == "openbox"]

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ MIN_PASSWORD_CHARS = 8
 _START_SECONDS, _ACTION_SECONDS, _END_SECONDS = 30.0, 30.0, 3.0
 _POLL_SECONDS, _NOTICE_SECONDS = 0.05, 0.5
 _MAX_SAID_CHARS = 200
+_CLOSED_MEANWHILE = "BadWindow"
+"""How X names a window that is gone."""
 _BROWSER_FLAGS = (
     *("--no-first-run", "--no-default-browser-check", "--start-maximized", "--disable-gpu"),
     *("--disable-dev-shm-usage", "--password-store=basic", "--hide-crash-restore-bubble"),
@@ -138,8 +141,16 @@ class Display:
         profile = f"--user-data-dir={self._folder / 'browser'}"
         # If a browser is running, it opens the page and this process exits.
         await self._keep("chromium", *_BROWSER_FLAGS, *sandbox, profile, "--", url)
-        # Answers when the first one matches.
-        await self.use("search", "--sync", "--onlyvisible", "--class", "chromium")
+        deadline = time.monotonic() + _ACTION_SECONDS
+        while True:
+            try:
+                # Returns when the first window matches.
+                await self.use("search", "--sync", "--onlyvisible", "--class", "chromium")
+                return
+            except ToolError as error:
+                # It asks every window for its class, and a starting browser closes some meanwhile.
+                if _CLOSED_MEANWHILE not in str(error) or time.monotonic() > deadline:
+                    raise
 
     async def _start(self) -> None:
         own = self._folder / "display"
