@@ -139,7 +139,7 @@ def run() -> dict[str, Any]:
             run.until(lambda: metrics(folder))
             for name, command in KILLED.items():
                 found[f"{name}_seconds"] = _seconds_without(run, folder, command)
-            found["restarts_said"] = run.said().count("it is started again")
+            found["restarts_said"] = run.said().count("restarting it")
             found["paused_seconds"] = asyncio.run(_pause(run))
             run.until(_more_steps(folder, len(metrics(folder)) + 1))
             found["interrupt_seconds"] = _interrupt(run)
