@@ -30,10 +30,6 @@ from agentrl.inference.wire import MAX_INT32
 
 _REFUSED_SAMPLING = {
     "prompt_logprobs": "logprobs of the prompt are not computed",
-    "stop_token_ids": "replies end at the model's own stop tokens; send texts as stop",
-    "bad_words": "a reply is the policy's own",
-    "allowed_token_ids": "a reply is the policy's own",
-    "logits_processors": "the policy's logits are not changed",
     "include_stop_str_in_output": "token ids hold exactly what was sampled",
 }
 

@@ -198,6 +198,10 @@ async def test_what_no_server_can_do_is_refused_at_the_endpoint(field: str) -> N
         ({"chat_template_kwargs": {"enable_thinking": False}}, "--chat_template_kwargs"),
         ({"structured_outputs": {"regex": "a+"}}, "response_format"),
         ({"continue_final_message": True}, "cannot be prefilled"),
+        ({"stop_token_ids": [7]}, "send texts as stop"),
+        ({"bad_words": ["no"]}, "the policy's own"),
+        ({"regex": "a+"}, "response_format"),
+        ({"truncate_prompt_tokens": 9}, "the whole prompt"),
     ],
 )
 async def test_a_field_that_would_change_what_is_sampled_is_refused_by_name(
