@@ -73,7 +73,7 @@ async def played(
 @pytest.mark.parametrize(
     ("env", "problem"),
     [
-        ("reasoning_gym:leg_countin", "there is no 'leg_countin' among its 106; leg_counting or"),
+        ("reasoning_gym:leg_countin", "unknown name 'leg_countin'; did you mean leg_counting or"),
         (
             "reasoning_gym:leg_counting?sizee=3",
             "unknown parameter 'sizee'; did you mean size, seed",
@@ -83,10 +83,10 @@ async def played(
         ("reasoning_gym:leg_counting?seed=x", "seed=x: expected a value such as 0"),
         ("reasoning_gym:leg_counting?max_animals=1", "max_animals must be >= min_animals"),
         ("verifiers:no_such_taskset", "taskset 'no_such_taskset' not found"),
-        ("openenv:http://127.0.0.1:9", "no OpenEnv server responds there"),
+        ("openenv:http://127.0.0.1:9", "no OpenEnv server responds at this address"),
         ("openenv:127.0.0.1:8000", "expected an address, such as openenv:http://127.0.0.1:8000"),
         ("textarena:TicTacToe-v0", "TicTacToe-v0 is not a single-player game"),
-        ("textarena:GuessTheNumber", "there is no 'GuessTheNumber' among its"),
+        ("textarena:GuessTheNumber", "unknown name 'GuessTheNumber'; did you mean"),
         (
             "textarena:GuessTheNumber-v0?max_turn=3",
             "unknown parameter 'max_turn'; did you mean max_turns",

@@ -7,7 +7,7 @@ Its arguments are a kind, a name and JSON with the environment's arguments. It u
     {"rows": [0, 1, ...]}            -> {"rows": [{"query": ...}, ...]}
     {"play": 3, "endpoint": {...}}   -> {"result": {...}}      or {"error": ...}
 
-Output of its packages goes to stderr.
+The output of the environment's package goes to stderr.
 """
 
 import json
@@ -22,10 +22,10 @@ from typing import Any, TextIO
 from environment_kinds import (  # type: ignore[import-not-found]
     KINDS,
     Mistake,
-    NothingMoreIsSaid,
+    RolloutLimitReached,
 )
 
-_MAX_WORDS = 300
+_MAX_ERROR_CHARS = 300
 _LIMITS = ("turns_limit", "time_limit", "context_length_exceeded")
 
 
@@ -49,49 +49,52 @@ class _ModelAtEndpoint:
             with urllib.request.urlopen(request) as reply:
                 message: dict[str, Any] = json.load(reply)["choices"][0]["message"]
         except urllib.error.HTTPError as error:
-            said = json.loads(error.read())["error"]
-            if said["code"] in _LIMITS:
-                raise NothingMoreIsSaid from None
-            raise ConnectionError(said["message"]) from None
+            api_error = json.loads(error.read())["error"]
+            if api_error["code"] in _LIMITS:
+                raise RolloutLimitReached from None
+            raise ConnectionError(api_error["message"]) from None
         return message
 
 
 class _Host:
     def __init__(self, kind: str, name: str, args: dict[str, Any]) -> None:
-        self._made: Any = None
+        self._environment: Any = None
         self._failure: dict[str, Any] = {}
         try:
-            self._made = KINDS[kind](name, args)
+            self._environment = KINDS[kind](name, args)
         except Mistake as mistake:
             self._failure = {"mistake": str(mistake)}
         except ModuleNotFoundError as error:
-            words = _in_words(error)
-            self._failure = {"missing": error.name} if error.name else {"mistake": words}
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a package raises on what it was given)
+            text = _error_line(error)
+            self._failure = {"missing": error.name} if error.name else {"mistake": text}
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a package may raise anything)
             traceback.print_exc()
-            self._failure = {"mistake": _in_words(error)}
+            self._failure = {"mistake": _error_line(error)}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self._made is None:
+        if self._environment is None:
             return self._failure
         try:
             if "describe" in request:
-                return {"size": self._made.size}
+                return {"size": self._environment.size}
             if "rows" in request:
-                return {"rows": [self._made.row(number) for number in request["rows"]]}
+                return {"rows": [self._environment.row(number) for number in request["rows"]]}
             return {
-                "result": self._made.play(request["play"], _ModelAtEndpoint(request["endpoint"]))
+                "result": self._environment.play(
+                    request["play"], _ModelAtEndpoint(request["endpoint"])
+                )
             }
-        except NothingMoreIsSaid:
+        except RolloutLimitReached:
             return {"result": {"answer": None}}
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (the attempt fails with it)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (it fails the attempt only)
             traceback.print_exc()
-            return {"error": _in_words(error)}
+            return {"error": _error_line(error)}
 
 
-def _in_words(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
+    """Return an error in one line, without emphasis marks (`*`)."""
     words = f"{type(error).__name__}: {error}".replace("*", "").split()
-    return " ".join(words)[:_MAX_WORDS]
+    return " ".join(words)[:_MAX_ERROR_CHARS]
 
 
 def main() -> None:
@@ -100,15 +103,16 @@ def main() -> None:
     os.dup2(2, 1)
     host = _Host(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
 
-    def work(request: dict[str, Any]) -> None:
+    def handle(request: dict[str, Any]) -> None:
         _send(replies, lock, {"id": request["id"], **host.answer(request)})
 
     for line in sys.stdin:
         request = json.loads(line)
-        if "cancel" not in request:  # the model refuses a rollout that is over
-            threading.Thread(target=work, args=(request,), daemon=True).start()
+        # A cancellation needs no action: the endpoint refuses the calls of a rollout that is over.
+        if "cancel" not in request:
+            threading.Thread(target=handle, args=(request,), daemon=True).start()
     sys.stderr.flush()
-    os._exit(0)  # without waiting for threads that still run rollouts
+    os._exit(0)  # do not wait for the threads of running rollouts
 
 
 def _send(replies: TextIO, lock: threading.Lock, reply: dict[str, Any]) -> None:

@@ -52,16 +52,16 @@ class ModelOfRollout(Protocol):
     """`base_url`, `model` and `api_key` for a separate client."""
 
     def __call__(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        """Return the model's message; raises `NothingMoreIsSaid` at the rollout's limits."""
+        """Return the model's message; raises `RolloutLimitReached` at the rollout's limits."""
         ...
 
 
-class NothingMoreIsSaid(Exception):
+class RolloutLimitReached(Exception):
     """The model may not be called again in this rollout."""
 
 
 class Mistake(Exception):
-    """The user named something that does not exist, or gave it a value that it cannot have."""
+    """The user named something that does not exist, or gave an argument an invalid value."""
 
 
 class ReasoningGym:
@@ -76,21 +76,21 @@ class ReasoningGym:
         _check_arguments(args, defaults | {"seed": 0})
         self.size = args.setdefault("size", _DEFAULT_SIZE)
         self._data = gym.create_dataset(name, **args)
-        self._words = importlib.import_module("reasoning_gym.utils")
-        self._system_prompt = self._words.SYSTEM_PROMPTS["default"]
+        self._utils = importlib.import_module("reasoning_gym.utils")
+        self._system_prompt = self._utils.SYSTEM_PROMPTS["default"]
 
     def row(self, number: int) -> dict[str, Any]:
         """Describe a task."""
         entry = self._data[number]
-        told = {"query": entry["question"], "system_prompt": self._system_prompt}
-        return {**told, "answer": entry["answer"]}
+        prompt = {"query": entry["question"], "system_prompt": self._system_prompt}
+        return {**prompt, "answer": entry["answer"]}
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Run a task."""
         entry = self._data[number]
         system = {"role": "system", "content": self._system_prompt}
         reply = chat([system, {"role": "user", "content": entry["question"]}])
-        answer = self._words.extract_answer(reply["content"] or "")
+        answer = self._utils.extract_answer(reply["content"] or "")
         return {"answer": answer, "reward": self._data.score_answer(answer, entry)}
 
 
@@ -100,33 +100,33 @@ class TextArena:
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         self._arena, self._name = importlib.import_module("textarena"), name
         _check_name(name, known := self._arena.envs.registration.ENV_REGISTRY)
-        self.size, self._seed = _taken(args, "size", _DEFAULT_SIZE), _taken(args, "seed", 0)
+        self.size, self._seed = _pop_int(args, "size", _DEFAULT_SIZE), _pop_int(args, "seed", 0)
         module, _, attribute = known[name].entry_point.partition(":")
-        game = getattr(importlib.import_module(module), attribute)
-        _check_arguments(args, _defaults(game), known[name].kwargs)
+        game_class = getattr(importlib.import_module(module), attribute)
+        _check_arguments(args, _defaults(game_class), known[name].kwargs)
         self._args, self._lock = args, threading.Lock()
         try:
-            self._begun(0)
+            self._new_game(0)
         except AssertionError as error:
             raise Mistake(f"{name} is not a single-player game ({error})") from None
 
     def row(self, number: int) -> dict[str, Any]:
         """Describe a task."""
-        return {"query": _said_by_game(self._begun(number))}
+        return {"query": _game_text(self._new_game(number))}
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Run a task."""
-        game, done, move, messages = self._begun(number), False, "", []
+        game, done, move, messages = self._new_game(number), False, "", []
         while not done:
-            messages.append({"role": "user", "content": _said_by_game(game)})
+            messages.append({"role": "user", "content": _game_text(game)})
             messages.append(chat(messages))
             move = messages[-1]["content"] or ""
             done, _ = game.step(action=move)
-        rewards, facts = game.close()
-        metrics = {"moves": facts[0]["turn_count"], "invalid_move": facts[0]["invalid_move"]}
+        rewards, info = game.close()
+        metrics = {"moves": info[0]["turn_count"], "invalid_move": info[0]["invalid_move"]}
         return {"answer": move, "reward": rewards[0], "metrics": metrics}
 
-    def _begun(self, number: int) -> Any:
+    def _new_game(self, number: int) -> Any:
         # Games draw from Python's global random generator, which all threads share.
         with self._lock:
             game = self._arena.make(env_id=self._name, **self._args)
@@ -139,13 +139,13 @@ class Verifiers:
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         self._vf = vf = importlib.import_module("verifiers.v1")
-        size = _taken(args, "size", _DEFAULT_SIZE)
-        # The default runtime is a service that wants a login.
+        size = _pop_int(args, "size", _DEFAULT_SIZE)
+        # The default runtime is a service that requires a login.
         agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
         taskset = {"taskset": {"id": name, **args}}
         fields = dict(vf.resolve_env_config(taskset))
-        seats = [seat for seat, value in fields.items() if isinstance(value, vf.AgentConfig)]
-        config = vf.resolve_env_config(taskset | dict.fromkeys(seats, agent))
+        agent_fields = [name for name, value in fields.items() if isinstance(value, vf.AgentConfig)]
+        config = vf.resolve_env_config(taskset | dict.fromkeys(agent_fields, agent))
         self._env = vf.load_environment(config)
         self._tasks = list(itertools.islice(self._env.taskset, size))
         self.size = len(self._tasks)
@@ -160,15 +160,15 @@ class Verifiers:
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Run a task."""
-        name, there = f"AGENTRL_KEY_{id(chat)}", chat.endpoint
-        os.environ[name] = there["api_key"]  # concurrent rollouts have separate keys
-        client = self._vf.EvalClientConfig(base_url=there["base_url"], api_key_var=name)
-        context = self._vf.ModelContext(model=there["model"], client=client)
+        key_variable, endpoint = f"AGENTRL_KEY_{id(chat)}", chat.endpoint
+        os.environ[key_variable] = endpoint["api_key"]  # concurrent rollouts have separate keys
+        client = self._vf.EvalClientConfig(base_url=endpoint["base_url"], api_key_var=key_variable)
+        context = self._vf.ModelContext(model=endpoint["model"], client=client)
         try:
             episode = self._run(self._env.run_episode(self._tasks[number], context))
         finally:
-            del os.environ[name]
-        errors = [*episode.errors, *(one for trace in episode.traces for one in trace.errors)]
+            del os.environ[key_variable]
+        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if errors or not episode.traces:
             return {"answer": None, "error": errors[-1].message if errors else "no agent ran"}
         if len(episode.traces) > 1:
@@ -178,12 +178,12 @@ class Verifiers:
                 "error": f"its episodes have {agents} agents; only one is supported",
             }
         trace = episode.traces[0]
-        metrics = {key: found.value for key, found in trace.rewards.items() if found is not None}
+        metrics = {key: reward.value for key, reward in trace.rewards.items() if reward is not None}
         metrics |= {key: value for key, value in trace.metrics.items() if value is not None}
         return {"answer": trace.last_reply, "reward": trace.reward, "metrics": metrics}
 
-    def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
 class OpenEnv:
@@ -197,7 +197,7 @@ class OpenEnv:
         self._url = name.rstrip("/")
         if not self._url.startswith(("http://", "https://")):
             raise Mistake("expected an address, such as openenv:http://127.0.0.1:8000")
-        self.size, self._seed = _taken(args, "size", _DEFAULT_SIZE), _taken(args, "seed", 0)
+        self.size, self._seed = _pop_int(args, "size", _DEFAULT_SIZE), _pop_int(args, "seed", 0)
         _check_arguments(args, {"size": 0, "seed": 0})
         self._schema = _schema_of_actions(self._url)
         self._act = self._call_tools if _is_tool_call(self._schema) else self._write_actions
@@ -210,32 +210,32 @@ class OpenEnv:
         """Run a task."""
         rewards: list[float | None] = []
         answer: str | None = None
-        env, state = self._begun(number)
-        with contextlib.closing(env), contextlib.suppress(NothingMoreIsSaid):
+        env, state = self._new_episode(number)
+        with contextlib.closing(env), contextlib.suppress(RolloutLimitReached):
             answer = self._act(env, state, chat, rewards)
-        metrics = {"return": sum(one or 0.0 for one in rewards), "actions": len(rewards)}
+        metrics = {"return": sum(reward or 0.0 for reward in rewards), "actions": len(rewards)}
         *steps, last = rewards or [None]
-        if last is None and any(one is not None for one in steps):
-            last = 0.0  # the steps had it all
+        if last is None and any(reward is not None for reward in steps):
+            last = 0.0  # only earlier actions were rewarded
         return {"answer": answer, "reward": last, "step_rewards": steps, "metrics": metrics}
 
     def _write_actions(
         self, env: Any, state: Any, chat: ModelOfRollout, rewards: list[float | None]
     ) -> str:
         """Run a model whose replies are actions; return the last reply."""
-        asked = f"Reply with an action, as JSON of this schema: {json.dumps(self._schema)}"
-        messages: list[dict[str, Any]] = [{"role": "system", "content": asked}]
-        seen = state.observation
+        instructions = f"Reply with an action, as JSON of this schema: {json.dumps(self._schema)}"
+        messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}]
+        observation = state.observation
         while not state.done:
-            messages.append({"role": "user", "content": json.dumps(seen)})
+            messages.append({"role": "user", "content": json.dumps(observation)})
             messages.append(chat(messages))
             try:
                 state = env.step(_as_action(messages[-1]["content"] or "", self._schema))
-                seen = state.observation
+                observation = state.observation
             except RuntimeError as error:
                 if "VALIDATION_ERROR" not in str(error):
                     raise
-                state.reward, seen = 0.0, {"error": "that is no action of the schema"}
+                state.reward, observation = 0.0, {"error": "that is no action of the schema"}
             rewards.append(state.reward)
         return messages[-1]["content"] or ""
 
@@ -243,8 +243,8 @@ class OpenEnv:
         self, env: Any, state: Any, chat: ModelOfRollout, rewards: list[float | None]
     ) -> str:
         """Run a model that calls tools; return its answer, or the call that ended the task."""
-        listed = env.step({"type": "list_tools"}).observation["tools"]
-        tools = [{"type": "function", "function": _as_function(tool)} for tool in listed]
+        specs = env.step({"type": "list_tools"}).observation["tools"]
+        tools = [{"type": "function", "function": _as_function(spec)} for spec in specs]
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": json.dumps(state.observation)}
         ]
@@ -255,16 +255,16 @@ class OpenEnv:
                 return messages[-1]["content"] or ""
             for call in messages[-1]["tool_calls"]:
                 name, arguments = call["function"]["name"], call["function"]["arguments"]
-                asked = {"tool_name": name, "arguments": json.loads(arguments)}
-                state = env.step({"type": "call_tool", **asked})
+                action = {"tool_name": name, "arguments": json.loads(arguments)}
+                state = env.step({"type": "call_tool", **action})
                 if state.reward is not None:
                     rewards[-1] = (rewards[-1] or 0.0) + state.reward
                 if state.done:
                     return f"{name}({arguments})"
-                told = {"role": "tool", "tool_call_id": call["id"]}
-                messages.append({**told, "content": _told_by_tool(state.observation)})
+                reply = {"role": "tool", "tool_call_id": call["id"]}
+                messages.append({**reply, "content": _tool_result_text(state.observation)})
 
-    def _begun(self, number: int) -> tuple[Any, Any]:
+    def _new_episode(self, number: int) -> tuple[Any, Any]:
         """Open a session and start its episode; wait while the server has no free session."""
         for _ in range(_MAX_CAPACITY_WAITS):
             env = self._client(base_url=self._url).sync().connect()
@@ -272,8 +272,8 @@ class OpenEnv:
                 return env, env.reset(seed=self._seed + number)
             except Exception as error:
                 env.close()
-                # A full server reports it and closes the connection; the close may be noticed
-                # first.
+                # A full server sends an error and closes the connection; the client may see the
+                # close first.
                 closed = type(error).__name__ == "ConnectionClosedOK"
                 if not closed and "CAPACITY_REACHED" not in str(error):
                     raise
@@ -282,7 +282,10 @@ class OpenEnv:
 
 
 class Harbor:
-    """`harbor:FOLDER?runtime=docker`: tasks in Harbor's format; the policy has a shell, tests pay."""
+    """`harbor:FOLDER?runtime=docker`: tasks in Harbor's format.
+
+    The policy has a shell; tests compute the reward.
+    """
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         self._args = {"runtime": "docker", "skip_build": False}
@@ -305,20 +308,20 @@ class Harbor:
         """Run a task."""
         task, answer, truncated, num_commands = self._tasks[number], None, False, 0
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.instruction}]
-        until = time.monotonic() + task.agent_seconds
-        with task.open(self._args["runtime"]) as box:
-            with contextlib.suppress(NothingMoreIsSaid):
+        deadline = time.monotonic() + task.agent_seconds
+        with task.open(self._args["runtime"]) as sandbox:
+            with contextlib.suppress(RolloutLimitReached):
                 while answer is None and not truncated:
                     messages.append(chat(messages, tools=[_SHELL]))
                     calls = messages[-1].get("tool_calls") or ()
                     for call in calls:
-                        said = run_call(box, call, until - time.monotonic())
-                        told = {"role": "tool", "tool_call_id": call["id"], "content": said}
-                        messages.append(told)
+                        output = run_call(sandbox, call, deadline - time.monotonic())
+                        result = {"role": "tool", "tool_call_id": call["id"], "content": output}
+                        messages.append(result)
                     num_commands += len(calls)
                     answer = None if calls else messages[-1]["content"] or ""
-                    truncated = time.monotonic() > until
-            reward, metrics = task.reward(box)
+                    truncated = time.monotonic() > deadline
+            reward, metrics = task.reward(sandbox)
         metrics |= {"commands": num_commands}
         return {"answer": answer, "reward": reward, "metrics": metrics, "truncated": truncated}
 
@@ -332,7 +335,7 @@ KINDS: dict[str, type[Any]] = {
 }
 
 
-def run_call(box: Any, call: Mapping[str, Any], seconds: float) -> str:
+def run_call(sandbox: Any, call: Mapping[str, Any], seconds: float) -> str:
     """Run the command of a tool call; return the output shown to the policy."""
     try:
         command = str(json.loads(call["function"]["arguments"])["command"])
@@ -343,10 +346,10 @@ def run_call(box: Any, call: Mapping[str, Any], seconds: float) -> str:
         return (
             f"no such command can be run: at most {_MAX_COMMAND_BYTES:,} bytes, and none of them 0"
         )
-    status, said = box.shell(command, max(1.0, seconds))
-    if len(said) > _MAX_SHELL_CHARS:
-        said = f"{said[: _MAX_SHELL_CHARS // 2]}\n...\n{said[-_MAX_SHELL_CHARS // 2 :]}"
-    return said if status == 0 else f"{said}\n(exit status {status})"
+    status, output = sandbox.shell(command, max(1.0, seconds))
+    if len(output) > _MAX_SHELL_CHARS:
+        output = f"{output[: _MAX_SHELL_CHARS // 2]}\n...\n{output[-_MAX_SHELL_CHARS // 2 :]}"
+    return output if status == 0 else f"{output}\n(exit status {status})"
 
 
 def _schema_of_actions(url: str) -> dict[str, Any]:
@@ -354,27 +357,28 @@ def _schema_of_actions(url: str) -> dict[str, Any]:
         with urllib.request.urlopen(f"{url}/schema", timeout=10) as reply:
             schema: dict[str, Any] = json.load(reply)["action"]
     except (OSError, ValueError, KeyError) as error:
-        raise Mistake(f"no OpenEnv server responds there ({error})") from None
+        raise Mistake(f"no OpenEnv server responds at this address ({error})") from None
     return schema
 
 
 def _is_tool_call(schema: Mapping[str, Any]) -> bool:
-    """Return whether actions are OpenEnv's own, which list tools and call them."""
+    """Return whether the actions are OpenEnv's own: listing tools and calling them."""
     return schema.get("title") in ("Action", "CallToolAction", "ListToolsAction")
 
 
-def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"name": tool["name"], "description": tool["description"]}
-    return {**named, "parameters": tool["input_schema"]}
+def _as_function(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an OpenEnv tool in OpenAI's form."""
+    function = {"name": spec["name"], "description": spec["description"]}
+    return {**function, "parameters": spec["input_schema"]}
 
 
-def _told_by_tool(seen: Mapping[str, Any]) -> str:
+def _tool_result_text(observation: Mapping[str, Any]) -> str:
     """Return the text of a tool's result, or of its error."""
-    if seen.get("error"):
-        return f"error: {seen['error']['message']}"
-    content = (seen.get("result") or {}).get("content") or ()
+    if observation.get("error"):
+        return f"error: {observation['error']['message']}"
+    content = (observation.get("result") or {}).get("content") or ()
     texts = [part["text"] for part in content if part.get("type") == "text"]
-    return "\n".join(texts) or json.dumps(seen.get("result"))
+    return "\n".join(texts) or json.dumps(observation.get("result"))
 
 
 def _as_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -391,13 +395,13 @@ def _as_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_text(prompt: Any) -> str:
-    """Return a prompt of text or messages as one text."""
+    """Return a prompt, which may be text or messages, as text."""
     if prompt is None or isinstance(prompt, str):
         return prompt or "(the environment begins)"
     return "\n".join(str(getattr(message, "content", message)) for message in prompt)
 
 
-def _said_by_game(game: Any) -> str:
+def _game_text(game: Any) -> str:
     """Return the game's messages since the last call; its wrappers repeat all earlier ones."""
     while hasattr(game, "env"):
         game = game.env
@@ -409,11 +413,11 @@ def _check_name(name: str, known: Collection[str]) -> None:
     if name not in known:
         near = get_close_matches(name, known, n=_MAX_SHOWN) or sorted(known)[:_MAX_SHOWN]
         raise Mistake(
-            f"there is no {name!r} among its {len(known)}; did you mean {' or '.join(near)}?"
+            f"unknown name {name!r}; did you mean {' or '.join(near)} ({len(known)} names are known)?"
         )
 
 
-def _taken(args: dict[str, Any], name: str, default: int) -> int:
+def _pop_int(args: dict[str, Any], name: str, default: int) -> int:
     """Remove an integer from the arguments and return it."""
     value = args.pop(name, default)
     _check_arguments({name: value}, {name: default})
@@ -425,18 +429,18 @@ def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _check_arguments(args: Mapping[str, Any], *known: Mapping[str, Any]) -> None:
-    """Refuse arguments that are unknown, or of another kind than their defaults."""
-    defaults = {name: value for some in known for name, value in some.items()}
+    """Refuse arguments that are unknown, or of another type than their defaults."""
+    defaults = {name: value for values in known for name, value in values.items()}
     for name, value in args.items():
         if name not in defaults:
             near = get_close_matches(name, defaults, n=_MAX_SHOWN) or sorted(defaults)
             raise Mistake(f"unknown parameter {name!r}; did you mean {', '.join(near)}?")
         default = defaults[name]
-        fits = isinstance(value, type(default)) and isinstance(value, bool) == (
+        same_type = isinstance(value, type(default)) and isinstance(value, bool) == (
             isinstance(default, bool)
         )
         if isinstance(default, bool | int | float | str) and not (
-            fits or (isinstance(default, float) and isinstance(value, int))
+            same_type or (isinstance(default, float) and isinstance(value, int))
         ):
             raise Mistake(f"{name}={value}: expected a value such as {default}")
     if not 1 <= args.get("size", 1) <= MAX_TASKS:

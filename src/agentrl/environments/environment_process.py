@@ -22,7 +22,7 @@ from agentrl.schema import AgentResult
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 START_SECONDS = 120.0
-_MAX_WORDS = 400
+_MAX_ERROR_CHARS = 400
 _HOST = Path(__file__).with_name("environment_host.py")
 _INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH"),
@@ -79,9 +79,9 @@ class EnvironmentProcess:
         """Return the number of its tasks.
 
         Raises:
-            ConfigError: its package is not installed, or the user named something that is not there.
+            ConfigError: its package is not installed, or the user named something that does not exist.
         """
-        size = self._asked({"describe": True}).get("size")
+        size = self._ask({"describe": True}).get("size")
         if type(size) is not int or not 0 < size <= MAX_TASKS:
             raise ConfigError(
                 f"{self._where}: it has {one_line(str(size), 40)} tasks; expected 1 to {MAX_TASKS:,}"
@@ -94,7 +94,7 @@ class EnvironmentProcess:
         Raises:
             ConfigError: see `size`.
         """
-        rows = self._asked({"rows": list(numbers)}).get("rows")
+        rows = self._ask({"rows": list(numbers)}).get("rows")
         if not isinstance(rows, list) or len(rows) != len(numbers):
             raise ConfigError(
                 f"{self._where}: {len(numbers)} tasks were requested, but others were returned"
@@ -102,24 +102,24 @@ class EnvironmentProcess:
         return rows
 
     async def ready(self) -> None:
-        """Wait until the environment has loaded; one that cannot is stopped, so another can be started.
+        """Wait until the environment has loaded; stop it if it fails, so that another can be started.
 
         Raises:
             AgentError: it fails to load, or the timeout expires.
         """
         if self._is_ready:
             return
-        words = f"it did not start within {START_SECONDS:g} s"
+        problem = f"it did not start within {START_SECONDS:g} s"
         try:
             async with asyncio.timeout(START_SECONDS):
-                words = self._in_words(await self._process.ask({"describe": True}))
+                problem = self._problem_of(await self._process.ask({"describe": True}))
         except AgentWorkerError as error:
-            words = str(error)
+            problem = str(error)
         except TimeoutError:
             pass
-        if words:
+        if problem:
             await asyncio.to_thread(self.close)
-            raise AgentError(f"{self._uri.env_id} failed: {words}")
+            raise AgentError(f"{self._uri.env_id} failed: {problem}")
         self._is_ready = True
 
     async def play(self, row: int, endpoint: AgentEndpoint) -> AgentResult:
@@ -131,11 +131,11 @@ class EnvironmentProcess:
         reply = await self._process.ask({"play": row, "endpoint": asdict(endpoint)})
         try:
             return AgentResult(**reply["result"])
-        except (KeyError, TypeError) as error:  # it is none, or of another form
-            words = self._in_words(reply) or f"it returned no rollout ({error})"
-            raise AgentError(f"{self._uri.env_id} failed: {words}") from None
+        except (KeyError, TypeError) as error:  # the reply has no result, or one of another form
+            problem = self._problem_of(reply) or f"it returned no rollout ({error})"
+            raise AgentError(f"{self._uri.env_id} failed: {problem}") from None
 
-    def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             reply = self._process.ask_and_wait(request, START_SECONDS)
         except AgentWorkerError as error:
@@ -144,14 +144,14 @@ class EnvironmentProcess:
             raise ConfigError(
                 f"{self._where}: it did not start within {START_SECONDS:g} s"
             ) from None
-        words = self._in_words(reply)
-        if words:
-            raise ConfigError(f"{self._where}: {words}")
+        problem = self._problem_of(reply)
+        if problem:
+            raise ConfigError(f"{self._where}: {problem}")
         return reply
 
-    def _in_words(self, reply: dict[str, Any]) -> str:
+    def _problem_of(self, reply: dict[str, Any]) -> str:
         """Return why an environment failed; empty if it did not."""
-        missing = one_line(str(reply.get("missing", "")), _MAX_WORDS)
+        missing = one_line(str(reply.get("missing", "")), _MAX_ERROR_CHARS)
         if missing.partition(".")[0] == self._uri.kind:
             return (
                 f"{missing} is not installed for {self._python}; install it with "
@@ -159,10 +159,11 @@ class EnvironmentProcess:
             )
         if missing:
             return f"it requires {missing}, which is not installed for {self._python}"
-        return one_line(str(reply.get("mistake") or reply.get("error") or ""), _MAX_WORDS)
+        return one_line(str(reply.get("mistake") or reply.get("error") or ""), _MAX_ERROR_CHARS)
 
 
 def _environment(names: Sequence[str], python: str) -> dict[str, str]:
     """Return these variables of this process, with the interpreter's directory first in PATH."""
-    kept = {name: os.environ[name] for name in names if name in os.environ}
-    return {**kept, "PATH": f"{Path(python).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"}
+    values = {name: os.environ[name] for name in names if name in os.environ}
+    path = values.get("PATH", os.defpath)
+    return {**values, "PATH": f"{Path(python).parent}{os.pathsep}{path}"}

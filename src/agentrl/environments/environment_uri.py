@@ -30,7 +30,7 @@ PACKAGES = {
 KINDS = (*PACKAGES, "harbor")
 _SEEDED = frozenset({"reasoning_gym", "textarena", "openenv"})
 _MAX_SHOWN, _MAX_DIGITS = 40, 20
-_NO_ID = re.compile(r"[^\w.-]+")
+_NOT_IN_IDS = re.compile(r"[^\w.-]+")
 PLACE = Path(".agentrl/environments")
 """Folder of the environments' own interpreters, one folder a kind."""
 
@@ -48,7 +48,7 @@ class EnvironmentUri:
         """Return the environment that a text names.
 
         Raises:
-            ConfigError: it names none.
+            ConfigError: the text does not name an environment.
         """
         kind, _, rest = text.partition(":")
         name, _, query = rest.partition("?")
@@ -93,7 +93,7 @@ class EnvironmentUri:
         args = {name: value for name, value in self.args.items() if name != "size"}
         text = json.dumps(args, sort_keys=True)
         digest = hashlib.blake2b(text.encode(), digest_size=2).hexdigest()
-        return f"{_NO_ID.sub('_', self.name)}.{digest}"
+        return f"{_NOT_IN_IDS.sub('_', self.name)}.{digest}"
 
     def python(self, given: Path | None) -> str:
         """Return the interpreter that runs it: the given one, the kind's own, or this one.
@@ -123,7 +123,7 @@ def _value(key: str, text: str) -> Any:
         ConfigError: the store cannot hold it.
     """
     try:
-        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        return json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except OverflowError:
         problem = "expected a number of 64 bits"
     except RecursionError:
@@ -133,7 +133,7 @@ def _value(key: str, text: str) -> Any:
     raise ConfigError(f"{key}={one_line(text, _MAX_SHOWN)}: {problem}")
 
 
-def _whole(digits: str) -> int:
+def _integer(digits: str) -> int:
     if len(digits) > _MAX_DIGITS or not -(2**63) <= int(digits) < 2**63:
         raise OverflowError(digits)
     return int(digits)

@@ -24,9 +24,11 @@ _MAX_MEGABYTES = 1 << 20
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", re.IGNORECASE)
 _UNITS = {"": 1 / 2**20, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
-_STEP = re.compile(r"^\s*(\w+)\s+(.*)$")
-_READ_STEPS = frozenset({"FROM", "WORKDIR", "COPY", "ENV", "CMD", "ENTRYPOINT", "LABEL"})
-"""Steps of a Dockerfile that a plain process has, or has no need of."""
+_INSTRUCTION = re.compile(r"^\s*(\w+)\s+(.*)$")
+_SUPPORTED_INSTRUCTIONS = frozenset(
+    {"FROM", "WORKDIR", "COPY", "ENV", "CMD", "ENTRYPOINT", "LABEL"}
+)
+"""Instructions that `runtime=process` carries out itself or can ignore."""
 
 
 def read_text(path: Path, root: Path) -> str:
@@ -57,19 +59,19 @@ def check_own(path: Path, root: Path) -> None:
     Raises:
         ConfigError: it points outside, is absent, or is neither a file nor a folder.
     """
-    places = [path]
+    paths = [path]
     for folder, folders, files in os.walk(path):
-        places += [Path(folder, name) for name in (*folders, *files)]
-    for place in places:
+        paths += [Path(folder, name) for name in (*folders, *files)]
+    for one in paths:
         try:
-            found = place.resolve(strict=True)
-            mode = found.stat().st_mode
-        except (OSError, RuntimeError) as error:  # absent, or links in a circle
-            raise ConfigError(f"{place}: {getattr(error, 'strerror', error)}") from None
-        if not found.is_relative_to(root.resolve()):
-            raise ConfigError(f"{place}: it points outside {root}")
+            target = one.resolve(strict=True)
+            mode = target.stat().st_mode
+        except (OSError, RuntimeError) as error:  # missing, or a cycle of links
+            raise ConfigError(f"{one}: {getattr(error, 'strerror', error)}") from None
+        if not target.is_relative_to(root.resolve()):
+            raise ConfigError(f"{one}: it points outside {root}")
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ConfigError(f"{place}: it is not a file")
+            raise ConfigError(f"{one}: it is not a file")
 
 
 class Table:
@@ -97,27 +99,27 @@ class Table:
 
     def table(self, name: str) -> "Table":
         """Return a table, which may be absent."""
-        found = self._content.get(name, {})
-        if not isinstance(found, dict):
-            raise self._wrong(name, "expected a table")
-        return Table(self._path, found, f"{self._name}{name}.")
+        value = self._content.get(name, {})
+        if not isinstance(value, dict):
+            raise self._invalid(name, "expected a table")
+        return Table(self._path, value, f"{self._name}{name}.")
 
     def text(self, name: str) -> str | None:
         """Return a text; None if it is missing."""
-        found = self._content.get(name)
-        if found is None:
+        value = self._content.get(name)
+        if value is None:
             return None
-        if not isinstance(found, str) or len(found) > _MAX_CHARS or "\0" in found:
-            raise self._wrong(name, f"expected a text of at most {_MAX_CHARS} characters")
-        return found
+        if not isinstance(value, str) or len(value) > _MAX_CHARS or "\0" in value:
+            raise self._invalid(name, f"expected a text of at most {_MAX_CHARS} characters")
+        return value
 
     def number(self, name: str, default: float, highest: float) -> float:
         """Return a number above 0."""
-        found = self._content.get(name, default)
-        is_number = isinstance(found, int | float) and not isinstance(found, bool)
-        if not is_number or math.isnan(found) or not 0 < found <= highest:
-            raise self._wrong(name, f"expected a number above 0, at most {highest:,g}")
-        return float(found)
+        value = self._content.get(name, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or math.isnan(value) or not 0 < value <= highest:
+            raise self._invalid(name, f"expected a number above 0, at most {highest:,g}")
+        return float(value)
 
     def megabytes(self, number: str, size: str, default: str) -> int:
         """Return a size, given as a number of megabytes or as a text such as 2G."""
@@ -127,14 +129,14 @@ class Table:
         found = _SIZE.fullmatch(given)
         megabytes = float(found[1]) * _UNITS[found[2].upper()] if found else 0
         if not 1 <= megabytes <= _MAX_MEGABYTES:
-            raise self._wrong(size, f"{given!r} is not a size such as 2G")
+            raise self._invalid(size, f"{given!r} is not a size such as 2G")
         return int(megabytes)
 
     def place(self, name: str) -> str | None:
         """Return a path of the sandbox; None if it is missing."""
-        found = self._content.get(name)
-        if found is not None and not (isinstance(found, str) and found.startswith("/")):
-            raise self._wrong(name, "expected a path that starts with /")
+        value = self._content.get(name)
+        if value is not None and not (isinstance(value, str) and value.startswith("/")):
+            raise self._invalid(name, "expected a path that starts with /")
         given = self.text(name)
         return None if given is None else joined("/", given)
 
@@ -143,11 +145,11 @@ class Table:
         table = self.table(name)
         for variable in table._content:
             if not _VARIABLE.fullmatch(variable):
-                raise self._wrong(name, f"{variable[:40]!r} is not a valid variable name")
+                raise self._invalid(name, f"{variable[:40]!r} is not a valid variable name")
         plain = {key: str(value) for key, value in table._content.items()}
         return {key: Table(self._path, plain, table._name).text(key) or "" for key in plain}
 
-    def _wrong(self, name: str, problem: str) -> ConfigError:
+    def _invalid(self, name: str, problem: str) -> ConfigError:
         return ConfigError(f"{self._path}: {self._name}{name}: {problem}")
 
 
@@ -160,7 +162,7 @@ class Dockerfile:
     variables: Mapping[str, str]
     directory: str
     needs_docker: str | None
-    """The first step that a plain process cannot do without."""
+    """The first instruction that only Docker can carry out."""
 
 
 def read_dockerfile(context: Path, root: Path, *, is_built: bool) -> Dockerfile | None:
@@ -182,11 +184,11 @@ def read_dockerfile(context: Path, root: Path, *, is_built: bool) -> Dockerfile 
     copied: list[tuple[Path, str]] = []
     variables: dict[str, str] = {}
     directory, needs_docker = "/", None
-    for step in map(_STEP.match, text.replace("\\\n", " ").splitlines()):
-        if step is None:
+    for found in map(_INSTRUCTION.match, text.replace("\\\n", " ").splitlines()):
+        if found is None:
             continue
-        word, rest = step[1].upper(), step[2].strip()
-        if word not in _READ_STEPS or rest.startswith(("--from", "[")):
+        word, rest = found[1].upper(), found[2].strip()
+        if word not in _SUPPORTED_INSTRUCTIONS or rest.startswith(("--from", "[")):
             needs_docker = needs_docker or f"{word} {rest[:40]}"
         elif word == "WORKDIR":
             directory = joined(directory, rest)
@@ -198,7 +200,7 @@ def read_dockerfile(context: Path, root: Path, *, is_built: bool) -> Dockerfile 
 
 
 def _variables(path: Path, given: str) -> dict[str, str]:
-    """Return what an ENV sets: `A=1 B="2 3"`, or as it was once, `A 1`."""
+    """Return the variables that ENV sets: `A=1 B="2 3"`, or in the legacy form `A 1`."""
     name, _, rest = given.partition(" ")
     try:
         words = shlex.split(given) if "=" in name else [f"{name}={rest.strip()}"]
@@ -209,25 +211,26 @@ def _variables(path: Path, given: str) -> dict[str, str]:
 
 
 def _copied(path: Path, given: str, directory: str) -> list[tuple[Path, str]]:
+    """Return the sources and destinations of a COPY."""
     context = path.parent
     words = [word for word in given.split() if not word.startswith("--")]
     if len(words) < 2:
         raise ConfigError(f"{path}: `COPY {given[:40]}`: expected a source and a destination")
     *names, target = words
-    place, found = joined(directory, target), []
+    destination, copies = joined(directory, target), []
     sources: list[Path] = []
     for name in names:
         pattern = posixpath.normpath(name.lstrip("/"))
-        given_by_it = sorted(context.glob(pattern)) if "*" in pattern else [context / pattern]
-        is_own = all(one.resolve().is_relative_to(context.resolve()) for one in given_by_it)
-        if not is_own or not any(one.exists() for one in given_by_it):
+        matches = sorted(context.glob(pattern)) if "*" in pattern else [context / pattern]
+        is_own = all(match.resolve().is_relative_to(context.resolve()) for match in matches)
+        if not is_own or not any(match.exists() for match in matches):
             raise ConfigError(f"{path}: `COPY {given[:40]}`: {context} contains no {name[:40]}")
-        sources += given_by_it
+        sources += matches
     for source in sources:
         is_renamed = len(sources) == 1 and not target.endswith("/")
-        into = source.is_file() and not is_renamed
-        found.append((source, f"{place}/{source.name}" if into else place))
-    return found
+        keeps_name = source.is_file() and not is_renamed
+        copies.append((source, f"{destination}/{source.name}" if keeps_name else destination))
+    return copies
 
 
 def joined(directory: str, path: str) -> str:

@@ -23,10 +23,10 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/etc", "/dev", "/proc")
 """Files in which a process sees the resources of this machine."""
 _MAX_OUTPUT, _CHUNK_BYTES = 1 << 20, 1 << 16
-_LAST_WORDS_SECONDS = 2.0
+_OUTPUT_SECONDS = 2.0
 _DOCKER_SECONDS = 60.0
 _TIMED_OUT = 124
-"""Exit status of a command that took too long, as of `timeout`."""
+"""Exit status of a command that timed out, the same as that of `timeout`."""
 
 
 class Sandbox(Protocol):
@@ -73,8 +73,10 @@ def check_docker() -> None:
     """
     problem = "the docker program was not found"
     if shutil.which("docker") is not None:
-        status, said = _run(["docker", "version", "--format", "{{.Server.Version}}"], 10.0)
-        problem = "" if status == 0 else (said.strip().splitlines() or ["it does not respond"])[-1]
+        status, output = _run(["docker", "version", "--format", "{{.Server.Version}}"], 10.0)
+        problem = (
+            "" if status == 0 else (output.strip().splitlines() or ["it does not respond"])[-1]
+        )
     if problem:
         raise ConfigError(
             f"Docker is not usable ({problem}); ?runtime=process runs tasks without it"
@@ -97,7 +99,7 @@ class ProcessSandbox:
         self._memory_bytes, self._network = memory_mb << 20, network
         (self._root / "empty").mkdir(mode=0o755)
         for place in ("/tmp", "/root", "/logs/verifier", "/logs/agent", directory):
-            self._at(place).mkdir(parents=True, exist_ok=True)
+            self._host_path(place).mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -109,37 +111,38 @@ class ProcessSandbox:
         self, command: str, seconds: float, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
         """Run a shell command; return its exit status and output."""
-        own = self._root / "files"
+        files = self._root / "files"
         confinement = Confinement(
             scratch=self._root / "empty",
             memory_bytes=self._memory_bytes,
-            places={f"/{path.name}": path for path in own.iterdir()},
+            places={f"/{path.name}": path for path in files.iterdir()},
             directory=self._directory,
             network=self._network,
         )
-        # Only within: the loader and Python heed variables as well, and start outside.
+        # `env` sets them inside the sandbox: the dynamic loader and the Python that isolate it start
+        # outside, and some variables change what they do.
         given = {**self._variables, **(variables or {})}
-        named = [f"{name}={value}" for name, value in given.items()]
-        words = confinement.command(["env", *named, "bash", "-c", command])
+        assignments = [f"{name}={value}" for name, value in given.items()]
+        words = confinement.command(["env", *assignments, "bash", "-c", command])
         return _run(words, seconds, {"PATH": _PATH})
 
     def put(self, source: Path, target: str) -> None:
         """Copy a file, or all files of a folder, to a path of the sandbox."""
-        place = self._at(target)
+        destination = self._host_path(target)
         if source.is_dir():
             ignored = shutil.ignore_patterns("Dockerfile") if source.name == "environment" else None
-            shutil.copytree(source, place, dirs_exist_ok=True, ignore=ignored)
+            shutil.copytree(source, destination, dirs_exist_ok=True, ignore=ignored)
         else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, place)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, destination)
 
     def read(self, path: str) -> str | None:
         """Return a file's text; None if it does not exist."""
-        # The policy controls its directories: a link there may point to a file of this machine.
+        # Read inside: a link made by the policy may point to a file of this machine.
         status, text = self.shell(f"cat {path} 2>/dev/null", _DOCKER_SECONDS)
         return text if status == 0 else None
 
-    def _at(self, path: str) -> Path:
+    def _host_path(self, path: str) -> Path:
         return self._root / "files" / path.strip("/")
 
 
@@ -167,7 +170,7 @@ class DockerSandbox:
         network: bool,
         build_seconds: float,
     ) -> None:
-        name = image if isinstance(image, str) else _built(image, build_seconds)
+        name = image if isinstance(image, str) else _build_image(image, build_seconds)
         words = ["docker", "run", "--detach", "--rm", "--cap-drop=ALL"]
         words += ["--cap-add=CHOWN", "--cap-add=DAC_OVERRIDE", "--cap-add=FOWNER"]
         words += [f"--memory={memory_mb}m", f"--cpus={num_cpus:g}", "--pids-limit=512"]
@@ -187,9 +190,9 @@ class DockerSandbox:
         self, command: str, seconds: float, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
         """Run a shell command; return its exit status and output."""
-        named = [f"--env={key}={value}" for key, value in (variables or {}).items()]
+        assignments = [f"--env={key}={value}" for key, value in (variables or {}).items()]
         limit = ["timeout", "--kill-after=2", f"{seconds:.0f}"]
-        words = ["docker", "exec", *named, self._id, *limit, "bash", "-c", command]
+        words = ["docker", "exec", *assignments, self._id, *limit, "bash", "-c", command]
         return _run(words, seconds + _DOCKER_SECONDS)
 
     def put(self, source: Path, target: str) -> None:
@@ -205,19 +208,19 @@ class DockerSandbox:
         return text if status == 0 else None
 
 
-def _built(context: Path, seconds: float) -> str:
-    """Build an image, named after its folder's content as Docker's cache has it; return its id."""
+def _build_image(context: Path, seconds: float) -> str:
+    """Build the image of a folder; return its tag, which is derived from the folder's path."""
     tag = f"agentrl-harbor:{hashlib.blake2b(str(context).encode(), digest_size=8).hexdigest()}"
     _docker(["docker", "build", "--quiet", f"--tag={tag}", str(context)], seconds)
     return tag
 
 
 def _docker(words: Sequence[str], seconds: float) -> str:
-    status, said = _run(words, seconds)
+    status, output = _run(words, seconds)
     if status != 0:
-        last = (said.strip().splitlines() or ["it printed nothing"])[-1]
+        last = (output.strip().splitlines() or ["it printed nothing"])[-1]
         raise AgentError(f"`{' '.join(words[:2])}` failed: {last}")
-    return said
+    return output
 
 
 def _run(
@@ -242,15 +245,14 @@ def _run(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             status = _TIMED_OUT
-        reading.join(_LAST_WORDS_SECONDS)
+        reading.join(_OUTPUT_SECONDS)
         return status, bytes(end).decode(errors="replace")
 
 
-def _read_end(output: BinaryIO, end: bytearray) -> None:
+def _read_end(stream: BinaryIO, end: bytearray) -> None:
     """Keep the end of a program's output, which may be of any length."""
-    with contextlib.suppress(
-        ValueError, OSError
-    ):  # it was closed because another process holds the pipe
-        while chunk := output.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
+    # `_run` closes the stream while another process still holds the pipe.
+    with contextlib.suppress(ValueError, OSError):
+        while chunk := stream.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
             end += chunk
             del end[:-_MAX_OUTPUT]

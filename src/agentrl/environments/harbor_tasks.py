@@ -30,13 +30,13 @@ from agentrl.environments.harbor_sandboxes import (
 from agentrl.errors import AgentError, ConfigError
 
 _MAX_DEPTH = 6
-_CLEARING_SECONDS = 30.0
+_CLEANUP_SECONDS = 30.0
 _DEFAULT_SECONDS, _MAX_SECONDS = 600.0, 86_400.0
 _MAX_CPUS = 1024.0
 _IMAGE = re.compile(r"[a-z0-9][\w./:@-]*", re.ASCII)
 """Valid image names; anything else could be interpreted as an option of Docker."""
 _REWARD, _REWARDS = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
-_VERIFIERS = ("/tests", "/logs")
+_VERIFIER_FOLDERS = ("/tests", "/logs")
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class HarborTask:
     def open(self, runtime: str) -> Sandbox:
         """Start the task's sandbox; the caller closes it."""
         if runtime == "process":
-            box = ProcessSandbox(
+            sandbox = ProcessSandbox(
                 self.directory,
                 self.variables,
                 memory_mb=self.memory_mb,
                 network=self.has_network,
             )
             for source, target in self.copied:
-                box.put(source, target)
-            return box
+                sandbox.put(source, target)
+            return sandbox
         context = self.folder / "environment"
         return DockerSandbox(
             self.image or context,
@@ -84,20 +84,20 @@ class HarborTask:
             build_seconds=self.build_seconds,
         )
 
-    def reward(self, box: Sandbox) -> tuple[float, dict[str, float]]:
+    def reward(self, sandbox: Sandbox) -> tuple[float, dict[str, float]]:
         """Run the verifier; return the reward and further figures.
 
         Raises:
             AgentError: it wrote no reward, which is not the policy's fault.
         """
         # Remove the policy's remaining processes, and its files at the verifier's output paths.
-        box.shell("kill -9 -1", _CLEARING_SECONDS)
-        box.shell("rm -rf /logs/verifier /tests/*; mkdir -p /logs/verifier", _CLEARING_SECONDS)
-        box.put(self.folder / "tests", "/tests")
-        status, said = box.shell(
+        sandbox.shell("kill -9 -1", _CLEANUP_SECONDS)
+        sandbox.shell("rm -rf /logs/verifier /tests/*; mkdir -p /logs/verifier", _CLEANUP_SECONDS)
+        sandbox.put(self.folder / "tests", "/tests")
+        status, output = sandbox.shell(
             "bash /tests/test.sh", self.verifier_seconds, self.verifier_variables
         )
-        text, figures = box.read(_REWARD), box.read(_REWARDS)
+        text, figures = sandbox.read(_REWARD), sandbox.read(_REWARDS)
         try:
             given = json.loads(figures) if figures else {"reward": float(text or "")}
             numbers = {
@@ -107,11 +107,11 @@ class HarborTask:
             }
             if text and "reward" not in numbers:
                 numbers["reward"] = float(text)
-            reward = numbers.pop("reward") if "reward" in numbers else numbers[_only(numbers)]
+            reward = numbers.pop("reward") if "reward" in numbers else numbers[_only_key(numbers)]
             if not math.isfinite(reward):
                 raise ValueError(reward)
         except (ValueError, AttributeError, KeyError, OverflowError, RecursionError):
-            last = (said.strip().splitlines() or ["it printed nothing"])[-1]
+            last = (output.strip().splitlines() or ["it printed nothing"])[-1]
             raise AgentError(
                 f"the verifier of {self.folder.name} wrote no reward to {_REWARD} or {_REWARDS} "
                 f"(status {status}: {last})"
@@ -137,21 +137,21 @@ def load_tasks(name: str, runtime: str, *, skip_build: bool) -> list[HarborTask]
     root = Path(name).expanduser()
     if not root.is_dir():
         raise ConfigError(f"folder {root.absolute()} does not exist")
-    files = [path for path in root.rglob("task.toml") if not _is_hidden(path.relative_to(root))]
+    files = [path for path in root.rglob("task.toml") if not _is_skipped(path.relative_to(root))]
     if not files:
         raise ConfigError(f"no task.toml found in {root.absolute()} or its subfolders")
     tasks = []
     for path in sorted(files):
         context = path.parent / "environment"
         dockerfile = read_dockerfile(context, root, is_built=runtime == "docker")
-        tasks.append(_read(path.parent, root, dockerfile))
+        tasks.append(_read_task(path.parent, root, dockerfile))
         if runtime == "process":
-            _check_unbuilt(tasks[-1], None if skip_build else dockerfile)
+            _check_process_support(tasks[-1], None if skip_build else dockerfile)
     checks[runtime]()
     return tasks
 
 
-def _read(folder: Path, root: Path, dockerfile: Dockerfile | None) -> HarborTask:
+def _read_task(folder: Path, root: Path, dockerfile: Dockerfile | None) -> HarborTask:
     content = Table.of_file(folder / "task.toml", root)
     instruction = read_text(folder / "instruction.md", root).strip()
     verifier, agent = content.table("verifier"), content.table("agent")
@@ -180,7 +180,7 @@ def _read(folder: Path, root: Path, dockerfile: Dockerfile | None) -> HarborTask
         check_own(context, root)
     directory = environment.place("workdir") or (dockerfile.directory if dockerfile else "/")
     directory = "/app" if directory == "/" else directory
-    whole = [(context, directory)] if context.is_dir() else []
+    all_files = [(context, directory)] if context.is_dir() else []
     return HarborTask(
         folder=folder.absolute(),
         instruction=instruction,
@@ -195,7 +195,7 @@ def _read(folder: Path, root: Path, dockerfile: Dockerfile | None) -> HarborTask
         memory_mb=environment.megabytes("memory_mb", "memory", "2G"),
         num_cpus=environment.number("cpus", 1.0, _MAX_CPUS),
         has_network=_has_network(agent, environment),
-        copied=dockerfile.copied if dockerfile else whole,
+        copied=dockerfile.copied if dockerfile else all_files,
     )
 
 
@@ -205,7 +205,7 @@ def _has_network(agent: Table, environment: Table) -> bool:
     return "allow_internet" in environment if mode is None else mode == "public"
 
 
-def _check_unbuilt(task: HarborTask, dockerfile: Dockerfile | None) -> None:
+def _check_process_support(task: HarborTask, dockerfile: Dockerfile | None) -> None:
     """Refuse a task that processes cannot run, or whose container must be built."""
     if dockerfile is not None and dockerfile.needs_docker:
         raise ConfigError(
@@ -218,14 +218,14 @@ def _check_unbuilt(task: HarborTask, dockerfile: Dockerfile | None) -> None:
                 f"{task.folder}: {place} belongs to this machine with runtime=process; the task "
                 "needs Docker"
             )
-        if place.startswith(_VERIFIERS):
+        if place.startswith(_VERIFIER_FOLDERS):
             raise ConfigError(f"{task.folder}: {place} is reserved for its verifier")
 
 
-def _only(numbers: Mapping[str, float]) -> str:
-    (name,) = numbers
+def _only_key(numbers: Mapping[str, float]) -> str:
+    (name,) = numbers  # raises ValueError if there are several, or none
     return name
 
 
-def _is_hidden(path: Path) -> bool:
+def _is_skipped(path: Path) -> bool:
     return len(path.parts) > _MAX_DEPTH or any(part.startswith(".") for part in path.parts)
