@@ -79,7 +79,7 @@ class EnvironmentProcess:
         """Return the number of its tasks.
 
         Raises:
-            ConfigError: its package is not installed, or the user named something that does not exist.
+            ConfigError: its package is not installed, or does not have what the user named.
         """
         size = self._ask({"describe": True}).get("size")
         if type(size) is not int or not 0 < size <= MAX_TASKS:
@@ -102,7 +102,7 @@ class EnvironmentProcess:
         return rows
 
     async def ready(self) -> None:
-        """Wait until the environment has loaded; stop it if it fails, so that another can be started.
+        """Wait until the environment has loaded; if it fails, stop it so that another can start.
 
         Raises:
             AgentError: it fails to load, or the timeout expires.

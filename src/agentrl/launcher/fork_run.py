@@ -24,7 +24,7 @@ from agentrl.models.adapter_files import is_adapter
 from agentrl.models.resolve import resolve_model
 from agentrl.rollout.worker.fork_player import play, store_fork
 from agentrl.rollout.worker.resources import open_context, tools_config
-from agentrl.rollout.worker.sampler_process import open_judgement
+from agentrl.rollout.worker.sampler_process import open_judgment
 from agentrl.schema import Fork, InferenceService, Message, Record
 from agentrl.schema.fork import check_fork_turn, shown_before
 from agentrl.store import TrajectoryStore
@@ -90,7 +90,7 @@ async def run_fork(
                 lone_server(cluster.config, weights.path, version=version, adapter=weights.adapter)
             )
             serving = [server]
-        scoring, summarizer = await stack.enter_async_context(open_judgement(cluster.config))
+        scoring, summarizer = await stack.enter_async_context(open_judgment(cluster.config))
         context = await stack.enter_async_context(open_context(cluster.config, scoring, summarizer))
         context.servers.update(serving)
         if weights is None:
@@ -107,7 +107,7 @@ async def run_fork(
             task,
             detail.turns,
             tools_keep_state=bool(tools.servers) and not stateless,
-            is_agents=config.agents.has_agent,
+            by_agent=config.agents.has_agent,
             max_running=config.rollout.max_concurrent_samples_per_process,
         ):
             yield record

@@ -109,7 +109,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.turns = self._writes.turns
         self.deadline = context.servers.clock.now() + context.rollout.rollout_timeout_seconds
         """When the rollout times out, on the clock of the servers."""
-        # Agents call from their own tasks, whose context is not the rollout's.
+        # Agents make calls from their own tasks, which lack the rollout's context.
         self._trace = get_current()
         self._num_requests = 0
         self._recorded: ResumedTurns | ForkPoint = ResumedTurns()
@@ -237,9 +237,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
         Raises:
             LimitReached: see `generate`, like the other errors.
         """
-        hidden = 0 if prompt.parent is None else self._image_tokens.get(prompt.parent, 0)
-        given = {**self._recorded.sampling, **sampling}
-        params = self._params(len(prompt.ids) + hidden, min_room, given)
+        num_extra = 0 if prompt.parent is None else self._image_tokens.get(prompt.parent, 0)
+        overrides = {**self._recorded.sampling, **sampling}
+        params = self._sampling_params(len(prompt.ids) + num_extra, min_room, overrides)
         number = self._num_requests
         self._num_requests += 1
         if params.seed is None:
@@ -253,12 +253,13 @@ class AsyncSampler(ABC, Generic[TaskType]):
                 image_data=await self.context.images.inlined(prompt.images),
                 routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
             )
-            result = await self._generated(request, on_partial)
-            said = prompt.reply_ids(result.output_ids)
-            parse = partial(self.context.renderer.parse, said, turn=number, tools=tools)
+            result = await self._request_reply(request, on_partial)
+            reply_ids = prompt.reply_ids(result.output_ids)
+            parse = partial(self.context.renderer.parse, reply_ids, turn=number, tools=tools)
             # All rollouts share the event loop.
-            reply = parse() if len(said) < _LONG_REPLY_TOKENS else await asyncio.to_thread(parse)
-            known = self._known_results(prompt)
+            is_long = len(reply_ids) >= _LONG_REPLY_TOKENS
+            reply = await asyncio.to_thread(parse) if is_long else parse()
+            stored_results = self._stored_results(prompt)
             turn = self._new_turn(
                 parent=prompt.parent,
                 shared_len=prompt.shared_len,
@@ -270,8 +271,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
                 output_ids=result.output_ids,
                 output_logprobs=result.output_logprobs,
                 version_spans=result.version_spans,
-                **_routes(request, result),
-                added_messages=tuple(m for m in messages if not _is_result(m, known)),
+                **_routed_experts(request, result),
+                added_messages=tuple(m for m in messages if not _is_result(m, stored_results)),
                 tools=tuple(dict(tool) for tool in tools) if prompt.parent is None else (),
                 output_text=reply.text,
                 tool_calls=reply.tool_calls,
@@ -291,7 +292,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
             self._image_tokens[turn.index] = max(0, result.prompt_tokens - len(prompt.ids))
         return turn, reply
 
-    async def _generated(
+    async def _request_reply(
         self, request: GenerateRequest, on_partial: OnPartial | None
     ) -> GenerateResult:
         """Return a server's result for a request, within the rollout's time."""
@@ -317,12 +318,12 @@ class AsyncSampler(ABC, Generic[TaskType]):
         Args:
             **fields: known fields of the turn.
         """
-        none = np.empty(0, dtype=np.int32)
+        empty = np.empty(0, dtype=np.int32)
         return await self._append(
             self._new_turn(
-                added_ids=none,
-                output_ids=none,
-                output_logprobs=none,
+                added_ids=empty,
+                output_ids=empty,
+                output_logprobs=empty,
                 version_spans=(),
                 sampling_params=SamplingParams(),
                 trainable=False,
@@ -345,7 +346,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         turn = self._recorded.turns[len(self.turns)]
         reply = self.context.renderer.parse(turn.output_ids, turn=turn.index)
         if judge is not None:
-            judge(turn, reply)  # for its side effects; the verdict is in the turn
+            judge(turn, reply)  # called for its side effects; the turn already has its result
         if self._recorded.are_copied:
             turn = await self._writes.append(turn.model_copy(update=self._ownership()))
         else:
@@ -395,7 +396,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
         except TimeoutError:
             raise LimitReached("time_limit") from None
 
-    def _params(self, prompt_len: int, min_room: int, overrides: dict[str, Any]) -> SamplingParams:
+    def _sampling_params(
+        self, prompt_len: int, min_room: int, overrides: dict[str, Any]
+    ) -> SamplingParams:
         context = self.context
         if prompt_len > context.sampling.max_prompt_tokens:
             raise LimitReached("length_limit")
@@ -413,7 +416,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         name = f"{self.context.seed}/{self.record.id}/{self.record.attempt}/{number}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) >> 1
 
-    def _known_results(self, prompt: Prompt) -> tuple[ToolResult, ...]:
+    def _stored_results(self, prompt: Prompt) -> tuple[ToolResult, ...]:
         """Return the tool results stored with the turn that a prompt continues."""
         if prompt.parent is None or prompt.rewritten:
             return ()
@@ -429,7 +432,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         return {"record_id": record.id, "task_id": record.task_id, "attempt": record.attempt}
 
 
-def _routes(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
+def _routed_experts(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
     """Return the fields of a turn that hold the experts its tokens were routed to.
 
     Raises:
@@ -441,8 +444,8 @@ def _routes(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
     choices = np.frombuffer(result.routed_experts, dtype="<i4")
     if not len(choices) or len(choices) % num_tokens:
         raise InferenceError(
-            f"--router_replay: {result.server} named {len(choices)} experts for {num_tokens} "
-            "tokens; SGLang says which it chose when started with --enable-return-routed-experts"
+            f"--router_replay: {result.server} returned {len(choices)} experts for {num_tokens} "
+            "tokens; start SGLang with --enable-return-routed-experts"
         )
     packed, size = pack_experts(choices)
     return {"routed_experts": packed, "routed_bytes": size}

@@ -26,9 +26,9 @@ def without_tool_results(messages: Sequence[Message], opening: Sequence[Message]
     If n messages remain without tool results, the last `min(15, n - 10)` are dropped as well: an
     agent that filled its context has probably lost its way. The opening always stays.
     """
-    spoken = [message for message in messages if message["role"] != "tool"]
-    num_dropped = min(_MAX_DROPPED_MESSAGES, max(0, len(spoken) - _MIN_KEPT_MESSAGES))
-    kept = spoken[: len(spoken) - num_dropped]
+    without_results = [message for message in messages if message["role"] != "tool"]
+    num_dropped = min(_MAX_DROPPED_MESSAGES, max(0, len(without_results) - _MIN_KEPT_MESSAGES))
+    kept = without_results[: len(without_results) - num_dropped]
     kept = [*opening, *kept[len(opening) :]]
     return joined([*kept, {"role": "user", "content": RESULTS_DISCARDED}])
 

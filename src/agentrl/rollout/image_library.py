@@ -1,7 +1,7 @@
 """Images of rollouts: fetched from the addresses in messages, stored once, and sent to the engine.
 
 Questions and agents' messages name addresses on the web. These are untrusted, and a sampler often
-runs where it can reach a metadata service, a database or a neighbour's notebook. It therefore
+runs where it can reach a metadata service, a database or a neighbor's notebook. It therefore
 connects only to public addresses and to the networks that the user allows. The check is made on the
 connection rather than the name, which covers redirects and names that resolve to a private address.
 """
@@ -87,7 +87,7 @@ class ImageLibrary:
         try:
             image = await self._read(address)
         except ValueError as error:
-            raise RenderError(f"image {_short(address)}: {error}") from None
+            raise RenderError(f"image {_shortened(address)}: {error}") from None
         (stored,) = await self._store.images.put([image])
         if not address.startswith("data:"):
             self._fetched[address] = stored
@@ -115,7 +115,7 @@ class ImageLibrary:
             self._inlined_bytes -= len(self._inlined.popitem(last=False)[1])
 
 
-def _short(address: str) -> str:
+def _shortened(address: str) -> str:
     return address if len(address) <= 80 else f"{address[:77]}..."
 
 
@@ -153,8 +153,8 @@ async def _fetch(url: str, *, max_bytes: int, networks: Sequence[_Network]) -> b
 
 def _checked_socket(info: tuple[Any, ...], networks: Sequence[_Network]) -> socket.socket:
     """Return a socket for an address; raises PermissionError for one that may not be connected to."""
-    family, kind, protocol, _, place = info
-    if not _is_allowed(place[0], networks):
+    family, kind, protocol, _, address = info
+    if not _is_allowed(address[0], networks):
         raise PermissionError(errno.EACCES, "not a public address, and not in --image_networks")
     return socket.socket(family, kind, protocol)
 

@@ -60,7 +60,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
         """Run turns until there is an answer or a limit is reached."""
         self.context.check_scorer(self.task)
         async with self.context.toolbox.for_rollout() as tools:
-            self._question = await self._question_shown()
+            self._question = await self._question_message()
             self._instructions = tools.instructions
             schemas = tuple(spec.openai() for spec in tools.specs)
             conversation = Conversation(self._opening(), schemas)
@@ -81,14 +81,14 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 return RolloutResult("answered", answer)
             if turn.finish_reason == "length":
                 raise LimitReached("length_limit")
-            last = turn_number == self.context.rollout.max_turns
-            if 0 < self.context.rollout.repetition_early_stop_times <= self._seen(reply):
-                if last or not self.context.rollout.enable_repetition_compress:
+            is_last = turn_number == self.context.rollout.max_turns
+            if 0 < self.context.rollout.repetition_early_stop_times <= self._num_seen(reply):
+                if is_last or not self.context.rollout.enable_repetition_compress:
                     raise LimitReached("repetition")
                 await self._compress(conversation)
                 continue
-            if last:
-                # The model could no longer read the results of its calls.
+            if is_last:
+                # No turn is left in which the model could read the results of its calls.
                 break
             conversation.add(*await self._respond(reply, tools))
         raise LimitReached("turns_limit")
@@ -96,15 +96,17 @@ class MCPSampler(AsyncSampler[MCPTask]):
     async def _generate(self, conversation: Conversation) -> tuple[DispatchedSamplingTask, Reply]:
         mode = self.context.rollout.new_context
         if mode == "disabled":
-            return await self.generate(conversation, judge=self._override)
+            return await self.generate(conversation, judge=self._advantage_override)
         reserve = min(CONTEXT_RESERVE, self.context.sampling.max_new_tokens)
         try:
-            return await self.generate(conversation, judge=self._override, min_room=reserve)
+            return await self.generate(
+                conversation, judge=self._advantage_override, min_room=reserve
+            )
         except LimitReached as limit:
             if limit.outcome != "length_limit":
                 raise
         await self._renew(conversation, conversation.history, mode)
-        return await self.generate(conversation, judge=self._override)
+        return await self.generate(conversation, judge=self._advantage_override)
 
     async def _compress(self, conversation: Conversation) -> None:
         """Renew the context without the repetitions, and count repetitions from zero."""
@@ -127,12 +129,13 @@ class MCPSampler(AsyncSampler[MCPTask]):
             )
         conversation.rewrite(only_the_opening(opening, self._summary), reason)
 
-    def _override(self, turn: DispatchedSamplingTask, reply: Reply) -> float | None:
+    def _advantage_override(self, turn: DispatchedSamplingTask, reply: Reply) -> float | None:
+        """Count a reply; return 0 as its advantage if it is malformed or a repetition (a `Judge`)."""
         self._replies[reply.text.strip()] += 1
         malformed = any(call.format_error is not None for call in turn.tool_calls)
-        return 0.0 if malformed or self._seen(reply) > 1 else None
+        return 0.0 if malformed or self._num_seen(reply) > 1 else None
 
-    def _seen(self, reply: Reply) -> int:
+    def _num_seen(self, reply: Reply) -> int:
         return self._replies[reply.text.strip()]
 
     async def _respond(self, reply: Reply, tools: ToolBox) -> list[Message]:
@@ -178,14 +181,14 @@ class MCPSampler(AsyncSampler[MCPTask]):
             )
         recorded = self.recorded_result(call)
         if recorded is None:
-            recorded = await self.within_time(self._shortened(call, tools))
+            recorded = await self.within_time(self._call_and_shorten(call, tools))
         self._num_images += len(recorded.images)
         return recorded
 
-    async def _shortened(self, call: ToolCall, tools: ToolBox) -> ToolResult:
+    async def _call_and_shorten(self, call: ToolCall, tools: ToolBox) -> ToolResult:
         """Call a tool; the summarizer, if configured, shortens a long page."""
-        with self.context.traces.tool(call) as noted:
-            result = noted(await tools.call(call.name, call.arguments, call_id=call.id))
+        with self.context.traces.tool(call) as record_result:
+            result = record_result(await tools.call(call.name, call.arguments, call_id=call.id))
         result = await self._with_images(result)
         summarizer = self.context.summarizer
         if summarizer is None or result.is_error:
@@ -205,15 +208,15 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     def _opening(self) -> list[Message]:
         messages: list[Message] = []
-        told = [text for text in (self.task.system_prompt, self._instructions) if text]
-        if told:
-            messages.append({"role": "system", "content": "\n\n".join(told)})
+        system_texts = [text for text in (self.task.system_prompt, self._instructions) if text]
+        if system_texts:
+            messages.append({"role": "system", "content": "\n\n".join(system_texts)})
         messages.append(self._question)
         return messages
 
-    async def _question_shown(self) -> Message:
+    async def _question_message(self) -> Message:
         if self.task.images and not self.context.renderer.shows_images_of("user"):
-            raise RenderError("the task has images, and the model's chat template shows none")
+            raise RenderError("the task has images, which the model's chat template cannot show")
         images = await self.context.images.keep(self.task.images)
         return {"role": "user", "content": content_with_images(self.task.query, images)}
 

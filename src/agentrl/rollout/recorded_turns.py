@@ -24,7 +24,7 @@ from agentrl.schema import (
 )
 from agentrl.schema.fork import check_fork_turn, result_message
 
-_OWN_SAMPLING = {"seed", "max_new_tokens", "grammar", "stop"}
+_PER_CALL_SAMPLING = {"seed", "max_new_tokens", "grammar", "stop"}
 """Sampling parameters that belong to one call; the others are those of the whole rollout."""
 _CONTEXT_TOKENS = 8
 """Tokens shown on either side of the first difference between a recorded and a rendered prompt."""
@@ -52,10 +52,10 @@ class ResumedTurns:
         prompt = conversation.next_prompt(renderer)
         if index < len(self.turns):
             turn = self.turns[index]
-            same = (turn.parent, turn.shared_len, turn.added_images) == (
+            is_same_place = (turn.parent, turn.shared_len, turn.added_images) == (
                 *(prompt.parent, prompt.shared_len, prompt.added_images),
             )
-            if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
+            if not (is_same_place and np.array_equal(turn.added_ids, prompt.added_ids)):
                 raise RenderError(
                     f"{turn.record_id} cannot be resumed: its turn {turn.index} was sampled from "
                     "a different prompt than this process renders (different tools, template or "
@@ -112,11 +112,11 @@ class ForkPoint:
         if messages is not None and turn:
             self.turns = (*self.turns[:-1], _with_results(self.turns[-1], messages))
         own = parent[turn].sampling_params
-        kept = own.model_dump(exclude=_OWN_SAMPLING)
+        kept = own.model_dump(exclude=_PER_CALL_SAMPLING)
         self.sampling = {**kept, **(sampling or {})}
         self.first_sampling = {"grammar": own.grammar, "stop": own.stop}
         self._parent = tuple(parent)
-        self._keep_state = tools_keep_state
+        self._tools_keep_state = tools_keep_state
         self._same_calls = True
         self._prompts = rebuild_prompts(parent[: turn + 1])
         self._images = rebuild_images(parent[: turn + 1])
@@ -148,7 +148,7 @@ class ForkPoint:
         """
         if turn.index < self.turn:
             return _result_of(turn, call.id)
-        if not self._keep_state:
+        if not self._tools_keep_state:
             return None
         recorded = self._parent[turn.index] if turn.index < len(self._parent) else None
         self._same_calls &= recorded is not None and _calls(recorded) == _calls(turn)
@@ -165,7 +165,7 @@ class ForkPoint:
 
 
 def _result_of(turn: DispatchedSamplingTask, call_id: str) -> ToolResult | None:
-    return next((one for one in turn.tool_results if one.call_id == call_id), None)
+    return next((result for result in turn.tool_results if result.call_id == call_id), None)
 
 
 def _first_difference(turn: DispatchedSamplingTask, prompt: Prompt, renderer: Renderer) -> str:
@@ -177,26 +177,27 @@ def _first_difference(turn: DispatchedSamplingTask, prompt: Prompt, renderer: Re
     recorded, rendered = turn.added_ids, prompt.added_ids
     first = num_shared_ids(recorded, rendered)
     start = max(0, first - _CONTEXT_TOKENS)
-    then, now = (
+    before, after = (
         renderer.decode(ids[start : first + _CONTEXT_TOKENS]) for ids in (recorded, rendered)
     )
-    return f"at token {first}, {then!r} became {now!r}"
+    return f"at token {first}, {before!r} became {after!r}"
 
 
 def _with_results(
     turn: DispatchedSamplingTask, messages: Sequence[Message]
 ) -> DispatchedSamplingTask:
     """Return a turn with the tool results that the messages contain."""
-    said = {one.get("tool_call_id"): one["content"] for one in messages if one["role"] == "tool"}
+    contents = {m.get("tool_call_id"): m["content"] for m in messages if m["role"] == "tool"}
     results = [
         replaced
-        for one in turn.tool_results
-        if (replaced := _replaced(one, said.get(one.call_id))) is not None
+        for result in turn.tool_results
+        if (replaced := _with_content(result, contents.get(result.call_id))) is not None
     ]
     return turn.model_copy(update={"tool_results": tuple(results)})
 
 
-def _replaced(result: ToolResult, content: object) -> ToolResult | None:
+def _with_content(result: ToolResult, content: object) -> ToolResult | None:
+    """Return a result with new content; None if there is no content."""
     if content is None:
         return None
     if content == result_message(result)["content"]:

@@ -5,7 +5,7 @@
       execute_tool NAME         a tool call; its context travels to the MCP server in `_meta`
       evaluate SCORER           the score
 
-In: what samplers do anyway. Out: spans, or nothing without `--otlp_endpoint`. Texts of messages,
+Input: the steps of samplers. Output: spans, or nothing without `--otlp_endpoint`. Texts of messages,
 arguments and results are omitted unless requested, because they may contain secrets.
 """
 
@@ -48,7 +48,7 @@ class Traces:
         self, tracer: Tracer | None = None, model: str = "", *, show_content: bool = False
     ) -> None:
         self._tracer = tracer or NoOpTracer()
-        self._is_on = tracer is not None
+        self._is_enabled = tracer is not None
         self._model = model
         self._shows_content = show_content
 
@@ -67,9 +67,9 @@ class Traces:
             parent: the rollout's context. Agents' calls arrive in their own tasks.
         """
         name = f"chat {self._model}"
-        return self._span(name, SpanKind.CLIENT, self._asked, parent=parent)
+        return self._span(name, SpanKind.CLIENT, self._chat_attributes, parent=parent)
 
-    def _asked(self) -> dict[str, Any]:
+    def _chat_attributes(self) -> dict[str, Any]:
         return {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": "agentrl",
@@ -126,7 +126,7 @@ class Traces:
     def tool(self, call: ToolCall) -> Iterator[Callable[[ToolResult], ToolResult]]:
         """Open the span of a tool call; the yielded function records its result and returns it."""
 
-        def asked() -> dict[str, Any]:
+        def attributes() -> dict[str, Any]:
             return {
                 "gen_ai.operation.name": "execute_tool",
                 "gen_ai.tool.name": call.name,
@@ -134,18 +134,18 @@ class Traces:
                 "gen_ai.tool.call.id": call.id,
             }
 
-        with self._span(f"execute_tool {call.name}", SpanKind.INTERNAL, asked) as span:
+        with self._span(f"execute_tool {call.name}", SpanKind.INTERNAL, attributes) as span:
             if self._shows_content:
                 span.set_attribute("gen_ai.tool.call.arguments", _json(call.arguments))
 
-            def note(result: ToolResult) -> ToolResult:
+            def record_result(result: ToolResult) -> ToolResult:
                 if result.is_error:
-                    _fail(span, "tool_error")
+                    _mark_failed(span, "tool_error")
                 if self._shows_content:
-                    span.set_attribute("gen_ai.tool.call.result", _cut(result.content))
+                    span.set_attribute("gen_ai.tool.call.result", _truncate(result.content))
                 return result
 
-            yield note
+            yield record_result
 
     def evaluation(self, record: Record) -> AbstractContextManager[Span]:
         """Open the span of a rollout's scoring; `describe_score` adds the result."""
@@ -161,7 +161,7 @@ class Traces:
             "gen_ai.evaluation.score.value": score.value,
         }
         if self._shows_content and score.detail:
-            values["gen_ai.evaluation.explanation"] = _cut(score.detail)
+            values["gen_ai.evaluation.explanation"] = _truncate(score.detail)
         span.set_attributes(values)
         span.add_event("gen_ai.evaluation.result", values)
 
@@ -172,23 +172,23 @@ class Traces:
         attributes: Callable[[], Mapping[str, Any]],
         parent: Context | None = None,
     ) -> AbstractContextManager[Span]:
-        if not self._is_on:
+        if not self._is_enabled:
             return nullcontext(INVALID_SPAN)
-        return self._recorded(name, kind, attributes(), parent)
+        return self._recording_span(name, kind, attributes(), parent)
 
     @contextmanager
-    def _recorded(
+    def _recording_span(
         self, name: str, kind: SpanKind, attributes: Mapping[str, Any], parent: Context | None
     ) -> Iterator[Span]:
         span = self._tracer.start_span(name, context=parent, kind=kind, attributes=attributes)
-        # Only the error's type: its text may quote messages.
+        # Spans have only the type of an error, because its text may quote messages.
         with use_span(
             span, end_on_exit=True, record_exception=False, set_status_on_exception=False
         ):
             try:
                 yield span
             except BaseException as error:
-                _fail(span, type(error).__name__)
+                _mark_failed(span, type(error).__name__)
                 raise
 
 
@@ -215,7 +215,7 @@ def _identity(record: Record) -> dict[str, Any]:
     }
 
 
-def _fail(span: Span, kind: str) -> None:
+def _mark_failed(span: Span, kind: str) -> None:
     span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR))
 
@@ -225,7 +225,9 @@ def _messages(messages: Sequence[Message]) -> str:
         [
             {
                 "role": message.get("role"),
-                "parts": [{"type": "text", "content": _cut(shown_text(message.get("content")))}],
+                "parts": [
+                    {"type": "text", "content": _truncate(shown_text(message.get("content")))}
+                ],
             }
             for message in messages
         ]
@@ -233,8 +235,8 @@ def _messages(messages: Sequence[Message]) -> str:
 
 
 def _json(value: object) -> str:
-    return _cut(json.dumps(value, ensure_ascii=False, default=str))
+    return _truncate(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= MAX_CONTENT_CHARS else f"{text[:MAX_CONTENT_CHARS]}..."

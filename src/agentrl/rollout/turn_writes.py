@@ -1,8 +1,8 @@
-"""The writes of one rollout: its turns in order, and what becomes known of them later.
+"""The writes of one rollout: its turns in order, and their tool results and rewards.
 
-In: turns whose place is not known yet, results of their tools, rewards. Out: durable turns. Each
-write runs in its own task, which survives the cancellation of its caller. Knows the store; servers
-and prompts belong to the sampler.
+Input: turns without an index, tool results, rewards. Output: durable turns. Each write runs in its
+own task, which survives the cancellation of its caller. Knows the store; servers and prompts belong
+to the sampler.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ class TurnWrites:
     """Writes the turns of one attempt.
 
     Args:
-        store: of the run.
+        store: the run's store.
         record: the claimed slot.
 
     Attributes:
@@ -28,9 +28,9 @@ class TurnWrites:
         self.turns: list[DispatchedSamplingTask] = []
         self._store = store
         self._record = record
-        self._appending = asyncio.Lock()
+        self._append_lock = asyncio.Lock()
         self._appends: set[asyncio.Task[DispatchedSamplingTask]] = set()
-        self._additions: list[asyncio.Task[None]] = []
+        self._updates: list[asyncio.Task[None]] = []
 
     async def append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
         """Store a turn as the next one; the write continues if the caller is cancelled.
@@ -53,7 +53,7 @@ class TurnWrites:
         writing = self._store.turns.set_tool_results(
             turn.id, self._record.id, self._record.fence, turn.tool_results
         )
-        self._additions.append(asyncio.create_task(writing))
+        self._updates.append(asyncio.create_task(writing))
 
     def reward(self, rewards: Mapping[int, float]) -> None:
         """Store the rewards of turns by index; the next turn and `finish` wait for it."""
@@ -64,7 +64,7 @@ class TurnWrites:
             self.turns[index] = self.turns[index].model_copy(update={"reward": reward})
             by_id[self.turns[index].id] = reward
         writing = self._store.turns.set_rewards(by_id, self._record.id, self._record.fence)
-        self._additions.append(asyncio.create_task(writing))
+        self._updates.append(asyncio.create_task(writing))
 
     async def finish(self) -> None:
         """Wait until every write is durable."""
@@ -74,8 +74,8 @@ class TurnWrites:
 
     async def discard(self) -> None:
         """Cancel the pending writes, and wait until they have ended."""
-        writes: list[asyncio.Task[Any]] = [*self._appends, *self._additions]
-        self._additions = []
+        writes: list[asyncio.Task[Any]] = [*self._appends, *self._updates]
+        self._updates = []
         for write in writes:
             write.cancel()
         await asyncio.gather(*writes, return_exceptions=True)
@@ -83,23 +83,23 @@ class TurnWrites:
     def _forget(self, write: asyncio.Task[DispatchedSamplingTask]) -> None:
         self._appends.discard(write)
         if not write.cancelled():
-            write.exception()  # retrieved, or asyncio would log it as never retrieved
+            write.exception()  # otherwise, asyncio would log it as never retrieved
 
     async def _append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
         # Serialized: a turn's index is its position among the acknowledged turns.
-        async with self._appending:
+        async with self._append_lock:
             index = len(self.turns)
             turn_id = f"{self._record.id}/{self._record.fence}/{index}"
             turn = turn.model_copy(update={"id": turn_id, "index": index})
-            if self._additions:
-                await asyncio.sleep(0)  # their writes have started: this turn carries them
+            if self._updates:
+                await asyncio.sleep(0)  # starts their writes, which the turn's write then includes
             await self._store.turns.append(turn, self._record.fence)
             self.turns.append(turn)
             await self._flush()
         return turn
 
     async def _flush(self) -> None:
-        while self._additions:
-            # It stays in the list while it runs: if it fails, `discard` ends the others.
-            await self._additions[0]
-            del self._additions[0]
+        while self._updates:
+            # It stays in the list until it ends: if it fails, `discard` cancels the others.
+            await self._updates[0]
+            del self._updates[0]

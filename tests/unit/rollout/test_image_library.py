@@ -165,7 +165,7 @@ async def test_a_model_that_reads_text_is_told_of_images_and_gets_no_task_with_t
         await begin_run(store, engine, task_with(), second)
         async with open_play(store, engine, tools_url) as context:
             _, turns = await play(store, context)
-            with pytest.raises(RenderError, match="the model's chat template shows none"):
+            with pytest.raises(RenderError, match="the model's chat template cannot show"):
                 await play(store, context)
     size = len(picture(3))
     assert turns[0].tool_results[0].content == f"Look:\n[image image/png, {size} bytes, not shown]"

@@ -113,7 +113,7 @@ async def test_a_server_that_says_nothing_about_experts_ends_the_attempt(
         return JSONResponse(generation([7, 8]))
 
     async with stub_server(silent) as stub:
-        with pytest.raises(InferenceError, match="named 0 experts for 21 tokens; SGLang says"):
+        with pytest.raises(InferenceError, match="returned 0 experts for 21 tokens; start SGLang"):
             await sampled(store, moe_path, stub.url)
     assert stub.bodies[0]["return_routed_experts"] is True
     assert stub.bodies[0]["routed_experts_start_len"] == 0

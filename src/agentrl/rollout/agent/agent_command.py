@@ -24,7 +24,7 @@ from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 PLACEHOLDERS = ("query", "task_id", "model", "base_url", "anthropic_base_url", "answer_file")
-_QUESTION = {"query", "task_id"}
+_QUESTION_PLACEHOLDERS = {"query", "task_id"}
 # `${NAME}` belongs to the shell.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -56,8 +56,8 @@ def command_agent(section: AgentSection) -> AgentFunction:
         program = words[0] if words else ""
         raise ConfigError(f"--agent_command: program {program!r} not found on this machine")
     _check_placeholders(_PLACEHOLDER.findall(command))
-    program = words[0] if "/" not in words[0] else _found(words[0])
-    words = [program, *map(_found, words[1:])]
+    program = words[0] if "/" not in words[0] else _absolute(words[0])
+    words = [program, *map(_absolute, words[1:])]
     missing = [name for name in section.agent_env if name not in os.environ]
     if missing:
         raise ConfigError(f"--agent_env: the environment variable {missing[0]} is not set")
@@ -80,7 +80,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
             arguments = [_PLACEHOLDER.sub(lambda m: values[m[1]], word) for word in words]
             variables = {**environment, **_endpoint_variables(endpoint), "HOME": folder}
             printed = await _run(arguments, variables, folder)
-            return _written(answer_file) if "{answer_file}" in command else printed
+            return _read_answer(answer_file) if "{answer_file}" in command else printed
 
     setattr(play, IS_ELSEWHERE, True)
     play.__name__ = Path(words[0]).name
@@ -93,14 +93,16 @@ def _check_placeholders(named: Sequence[str]) -> None:
             raise ConfigError(
                 f"--agent_command: unknown placeholder {{{name}}} (known: {', '.join(PLACEHOLDERS)})"
             )
-    if _QUESTION.isdisjoint(named):
+    if _QUESTION_PLACEHOLDERS.isdisjoint(named):
         raise ConfigError(
             "--agent_command has no {query}; add it where the program expects the question"
         )
 
 
-def _found(word: str) -> str:
-    """Return a word of the command; files as absolute paths, as programs run in another folder.
+def _absolute(word: str) -> str:
+    """Return a word of the command; the path of a file becomes absolute.
+
+    The program runs in another folder.
 
     Raises:
         ConfigError: it names a Python script that does not exist.
@@ -113,7 +115,7 @@ def _found(word: str) -> str:
     return word
 
 
-def _written(path: Path) -> str | None:
+def _read_answer(path: Path) -> str | None:
     """Return the answer that a program wrote; None if it wrote none."""
     if not path.is_file():
         return None
@@ -161,19 +163,19 @@ async def _run(arguments: list[str], environment: Mapping[str, str], folder: str
     try:
         status = await process.wait()
     finally:
-        await _end(process)
-    # If it left its session, such a process may hold the pipes open after the program has exited.
+        await _kill(process)
+    # A child process that left the session survives and may hold the pipes open.
     with contextlib.suppress(TimeoutError):
         out, err = await asyncio.wait_for(reading, _END_SECONDS)
         if status == 0:
             return out
         last = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
-        reason = f": {last[:500]}" if last else ", without a word on stderr"
+        reason = f": {last[:500]}" if last else ", with nothing on stderr"
         raise UserCodeError(f"{arguments[0]} exited with status {status}{reason}")
     raise UserCodeError(f"{arguments[0]} left processes running that keep its output open")
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _kill(process: asyncio.subprocess.Process) -> None:
     """Kill a program and everything it started."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if process.returncode is None:
@@ -191,8 +193,8 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 async def _last_bytes(stream: asyncio.StreamReader) -> str:
     """Read until end of file; return the last mebibyte as text."""
-    kept = bytearray()
+    tail = bytearray()
     while chunk := await stream.read(1 << 16):
-        kept += chunk
-        del kept[:-_MAX_OUTPUT_BYTES]
-    return kept.decode(errors="replace")
+        tail += chunk
+        del tail[:-_MAX_OUTPUT_BYTES]
+    return tail.decode(errors="replace")

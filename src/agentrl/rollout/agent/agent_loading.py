@@ -42,7 +42,7 @@ def load_agent(name: str) -> AgentFunction:
         if not hasattr(module, attribute):
             raise ConfigError(f"--agent {name}: {source} has no attribute {attribute!r}")
         agent = getattr(module, attribute)
-    return _checked(name, agent)
+    return _as_agent_function(name, agent)
 
 
 def program_ended(end: SystemExit) -> UserCodeError:
@@ -68,7 +68,7 @@ def _entry_point(name: str) -> object:
         raise ConfigError(f"--agent {name}: {type(error).__name__}: {error}") from error
 
 
-def _checked(name: str, agent: object) -> AgentFunction:
+def _as_agent_function(name: str, agent: object) -> AgentFunction:
     if not callable(agent):
         raise ConfigError(f"--agent {name}: {agent!r} is not a function of (task, endpoint)")
     check_agent_function(agent, f"--agent {name}")

@@ -47,7 +47,7 @@ class AgentEndpointServer:
         self._model = model
         self._forwarded = forwarded
         self._server = server
-        self._said: set[tuple[Any, ...]] = set()
+        self._logged_refusals: set[tuple[Any, ...]] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -74,7 +74,9 @@ class AgentEndpointServer:
         self, sampler: AsyncSampler[Any]
     ) -> AsyncIterator[tuple[RecordingSession, AgentEndpoint]]:
         """Record the calls of one rollout until the context ends; yields the endpoint to call."""
-        session = RecordingSession(sampler, self._section, self._model, self._forwarded, self._said)
+        session = RecordingSession(
+            sampler, self._section, self._model, self._forwarded, self._logged_refusals
+        )
         async with self._server.serve(session) as endpoint:
             yield session, replace(endpoint, forwards=True)
 
@@ -86,7 +88,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
     A reward that it returns (`AgentResult`) replaces the scorer's score. If the agent raises, the
     policy's output is taken as the cause (outcome `agent_error`, score 0). The attempt ends without
     a score instead if the cause was an infrastructure failure or a call that the endpoint refused,
-    or if the policy was never asked.
+    or if the policy was never called.
     """
 
     def __init__(
@@ -115,17 +117,17 @@ class AgentSampler(AsyncSampler[MCPTask]):
                         await asyncio.wait({running})
             finally:
                 in_time = running.done()
-                await self._end(running)
+                await self._stop_agent(running)
         if session.failure is not None:
             raise session.failure
         if session.refusal is not None and session.limit is None:
             raise AgentError(f"the endpoint refused a call: {session.refusal}")
         if not in_time:
-            return self._out_of_time(session)
+            return self._after_timeout(session)
         error = running.exception()
         if error is not None:
             return self._after_error(error, session)
-        return self._answered(running.result(), session)
+        return self._after_return(running.result(), session)
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
         """Return the agent's reward, or else the score of the task's scorer.
@@ -133,8 +135,8 @@ class AgentSampler(AsyncSampler[MCPTask]):
         A rollout with neither scores 0.
         """
         if result.reward is not None and self.context.scorer_of(self.task) == self.task.scorer:
-            given = {"answer": result.final_answer}
-            return Score(scorer=self._name, value=result.reward, inputs=given)
+            inputs = {"answer": result.final_answer}
+            return Score(scorer=self._name, value=result.reward, inputs=inputs)
         reason = self._error or result.outcome
         return await self.context.score(self.task, result.final_answer, no_answer=reason)
 
@@ -147,11 +149,11 @@ class AgentSampler(AsyncSampler[MCPTask]):
                 returned = await _in_thread(self._agent, self.task, endpoint)
                 if inspect.isawaitable(returned):
                     returned = await returned
-        except SystemExit as end:  # which asyncio would propagate to the whole process
+        except SystemExit as end:  # asyncio would propagate it to the whole process
             raise program_ended(end) from end
         return returned
 
-    async def _end(self, running: asyncio.Task[object]) -> None:
+    async def _stop_agent(self, running: asyncio.Task[object]) -> None:
         """Cancel the agent; continue without it if it does not finish in time."""
         if running.done():
             return
@@ -160,7 +162,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         if pending:
             log.warning("%s: the agent is still running after it was cancelled", self.record.id)
 
-    def _answered(self, returned: object, session: RecordingSession) -> RolloutResult:
+    def _after_return(self, returned: object, session: RecordingSession) -> RolloutResult:
         try:
             result = AgentResult.of(returned)
         except ValueError as error:
@@ -174,17 +176,17 @@ class AgentSampler(AsyncSampler[MCPTask]):
             )
         self.reward_turns(self._rewards_by_turn(result))
         outcome: Outcome = "turns_limit" if result.truncated else "no_answer"
-        ended = RolloutResult(
+        unanswered = RolloutResult(
             session.limit or outcome, reward=result.reward, metrics=result.metrics
         )
         answer = (result.answer or "").strip()
         if not answer:
-            return ended
-        marked = self.context.scoring.extract_answer(answer, self.task.answer_schema)
+            return unanswered
+        extracted = self.context.scoring.extract_answer(answer, self.task.answer_schema)
         return replace(
-            ended,
+            unanswered,
             outcome="turns_limit" if result.truncated else "answered",
-            final_answer=answer if marked is None else marked,
+            final_answer=answer if extracted is None else extracted,
         )
 
     def _rewards_by_turn(self, result: AgentResult) -> dict[int, float]:
@@ -199,7 +201,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
             index: reward for index, reward in zip(calls, steps, strict=False) if reward is not None
         }
 
-    def _out_of_time(self, session: RecordingSession) -> RolloutResult:
+    def _after_timeout(self, session: RecordingSession) -> RolloutResult:
         if not self.turns:
             seconds = self.context.rollout.rollout_timeout_seconds
             raise AgentError(
@@ -220,8 +222,8 @@ class AgentSampler(AsyncSampler[MCPTask]):
 async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoint) -> object:
     """Call a plain function in its own daemon thread.
 
-    Its own, because every rollout of the process may block at the same time. A daemon, because a
-    thread cannot be killed and must not delay the exit of the process.
+    A thread pool could be exhausted: every rollout of the process may block at the same time. The
+    thread is a daemon because it cannot be killed and must not delay the exit of the process.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
@@ -234,18 +236,18 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
         else:
             done.set_exception(error)
 
-    def work() -> None:
+    def call_agent() -> None:
         result: object = None
         failure: BaseException | None = None
         try:
             result = agent(task, endpoint)
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            # All exceptions of the agent are raised in the rollout, not in this thread.
+            # Raised in the rollout instead of in this thread.
             failure = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=work, name=f"agent {task.id}", daemon=True).start()
+    threading.Thread(target=call_agent, name=f"agent {task.id}", daemon=True).start()
     return await done
 
 

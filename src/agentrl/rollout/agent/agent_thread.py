@@ -1,8 +1,8 @@
 """`AgentThread`: runs coroutine agents outside the sampler's own event loop.
 
-In: an agent function. Out: one that does the same from any loop. An agent that blocks (a client
-that is not async inside `async def`) waits for the endpoint that the sampler serves: on a shared
-loop, both would wait forever.
+Input: an agent function. Output: a function that runs it from any loop. An agent that blocks its
+loop (by a synchronous client inside `async def`) waits for the endpoint that the sampler serves: on
+a shared loop, both would wait forever.
 """
 
 import asyncio
@@ -56,11 +56,11 @@ class AgentThread:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
             task.cancel()
-        if left:
-            self._loop.run_until_complete(asyncio.wait(left))
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks))
 
     @property
     def notice(self) -> str:
@@ -74,43 +74,43 @@ class AgentThread:
         self._start()
 
         async def play(task: MCPTask, endpoint: AgentEndpoint) -> Returned:
-            return await self._played(agent, task, endpoint)
+            return await self._run_agent(agent, task, endpoint)
 
         play.__name__ = getattr(agent, "__name__", type(agent).__name__)
         return play
 
-    async def _played(
+    async def _run_agent(
         self, agent: Callable[..., Any], task: MCPTask, endpoint: AgentEndpoint
     ) -> Returned:
-        here = asyncio.get_running_loop()
-        ended: asyncio.Future[asyncio.Task[Returned]] = here.create_future()
-        playing: list[asyncio.Task[Returned]] = []
+        caller_loop = asyncio.get_running_loop()
+        ended: asyncio.Future[asyncio.Task[Returned]] = caller_loop.create_future()
+        started: list[asyncio.Task[Returned]] = []
 
-        def begin() -> None:
-            playing.append(self._loop.create_task(_called(agent, task, endpoint)))
-            playing[0].add_done_callback(tell)
+        def start() -> None:
+            started.append(self._loop.create_task(_call(agent, task, endpoint)))
+            started[0].add_done_callback(report)
 
-        def tell(done: "asyncio.Task[Returned]") -> None:
+        def report(done: "asyncio.Task[Returned]") -> None:
             with contextlib.suppress(RuntimeError):  # the sampler's loop is closed
-                here.call_soon_threadsafe(settle, done)
+                caller_loop.call_soon_threadsafe(settle, done)
 
         def settle(done: "asyncio.Task[Returned]") -> None:
             if not ended.done():
                 ended.set_result(done)
 
-        self._loop.call_soon_threadsafe(begin)
+        self._loop.call_soon_threadsafe(start)
         try:
             await asyncio.shield(ended)
         except asyncio.CancelledError:
-            self._loop.call_soon_threadsafe(lambda: playing[0].cancel())
+            self._loop.call_soon_threadsafe(lambda: started[0].cancel())
             await ended
             raise
         return ended.result().result()
 
 
-async def _called(agent: Callable[..., Any], task: MCPTask, endpoint: AgentEndpoint) -> Returned:
+async def _call(agent: Callable[..., Any], task: MCPTask, endpoint: AgentEndpoint) -> Returned:
     try:
         returned: Returned = await agent(task, endpoint)
-    except SystemExit as end:  # which would end this loop
+    except SystemExit as end:  # it would end this loop
         raise program_ended(end) from end
     return returned

@@ -39,8 +39,8 @@ class Plan:
 
     prompt: Prompt
     tools: str
-    """What the tools mean."""
-    asked: ConversationKey
+    """The tools in canonical form."""
+    conversation: ConversationKey
     """The conversation as the framework sent it."""
     messages: tuple[Message, ...]
     """The conversation with the policy's replies as they were sampled."""
@@ -87,14 +87,14 @@ class CallHistory:
             RenderError: the chat template refuses the conversation.
         """
         scope = tools_meaning(tools)
-        asked = conversation_key(messages, scope=scope)
-        for length, calls in self._by_conversation.matches(asked):
+        conversation = conversation_key(messages, scope=scope)
+        for length, calls in self._by_conversation.matches(conversation):
             continued = _best(calls, messages[length - 1])
-            return self._continue(continued, messages, length, tools, asked)
-        whole = self._as_sampled(messages, None)
-        ids = self._renderer.render(whole, tools)
-        prompt = self._branch(ids, scope, image_addresses(whole))
-        return Plan(prompt, scope, asked, whole, whole)
+            return self._continue(continued, messages, length, tools, conversation)
+        sampled = self._as_sampled(messages, None)
+        ids = self._renderer.render(sampled, tools)
+        prompt = self._branch(ids, scope, image_addresses(sampled))
+        return Plan(prompt, scope, conversation, sampled, sampled)
 
     def plan_text(self, text: str) -> Plan:
         """Return the prompt for a plain completion of `text`.
@@ -134,7 +134,7 @@ class CallHistory:
             plan: the request.
             turn: the stored turn.
             sampled: the reply for the chat template.
-            delivered: the reply as the framework is given it, its calls under their own ids.
+            delivered: the reply as the framework receives it, but with AgentRL's ids of its calls.
             sent_ids: the ids by which the framework knows these calls.
         """
         calls = delivered.get("tool_calls", ())
@@ -149,7 +149,7 @@ class CallHistory:
         self._calls.append(answered)
         if plan.text is None:
             self._by_reply.setdefault(meaning(delivered), []).append(answered)
-            self._by_conversation.add(plan.asked, delivered, answered)
+            self._by_conversation.add(plan.conversation, delivered, answered)
 
     def _continue(
         self,
@@ -157,7 +157,7 @@ class CallHistory:
         messages: Sequence[Message],
         length: int,
         tools: Tools,
-        asked: ConversationKey,
+        conversation: ConversationKey,
     ) -> Plan:
         """Return the prompt of `messages`, of which the first `length` are those of `continued`."""
         added = self._as_sampled(messages[length:], (continued, messages[length - 1]))
@@ -165,7 +165,7 @@ class CallHistory:
         return Plan(
             continued.turn.next_prompt(self._renderer, added, tools),
             continued.plan.tools,
-            asked,
+            conversation,
             messages=(*continued.turn.messages, *added),
             added=added,
             results=tuple(m for m in results if m["tool_call_id"] in continued.call_names),
@@ -173,17 +173,17 @@ class CallHistory:
 
     def _branch(self, ids: np.ndarray, tools: str, images: tuple[str, ...] = ()) -> Prompt:
         """Return `ids` as a branch of the turn that shares the longest prefix with them."""
-        best, most = None, 0
+        best, num_shared = None, 0
         for answered in self._calls:
-            # A turn has the tools of its root.
+            # All turns of a tree have the tools of its root.
             if answered.plan.tools == tools:
                 shared = num_shared_ids(ids, answered.turn.full_ids)
-                if shared > most:
-                    best, most = answered, shared
+                if shared > num_shared:
+                    best, num_shared = answered, shared
         placeholder = self._renderer.image_token_id
         if best is None:
             return Prompt(ids, None, 0, None).showing(images, (), placeholder)
-        prompt = Prompt(ids, best.turn.index, most, None, rewritten=True)
+        prompt = Prompt(ids, best.turn.index, num_shared, None, rewritten=True)
         prompt = prompt.showing(images, best.plan.prompt.images, placeholder)
         if prompt.shared_len == len(best.turn.full_ids):
             return prompt
@@ -191,29 +191,29 @@ class CallHistory:
         return replace(prompt, branch_reason=FORK if is_fork else EDITED_CONTEXT)
 
     def _as_sampled(
-        self, messages: Sequence[Message], behind: tuple[_AnsweredCall, Message] | None
+        self, messages: Sequence[Message], preceding: tuple[_AnsweredCall, Message] | None
     ) -> tuple[Message, ...]:
         """Return messages with the policy's replies as sampled, and tool results under their ids.
 
         Args:
             messages: a conversation, or the end of one.
-            behind: the call that they follow, and its reply as sent back by the framework.
+            preceding: the call that they follow, and its reply as sent back by the framework.
         """
         own_ids: dict[str, str] = {}
         names: dict[str, str] = {}
         result: list[Message] = []
 
-        def follow(answered: _AnsweredCall, sent: Message) -> None:
+        def map_ids(answered: _AnsweredCall, sent: Message) -> None:
             own_ids.update(zip(_call_ids(sent), answered.call_names, strict=True))
             names.update(answered.call_names)
 
-        if behind is not None:
-            follow(*behind)
+        if preceding is not None:
+            map_ids(*preceding)
         for message in messages:
             known = self._by_reply.get(meaning(message)) if message["role"] == "assistant" else None
             if known:
                 answered = _best(known, message)
-                follow(answered, message)
+                map_ids(answered, message)
                 result.append(answered.turn.messages[-1])
             else:
                 result.append(_with_own_ids(message, own_ids, names))
@@ -226,7 +226,7 @@ def _plan_of_text(prompt: Prompt, text: str, added: str) -> Plan:
 
 
 def _best(candidates: Sequence[_AnsweredCall], sent: Message) -> _AnsweredCall:
-    """Return the call whose tool-call ids were sent back, else the latest."""
+    """Return the call whose tool-call ids were sent back, or else the latest."""
     ids = _call_ids(sent)
     same = [answered for answered in candidates if list(answered.sent_ids) == ids]
     return (same or candidates)[-1]

@@ -43,13 +43,13 @@ class EnvironmentSampler(AgentSampler):
         self.deadline = self.context.servers.clock.now() + limit
         return await super().run()
 
-    def _out_of_time(self, session: RecordingSession) -> RolloutResult:
-        if not session.was_asked_last:
+    def _after_timeout(self, session: RecordingSession) -> RolloutResult:
+        if not session.is_waiting_for_policy:
             raise AgentError(
                 f"{self._name} was still running when the rollout timed out "
                 f"(--rollout_timeout_seconds {self.context.rollout.rollout_timeout_seconds:g})"
             )
-        return super()._out_of_time(session)
+        return super()._after_timeout(session)
 
 
 class EnvironmentProcesses:

@@ -23,7 +23,7 @@ from agentrl.schema import Message, ToolCall
 
 FORWARDED_REFUSED = "refused_by_server"
 """Error code for a request that another model's server refused."""
-_TRY_AGAIN = (408, 409, 429)
+_RETRYABLE_STATUSES = (408, 409, 429)
 _MAX_REPLY_BYTES = 16 << 20
 _MAX_ERROR_CHARS = 500
 _EXCHANGE_SECONDS = 600.0
@@ -37,7 +37,7 @@ class ForwardedModel:
     base_url: str
     """OpenAI-compatible, with its `/v1`."""
     model: str
-    """Its name there."""
+    """Its name on that server."""
     api_key: str | None
 
 
@@ -58,8 +58,8 @@ class ForwardedModels:
         """Read the addresses of the models.
 
         Args:
-            models: name of a model -> `base_url` and, if needed, `model` (its name there) and
-                `api_key_env` (the environment variable that holds the key).
+            models: name of a model -> `base_url` and, if needed, `model` (its name on the server)
+                and `api_key_env` (the environment variable that holds the key).
             client: used but not closed; its owner closes it.
         """
         self._client = client
@@ -107,11 +107,11 @@ class ForwardedModels:
             ) from error
         except UnreadableReply as error:
             raise InferenceError(f"the server of {name!r}: {error}") from error
-        if status >= 500 or status in _TRY_AGAIN:
+        if status >= 500 or status in _RETRYABLE_STATUSES:
             raise InferenceError(f"the server of {name!r} answered {status}: {_error_text(reply)}")
         if status >= 400:
             raise APIError(_error_text(reply), status=status, code=FORWARDED_REFUSED)
-        return _read(name, model, reply)
+        return _parse_reply(name, model, reply)
 
 
 class ForwardedCalls:
@@ -141,11 +141,11 @@ class ForwardedCalls:
         """
         started_at = self._sampler.now()
         reply = await self._models.ask(request.model, request.raw)
-        asked = conversation_key(messages, scope=request.model)
-        known, turns = next(self._turns.matches(asked), (0, ()))
+        conversation = conversation_key(messages, scope=request.model)
+        num_known, turns = next(self._turns.matches(conversation), (0, ()))
         turn = await self._sampler.note_call(
             parent=turns[-1] if turns else None,
-            added_messages=tuple(messages[known:]),
+            added_messages=tuple(messages[num_known:]),
             output_text=reply.message["content"],
             tool_calls=reply.tool_calls,
             finish_reason="length" if reply.finish_reason == "length" else "stop",
@@ -153,7 +153,7 @@ class ForwardedCalls:
             server=reply.server,
             started_at=started_at,
         )
-        self._turns.add(asked, reply.message, turn.index)
+        self._turns.add(conversation, reply.message, turn.index)
         return Completion(
             id=request.id,
             created=request.created,
@@ -174,7 +174,7 @@ def _error_text(reply: bytes) -> str:
     return " ".join(text[: 2 * _MAX_ERROR_CHARS].split())[:_MAX_ERROR_CHARS]
 
 
-def _read(name: str, model: ForwardedModel, reply: bytes) -> _ForwardedReply:
+def _parse_reply(name: str, model: ForwardedModel, reply: bytes) -> _ForwardedReply:
     try:
         body = json_of(reply)
         choice = body["choices"][0]
@@ -198,11 +198,11 @@ def _read(name: str, model: ForwardedModel, reply: bytes) -> _ForwardedReply:
                 format_error=None if isinstance(arguments, dict) else json.dumps(arguments),
             )
         )
-    known = finish if finish in get_args(FinishReason) else "stop"
+    finish_reason = finish if finish in get_args(FinishReason) else "stop"
     return _ForwardedReply(
         message=message,
         tool_calls=tuple(calls),
-        finish_reason=cast("FinishReason", known),
+        finish_reason=cast("FinishReason", finish_reason),
         num_prompt_tokens=num_prompt,
         num_output_tokens=num_output,
         server=redact(model.base_url),

@@ -54,7 +54,7 @@ _LIMIT_TEXTS: dict[Outcome, str] = {
 }
 
 
-_POLICYS_DOING = frozenset(
+_CAUSED_BY_POLICY = frozenset(
     {*_LIMIT_TEXTS, *_LIMIT_CODES.values()}
     | {HALF_CHARACTER, CANNOT_RENDER, FORWARDED_REFUSED, "unsupported_content"}
 )
@@ -79,7 +79,7 @@ class RecordingSession(ModelSession):
         section: AgentSection,
         model: str,
         forwarded: ForwardedModels,
-        said: set[tuple[Any, ...]],
+        logged_refusals: set[tuple[Any, ...]],
     ) -> None:
         """Start without any calls.
 
@@ -88,13 +88,13 @@ class RecordingSession(ModelSession):
             section: how the agent's calls are answered.
             model: name of the trained model.
             forwarded: the models that calls are forwarded to.
-            said: kinds of refusals that the process has already logged.
+            logged_refusals: kinds of refusals that the process has already logged.
         """
         super().__init__(model)
         self.limit: Outcome | None = None
         self.refusal: APIError | None = None
-        self._said = said
-        self._call_mark = secrets.token_hex(6)
+        self._logged_refusals = logged_refusals
+        self._call_suffix = secrets.token_hex(6)
         self._sampler = sampler
         self._section = section
         self._forwarded = ForwardedCalls(sampler, forwarded)
@@ -114,7 +114,7 @@ class RecordingSession(ModelSession):
         return next(iter(self._failures.values()), None)
 
     @property
-    def was_asked_last(self) -> bool:
+    def is_waiting_for_policy(self) -> bool:
         """Whether the agent is waiting for the policy, or a limit stopped the policy."""
         return self._num_sampling > 0 or self.limit is not None
 
@@ -152,8 +152,8 @@ class RecordingSession(ModelSession):
                 f"tokens can be counted only for {self.model!r}, not for {request.model!r}",
                 status=404,
             )
-        messages = await self._with_kept_images(request.messages)
-        self._check_seen(messages)
+        messages = await self._with_stored_images(request.messages)
+        self._check_images_visible(messages)
         if not self._sampler.context.may_fit(messages, request.tools):
             raise self._limit_error("length_limit")
         try:
@@ -165,14 +165,14 @@ class RecordingSession(ModelSession):
         if model not in self._forwarded.models:
             raise APIError(
                 f"the model {model!r} is not served here (available: {', '.join(self.models)}); "
-                "ask for one of these, or name its server with --agent_routes",
+                "use one of these, or name its server with --agent_routes",
                 status=404,
                 code="model_not_found",
                 param="model",
             )
 
     async def _forward(self, request: ChatRequest) -> Completion:
-        return await self._forwarded.ask(request, await self._with_kept_images(request.messages))
+        return await self._forwarded.ask(request, await self._with_stored_images(request.messages))
 
     async def _guarded(self, call_key: str, call: Coroutine[Any, Any, Completion]) -> Completion:
         """Await a call; raise its errors as API errors, and remember infrastructure failures."""
@@ -200,8 +200,8 @@ class RecordingSession(ModelSession):
         return completion
 
     def _limit_error(self, outcome: Outcome) -> APIError:
-        # A shorter prompt may still be answered; past the other limits, nothing is. Programs that
-        # retry bad requests (400) do not retry forbidden ones (403).
+        # With 400, a program may retry with a shorter prompt. At the other limits no call is answered:
+        # programs that retry bad requests (400) do not retry forbidden ones (403).
         return APIError(
             _LIMIT_TEXTS[outcome].format(max_tokens=self._sampler.context.max_prompt_len),
             status=400 if outcome == "length_limit" else 403,
@@ -210,25 +210,25 @@ class RecordingSession(ModelSession):
 
     def refused(self, error: APIError) -> None:
         """Remember a refusal unless the policy caused it, and log it once per process."""
-        if error.status >= 500 or error.code in _POLICYS_DOING:
+        if error.status >= 500 or error.code in _CAUSED_BY_POLICY:
             return
         self.refusal = error
         kind = (error.status, error.code, error.param)
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._logged_refusals:
+            self._logged_refusals.add(kind)
             log.warning("the agent's model call was refused: %s (logged once)", error)
 
     async def _chat(self, request: ChatRequest, on_delta: OnDelta | None) -> Completion:
-        messages = await self._with_kept_images(request.messages)
-        self._check_seen(messages)
+        messages = await self._with_stored_images(request.messages)
+        self._check_images_visible(messages)
         if not self._sampler.context.may_fit(messages, request.tools):
             raise LimitReached("length_limit")
         plan = self._history.plan(messages, request.tools)
         self._keep_results(plan)
         renderer = self._sampler.context.renderer
         if request.must_call:
-            begun = renderer.call_beginning(request.called_tool)
-            plan = replace(plan, prompt=plan.prompt.beginning(begun))
+            first_ids = renderer.call_beginning(request.called_tool)
+            plan = replace(plan, prompt=plan.prompt.beginning(first_ids))
         prompt = plan.prompt
         deltas = on_delta and DeltaStream(
             lambda ids: renderer.parse(prompt.reply_ids(ids), tools=request.tools),
@@ -240,16 +240,16 @@ class RecordingSession(ModelSession):
         message = as_delivered(reply, may_call=request.may_call, stop=request.sampling.stop)
         if deltas is not None:
             message = deltas.whole(message)
-        given = with_call_ids(message, self._call_mark)
-        sent_ids = [call["id"] for call in given.get("tool_calls", ())]
+        delivered = with_call_ids(message, self._call_suffix)
+        sent_ids = [call["id"] for call in delivered.get("tool_calls", ())]
         self._history.remember(plan, turn, reply.message, message, sent_ids)
-        return self._completion(request, plan, turn, given, reply.text)
+        return self._completion(request, plan, turn, delivered, reply.text)
 
     async def _complete(self, request: TextRequest, on_delta: OnDelta | None) -> Completion:
         renderer = self._sampler.context.renderer
-        given, most = request.prompt, self._sampler.context.max_prompt_len
-        is_long = isinstance(given, tuple) and len(given) > most
-        if is_long or not self._sampler.context.may_fit(given):
+        prompt, max_tokens = request.prompt, self._sampler.context.max_prompt_len
+        is_long = isinstance(prompt, tuple) and len(prompt) > max_tokens
+        if is_long or not self._sampler.context.may_fit(prompt):
             raise LimitReached("length_limit")
         if isinstance(request.prompt, str):
             plan = self._history.plan_text(request.prompt)
@@ -279,13 +279,13 @@ class RecordingSession(ModelSession):
         may_call = isinstance(request, ChatRequest) and request.may_call
         fields = self._sampling_fields(request)
         try:
-            with self._counted():
+            with self._count_call():
                 return await self._sampler.sample(
                     plan.prompt,
                     messages=plan.added,
                     tools=tools,
-                    judge=_format_errors_earn_nothing if may_call else None,
-                    on_partial=None if deltas is None else _to(deltas),
+                    judge=_format_error_advantage if may_call else None,
+                    on_partial=None if deltas is None else _on_partial(deltas),
                     **fields,
                 )
         except ServerRefused as error:
@@ -295,15 +295,15 @@ class RecordingSession(ModelSession):
 
     def _sampling_fields(self, request: ChatRequest | TextRequest) -> dict[str, Any]:
         """Return the fields of `SamplingParams` that a request decides."""
-        context, asked = self._sampler.context, request.sampling
-        fields: dict[str, Any] = {"stop": asked.stop}
+        context, requested = self._sampler.context, request.sampling
+        fields: dict[str, Any] = {"stop": requested.stop}
         if self._section.agent_sampling == "agent":
-            fields |= asked.params
-            fields["seed"] = asked.seed
-        if asked.max_tokens is not None:
-            most = context.sampling_params(self._sampler.record.split).max_new_tokens
-            fields["max_new_tokens"] = min(most, asked.max_tokens)
-        # A required call replaces the reply that follows the schema.
+            fields |= requested.params
+            fields["seed"] = requested.seed
+        if requested.max_tokens is not None:
+            limit = context.sampling_params(self._sampler.record.split).max_new_tokens
+            fields["max_new_tokens"] = min(limit, requested.max_tokens)
+        # A required call has its own grammar: the schema constrains other replies only.
         if isinstance(request, ChatRequest) and not request.must_call:
             schema = request.json_schema
             if schema is not None:
@@ -312,7 +312,7 @@ class RecordingSession(ModelSession):
         return fields
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _count_call(self) -> Iterator[None]:
         """Count a call; one that fails is not counted, as the framework may retry it."""
         if self._num_calls >= self._sampler.context.rollout.max_turns:
             raise LimitReached("turns_limit")
@@ -326,15 +326,15 @@ class RecordingSession(ModelSession):
         finally:
             self._num_sampling -= 1
 
-    async def _with_kept_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    async def _with_stored_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Store the images of messages; return messages that name them by their stored addresses."""
-        given = image_addresses(messages)
-        if not given:
+        addresses = image_addresses(messages)
+        if not addresses:
             return tuple(messages)
-        kept = await self._sampler.context.images.keep(given)
-        return _with_addresses(messages, dict(zip(given, kept, strict=True)))
+        stored = await self._sampler.context.images.keep(addresses)
+        return _with_addresses(messages, dict(zip(addresses, stored, strict=True)))
 
-    def _check_seen(self, messages: Sequence[Message]) -> None:
+    def _check_images_visible(self, messages: Sequence[Message]) -> None:
         for message in messages:
             role = message["role"]
             if image_addresses([message]) and not self._sampler.context.renderer.shows_images_of(
@@ -398,7 +398,7 @@ class RecordingSession(ModelSession):
 
 
 def _text_of(message: Message) -> str:
-    """Return the text of a message, its images left out."""
+    """Return the text of a message without its images."""
     content = message["content"]
     if isinstance(content, str):
         return content
@@ -408,9 +408,9 @@ def _text_of(message: Message) -> str:
 def _with_addresses(
     messages: Sequence[Message], addresses: Mapping[str, str]
 ) -> tuple[Message, ...]:
-    """Return messages with the addresses of their images replaced: old one -> new one."""
+    """Return messages with new addresses of their images (`addresses`: old -> new)."""
 
-    def moved(part: Mapping[str, Any]) -> dict[str, Any]:
+    def with_new_address(part: Mapping[str, Any]) -> dict[str, Any]:
         if part["type"] == "text":
             return dict(part)
         return image_part(addresses[part["image_url"]["url"]])
@@ -418,14 +418,15 @@ def _with_addresses(
     return tuple(
         message
         if isinstance(message["content"], str)
-        else {**message, "content": [moved(part) for part in message["content"]]}
+        else {**message, "content": [with_new_address(part) for part in message["content"]]}
         for message in messages
     )
 
 
-def _format_errors_earn_nothing(turn: DispatchedSamplingTask, reply: Reply) -> float | None:
+def _format_error_advantage(turn: DispatchedSamplingTask, reply: Reply) -> float | None:
+    """Return the advantage 0 for a reply with a malformed call, None for any other (a `Judge`)."""
     return 0.0 if any(call.format_error is not None for call in reply.tool_calls) else None
 
 
-def _to(deltas: DeltaStream) -> OnPartial:
-    return lambda so_far: deltas.update(so_far.output_ids)
+def _on_partial(deltas: DeltaStream) -> OnPartial:
+    return lambda result: deltas.update(result.output_ids)

@@ -11,8 +11,8 @@ from agentrl.renderers import Reply
 from agentrl.renderers.thinking import has_finished_thinking, without_thinking
 from agentrl.schema import Message
 
-_SECONDS_BETWEEN = 0.05
-_PAUSE_PER_READING = 9
+_MIN_INTERVAL_SECONDS = 0.05
+_PAUSE_PER_PARSE = 9
 _OPENERS = "<[{"
 """First characters of tool calls and thinking."""
 _LONGEST_OPENER = 40
@@ -48,8 +48,8 @@ def as_delivered(reply: Reply, *, may_call: bool, stop: tuple[str, ...] = ()) ->
 def with_call_ids(message: Message, mark: str) -> Message:
     """Return a reply whose calls have ids that no other rollout uses.
 
-    Frameworks that keep the messages of all their conversations in one place tell calls apart by
-    id alone, and a turn's own ids are the same in every rollout.
+    A turn's own ids are the same in every rollout, and some frameworks keep the messages of all
+    conversations together, where only the id identifies a call.
     """
     if "tool_calls" not in message:
         return message
@@ -58,9 +58,9 @@ def with_call_ids(message: Message, mark: str) -> Message:
 
 
 def stopped_by(text: str, stop: tuple[str, ...]) -> str | None:
-    """Return the stop text that a text ends before; None if it holds none."""
-    places = [(text.index(end), end) for end in stop if end in text]
-    return min(places)[1] if places else None
+    """Return the first stop text in a text; None if there is none."""
+    found = [(text.index(end), end) for end in stop if end in text]
+    return min(found)[1] if found else None
 
 
 def cut(text: str, stop: tuple[str, ...]) -> str:
@@ -83,7 +83,7 @@ class DeltaStream:
     thinking, and a call ends unclosed thinking. Text that was already sent then stays in the reply.
 
     Args:
-        read: parses ids.
+        parse: parses ids.
         on_delta: receives the text.
         stop: texts before which the reply ends.
         calls_may_lead: whether a reply that starts with a brace or bracket may be a call.
@@ -91,13 +91,13 @@ class DeltaStream:
 
     def __init__(
         self,
-        read: Callable[[np.ndarray], Reply],
+        parse: Callable[[np.ndarray], Reply],
         on_delta: OnDelta,
         *,
         stop: tuple[str, ...] = (),
         calls_may_lead: bool = False,
     ) -> None:
-        self._read = read
+        self._parse = parse
         self._on_delta = on_delta
         self._stop = stop
         self._calls_may_lead = calls_may_lead
@@ -115,17 +115,17 @@ class DeltaStream:
         now = time.monotonic()
         if now < self._due:
             return
-        reply = self._read(ids)
-        read = time.monotonic()
-        self._due = read + max(_SECONDS_BETWEEN, _PAUSE_PER_READING * (read - now))
+        reply = self._parse(ids)
+        parsed_at = time.monotonic()
+        self._due = parsed_at + max(_MIN_INTERVAL_SECONDS, _PAUSE_PER_PARSE * (parsed_at - now))
         content = reply.content
         if reply.reasoning.strip():
             content = content.lstrip()
-            is_over = has_finished_thinking(reply.text)
-            thought = reply.reasoning if is_over else self._settled(reply.reasoning)
-            self._send("reasoning_content", thought)
-        is_open = reply.tool_calls or content[:1].isspace()
-        if not is_open and not (self._calls_may_lead and content[:1] in _OPENERS):
+            has_ended = has_finished_thinking(reply.text)
+            thinking = reply.reasoning if has_ended else self._settled(reply.reasoning)
+            self._send("reasoning_content", thinking)
+        is_undecided = reply.tool_calls or content[:1].isspace()
+        if not is_undecided and not (self._calls_may_lead and content[:1] in _OPENERS):
             self._send("content", self._settled(content))
 
     def whole(self, message: Message) -> Message:
@@ -143,7 +143,7 @@ class DeltaStream:
             self._on_delta(Delta(kind, text[len(sent) :]))
 
     def _settled(self, text: str) -> str:
-        """Return the part of a text that nothing after it can change."""
+        """Return the part of a text that later tokens cannot change."""
         text = cut(text, self._stop)
         text = text.rstrip("\ufffd")  # an incomplete character
         tail = max(0, len(text) - _LONGEST_OPENER)

@@ -1,8 +1,8 @@
 """One attempt at a claimed slot, from its claim to its score, and the renewal of its lease.
 
-Every way out of an attempt is one write, fenced by the claim: finished and scored, dead-lettered
-because the scorer has a defect, failed (counts as an attempt), released (does not count), or nothing
-at all once the lease is lost.
+Every attempt ends with one write, fenced by the claim: finished and scored, dead-lettered because
+the scorer has a defect, failed (counts as an attempt), or released (does not count). Once the lease
+is lost, nothing is written.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ has the group judged scores the Record at once; the check covers a process that 
 """
 
 DEFECT_RETRY_SECONDS = 1.0
-"""How long after a defect a scoring function is called once more."""
+"""Delay before a scoring function that raised an error is called a second time."""
 
 _ANSWER_CHARACTERS = 80
 """Longest answer in a log line."""
@@ -110,7 +110,7 @@ class RolloutAttempt:
         self._make_sampler = make_sampler
         self._counts = counts
         self._job: asyncio.Task[None] | None = None
-        self._has_begun = False
+        self._has_started = False
 
     @property
     def lease(self) -> tuple[str, int]:
@@ -130,7 +130,7 @@ class RolloutAttempt:
             self.cancel_reason = reason
             # A task that is cancelled before its first step never runs, not even to release the
             # slot.
-            if self._has_begun:
+            if self._has_started:
                 self._job.cancel()
 
     @property
@@ -138,17 +138,17 @@ class RolloutAttempt:
         return self._context.store
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
-        self._has_begun = True
+        self._has_started = True
         try:
             if self.cancel_reason is not None:
                 raise asyncio.CancelledError
             await work()
         except asyncio.CancelledError:
-            await self._write_last(self._after_cancel())
+            await self._try_write(self._after_cancel())
         except Exception as error:  # noqa: BLE001
-            # Outermost handler of an attempt: an error of a user's sampler or scorer ends only this
-            # one.
-            await self._write_last(self._after_failure(error))
+            # Outermost handler of an attempt: an error in a user's sampler or scorer ends this
+            # attempt only.
+            await self._try_write(self._after_failure(error))
 
     async def _run(self) -> None:
         with self._context.traces.rollout(self.record) as span:
@@ -208,7 +208,7 @@ class RolloutAttempt:
         group = GroupVerdict.of(self._context, self.task)
         try:
             with traces.evaluation(self.record) as span:
-                score = await self._evaluated(sampler, result, group)
+                score = await self._evaluate(sampler, result, group)
                 if score is not None:
                     traces.describe_score(span, score)
         except ScorerDefect as defect:
@@ -220,10 +220,11 @@ class RolloutAttempt:
             await self._store.scores.set(*self.lease, score)
             self._counts.scored += 1
         if group is not None:
-            num_scored = await group.score_waiting()  # other attempts may change the counts
+            # `+= await` would lose what other attempts add to the counter meanwhile.
+            num_scored = await group.score_waiting()
             self._counts.scored += num_scored
 
-    async def _evaluated(
+    async def _evaluate(
         self, sampler: AsyncSampler[Any], result: RolloutResult, group: GroupVerdict | None
     ) -> Score | None:
         """Return the score; None while a task whose Records are judged together waits for others.
@@ -232,7 +233,7 @@ class RolloutAttempt:
             ScorerDefect: scoring raised the same error twice (once may be an accident), hangs, or
                 ended its process.
         """
-        seen: set[str] = set()
+        seen_kinds: set[str] = set()
         while True:
             try:
                 if group is not None:
@@ -245,9 +246,9 @@ class RolloutAttempt:
             except Exception as error:
                 failure = as_scoring_error(error, "evaluate_record")
                 if isinstance(failure, ScorerDefect) and not (
-                    failure.is_certain or failure.kind in seen
+                    failure.is_certain or failure.kind in seen_kinds
                 ):
-                    seen.add(failure.kind)
+                    seen_kinds.add(failure.kind)
                     log.debug("%s", self.record.id, exc_info=error)
                 elif failure is error:
                     raise
@@ -285,7 +286,7 @@ class RolloutAttempt:
         if isinstance(error, LeaseLost):
             self._counts.lost += 1
             log.warning("%s: lease lost, no further writes", record_id)
-        elif self._is_servers_fault(error):
+        elif self._is_outage(error):
             log.warning("%s: released (%s)", record_id, error)
             self._counts.backoff.add()
             self._counts.released += 1
@@ -302,8 +303,8 @@ class RolloutAttempt:
             max_attempts = rollout.max_attempts if rollout.resample_error_records else 1
             await self._store.records.fail_attempt(*self.lease, text, max_attempts)
 
-    def _is_servers_fault(self, error: Exception) -> bool:
-        """Whether the attempt does not count because no server or no database could be reached.
+    def _is_outage(self, error: Exception) -> bool:
+        """Return whether no server or database could be reached; such an attempt does not count.
 
         The number of such claims is limited: a prompt that crashes servers must not circulate
         forever.
@@ -314,7 +315,7 @@ class RolloutAttempt:
             return error.is_transient
         return isinstance(error, NoServerAvailable | ServerUnreachable | StoreUnreachable)
 
-    async def _write_last(self, write: Coroutine[Any, Any, None]) -> None:
+    async def _try_write(self, write: Coroutine[Any, Any, None]) -> None:
         try:
             await write
         except StoreError as error:

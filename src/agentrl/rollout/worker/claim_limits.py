@@ -1,7 +1,7 @@
-"""What limits a sampler's claims: the run's state, the servers' load, and consecutive failures.
+"""The limits of a sampler's claims: the run's state, the servers' load, and consecutive failures.
 
-In: the run document, the servers' reports, the outcomes of rollouts. Out: how many rollouts may
-run, or why none may. Nothing here claims or runs anything.
+Input: the run document, the servers' reports, the outcomes of rollouts. Output: how many rollouts
+may run, or why none may. Nothing here claims or runs anything.
 """
 
 import logging
@@ -24,7 +24,7 @@ START_PER_SERVER = 8
 """Rollouts per server before the first report on its load."""
 UNKNOWN_PER_SERVER = 64
 """Rollouts per server if no server reports its load."""
-_DECREASE = 0.75
+_DECREASE_FACTOR = 0.75
 
 MAX_FAILURES_IN_A_ROW = 3
 """Consecutive failed rollouts after which only one runs at a time."""
@@ -153,7 +153,7 @@ class ConcurrencyLimit:
         if pressure.is_general:
             self._is_starting = False
             if num_running <= self._limit:
-                self._limit = max(1.0, self._limit * _DECREASE)
+                self._limit = max(1.0, self._limit * _DECREASE_FACTOR)
         elif num_running >= int(self._limit) and not pressure.is_coming:
             self._limit += self._limit if self._is_starting else num_servers
 

@@ -32,7 +32,7 @@ from agentrl.schema import (
 from agentrl.schema.fork import shown_before
 from agentrl.store import TrajectoryStore
 
-_ONE_REPLY = "a single reply of the policy: only the task's own agent can continue from here"
+_ONE_REPLY = "the fork is a single reply: only the task's own agent can continue after it"
 
 
 class OneReply(AsyncSampler[Task]):
@@ -54,8 +54,8 @@ class OneReply(AsyncSampler[Task]):
     async def run(self) -> RolloutResult:
         """Sample one turn."""
         path = {self._point.turn}
-        while (before := self._parent[min(path)].parent) is not None:
-            path.add(before)
+        while (parent := self._parent[min(path)].parent) is not None:
+            path.add(parent)
         main = Conversation([])
         try:
             for index in range(self._point.turn):
@@ -88,12 +88,12 @@ async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: 
         task: the parent's Task.
         num_tries: how many Records.
     """
-    pending = {"status": "created", "completed_at": None, "num_generations": num_tries}
-    own = task.model_copy(update={"id": fork.id, "group_scores": {}, **pending})
+    initial = {"status": "created", "completed_at": None, "num_generations": num_tries}
+    fork_task = task.model_copy(update={"id": fork.id, "group_scores": {}, **initial})
     await store.forked.ensure_schema()
     await store.forks.add(fork)
-    await store.forked.tasks.add([own])
-    [stored] = await store.forked.tasks.get_many([own.id])
+    await store.forked.tasks.add([fork_task])
+    [stored] = await store.forked.tasks.get_many([fork_task.id])
     return stored
 
 
@@ -104,7 +104,7 @@ async def play(
     parent: Sequence[DispatchedSamplingTask],
     *,
     tools_keep_state: bool,
-    is_agents: bool,
+    by_agent: bool,
     max_running: int,
 ) -> AsyncIterator[Record]:
     """Run the rollouts of a fork, and yield each Record when it has ended.
@@ -115,7 +115,7 @@ async def play(
         task: the result of `store_fork`.
         parent: all turns of the parent's attempt.
         tools_keep_state: recorded results must replace tool calls.
-        is_agents: the parent was run by the user's agent.
+        by_agent: the user's agent ran the parent.
         max_running: concurrent rollouts.
 
     Raises:
@@ -131,11 +131,13 @@ async def play(
         tools_keep_state=tools_keep_state,
     )
     point()  # raises what every rollout would raise
-    whole = isinstance(task, MCPTask) and not is_agents and sampler_class_for(task) is MCPSampler
+    runs_to_end = (
+        isinstance(task, MCPTask) and not by_agent and sampler_class_for(task) is MCPSampler
+    )
     store = context.store.forked
     rollout = context.rollout.model_copy(update={"max_attempts": 1, "scoring": "own"})
     context = replace(context, store=store, rollout=rollout)
-    make = partial(_sampler, whole, parent, point)
+    make = partial(_sampler, runs_to_end, parent, point)
     owner, counts = new_lease_owner(), SlotCounts()
     renewal = LeaseRenewal(store, rollout.lease_seconds)
     renewing = asyncio.create_task(renewal.run())
@@ -175,24 +177,24 @@ async def play(
         for job in (renewing, *running):
             job.cancel()
         await asyncio.gather(renewing, *running, return_exceptions=True)
-        # No other process would continue them.
-        left = [attempt.record for attempt in running.values()]
-        while (unbegun := await claim()) is not None:
-            left.append(unbegun)
-        for record in left:
-            with contextlib.suppress(LeaseLost):  # its rollout had ended and was being scored
+        # No other process continues a fork.
+        unfinished = [attempt.record for attempt in running.values()]
+        while (pending := await claim()) is not None:
+            unfinished.append(pending)
+        for record in unfinished:
+            with contextlib.suppress(LeaseLost):  # its rollout had ended, and it was being scored
                 await store.records.fail_attempt(record.id, record.fence, "interrupted", 1)
 
 
 def _sampler(
-    whole: bool,
+    runs_to_end: bool,
     parent: Sequence[DispatchedSamplingTask],
     point: partial[ForkPoint],
     task: Task,
     record: Record,
     context: RolloutContext,
 ) -> AsyncSampler[Any]:
-    if not (whole and isinstance(task, MCPTask)):
+    if not (runs_to_end and isinstance(task, MCPTask)):
         return OneReply(task, record, context, parent, point())
     sampler = MCPSampler(task, record, context)
     sampler.fork(point())

@@ -10,7 +10,7 @@ from typing import Self
 from agentrl.rollout.context import RolloutContext
 from agentrl.schema import MCPTask, Record, Score, Task
 
-_UNDER_WAY = frozenset({"pending", "running"})
+_UNFINISHED = frozenset({"pending", "running"})
 
 
 class GroupVerdict:
@@ -42,14 +42,14 @@ class GroupVerdict:
         """
         store, task = self._context.store, self._task
         records = await store.records.of_task(task.id)
-        if any(one.status in _UNDER_WAY for one in records):
+        if any(record.status in _UNFINISHED for record in records):
             return None
         self._scores = await store.scores.of_group(task.id)
         if not self._scores:
-            played = [one for one in records if one.outcome is not None]
-            judged = task.model_copy(update={"scorer": self._context.scorer_of(task)})
-            scores = await self._context.scoring.score_group(judged, played)
-            by_try = {one.traj_id: score for one, score in zip(played, scores, strict=True)}
+            finished = [record for record in records if record.outcome is not None]
+            judged_task = task.model_copy(update={"scorer": self._context.scorer_of(task)})
+            scores = await self._context.scoring.score_group(judged_task, finished)
+            by_try = {record.traj_id: score for record, score in zip(finished, scores, strict=True)}
             self._scores = await store.scores.decide_group(task.id, by_try)
         return self._scores[record.traj_id]
 
@@ -67,7 +67,7 @@ class GroupVerdict:
         if not scores:
             return 0
         num_scored = 0
-        for one in await store.records.of_task(task_id):
-            if one.status == "finished" and one.traj_id in scores:
-                num_scored += await store.scores.set_waiting(one.id, scores[one.traj_id])
+        for record in await store.records.of_task(task_id):
+            if record.status == "finished" and record.traj_id in scores:
+                num_scored += await store.scores.set_waiting(record.id, scores[record.traj_id])
         return num_scored

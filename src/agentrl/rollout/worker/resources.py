@@ -197,4 +197,4 @@ class _NoScoring:
 
 
 def _no_scorers() -> ConfigError:
-    return ConfigError("no scorers were given to the scheduler; MCPSampler needs them")
+    return ConfigError("MCPSampler needs scorers; pass `scoring` to SamplingScheduler")

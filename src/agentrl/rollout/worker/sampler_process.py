@@ -69,7 +69,7 @@ def collect_less_garbage() -> None:
 
 
 @asynccontextmanager
-async def open_judgement(
+async def open_judgment(
     config: RootConfig,
 ) -> AsyncIterator[tuple[RegisteredScoring, ModelSummarizer | None]]:
     """Load the scorers and, if configured, the summarizer.
@@ -91,12 +91,12 @@ async def open_judgement(
 async def _sample(config: RootConfig, split: Split | None) -> int:
     load_sampler_module(config.data)
     watch = LoopWatch(
-        "the sampler's event loop", "what samplers and async scorers call must not block"
+        "the sampler's event loop", "samplers and async scorers must not call functions that block"
     )
     async with AsyncExitStack() as stack:
         stack.enter_context(watch.watching(asyncio.get_running_loop()))
         agents = stack.enter_context(AgentThread.open())
-        scoring, summarizer = await stack.enter_async_context(open_judgement(config))
+        scoring, summarizer = await stack.enter_async_context(open_judgment(config))
         scheduler = SamplingScheduler(
             config,
             await _agent_sampler(config, agents, stack),
@@ -143,13 +143,11 @@ def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:
         return
     counts = state.counts
     yield _gauge(
-        "running_rollouts", "Slots whose rollouts run or are scored now.", state.num_running
+        "running_rollouts", "Slots whose rollouts are running or being scored.", state.num_running
     )
-    yield _gauge("concurrency", "Rollouts that may run at a time now.", state.max_running)
-    yield _gauge("servers_up", "Inference servers that take requests.", state.num_servers)
-    ended = CounterMetricFamily(
-        "agentrl_sampler_slots", "Slots by what became of them.", labels=["end"]
-    )
+    yield _gauge("concurrency", "Rollouts that may run concurrently now.", state.max_running)
+    yield _gauge("servers_up", "Inference servers that accept requests.", state.num_servers)
+    ended = CounterMetricFamily("agentrl_sampler_slots", "Slots by outcome.", labels=["end"])
     for end in ("finished", "scored", "unscorable", "failed", "released", "lost", "resumed"):
         ended.add_metric([end], getattr(counts, end))
     yield ended
@@ -166,7 +164,7 @@ def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:
     yield branches
     yield _gauge(
         "failures_in_a_row",
-        "Rollouts that the infrastructure failed since the last good one.",
+        "Infrastructure failures since the last rollout that finished.",
         counts.backoff.num_failures,
     )
     waited = CounterMetricFamily(

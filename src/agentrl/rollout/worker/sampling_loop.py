@@ -1,7 +1,7 @@
 """The loop of a sampler process: claim slots, run their rollouts, wait, drain.
 
-In: the run and its slots in the store, and a stop event. Out: finished and scored Records, and the
-process's own report in the store. Signals and configuration belong to the caller.
+Input: the run and its slots in the store, and a stop event. Output: finished and scored Records,
+and the process's own report in the store. Signals and configuration belong to the caller.
 """
 
 import asyncio
@@ -98,10 +98,10 @@ class SamplingLoop:
         self._limit = ConcurrencyLimit(context.rollout.target_concurrency)
         self._waiting = WaitingTimes(self._times.log_waiting)
         self._jobs: dict[asyncio.Task[None], RolloutAttempt] = {}
-        self._room_made = asyncio.Event()
-        self._store_seen_at = time.monotonic()
-        self._scoring_looked_at = time.monotonic()
-        self._begun_groups = 0
+        self._capacity_freed = asyncio.Event()
+        self._store_responded_at = time.monotonic()
+        self._scoring_checked_at = time.monotonic()
+        self._started_groups = 0
         self._wind_up_until: float | None = None
         self._info = SamplerInfo(id=owner, host=socket.gethostname(), pid=os.getpid())
 
@@ -127,7 +127,7 @@ class SamplingLoop:
         lease = self._context.rollout.lease_seconds
         chores = [
             asyncio.create_task(self._renewal.run()),
-            asyncio.create_task(self._say_progress()),
+            asyncio.create_task(self._log_progress()),
             # Reports show the reaper whether the server accepts writes, so several are sent per
             # lease.
             asyncio.create_task(self._every(min(self._times.report, lease / 6), self._report)),
@@ -154,9 +154,9 @@ class SamplingLoop:
             while not stop.is_set():
                 try:
                     delay = await self._step()
-                    self._store_seen_at = time.monotonic()
+                    self._store_responded_at = time.monotonic()
                 except StoreError as error:
-                    if time.monotonic() - self._store_seen_at > self._times.store_patience:
+                    if time.monotonic() - self._store_responded_at > self._times.store_patience:
                         raise
                     log.warning("the store is not responding, retrying: %s", error)
                     delay = 1.0
@@ -168,7 +168,7 @@ class SamplingLoop:
             stopped.cancel()
 
     async def _step(self) -> float | None:
-        """Do one thing; return how long to wait before the next, or None at the end."""
+        """Do one piece of work; return the delay before the next, or None at the end."""
         idle = not self._jobs
         times = self._times
         await self._watch.refresh(times.busy_refresh if not idle else times.idle_poll / 2)
@@ -199,12 +199,12 @@ class SamplingLoop:
 
     async def _pause(self, seconds: float, stopped: asyncio.Task[bool]) -> None:
         """Wait, but only until a stop is requested or, at full capacity, a rollout ends."""
-        waits: list[asyncio.Task[bool]] = [stopped]
+        waiting_for: list[asyncio.Task[bool]] = [stopped]
         if self._is_full():
-            self._room_made.clear()
-            waits.append(asyncio.create_task(self._room_made.wait()))
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits[1:]:
+            self._capacity_freed.clear()
+            waiting_for.append(asyncio.create_task(self._capacity_freed.wait()))
+        await asyncio.wait(waiting_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waiting_for[1:]:
             wait.cancel()
 
     def _backoff_reason(self) -> WaitReason | None:
@@ -225,12 +225,12 @@ class SamplingLoop:
     def _capacity(self) -> int:
         if self.counts.backoff.is_active:
             return 1
-        asked = self._context.live.current.concurrency
+        requested = self._context.live.current.concurrency
         return self._limit.of(
             self._context.servers.pressure,
             num_servers=self._watch.num_servers,
             num_running=self._num_generating(),
-            most=asked or self._context.rollout.max_concurrent_samples_per_process,
+            most=requested or self._context.rollout.max_concurrent_samples_per_process,
         )
 
     def _switch_waiting(self, reason: WaitReason | None) -> None:
@@ -247,11 +247,11 @@ class SamplingLoop:
         if self._watch.run.status == "failed" or now > self._wind_up_until:
             return None
         if self._context.rollout.scoring == "only":
-            # Rollouts that other processes still finish will have to be scored.
+            # Other processes may still finish rollouts, which then have to be scored.
             return 0.0 if await self._claim_scoring(urgent=True) else self._times.idle_poll
         may_claim = not self._is_full() and self._watch.num_servers > 0
         # Slots are claimed in order, so every group before the last one claimed was started.
-        if may_claim and self._begun_groups and await self._claim(self._begun_groups):
+        if may_claim and self._started_groups and await self._claim(self._started_groups):
             return 0.0
         return self._times.idle_poll if self._jobs else None
 
@@ -268,7 +268,7 @@ class SamplingLoop:
         if claimed is None:
             return False
         record, task = claimed
-        self._begun_groups = max(self._begun_groups, record.order + 1)
+        self._started_groups = max(self._started_groups, record.order + 1)
         self._start(task, record)
         return True
 
@@ -277,9 +277,9 @@ class SamplingLoop:
         now = time.monotonic()
         if self._context.rollout.scoring == "elsewhere":
             return False
-        if not urgent and now - self._scoring_looked_at < self._times.scoring:
+        if not urgent and now - self._scoring_checked_at < self._times.scoring:
             return False
-        self._scoring_looked_at = now
+        self._scoring_checked_at = now
         claimed = await self._context.store.scores.claim(
             self._owner, self._context.rollout.lease_seconds
         )
@@ -296,7 +296,7 @@ class SamplingLoop:
             self._context,
             self._make_sampler,
             self.counts,
-            on_generated=self._room_made.set,
+            on_generated=self._capacity_freed.set,
         )
         job = attempt.start(scoring_only=scoring_only)
         self._jobs[job] = attempt
@@ -305,7 +305,7 @@ class SamplingLoop:
 
     def _forget(self, job: asyncio.Task[None]) -> None:
         self._renewal.remove(self._jobs.pop(job))
-        self._room_made.set()
+        self._capacity_freed.set()
 
     async def _all_done(self) -> bool:
         if not self._context.rollout.exit_when_done:
@@ -318,42 +318,44 @@ class SamplingLoop:
                         return False
                     num_records += 1
                     break
-        # Without any records, the tasks have yet to be added.
+        # A run without records waits for its tasks to be added.
         return num_records > 0
 
     async def _drain(self, abandoned: asyncio.Event) -> None:
         """Wait `drain_seconds` for running rollouts, release the others, and finish scoring."""
         if self._jobs:
             log.info("draining: %d slots still held", len(self._jobs))
-        given_up = asyncio.create_task(abandoned.wait())
+        abandoning = asyncio.create_task(abandoned.wait())
         try:
-            await self._until_ended("running", self._context.rollout.drain_seconds, given_up)
-            self._release("running", given_up)
+            await self._wait_until_ended("running", self._context.rollout.drain_seconds, abandoning)
+            self._release("running", abandoning)
             grace = max(self._times.scoring_grace, self._context.rollout.drain_seconds)
-            await self._until_ended("scoring", grace, given_up)
-            self._release("scoring", given_up)
-            await self._until_ended(None, self._times.scoring_grace, given_up)
+            await self._wait_until_ended("scoring", grace, abandoning)
+            self._release("scoring", abandoning)
+            await self._wait_until_ended(None, self._times.scoring_grace, abandoning)
         finally:
-            given_up.cancel()
+            abandoning.cancel()
             for attempt in self._jobs.values():
                 attempt.cancel("abandon")
 
-    def _release(self, phase: str, given_up: asyncio.Task[bool]) -> None:
+    def _release(self, phase: str, abandoning: asyncio.Task[bool]) -> None:
         for attempt in tuple(self._jobs.values()):
-            if attempt.phase == phase and not given_up.done():
+            if attempt.phase == phase and not abandoning.done():
                 attempt.cancel("release")
 
-    async def _until_ended(
-        self, phase: str | None, seconds: float, given_up: asyncio.Task[bool]
+    async def _wait_until_ended(
+        self, phase: str | None, seconds: float, abandoning: asyncio.Task[bool]
     ) -> None:
         """Wait until no attempt is in this phase (None: any), for `seconds` or until abandoned."""
         deadline = time.monotonic() + seconds
-        while not given_up.done():
-            left = deadline - time.monotonic()
-            if left <= 0 or not any(phase in (None, a.phase) for a in self._jobs.values()):
+        while not abandoning.done():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not any(phase in (None, a.phase) for a in self._jobs.values()):
                 return
             await asyncio.wait(
-                [given_up, *self._jobs], timeout=min(left, 0.1), return_when="FIRST_COMPLETED"
+                [abandoning, *self._jobs],
+                timeout=min(remaining, 0.1),
+                return_when="FIRST_COMPLETED",
             )
 
     async def _register(self) -> None:
@@ -373,7 +375,7 @@ class SamplingLoop:
         )
         await self._context.store.samplers.heartbeat(self._info)
 
-    async def _say_progress(self) -> None:
+    async def _log_progress(self) -> None:
         pause = self._times.log_progress / 8
         while True:
             await asyncio.sleep(pause)
@@ -383,7 +385,7 @@ class SamplingLoop:
 
     async def _reap(self) -> None:
         """Repair what dead processes left behind."""
-        # Every sampler does it; the random delay keeps them from doing it at the same moment.
+        # All samplers do this; the random delay spreads them over time.
         await asyncio.sleep(random.random() * self._context.rollout.lease_seconds / 6)
         rollout = self._context.rollout
         await self._context.store.groups.reap(

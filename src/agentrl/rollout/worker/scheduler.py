@@ -131,7 +131,7 @@ class SamplingScheduler:
         return INTERRUPTED if self._abandoned.is_set() else 0
 
     async def _check_scorers(self, store: TrajectoryStore) -> None:
-        """Refuse tasks that could be sampled but not scored; later ones are checked singly."""
+        """Refuse tasks that could be sampled but not scored; later ones are checked individually."""
         if self._scoring is None or self._config.rollout.scoring == "elsewhere":
             return
         for scorer in await store.tasks.open_scorers(self._splits):

@@ -113,8 +113,8 @@ class ModelSummarizer:
         summaries = await asyncio.gather(
             *(self._ask(_fill(RESULT_PROMPT, purpose=purpose, text=self._clip(p))) for p in pages)
         )
-        given = arguments.get("url")
-        urls = given if isinstance(given, list) else [given] if given else []
+        url = arguments.get("url")
+        urls = url if isinstance(url, list) else [url] if url else []
         return "\n---\n".join(
             f"URL: {urls[position] if position < len(urls) else 'unknown'}\nSummary:\n{summary}"
             for position, summary in enumerate(summaries)
@@ -142,8 +142,8 @@ class ModelSummarizer:
 
     def _clip(self, text: str) -> str:
         offsets = self._offsets(text)
-        most = self._settings.max_prompt_length
-        return text if len(offsets) <= most else text[: offsets[most - 1][1]]
+        limit = self._settings.max_prompt_length
+        return text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
 
     async def _ask(self, prompt: str) -> str:
         try:

@@ -101,7 +101,7 @@ async def test_a_failed_program_is_scored_and_says_its_last_word(
     ("source", "problem"),
     [
         ("import nothing_like_it", "status 1: .*nothing_like_it"),
-        ("raise SystemExit(3)", "status 3, without a word on stderr"),
+        ("raise SystemExit(3)", "status 3, with nothing on stderr"),
     ],
 )
 async def test_a_program_that_fails_before_it_asks_is_not_the_policys_doing(

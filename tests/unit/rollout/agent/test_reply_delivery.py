@@ -31,14 +31,14 @@ WORDS = "The answer is near: <answer>7</answer>"
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send every token, however fast they come."""
-    monkeypatch.setattr(reply_delivery, "_SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(reply_delivery, "_PAUSE_PER_READING", 0)
+    monkeypatch.setattr(reply_delivery, "_MIN_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(reply_delivery, "_PAUSE_PER_PARSE", 0)
 
 
 def test_a_reply_that_takes_long_to_parse_is_parsed_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reply_delivery, "_PAUSE_PER_READING", 9)
+    monkeypatch.setattr(reply_delivery, "_PAUSE_PER_PARSE", 9)
     clock, num_readings = 0.0, 0
 
     def parse(ids: np.ndarray) -> Reply:

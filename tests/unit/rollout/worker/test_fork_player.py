@@ -55,7 +55,7 @@ async def forked(
         sampling={"temperature": 0.5},
     )
     task = await store_fork(store, fork, TASK, num_tries)
-    settings = {"tools_keep_state": False, "is_agents": False, "max_running": 2, **how}
+    settings = {"tools_keep_state": False, "by_agent": False, "max_running": 2, **how}
     async with open_play(store, engine, tools_url) as context:
         ended = [one async for one in play_fork(context, fork, task, parent, **settings)]
     assert sorted(one.id for one in ended) == [f"{fork.id}/{n}" for n in range(num_tries)]
@@ -159,7 +159,7 @@ async def test_of_an_agents_rollout_one_reply_is_sampled(
 ) -> None:
     with serve_script(renderer, script) as engine:
         parent = await played(store, engine, tools_url)
-        record, turns = await forked(store, engine, tools_url, parent, 1, is_agents=True)
+        record, turns = await forked(store, engine, tools_url, parent, 1, by_agent=True)
     assert (record.status, record.score, len(turns)) == ("finished", None, 2)
     assert np.array_equal(rebuild_prompts(turns)[1], rebuild_prompts(parent)[1])
     assert "a single reply" in str(record.error)
