@@ -9,8 +9,8 @@ from agentrl.schema.formulas import AdvantageKind
 RIGHT_ABOVE = 0.5
 """Scores above this count as right, all others as wrong."""
 
-_NO_SPREAD = 1e-9
-"""A smaller deviation is rounding error."""
+_MIN_DEVIATION = 1e-9
+"""Standard deviations up to this are rounding errors and count as 0."""
 
 
 def group_advantages(
@@ -44,7 +44,7 @@ def group_advantages(
     values = np.array([np.nan if score is None else score for score in scores], dtype=np.float64)
     scored = ~np.isnan(values)
     advantages = np.full(len(values), np.nan)
-    advantages[scored] = _centred(values[scored], kind)
+    advantages[scored] = _centered(values[scored], kind)
     if sign_clip:
         advantages = clip_signs(advantages, values > RIGHT_ABOVE)
     return advantages * adv_scaling
@@ -84,8 +84,8 @@ def group_turn_advantages(
     """Return the advantage of each turn of a group's records, float64 [G, T].
 
     A_i,t is record i's advantage among all G_j,t of the group, in the estimator of
-    `group_advantages`: turn t is held against what the other records still earned from turn t on.
-    What all of them earn alike, as a bonus for every turn, cancels. Without step rewards every turn
+    `group_advantages`: turn t is compared with what the other records earned from turn t on.
+    Equal rewards of all records, such as a bonus for every turn, cancel. Without step rewards every turn
     has its record's advantage.
 
     Args:
@@ -96,7 +96,7 @@ def group_turn_advantages(
     to_go = returns_to_go(scores, step_rewards)
     columns = [
         group_advantages(
-            [None if np.isnan(one) else one for one in column], kind=kind, sign_clip=False
+            [None if np.isnan(value) else value for value in column], kind=kind, sign_clip=False
         )
         for column in to_go.T.tolist()
     ]
@@ -148,7 +148,7 @@ def step_normalized(advantages: np.ndarray, num_targets: np.ndarray) -> np.ndarr
         return advantages
     mean = np.average(advantages, weights=num_targets)
     deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=num_targets))
-    if deviation <= _NO_SPREAD:
+    if deviation <= _MIN_DEVIATION:
         return np.zeros(len(advantages))
     normalized: np.ndarray = (advantages - mean) / deviation
     return normalized
@@ -160,13 +160,13 @@ def clip_signs(advantages: np.ndarray, right: np.ndarray) -> np.ndarray:
     return clipped
 
 
-def _centred(values: np.ndarray, kind: AdvantageKind) -> np.ndarray:
+def _centered(values: np.ndarray, kind: AdvantageKind) -> np.ndarray:
     if len(values) < 2:
         return np.zeros(len(values))
-    centred: np.ndarray = values - values.mean()
+    centered: np.ndarray = values - values.mean()
     if kind == "leave_one_out":
-        return centred * (len(values) / (len(values) - 1))
+        return centered * (len(values) / (len(values) - 1))
     if kind == "group_std":
         deviation = values.std()
-        return centred / deviation if deviation > _NO_SPREAD else np.zeros(len(values))
-    return centred
+        return centered / deviation if deviation > _MIN_DEVIATION else np.zeros(len(values))
+    return centered

@@ -57,8 +57,8 @@ def proximal_logprobs(
         return policy
     if staleness is None:
         raise ConfigError("loglinear proximal logprobs need the staleness of every target token")
-    behind = staleness.to(policy.dtype).clamp(min=0.0)
-    return behavior + behind / (behind + 1.0) * (policy - behavior)
+    num_versions = staleness.to(policy.dtype).clamp(min=0.0)
+    return behavior + num_versions / (num_versions + 1.0) * (policy - behavior)
 
 
 def importance_correction(
@@ -138,11 +138,11 @@ def kl_penalty(
         return difference
     if kind == "k2":
         return 0.5 * difference.square()
-    # Only the exponential is bounded: far above the reference the gradient stays 1. Below, it goes
-    # on along its tangent, which still pulls back a lost token.
+    # Only the exponential is bounded, so the gradient stays 1 far above the reference. Below the
+    # bound, k3 continues along its tangent, whose gradient still pulls the token back.
     exponent = (-difference).clamp(max=MAX_LOG_RATIO)
-    beyond = -difference - exponent
-    return torch.expm1(exponent) + beyond * exponent.exp() + difference
+    excess = -difference - exponent
+    return torch.expm1(exponent) + excess * exponent.exp() + difference
 
 
 def sequence_sums(
@@ -155,7 +155,7 @@ def sequence_sums(
         sequences: number of each token's sequence, int64 [N], below N.
         mean: divide by the number of tokens.
     """
-    # Room for N sequences: counting them would wait for the device.
+    # Sized for N sequences, because counting the sequences would wait for the device.
     sums = torch.zeros_like(values).index_add(0, sequences, values)
     if mean:
         counts = torch.zeros_like(values).index_add(0, sequences, torch.ones_like(values))

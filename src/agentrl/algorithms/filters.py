@@ -17,8 +17,9 @@ RecordDrop = Literal[
 ]
 CONTEXT_LIMITS = frozenset({"length_limit", "turns_limit"})
 """Outcomes that `reserve_context_error_count` rations."""
-_ROUNDING = 1e-9
-_SPREAD = 0.2
+_ROUNDING_TOLERANCE = 1e-9
+"""Tolerance of comparisons with `min_score_spread`."""
+_SHIFT_RANGE = 0.2
 """Distance between the largest and the smallest shift of `efficiency_shaped`."""
 
 
@@ -55,11 +56,11 @@ class GroupFacts:
         return tuple(record.score for record in self.records)
 
 
-def _teaches(group: GroupFacts, min_score_spread: float) -> bool:
+def _has_learning_signal(group: GroupFacts, min_score_spread: float) -> bool:
     if any(record.has_step_scores and record.score is not None for record in group.records):
         return True
     scores = [score for score in group.scores if score is not None]
-    return bool(scores) and max(scores) - min(scores) >= min_score_spread - _ROUNDING
+    return bool(scores) and max(scores) - min(scores) >= min_score_spread - _ROUNDING_TOLERANCE
 
 
 def filter_group(
@@ -76,7 +77,8 @@ def filter_group(
     Records without a score or sampled tokens are always left out. A group whose scores spread by
     less than `min_score_spread` teaches nothing and is left out as a whole, unless some of its
     turns have their own scores. Then either `balance_sample` applies (with n = min(wrong, right), n
-    + 1 wrong and n + 2 right records stay, drawn by `seed`), or both of the others do.
+    + 1 wrong and n + 2 right records stay, drawn by `seed`), or both `min_turns` and
+    `reserve_context_error_count` do.
 
     Args:
         group: the facts.
@@ -87,27 +89,27 @@ def filter_group(
             -1 for all.
         seed: draws which records stay.
     """
-    reasons: list[RecordDrop | None] = [_never_trained(record) for record in group.records]
-    if not _teaches(group, min_score_spread):
+    reasons: list[RecordDrop | None] = [_unusable_reason(record) for record in group.records]
+    if not _has_learning_signal(group, min_score_spread):
         return tuple(reason or EQUAL_SCORES for reason in reasons)
     rng = np.random.default_rng([seed, *group.task_id.encode()])
-    open_ = [index for index, reason in enumerate(reasons) if reason is None]
+    candidates = [index for index, reason in enumerate(reasons) if reason is None]
     if balance_sample:
-        right = [index for index in open_ if group.records[index].is_right]
-        wrong = [index for index in open_ if not group.records[index].is_right]
+        right = [index for index in candidates if group.records[index].is_right]
+        wrong = [index for index in candidates if not group.records[index].is_right]
         smaller = min(len(right), len(wrong))
         for side, quota in ((wrong, smaller + 1), (right, smaller + 2)):
             for index in _surplus(side, quota, rng):
                 reasons[index] = "balance"
         return tuple(reasons)
-    for index in open_:
+    for index in candidates:
         record = group.records[index]
         if record.is_right and record.num_turns < min_turns:
             reasons[index] = "few_turns"
     if reserve_context_error_count >= 0:
         limited = [
             index
-            for index in open_
+            for index in candidates
             if reasons[index] is None and group.records[index].outcome in CONTEXT_LIMITS
         ]
         for index in _surplus(limited, reserve_context_error_count, rng):
@@ -115,17 +117,17 @@ def filter_group(
     return tuple(reasons)
 
 
-def _never_trained(record: RecordFacts) -> RecordDrop | None:
+def _unusable_reason(record: RecordFacts) -> RecordDrop | None:
     if not record.has_targets:
         return "no_targets"
     return "no_score" if record.score is None else None
 
 
 def efficiency_shaped(group: GroupFacts) -> tuple[float | None, ...]:
-    """Return scores shifted by up to 0.1 in favour of efficient records.
+    """Return scores shifted by up to 0.1 in favor of efficient records.
 
     Among right records fewer turns are better, among wrong ones more are (they tried harder). The
-    shift is the centred rank (ties share their mean rank) times 0.2 / (n - 1), so it sums to zero
+    shift is the centered rank (ties share their mean rank) times 0.2 / (n - 1), so it sums to zero
     on either side.
     """
     shaped = list(group.scores)
@@ -139,7 +141,7 @@ def efficiency_shaped(group: GroupFacts) -> tuple[float | None, ...]:
             continue
         turns = np.array([group.records[index].num_turns for index in side], dtype=np.float64)
         ranks = _mean_ranks(-turns if right else turns)
-        shifts = (ranks - ranks.mean()) * _SPREAD / (len(side) - 1)
+        shifts = (ranks - ranks.mean()) * _SHIFT_RANGE / (len(side) - 1)
         for index, shift in zip(side, shifts.tolist(), strict=True):
             score = group.records[index].score
             shaped[index] = None if score is None else score + shift
@@ -147,7 +149,7 @@ def efficiency_shaped(group: GroupFacts) -> tuple[float | None, ...]:
 
 
 def _surplus(indices: Sequence[int], quota: int, rng: np.random.Generator) -> list[int]:
-    """Return those of `indices` that exceed the quota, drawn at random."""
+    """Return the randomly drawn elements of `indices` that exceed the quota."""
     order = rng.permutation(len(indices))
     return [indices[position] for position in order[quota:].tolist()]
 

@@ -184,10 +184,13 @@ def _log_ratio(policy_logprobs: torch.Tensor, other_logprobs: torch.Tensor) -> t
 def _clipped_surrogate(
     ratio: torch.Tensor, advantages: torch.Tensor, settings: LossSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `-min(r*A, clip(r)*A)`, dual-clipped, and where the unclipped term was not taken."""
-    plain = ratio * advantages
-    bounded = ratio.clamp(*settings.clip_range) * advantages
-    objective, clipped = torch.minimum(plain, bounded), bounded.detach() < plain.detach()
+    """Return `-min(r*A, clip(r)*A)`, dual-clipped, and where the clipped term was taken."""
+    unclipped = ratio * advantages
+    clipped_term = ratio.clamp(*settings.clip_range) * advantages
+    objective, clipped = (
+        torch.minimum(unclipped, clipped_term),
+        clipped_term.detach() < unclipped.detach(),
+    )
     if settings.dual_clip is not None:
         floor = settings.dual_clip * advantages
         is_floored = (advantages < 0) & (objective.detach() < floor)
@@ -203,9 +206,9 @@ def _with_clipped_gradients(
     advantages: torch.Tensor,
     settings: LossSettings,
 ) -> torch.Tensor:
-    """Give clipped tokens the bounded gradients of CE-GPPO (2509.20712)."""
+    """Return the loss with the bounded gradients of CE-GPPO (2509.20712) for clipped tokens."""
     lower, upper = settings.clip_range
-    # r / sg(r): value 1, gradient that of log pi. Written this way it stays finite for any r.
+    # r / sg(r): its value is 1 and its gradient that of log pi. This form is finite for any r.
     unit = (policy_logprobs - policy_logprobs.detach()).exp()
     if settings.beta1 is not None:
         below = (ratio.detach() < lower) & (advantages < 0)
@@ -222,7 +225,7 @@ def _inside_drop_range(
     settings: LossSettings,
     staleness: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return where the ratio did not leave the drop range in the direction of the advantage."""
+    """Return False where the ratio left the drop range in the direction of its advantage."""
     cap = settings.importance_weight_cap_ratio
     shrink: float | torch.Tensor = 1.0
     if settings.strict_in_bound:
@@ -234,5 +237,5 @@ def _inside_drop_range(
         shrink = (-staleness.to(torch.float64) * decay).clamp(max=0.0).exp()
     upper = 1.0 + (settings.epsilon + settings.epsilon_higher) * cap * shrink
     lower = 1.0 - settings.epsilon * cap * shrink
-    outwards = ((ratio > upper) & (advantages > 0)) | ((ratio < lower) & (advantages < 0))
-    return ~outwards
+    is_outside = ((ratio > upper) & (advantages > 0)) | ((ratio < lower) & (advantages < 0))
+    return ~is_outside

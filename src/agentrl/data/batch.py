@@ -129,7 +129,7 @@ def build_step(
         one_path_each=merge == "none",
     )
     rounds = max((len(share) for share in shares), default=0)
-    # Every pass gathers sharded parameters, a collective: all ranks must make the same number.
+    # Every pass gathers sharded parameters (a collective), so all ranks need the same number of passes.
     num_chunks = [
         max(share[number].num_chunks for share in shares if number < len(share))
         for number in range(rounds)
@@ -196,10 +196,10 @@ def build_training_step(
 def _with_agreed_experts(
     groups: Sequence[SelectedGroup],
 ) -> tuple[list[SelectedGroup], int]:
-    settled = [agree_on_experts(group.turns) for group in groups]
-    pairs = zip(groups, settled, strict=True)
+    agreed = [agree_on_experts(group.turns) for group in groups]
+    pairs = zip(groups, agreed, strict=True)
     return [replace(group, turns=turns) for group, (turns, _) in pairs], sum(
-        conflicts for _, conflicts in settled
+        conflicts for _, conflicts in agreed
     )
 
 
@@ -235,7 +235,7 @@ class _TargetTable:
 def _with_stand_ins(
     shares: tuple[tuple[MicroBatch, ...], ...],
 ) -> tuple[tuple[MicroBatch, ...], ...]:
-    """Let rows without images encode the step's smallest image if other rows have images."""
+    """If some rows have images, let the others encode the smallest image of the step."""
     images = [
         image
         for share in shares
@@ -254,15 +254,15 @@ def _with_stand_ins(
 
 def empty_batch(num_chunks: int) -> MicroBatch:
     """Return a micro-batch that adds nothing to loss and gradients (see `empty_row`)."""
-    whole, real = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
+    no_integers, no_floats = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
     return MicroBatch(
         row=empty_row(),
-        turns=whole,
-        records=whole,
-        advantages=real,
+        turns=no_integers,
+        records=no_integers,
+        advantages=no_floats,
         behavior_logprobs=np.empty(0, dtype=np.float32),
-        staleness=whole,
-        weights=real,
+        staleness=no_integers,
+        weights=no_floats,
         num_chunks=num_chunks,
     )
 
@@ -274,7 +274,9 @@ def _stats(
     rows: Sequence[PackedRow],
 ) -> StepStats:
     staleness = Counter(
-        int(behind) for turn in turns for behind in (policy_version - turn.versions).tolist()
+        int(num_versions)
+        for turn in turns
+        for num_versions in (policy_version - turn.versions).tolist()
     )
     return StepStats(
         num_targets=sum(turn.num_targets for turn in turns),

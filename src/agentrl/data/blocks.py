@@ -36,10 +36,10 @@ def key_ends(row: PackedRow, num_above: int = 0) -> np.ndarray:
 
     Keys are the P tokens above the row, then the row's own; query i of the row has the index P + i.
     """
-    # The path leaves an ancestor at depth d at the first token of the row whose depth is at most d.
-    # `lowest` falls monotonically, so a binary search finds that token.
-    lowest = np.minimum.accumulate(row.positions)
-    above = np.searchsorted(-lowest, -np.arange(num_above), side="left")
+    # An ancestor at depth d is visible until the first token of the row whose depth is at most d.
+    # `min_depths` decreases monotonically, so a binary search finds that token.
+    min_depths = np.minimum.accumulate(row.positions)
+    above = np.searchsorted(-min_depths, -np.arange(num_above), side="left")
     return (np.concatenate([above, row.subtree_ends]) + num_above).astype(np.int32)
 
 
@@ -56,10 +56,10 @@ def plan_blocks(ends: np.ndarray, num_above: int = 0, *, block: int = BLOCK) -> 
     key_last = np.minimum(key_first + block, num_keys) - 1
     query_first = np.arange(num_above, num_keys, block)
     query_last = np.minimum(query_first + block, num_keys) - 1
-    highest = np.maximum.reduceat(ends, key_first)
-    lowest = np.minimum.reduceat(ends, key_first)
-    visited = (key_first <= query_last[:, None]) & (highest > query_first[:, None])
-    full = (key_last <= query_first[:, None]) & (lowest > query_last[:, None])
-    # Blocks that extend beyond the row hold padding, which the mask hides.
+    max_ends = np.maximum.reduceat(ends, key_first)
+    min_ends = np.minimum.reduceat(ends, key_first)
+    visited = (key_first <= query_last[:, None]) & (max_ends > query_first[:, None])
+    full = (key_last <= query_first[:, None]) & (min_ends > query_last[:, None])
+    # Blocks that extend beyond the row contain padding, which only the mask hides.
     full &= (key_first + block <= num_keys) & (query_first + block <= num_keys)[:, None]
     return BlockPlan(partial=visited & ~full, full=full)

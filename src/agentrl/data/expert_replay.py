@@ -33,10 +33,10 @@ def with_routed_experts(
     stored = {(turn.record_id, turn.index): turn for turn in turns}
     by_id = {turn.id: turn for turn in stored.values()}
     experts = {
-        chain: _gather(by_id[longest.turn_id], len(longest.path), stored)
-        for chain, longest in _longest_of_chains(tokens).items()
+        chain: _gather_experts(by_id[longest.turn_id], len(longest.path), stored)
+        for chain, longest in _longest_turns(tokens).items()
     }
-    return [_with(turn, experts[turn.record_id, turn.chain]) for turn in tokens]
+    return [_with_experts(turn, experts[turn.record_id, turn.chain]) for turn in tokens]
 
 
 def agree_on_experts(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...], int]:
@@ -48,55 +48,57 @@ def agree_on_experts(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...
     Returns:
         The turns in the given order, and the number of tokens whose known choice was replaced.
     """
-    longest = _longest_of_chains(turns)
+    longest = _longest_turns(turns)
     width = max((_width(turn) for turn in longest.values()), default=0)
     if not width:
         return tuple(turns), 0
     chains = sorted(longest, key=lambda chain: longest[chain].path.astype(">u4").tobytes())
     # In this order, chains that share a token are adjacent. The forward sweep copies choices from
     # each chain to the next; the backward sweep fills in chains that precede the first known choice.
-    settled = {chain: _known(longest[chain], width) for chain in chains}
+    agreed = {chain: _experts_of(longest[chain], width) for chain in chains}
     num_conflicts = 0
     for before, chain in pairwise(chains):
         shared = num_shared_ids(longest[before].path, longest[chain].path)
-        num_conflicts += _take_over(settled, chain, settled[before][:shared])
+        num_conflicts += _adopt(agreed, chain, agreed[before][:shared])
     for after, chain in pairwise(reversed(chains)):
         shared = num_shared_ids(longest[after].path, longest[chain].path)
-        _take_over(settled, chain, settled[after][:shared])
-    return tuple(_with(turn, settled[turn.record_id, turn.chain]) for turn in turns), num_conflicts
+        _adopt(agreed, chain, agreed[after][:shared])
+    return tuple(
+        _with_experts(turn, agreed[turn.record_id, turn.chain]) for turn in turns
+    ), num_conflicts
 
 
-def _known(turn: TurnTokens, width: int) -> np.ndarray:
+def _experts_of(turn: TurnTokens, width: int) -> np.ndarray:
     if turn.routed_experts is None:
         return np.full((len(turn.path), width), OWN_CHOICE, dtype=np.int16)
     return turn.routed_experts
 
 
-def _take_over(
-    settled: dict[tuple[str, int], np.ndarray], chain: tuple[str, int], given: np.ndarray
+def _adopt(
+    agreed: dict[tuple[str, int], np.ndarray], chain: tuple[str, int], choices: np.ndarray
 ) -> int:
-    """Overwrite a chain's first choices with those given, where known; return the contradictions."""
-    own = settled[chain][: len(given)]
-    is_other = (given != own).any(axis=1) & (given[:, 0] != OWN_CHOICE)
-    if not is_other.any():
+    """Overwrite a chain's first choices with known `choices`; return the number of conflicts."""
+    own = agreed[chain][: len(choices)]
+    differs = (choices != own).any(axis=1) & (choices[:, 0] != OWN_CHOICE)
+    if not differs.any():
         return 0
-    # A copy: the samplers' arrays are shared with other turns.
-    first = np.where(is_other[:, None], given, own)
-    settled[chain] = np.concatenate([first, settled[chain][len(given) :]])
-    return int((is_other & (own[:, 0] != OWN_CHOICE)).sum())
+    # Copy, because the stored arrays are shared with other turns.
+    adopted = np.where(differs[:, None], choices, own)
+    agreed[chain] = np.concatenate([adopted, agreed[chain][len(choices) :]])
+    return int((differs & (own[:, 0] != OWN_CHOICE)).sum())
 
 
-def _longest_of_chains(turns: Iterable[TurnTokens]) -> dict[tuple[str, int], TurnTokens]:
-    """Return the turn of every chain whose path contains the paths of the others as prefixes."""
+def _longest_turns(turns: Iterable[TurnTokens]) -> dict[tuple[str, int], TurnTokens]:
+    """Return each chain's longest turn; the other turns' paths are prefixes of its path."""
     longest: dict[tuple[str, int], TurnTokens] = {}
     for turn in turns:
-        known = longest.get((turn.record_id, turn.chain))
-        if known is None or len(known.path) < len(turn.path):
+        previous = longest.get((turn.record_id, turn.chain))
+        if previous is None or len(previous.path) < len(turn.path):
             longest[turn.record_id, turn.chain] = turn
     return longest
 
 
-def _gather(
+def _gather_experts(
     turn: DispatchedSamplingTask,
     length: int,
     stored: dict[tuple[str, int], DispatchedSamplingTask],
@@ -120,7 +122,7 @@ def _gather(
         turn = stored[turn.record_id, turn.parent]
 
 
-def _with(turn: TurnTokens, experts: np.ndarray | None) -> TurnTokens:
+def _with_experts(turn: TurnTokens, experts: np.ndarray | None) -> TurnTokens:
     return replace(turn, routed_experts=None if experts is None else experts[: len(turn.path)])
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from agentrl.data.tree import Branch
 
 _BISECTIONS = 20
-"""Steps of the search for the cost limit; the limit is then known to one millionth."""
+"""Steps of the search for the cost limit. They find it to a precision of one millionth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,31 +71,34 @@ def plan_bins(
         bin; `build_step` pads with empty rows.
     """
     if one_path_each:
-        alone = [Bin.of([branch.alone()]) for branch in branches]
-        return _balance_across_ranks(alone, num_ranks, attention_cost)
-    within: list[Branch] = []
+        bins_of_one = [Bin.of([branch.alone()]) for branch in branches]
+        return _balance_across_ranks(bins_of_one, num_ranks, attention_cost)
+    unchunked: list[Branch] = []
     chunked: list[Bin] = []
-    for tree in _trees(branches):
+    for tree in _by_tree(branches):
         if max(len(branch.path) for branch in tree) <= token_budget:
-            within += tree
+            unchunked += tree
         else:
             num_tokens = sum(branch.num_new_tokens for branch in tree)
             chunked.append(Bin.of(tree, num_chunks=-(-num_tokens // token_budget)))
-    bins = _cut(within, token_budget, attention_cost)
+    bins = _fill_bins(unchunked, token_budget, attention_cost)
     if num_ranks > 1 and bins:
         num_rounds = -(-(len(bins) + len(chunked)) // num_ranks)
-        room = num_rounds * num_ranks - len(chunked)
+        max_bins = num_rounds * num_ranks - len(chunked)
         low, high = 0.0, max(bin_.cost(attention_cost) for bin_ in bins)
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            if len(smaller := _cut(within, token_budget, attention_cost, middle)) <= room:
+            if (
+                len(smaller := _fill_bins(unchunked, token_budget, attention_cost, middle))
+                <= max_bins
+            ):
                 bins, high = smaller, middle
             else:
                 low = middle
     return _balance_across_ranks(chunked + bins, num_ranks, attention_cost)
 
 
-def _trees(branches: Sequence[Branch]) -> list[list[Branch]]:
+def _by_tree(branches: Sequence[Branch]) -> list[list[Branch]]:
     trees: list[list[Branch]] = []
     for branch in branches:
         if branch.shared == 0:
@@ -104,13 +107,13 @@ def _trees(branches: Sequence[Branch]) -> list[list[Branch]]:
     return trees
 
 
-def _cut(
+def _fill_bins(
     branches: Sequence[Branch],
     token_budget: int,
     attention_cost: float,
     max_cost: float = float("inf"),
 ) -> list[Bin]:
-    """Start a new bin whenever the next branch would exceed the budget or the cost."""
+    """Fill bins in order; start a new one if a branch would exceed the budget or the cost."""
     bins: list[list[Branch]] = []
     tokens, cost = 0, 0.0
     for branch in branches:
@@ -131,12 +134,12 @@ def _balance_across_ranks(
 ) -> tuple[tuple[Bin, ...], ...]:
     """Assign bins to ranks in rounds of falling cost.
 
-    The direction alternates between rounds: no rank always receives the most expensive bin of a
-    round, which balances the totals as well.
+    The direction alternates between rounds. No rank then always receives the most expensive bin of a
+    round, so the totals are balanced as well.
     """
     shares: list[list[Bin]] = [[] for _ in range(num_ranks)]
     ordered = sorted(bins, key=lambda bin_: (-bin_.num_chunks, -bin_.cost(attention_cost)))
     for number, bin_ in enumerate(ordered):
-        round_, place = divmod(number, num_ranks)
-        shares[place if round_ % 2 == 0 else num_ranks - 1 - place].append(bin_)
+        round_, position = divmod(number, num_ranks)
+        shares[position if round_ % 2 == 0 else num_ranks - 1 - position].append(bin_)
     return tuple(tuple(share) for share in shares)

@@ -24,7 +24,7 @@ MAX_BACK = 2
 _VERSIONS = (2, 3)
 _PROMPT_TOKENS = 6
 # Most turns of real rollouts continue their context.
-_LIKELIHOODS = (3 / 7, 1 / 7, 1 / 7, 1 / 7, 1 / 7)
+_MOVE_PROBABILITIES = (3 / 7, 1 / 7, 1 / 7, 1 / 7, 1 / 7)
 
 
 def random_group(
@@ -48,7 +48,10 @@ def random_group(
     """
     moves = [
         [
-            (MOVES[rng.choice(len(MOVES), p=_LIKELIHOODS)], int(rng.integers(1, MAX_BACK + 1)))
+            (
+                MOVES[rng.choice(len(MOVES), p=_MOVE_PROBABILITIES)],
+                int(rng.integers(1, MAX_BACK + 1)),
+            )
             for _ in range(num_turns - 1)
         ]
         for _ in range(num_records)
@@ -85,7 +88,7 @@ def group_of_moves(
     turns: list[TurnTokens] = []
     for record_id, record_moves in zip(record_ids, moves, strict=True):
         record = _RandomRecord(rng, vocabulary, record_id, images)
-        turns += turn_tokens(_with_moves(record, prompt, record_moves), book)
+        turns += turn_tokens(_make_turns(record, prompt, record_moves), book)
     advantages = rng.normal(size=len(turns))
     return SelectedGroup(
         task_id=task_id,
@@ -106,13 +109,13 @@ def random_turns(
     vocabulary: int,
 ) -> list[DispatchedSamplingTask]:
     """Return the turns of one record; arguments as of `group_of_moves`."""
-    return _with_moves(_RandomRecord(rng, vocabulary, record_id), prompt, moves)
+    return _make_turns(_RandomRecord(rng, vocabulary, record_id), prompt, moves)
 
 
-def _with_moves(
+def _make_turns(
     record: "_RandomRecord", prompt: Sequence[int], moves: Sequence[tuple[Move, int]]
 ) -> list[DispatchedSamplingTask]:
-    record.add_turn(None, 0, [*prompt, *record.some_image()])
+    record.add_turn(None, 0, [*prompt, *record.random_image()])
     for move, back in moves:
         record.add_turn(*record.context(move, back))
     return record.turns
@@ -129,8 +132,8 @@ class _RandomRecord:
         images: Sequence[ShownImage] = (),
     ) -> None:
         self.turns: list[DispatchedSamplingTask] = []
-        # Prompt and output of every turn; -1 - k stands for the k-th image.
-        self._full: list[list[int]] = []
+        # Prompt and output of every turn; -1 - k represents the k-th image.
+        self._full_ids: list[list[int]] = []
         self._images = images
         self._rng = rng
         self._vocabulary = vocabulary
@@ -139,10 +142,10 @@ class _RandomRecord:
     def add_turn(self, parent: int | None, shared: int, added: list[int]) -> None:
         """Append a turn with a random output to the given context."""
         index = len(self.turns)
-        # Few distinct first tokens, to make samples of a group agree on some tokens.
+        # The first tokens have few distinct values, so that samples of a group share some tokens.
         output = self._ids(1, 4, vocabulary=2) + self._ids(0, 4)
         cut = int(self._rng.integers(0, len(output) + 1))
-        before = self._full[parent][:shared] if parent is not None else []
+        before = self._full_ids[parent][:shared] if parent is not None else []
         placeholder = self._images[0].image_token_id if self._images else None
         self.turns.append(
             DispatchedSamplingTask(
@@ -167,29 +170,29 @@ class _RandomRecord:
                 sampling_params=SamplingParams(temperature=float(self._rng.choice([0.7, 1.0]))),
             )
         )
-        self._full.append(before + added + output)
+        self._full_ids.append(before + added + output)
 
     def context(self, move: Move, back: int) -> tuple[int | None, int, list[int]]:
         """Return parent, shared length and added ids of the next turn."""
         parent = max(0, len(self.turns) - back)
-        full = self._full[parent]
+        full = self._full_ids[parent]
         if move == "grow":
-            return parent, len(full), self.some_image() + self._ids(1, 4)
+            return parent, len(full), self.random_image() + self._ids(1, 4)
         if move == "edit":
             return (
                 parent,
                 int(self._rng.integers(1, len(full))),
-                self._ids(1, 5) + self.some_image(),
+                self._ids(1, 5) + self.random_image(),
             )
         if move == "strip":
             reply = self.turns[parent].output_ids.tolist()
             return parent, len(full) - len(reply), reply[1:] + self._ids(1, 3)
-        if move == "tools":  # the head of the prompt changes, the rest stays
+        if move == "tools":  # replaces the first two tokens of the prompt
             return parent, 0, self._ids(1, 3) + full[2:]
         return None, 0, self._ids(3, 6)
 
-    def some_image(self) -> list[int]:
-        """Return an image, or none, as it appears among tokens."""
+    def random_image(self) -> list[int]:
+        """Return the ids of one randomly chosen image, or no ids."""
         drawn = int(self._rng.integers(0, 2 * len(self._images))) if self._images else 0
         return [-1 - drawn] if drawn < len(self._images) else []
 

@@ -38,7 +38,7 @@ class PackedRow:
     None if it chooses for all tokens.
     """
     images: RowImages | None = None
-    """None if the row shows none."""
+    """None if the row shows no images."""
     rotary_positions: np.ndarray | None = None
     """int64 [3, N], time, row and column of each token on its path, if a row shows images to a
     model that counts them; None: all three are `positions`.
@@ -67,16 +67,16 @@ class PackedRow:
 def empty_row() -> PackedRow:
     """Return a row of one token and no targets.
 
-    A rank without work left passes it through the model, because all ranks must take part in the
-    same number of collective operations. Without targets, its contribution to every gradient is
+    A rank that has no more work passes it through the model, because all ranks must take part in
+    the same number of collective operations. Without targets, its contribution to every gradient is
     exactly 0.
     """
-    none = np.empty(0, dtype=np.int64)
+    empty = np.empty(0, dtype=np.int64)
     return PackedRow(
         token_ids=np.zeros(1, dtype=np.int64),
         positions=np.zeros(1, dtype=np.int64),
         subtree_ends=np.ones(1, dtype=np.int64),
-        sources=none,
-        targets=none,
+        sources=empty,
+        targets=empty,
         temperatures=np.empty(0, dtype=np.float32),
     )

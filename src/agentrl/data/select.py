@@ -47,8 +47,8 @@ TurnDrop = Literal[
 """Why a turn is left out; `record` if its whole record is left out.
 
 `no_version`: the policy that sampled some of its tokens is unknown, and with it the turn's age and
-ratios. `penalties`: its logprobs include penalties on repeated tokens, the policy's do not.
-`placeholder`: the policy sampled the token of an image without there being one. `positions`: the
+ratios. `penalties`: its logprobs include penalties on repeated tokens, unlike the policy's.
+`placeholder`: the policy sampled the token that stands for an image. `positions`: the
 server computed different positions for its images than their processor does.
 """
 
@@ -127,23 +127,27 @@ def select_group(
     kept: list[TurnTokens] = []
     dropped_records: dict[str, str] = {}
     left_out: list[LeftOutTurn] = []
-    for record, reason, of_turns in zip(ordered, reasons, advantages.tolist(), strict=True):
+    for record, reason, record_advantages in zip(
+        ordered, reasons, advantages.tolist(), strict=True
+    ):
         if reason is None:
-            verdicts = _turn_verdicts(record, of_turns, algorithm, policy_version, images)
+            verdicts = _turn_verdicts(record, record_advantages, algorithm, policy_version, images)
         else:
             verdicts = [("record", turn) for turn in turn_tokens(record.turns, images)]
-        lost: Counter[str] = Counter()
+        drop_counts: Counter[str] = Counter()
         for verdict, turn in verdicts:
             if verdict is None:
                 kept.append(turn)
             else:
-                lost[verdict] += 1
+                drop_counts[verdict] += 1
                 left_out.append(_left_out(turn, reason or verdict, policy_version))
         if reason is not None:
             dropped_records[record.record_id] = reason
-        elif sum(lost.values()) == len(verdicts):
-            # All turns are gone: the record's reason is the most frequent one among them.
-            dropped_records[record.record_id] = lost.most_common(1)[0][0] if lost else "no_targets"
+        elif sum(drop_counts.values()) == len(verdicts):
+            # All turns were dropped. The record's reason is the most frequent one.
+            dropped_records[record.record_id] = (
+                drop_counts.most_common(1)[0][0] if drop_counts else "no_targets"
+            )
     return SelectedGroup(
         task_id=group.task_id,
         record_ids=tuple(record.record_id for record in ordered),
@@ -170,8 +174,8 @@ def turn_staleness(turn: TurnTokens, policy_version: int) -> int:
 
 
 def _facts(record: DBRecordData) -> RecordFacts:
-    # A record that never sampled the policy says nothing about it and must not shift the others'
-    # baseline.
+    # A record without tokens of the policy carries no information about it and must not shift the
+    # others' baseline.
     has_targets = any(turn.trainable and len(turn.output_ids) for turn in record.turns)
     return RecordFacts(
         record_id=record.record_id,
@@ -196,34 +200,35 @@ def _turn_verdicts(
     images: ImageBook | None,
 ) -> list[tuple[TurnDrop | None, TurnTokens]]:
     """Return every trainable turn with its advantage and the reason to drop it, if any."""
-    assert record.score is not None, "records without a score are filtered before"
+    assert record.score is not None, "records without a score were filtered out earlier"
     tokens = with_routed_experts(turn_tokens(record.turns, images), record.turns)
     stored = {turn.id: turn for turn in record.turns}
-    own_turns = [stored[turn.turn_id] for turn in tokens]
-    # A turn with its own rewards keeps its sign: a bad step on the way to a right answer stays bad.
+    stored_turns = [stored[turn.turn_id] for turn in tokens]
+    # If turns have their own rewards, signs are kept: a bad step on the way to a right answer stays
+    # bad.
     has_steps = any(reward is not None for reward in _step_rewards(record))
     values = turn_advantages(
-        [advantages[turn.index] for turn in own_turns],
-        [turn.advantage for turn in own_turns],
+        [advantages[turn.index] for turn in stored_turns],
+        [turn.advantage for turn in stored_turns],
         right=record.score.value > RIGHT_ABOVE,
         adv_scaling=algorithm.adv_scaling,
         sign_clip=algorithm.sign_clip and not has_steps,
     )
     unusable = [
-        _never_usable(turn, own, images or ImageBook())
-        for turn, own in zip(tokens, own_turns, strict=True)
+        _unusable_reason(turn, stored_turn, images or ImageBook())
+        for turn, stored_turn in zip(tokens, stored_turns, strict=True)
     ]
-    # A rollout that was resumed, or took long, holds turns of several versions: its oldest turn
-    # determines its age. Turns from unknown versions have no age.
-    ages = [
+    # A rollout that was resumed, or took long, contains turns of several versions. The oldest one
+    # determines its staleness. Turns of unknown versions do not count.
+    staleness = [
         turn_staleness(turn, policy_version)
         for turn, reason in zip(tokens, unusable, strict=True)
         if reason not in ("no_logprobs", "no_version")
     ]
-    is_stale = max(ages, default=0) > algorithm.max_staleness
+    is_stale = max(staleness, default=0) > algorithm.max_staleness
     return [
         (
-            reason or _turn_drop(value, algorithm, is_stale=is_stale),
+            reason or _drop_reason(value, algorithm, is_stale=is_stale),
             replace(turn, advantage=value),
         )
         for turn, reason, value in zip(tokens, unusable, values.tolist(), strict=True)
@@ -231,12 +236,12 @@ def _turn_verdicts(
 
 
 def _step_rewards(record: DBRecordData) -> list[float | None]:
-    """Return each turn's reward from the record's scorer, else its rollout; None without one."""
+    """Return each turn's reward from the scorer, else from the rollout; None if it has none."""
     steps = () if record.score is None else record.score.step_scores
-    given = [steps[index] if index < len(steps) else None for index in range(len(record.turns))]
+    scored = [steps[index] if index < len(steps) else None for index in range(len(record.turns))]
     return [
         turn.reward if step is None else step
-        for turn, step in zip(record.turns, given, strict=True)
+        for turn, step in zip(record.turns, scored, strict=True)
     ]
 
 
@@ -247,12 +252,12 @@ def _without_steps(score: float | None, record: DBRecordData) -> float | None:
     return score - sum(reward or 0.0 for reward in _step_rewards(record))
 
 
-def _never_usable(
+def _unusable_reason(
     turn: TurnTokens, stored: DispatchedSamplingTask, images: ImageBook
 ) -> TurnDrop | None:
-    """Return why no importance ratio of the turn would be right, or None."""
+    """Return why importance ratios of the turn would be wrong; None if they are right."""
     if np.isnan(turn.behavior_logprobs).any():
-        return "no_logprobs"  # given text, which was not sampled
+        return "no_logprobs"  # the text was supplied rather than sampled
     if (turn.versions == NO_VERSION).any():
         return "no_version"
     if images.stray_tokens(turn.full_ids, turn.images):
@@ -262,7 +267,9 @@ def _never_usable(
     return "penalties" if stored.sampling_params.has_penalties else None
 
 
-def _turn_drop(advantage: float, algorithm: AlgorithmSection, *, is_stale: bool) -> TurnDrop | None:
+def _drop_reason(
+    advantage: float, algorithm: AlgorithmSection, *, is_stale: bool
+) -> TurnDrop | None:
     if is_stale:
         return "stale"
     if algorithm.minimal_advantage is not None and advantage < algorithm.minimal_advantage:

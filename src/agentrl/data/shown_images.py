@@ -46,7 +46,7 @@ class ShownImage:
 
     @property
     def token_ids(self) -> np.ndarray:
-        """Return them, int32."""
+        """Return these tokens, int32."""
         own = [self.image_token_id] * self.num_positions
         return np.array([*self.before, *own, *self.after], dtype=np.int32)
 
@@ -78,7 +78,7 @@ class ImageBook:
         if self.token_id is None:
             return 0
         return int((turn_ids == self.token_id).sum()) - sum(
-            one.image.num_positions for one in placed
+            placed_image.image.num_positions for placed_image in placed
         )
 
 
@@ -144,14 +144,14 @@ def expanded(
     """
     parts: list[np.ndarray] = []
     placed: list[PlacedImage] = []
-    done = length = 0
+    copied = length = 0
     for place, image in places:
-        parts += [token_ids[done:place], image.token_ids]
-        length += place - done + len(image.before)
+        parts += [token_ids[copied:place], image.token_ids]
+        length += place - copied + len(image.before)
         placed.append(PlacedImage(length, image))
         length += image.num_positions + len(image.after)
-        done = place + 1
-    return np.concatenate([*parts, token_ids[done:]]).astype(np.int32), tuple(placed)
+        copied = place + 1
+    return np.concatenate([*parts, token_ids[copied:]]).astype(np.int32), tuple(placed)
 
 
 def rotary_positions(length: int, images: Sequence[PlacedImage]) -> np.ndarray:
@@ -162,18 +162,18 @@ def rotary_positions(length: int, images: Sequence[PlacedImage]) -> np.ndarray:
     are equal.
     """
     positions = np.empty((3, length), dtype=np.int64)
-    done = following = 0
+    written = next_position = 0
     for placed in images:
         if placed.start >= length:
             break
         assert placed.image.grid is not None, "all images of a model are counted alike"
         rows, columns = placed.image.grid
-        first = following + placed.start - done
-        positions[:, done : placed.start] = np.arange(following, first)
+        first = next_position + placed.start - written
+        positions[:, written : placed.start] = np.arange(next_position, first)
         own = np.arange(min(placed.image.num_positions, length - placed.start))
         positions[:, placed.start : placed.start + len(own)] = first + np.stack(
             [np.zeros_like(own), own // columns, own % columns]
         )
-        done, following = placed.start + len(own), first + max(rows, columns)
-    positions[:, done:] = np.arange(following, following + length - done)
+        written, next_position = placed.start + len(own), first + max(rows, columns)
+    positions[:, written:] = np.arange(next_position, next_position + length - written)
     return positions

@@ -103,19 +103,21 @@ def _record_tokens(turns: Sequence[DispatchedSamplingTask], book: ImageBook) -> 
     places = _image_places(turns, book)
     full: dict[int, np.ndarray] = {}
     images: dict[int, tuple[PlacedImage, ...]] = {}
-    # In reverse order, so that the array of a turn's extension exists before the turn itself.
+    # In reverse order, so that a turn's extension is built before the turn, which is a view of it.
     for index in reversed(range(len(turns))):
-        heir, own = extended_by.get(index), places[index]
-        if own is None:
+        extension, own_places = extended_by.get(index), places[index]
+        if own_places is None:
             continue
-        if heir in full and turns[heir].shared_len == lengths[index]:
-            num_more = sum(image.num_tokens - 1 for _, image in own)
-            full[index] = full[heir][: lengths[index] + num_more]
-            images[index] = images[heir][: len(own)]
+        if extension in full and turns[extension].shared_len == lengths[index]:
+            num_more = sum(image.num_tokens - 1 for _, image in own_places)
+            full[index] = full[extension][: lengths[index] + num_more]
+            images[index] = images[extension][: len(own_places)]
         else:
-            full[index], images[index] = expanded(_gather(turns, index, lengths[index]), own)
+            full[index], images[index] = expanded(
+                _gather_ids(turns, index, lengths[index]), own_places
+            )
     return [
-        _tokens(turn, chains[turn.index], full[turn.index], images[turn.index])
+        _to_turn_tokens(turn, chains[turn.index], full[turn.index], images[turn.index])
         for turn in turns
         if turn.trainable and len(turn.output_ids) and turn.index in full
     ]
@@ -124,22 +126,22 @@ def _record_tokens(turns: Sequence[DispatchedSamplingTask], book: ImageBook) -> 
 def _image_places(
     turns: Sequence[DispatchedSamplingTask], book: ImageBook
 ) -> list[list[tuple[int, ShownImage]] | None]:
-    """Return the positions of every turn's image placeholders; None if an image cannot be read."""
+    """Return the placeholders and images of every turn; None if an image of it cannot be read."""
     found: list[list[tuple[int, ShownImage]] | None] = []
     for turn in turns:
         before = found[turn.parent] if turn.parent is not None and turn.shared_images else []
         key = processor_key(turn.image_processor) if turn.added_images else ""
-        own = [book.images.get((address, key)) for address in turn.added_images]
-        if before is None or None in own:
+        added = [book.images.get((address, key)) for address in turn.added_images]
+        if before is None or None in added:
             found.append(None)
             continue
-        ids = np.flatnonzero(turn.added_ids == turn.image_placeholder) if own else ()
-        if len(ids) != len(own):
-            raise ValueError(f"turn {turn.id} has {len(ids)} placeholders for {len(own)} images")
-        shown = [image for image in own if image is not None]
+        ids = np.flatnonzero(turn.added_ids == turn.image_placeholder) if added else ()
+        if len(ids) != len(added):
+            raise ValueError(f"turn {turn.id} has {len(ids)} placeholders for {len(added)} images")
+        readable = [image for image in added if image is not None]
         found.append(
             before[: turn.shared_images]
-            + [(turn.shared_len + int(i), image) for i, image in zip(ids, shown, strict=True)]
+            + [(turn.shared_len + int(i), image) for i, image in zip(ids, readable, strict=True)]
         )
     return found
 
@@ -153,7 +155,7 @@ def _full_lengths(turns: Sequence[DispatchedSamplingTask]) -> list[int]:
         available = 0
         if turn.parent is not None:
             if not 0 <= turn.parent < position:
-                raise ValueError(f"turn {turn.id}: its parent {turn.parent} is not before it")
+                raise ValueError(f"turn {turn.id}: its parent {turn.parent} does not precede it")
             available = lengths[turn.parent]
         if turn.shared_len > available:
             raise ValueError(
@@ -187,8 +189,8 @@ def _chains(
     return chains, extended_by
 
 
-def _gather(turns: Sequence[DispatchedSamplingTask], index: int, length: int) -> np.ndarray:
-    """Return the full ids of a turn, filled from its end towards the root of its ancestors."""
+def _gather_ids(turns: Sequence[DispatchedSamplingTask], index: int, length: int) -> np.ndarray:
+    """Return the full ids of a turn, filled from its end back to the root of its ancestors."""
     ids = np.empty(length, dtype=np.int32)
     turn, end = turns[index], length
     while True:
@@ -201,7 +203,7 @@ def _gather(turns: Sequence[DispatchedSamplingTask], index: int, length: int) ->
         turn = turns[turn.parent]
 
 
-def _tokens(
+def _to_turn_tokens(
     turn: DispatchedSamplingTask,
     chain: int,
     full_ids: np.ndarray,

@@ -94,7 +94,7 @@ class TokenTree:
         for turn in turns:
             chains.setdefault((turn.record_id, turn.chain), []).append(turn)
         branches = [_chain_branch(chain, numbers) for chain in chains.values()]
-        branches.sort(key=_depth_first)
+        branches.sort(key=_depth_first_key)
         if merge == "tree":
             branches = _with_shared_lengths(branches)
         return cls(tuple(branches))
@@ -155,20 +155,20 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
     sources, offset, depth = [], 0, 0
     for branch in branches:
         length, shared = len(branch.path), branch.shared
-        # The path leaves the tokens of the previous branch below `shared`: their subtrees end here.
+        # The subtrees of the previous branch's tokens below `shared` end here.
         subtree_ends[trail[shared:depth]] = offset
         end = offset + length - shared
         token_ids[offset:end] = branch.path[shared:]
         positions[offset:end] = np.arange(shared, length)
         trail[shared:length] = np.arange(offset, end)
-        # Each sampled token is predicted from the token before it; the first from the last of the
-        # prompt.
+        # Each sampled token is predicted from the token before it, the first one from the last token
+        # of the prompt.
         sources += [
             trail[turn.num_prompt_tokens - 1 : len(turn.path)].copy() for turn in branch.turns
         ]
         offset, depth = end, length
     turns = [turn for branch in branches for turn in branch.turns]
-    images, rotary = _laid_down_images(branches)
+    images, rotary = _row_images(branches)
     experts = [branch.turns[-1].routed_experts for branch in branches]
     return PackedRow(
         token_ids=token_ids,
@@ -179,21 +179,24 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
         temperatures=np.concatenate(
             [np.full(turn.num_targets, turn.temperature, dtype=np.float32) for turn in turns]
         ),
-        routed_experts=_laid_down(experts, branches),
+        routed_experts=_row_experts(experts, branches),
         images=images,
         rotary_positions=rotary,
     )
 
 
-def _laid_down_images(
+def _row_images(
     branches: Sequence[Branch],
 ) -> tuple[RowImages | None, np.ndarray | None]:
-    """Return the images of a row, and its positions where images have positions of their own."""
+    """Return the images of a row, and its rotary positions if the model counts rows and columns."""
     placed: list[tuple[int, ShownImage]] = []
     offset = 0
     for branch in branches:
         own = [image for image in branch.images if branch.shared <= image.start < len(branch.path)]
-        placed += [(offset + one.start - branch.shared, one.image) for one in own]
+        placed += [
+            (offset + placed_image.start - branch.shared, placed_image.image)
+            for placed_image in own
+        ]
         offset += branch.num_new_tokens
     images = RowImages.of(placed)
     if images is None or images.images[0].grid is None:
@@ -204,7 +207,7 @@ def _laid_down_images(
     return images, np.concatenate(positions, axis=1)
 
 
-def _laid_down(
+def _row_experts(
     experts: Sequence[np.ndarray | None], branches: Sequence[Branch]
 ) -> np.ndarray | None:
     known = [
@@ -231,8 +234,8 @@ def _chain_branch(turns: list[TurnTokens], numbers: Mapping[str, int]) -> Branch
     return Branch(tuple(ordered), path, 0, key)
 
 
-def _depth_first(branch: Branch) -> tuple[bytes, str]:
-    # Big-endian bytes compare like the sequences of ids, with prefixes first.
+def _depth_first_key(branch: Branch) -> tuple[bytes, str]:
+    # Big-endian bytes compare like sequences of ids; prefixes come first.
     return branch.key.astype(">u4").tobytes(), branch.turns[0].turn_id
 
 

@@ -61,7 +61,7 @@ class Rendezvous:
             BroadcastError: the address is not this machine's.
         """
         try:
-            # Given no listener, the store listens on every address of the machine.
+            # Without a listener, `TCPStore` listens on all of the machine's addresses.
             listener = socket.create_server((host, 0))
         except OSError as error:
             raise BroadcastError(
@@ -89,13 +89,13 @@ class Rendezvous:
         """
 
         def form() -> BroadcastGroup:
-            return _form(self._store, name, SENDER, self.world_size, backend, self.host)
+            return _form_group(self._store, name, SENDER, self.world_size, backend, self.host)
 
         return await _in_thread(form)
 
 
 async def join_group(
-    seat: RankAssignment, name: str, backend: BackendName, timeout_seconds: float
+    assignment: RankAssignment, name: str, backend: BackendName, timeout_seconds: float
 ) -> "BroadcastGroup":
     """Join a group as a receiver; return when all others have joined.
 
@@ -105,14 +105,21 @@ async def join_group(
 
     def join() -> BroadcastGroup:
         store = dist.TCPStore(
-            seat.host,
-            seat.port,
-            seat.world_size,
+            assignment.host,
+            assignment.port,
+            assignment.world_size,
             is_master=False,
             timeout=timedelta(seconds=timeout_seconds),
             wait_for_workers=False,
         )
-        return _form(store, name, seat.rank, seat.world_size, backend, _address_towards(seat))
+        return _form_group(
+            store,
+            name,
+            assignment.rank,
+            assignment.world_size,
+            backend,
+            _address_facing(assignment),
+        )
 
     return await _in_thread(join)
 
@@ -122,7 +129,7 @@ class BroadcastGroup:
 
     def __init__(self, backend: Any, store: Any) -> None:
         self._backend = backend
-        self._store = store  # kept alive for as long as the group uses it
+        self._store = store  # the group needs it for as long as it exists
 
     async def broadcast(
         self,
@@ -162,7 +169,7 @@ class BroadcastGroup:
                     if arrived is not None:
                         arrived(number)
                 if is_cuda:
-                    # NCCL's `wait` only orders work on the stream; this waits for its completion.
+                    # NCCL's `wait` only orders work on the stream. Wait for the work itself.
                     torch.cuda.current_stream().synchronize()
 
         await _in_thread(run)
@@ -174,20 +181,21 @@ class BroadcastGroup:
         """
         if self._backend is None:
             return
-        held = [self._backend, self._store]
+        resources = [self._backend, self._store]
         self._backend = self._store = None
 
         def close() -> None:
-            held[0].abort()
-            held.clear()  # the backend's destructor waits for broadcasts in flight
+            resources[0].abort()
+            resources.clear()  # the backend's destructor waits for broadcasts in flight
 
         threading.Thread(target=close, name="leave", daemon=True).start()
 
 
-def _form(
+def _form_group(
     store: Any, name: str, rank: int, world_size: int, backend: BackendName, address: str
 ) -> BroadcastGroup:
-    # The nesting of `_new_process_group_helper` in torch and `init_custom_process_group` in SGLang.
+    # Prefixes nest as in torch's `_new_process_group_helper` and SGLang's
+    # `init_custom_process_group`.
     device = "cuda" if backend == "nccl" else "cpu"
     prefixed: dist.Store = store
     for prefix in (name, f"{name}/", f"{device}/"):
@@ -199,18 +207,18 @@ def _form(
     gloo = dist.ProcessGroupGloo._Options()
     gloo._timeout = store.timeout
     gloo._threads = _GLOO_THREADS
-    # By default gloo listens on the address of the machine's host name, which may be another network.
+    # By default, gloo listens on the address of the host name, which may be in another network.
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return BroadcastGroup(dist.ProcessGroupGloo(prefixed, rank, world_size, gloo), store)
 
 
-def _address_towards(seat: RankAssignment) -> str:
+def _address_facing(assignment: RankAssignment) -> str:
     """Return this machine's address on the route to the sender."""
-    family, kind, _, _, address = socket.getaddrinfo(seat.host, seat.port, type=socket.SOCK_DGRAM)[
-        0
-    ]
+    family, kind, _, _, address = socket.getaddrinfo(
+        assignment.host, assignment.port, type=socket.SOCK_DGRAM
+    )[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # a datagram socket: this chooses a route and sends nothing
+        probe.connect(address)  # for a datagram socket, this selects a route and sends nothing
         return str(probe.getsockname()[0])
 
 
@@ -225,13 +233,13 @@ async def _in_thread(operation: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(settled: Callable[[], None]) -> None:
-        def unless_cancelled() -> None:
+    def report(set_result: Callable[[], None]) -> None:
+        def set_if_pending() -> None:
             if not done.done():
-                settled()
+                set_result()
 
-        with suppress(RuntimeError):  # the loop is closed: no caller waits for the result
-            loop.call_soon_threadsafe(unless_cancelled)
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits for the result
+            loop.call_soon_threadsafe(set_if_pending)
 
     def run() -> None:
         try:
@@ -239,9 +247,9 @@ async def _in_thread(operation: Callable[[], T]) -> T:
         except (RuntimeError, OSError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             failure = BroadcastError(f"the broadcast group failed: {line}")
-            settle(lambda: done.set_exception(failure))
+            report(lambda: done.set_exception(failure))
         else:
-            settle(lambda: done.set_result(result))
+            report(lambda: done.set_result(result))
 
     threading.Thread(target=run, name="broadcast", daemon=True).start()
     return await done
@@ -288,14 +296,14 @@ def in_buckets(
 
     Tensors of one group stay together; a larger group becomes one bucket.
     """
-    waiting: list[tuple[str, torch.Tensor]] = []
+    bucket: list[tuple[str, torch.Tensor]] = []
     num_bytes = 0
     for group in groups:
         size = sum(tensor.nbytes for _, tensor in group)
-        if waiting and num_bytes + size > max_bytes:
-            yield Bucket(tuple(waiting))
-            waiting, num_bytes = [], 0
-        waiting += ((name, tensor.contiguous()) for name, tensor in group)
+        if bucket and num_bytes + size > max_bytes:
+            yield Bucket(tuple(bucket))
+            bucket, num_bytes = [], 0
+        bucket += ((name, tensor.contiguous()) for name, tensor in group)
         num_bytes += size
-    if waiting:
-        yield Bucket(tuple(waiting), is_last=True)
+    if bucket:
+        yield Bucket(tuple(bucket), is_last=True)

@@ -43,12 +43,12 @@ class _AllToAll(torch.autograd.Function):
     def forward(
         ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], group: Group
     ) -> torch.Tensor:
-        ctx.back = (received, sent, group)
+        ctx.reverse = (received, sent, group)
         return _exchange(rows, sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _exchange(gradient, *ctx.back), None, None, None
+        return _exchange(gradient, *ctx.reverse), None, None, None
 
 
 class _Combine(torch.autograd.Function):

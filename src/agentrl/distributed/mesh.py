@@ -55,14 +55,14 @@ class MeshShape:
         Raises:
             ConfigError: the number of ranks is not a multiple of the other sizes' product.
         """
-        taken = dp_replicate * cp * ep * tp * pp
-        if world_size % taken:
+        num_assigned = dp_replicate * cp * ep * tp * pp
+        if world_size % num_assigned:
             raise ConfigError(
                 f"{world_size} trainer rank(s) do not fill a mesh of --pp_size {pp} x "
                 f"--dp_replicate_size {dp_replicate} x --cp_size {cp} x --ep_size {ep} x --tp_size "
-                f"{tp}; start a multiple of {taken} (--num_processes), or choose smaller sizes"
+                f"{tp}; start a multiple of {num_assigned} (--num_processes), or choose smaller sizes"
             )
-        return cls(dp_replicate, world_size // taken, cp, ep, tp, pp)
+        return cls(dp_replicate, world_size // num_assigned, cp, ep, tp, pp)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -111,14 +111,14 @@ class MeshShape:
 
 T = TypeVar("T")
 
-# Ranks other than 0 block in a broadcast while rank 0 waits for samples, for an unbounded time. The
-# death of a rank does not need a timeout: its connections close at once.
+# While rank 0 waits for samples, without a time limit, the other ranks block in a broadcast. The death
+# of a rank is noticed without a timeout, because its connections close at once.
 _GROUP_TIMEOUT = timedelta(days=30)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the trainer's processes, and its object collectives (over gloo)."""
+    """This process's place among the trainer's ranks, and collectives on objects (over gloo)."""
 
     rank: int = 0
     world_size: int = 1
@@ -178,10 +178,10 @@ class Ranks:
             assert len(values) == 1
             return values[0]
         box: list[T | None] = [None]
-        each = None
+        elements = None
         if values is not None:
-            each = [values[self.shape.dp_rank_of(rank)] for rank in range(self.world_size)]
-        dist.scatter_object_list(box, each, src=0)
+            elements = [values[self.shape.dp_rank_of(rank)] for rank in range(self.world_size)]
+        dist.scatter_object_list(box, elements, src=0)
         received = box[0]
         assert received is not None
         return received
@@ -206,7 +206,7 @@ class Ranks:
         return summed
 
     def barrier(self) -> None:
-        """Wait until every rank is here (collective)."""
+        """Wait until every rank has called this method (collective)."""
         if self.world_size > 1:
             dist.barrier()
 

@@ -1,7 +1,7 @@
 """Training state on disk in torch's distributed checkpoint format; each rank writes its shards.
 
 State written on one mesh can be read on any other. All ranks must share the file system. The format
-uses pickles; reading accepts only torch's own descriptions of tensors and plain values, so an
+uses pickles; reading accepts only torch's own metadata of tensors and plain values, so an
 untrusted checkpoint cannot run code.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import metadata as descriptions
+from torch.distributed.checkpoint import metadata as metadata_module
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -37,7 +37,7 @@ class StateWriter:
 
     def __init__(self, ranks: Ranks) -> None:
         """Create a separate process group (collective)."""
-        self._is_alone = ranks.world_size == 1
+        self._is_single_process = ranks.world_size == 1
         # Collectives of background writes must not interleave with those of training.
         self._group = ranks.new_group()
         self._pending: tuple[Future[Any], Path] | None = None
@@ -55,18 +55,18 @@ class StateWriter:
             WriteError: a rank could not write its part of this state or of the previous one.
         """
         self.wait()
-        _expect_one_process()
+        _ignore_single_process_warning()
         options: dict[str, Any] = {
             "checkpoint_id": directory,
             "process_group": self._group,
-            "no_dist": self._is_alone,
+            "no_dist": self._is_single_process,
         }
         if in_background:
             pending = async_save(state, **options)
             assert isinstance(pending, Future)
             self._pending = pending, directory
         else:
-            with _errors_in_one_line(directory):
+            with _write_errors(directory):
                 save(state, **options)
 
     def wait(self) -> None:
@@ -78,7 +78,7 @@ class StateWriter:
         pending, self._pending = self._pending, None
         if pending is not None:
             future, directory = pending
-            with _errors_in_one_line(directory):
+            with _write_errors(directory):
                 future.result()
 
 
@@ -89,21 +89,21 @@ def read_state(state: State, directory: Path, ranks: Ranks) -> None:
         ConfigError: the files hold more than a state, such as code to run.
         CheckpointException: the directory holds no such state.
     """
-    _expect_one_process()
-    reader, planner = _DescriptionReader(directory), _PlainValuePlanner()
+    _ignore_single_process_warning()
+    reader, planner = _MetadataReader(directory), _PlainValuePlanner()
     try:
         load(state, storage_reader=reader, planner=planner, no_dist=ranks.world_size == 1)
     except CheckpointException as error:
-        refused = [reason for reason, _ in error.failures.values()]
-        for reason in (reader.refusal, *refused):
+        failures = [reason for reason, _ in error.failures.values()]
+        for reason in (reader.refusal, *failures):
             if isinstance(reason, pickle.UnpicklingError):
                 line = str(reason).strip().splitlines()[0]
                 raise ConfigError(f"{directory} is not a checkpoint of AgentRL: {line}") from error
         raise
 
 
-_DESCRIPTIONS = {
-    *(("torch.distributed.checkpoint.metadata", name) for name in descriptions.__all__),
+_ALLOWED_GLOBALS = {
+    *(("torch.distributed.checkpoint.metadata", name) for name in metadata_module.__all__),
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
@@ -111,47 +111,48 @@ _DESCRIPTIONS = {
     ("collections", "OrderedDict"),
     *(("pathlib", name) for name in ("PosixPath", "PurePosixPath", "WindowsPath")),
 }
-"""Allowed contents of a description of tensors: data, and functions that look them up."""
+"""Globals that the pickled metadata may name: data classes, and functions that look up data."""
 
 
-class _DescriptionUnpickler(pickle.Unpickler):
+class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and dtype_named(name) is not None
-        if is_dtype or (module, name) in _DESCRIPTIONS:
+        if is_dtype or (module, name) in _ALLOWED_GLOBALS:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"its description of tensors names {module}.{name}")
+        raise pickle.UnpicklingError(f"its metadata refers to {module}.{name}")
 
 
-class _DescriptionReader(FileSystemReader):
-    """Reads only files of the directory, and only descriptions of tensors."""
+class _MetadataReader(FileSystemReader):
+    """Unpickles only metadata of tensors, and rejects files outside the directory."""
 
     refusal: pickle.UnpicklingError | None = None
-    """Why a description was refused; torch passes on only the text."""
+    """Why the metadata was rejected; torch passes on only the text."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = self._get_metadata_path(kwargs.get("rank"))
         with self.fs.create_stream(path, "rb") as file:
             try:
-                return self._checked(_DescriptionUnpickler(file).load())
+                return self._checked(_MetadataUnpickler(file).load())
             except pickle.UnpicklingError as error:
                 self.refusal = error
                 raise
 
-    def _checked(self, found: object) -> Metadata:
-        if not isinstance(found, Metadata):
-            raise pickle.UnpicklingError("it has no description of tensors")
-        for place in (found.storage_data or {}).values():
-            if len(PurePath(place.relative_path).parts) != 1:
-                raise pickle.UnpicklingError(f"it names a file outside, {place.relative_path}")
-        found.storage_meta = found.storage_meta or descriptions.StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+    def _checked(self, metadata: object) -> Metadata:
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError("it has no metadata")
+        for storage in (metadata.storage_data or {}).values():
+            if len(PurePath(storage.relative_path).parts) != 1:
+                raise pickle.UnpicklingError(
+                    f"it refers to a file outside the directory: {storage.relative_path}"
+                )
+        metadata.storage_meta = metadata.storage_meta or metadata_module.StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
 class _PlainValuePlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        # torch's own planner would run code from the file, so it receives the description read
-        # here.
+        # torch's planner unpickles without restrictions, so it receives the plain values read here.
         plain = io.BytesIO()
         torch.save(torch.load(value, weights_only=True), plain)
         plain.seek(0)
@@ -159,7 +160,7 @@ class _PlainValuePlanner(DefaultLoadPlanner):
 
 
 @contextmanager
-def _errors_in_one_line(directory: Path) -> Iterator[None]:
+def _write_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
@@ -167,6 +168,6 @@ def _errors_in_one_line(directory: Path) -> Iterator[None]:
         raise WriteError(f"rank {rank} cannot write {directory}: {reason}") from error
 
 
-def _expect_one_process() -> None:
-    # torch warns whenever a single process writes or reads a checkpoint.
+def _ignore_single_process_warning() -> None:
+    # torch warns whenever a single process reads or writes a checkpoint.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -68,11 +68,11 @@ def shard_model(
     )
     for layer in _decoder_layers(model):
         if next(layer.parameters(), None) is None:
-            continue  # of another stage of a pipeline
+            continue  # the layer belongs to another stage of the pipeline
         for module in layer.modules():
             if any(_is_expert_sharded(parameter, mesh) for parameter in module.parameters(False)):
-                # Sharded along dimension 1: dimension 0 counts the experts, and a rank may hold fewer
-                # experts than there are ranks to shard them over.
+                # Shard along dimension 1, since dimension 0 counts the experts, and a rank may hold
+                # fewer experts than there are ranks to shard them over.
                 fully_shard(
                     module,
                     mesh=_data_mesh(mesh, "expert_fsdp"),
@@ -136,7 +136,7 @@ def whole_tensor(part: torch.Tensor) -> torch.Tensor:
 
 def load_sharded_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
     """Load the result of `sharded_state_dict`."""
-    # Not strict: tied parameters appear once, so names are missing.
+    # Not strict, because tied parameters appear only once in the state.
     set_model_state_dict(model, state, options=StateDictOptions(strict=False))
 
 
@@ -164,9 +164,13 @@ def clip_gradients(
     Returns:
         The norm before scaling. If it is not finite, the gradients stay unchanged.
     """
-    owned = [(owner, owner.grad) for owner in parameters if owner.grad is not None]
-    gradients = [gradient for _, gradient in owned]
-    squares = squared_norms([grad for owner, grad in owned if owner is not counted_elsewhere])
+    with_gradient = [
+        (parameter, parameter.grad) for parameter in parameters if parameter.grad is not None
+    ]
+    gradients = [gradient for _, gradient in with_gradient]
+    squares = squared_norms(
+        [grad for parameter, grad in with_gradient if parameter is not counted_elsewhere]
+    )
     norm = math.sqrt(over_stages([sum(squares)])[0])
     if math.isfinite(norm):
         # torch's `clip_grad_norm_` rejects gradients on different meshes; the formula is the same.
@@ -200,7 +204,7 @@ def squared_norms(tensors: Sequence[torch.Tensor]) -> list[float]:
 def _sharded_dimensions(tensor: torch.Tensor) -> tuple[int, ...]:
     if not isinstance(tensor, DTensor):
         return ()
-    return tuple(i for i, where in enumerate(tensor.placements) if not where.is_replicate())
+    return tuple(i for i, placement in enumerate(tensor.placements) if not placement.is_replicate())
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -210,7 +214,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Return the repeated blocks of a Hugging Face decoder, however deep it is wrapped.
 
-    An image encoder has blocks of the same name; it is the smaller part.
+    An image encoder may have blocks of the same name. It is smaller, so the largest list is returned.
     """
     found = [
         list(module)

@@ -32,12 +32,12 @@ stage (None on the first) to its own hidden states or, on the last stage, to the
 Loss = Callable[[int, torch.Tensor], torch.Tensor]
 """Returns the loss of a row from its number and what the last stage computed."""
 
-_ROWS_OF_A_STAGE = 8
-"""Rows that pass together, per stage; with more rows, stages wait less for each other."""
+_ROWS_PER_STAGE = 8
+"""Rows per round, in multiples of the number of stages. With more rows, stages wait less."""
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _unchanged(part: torch.Tensor) -> torch.Tensor:
+def _identity(part: torch.Tensor) -> torch.Tensor:
     return part
 
 
@@ -47,7 +47,7 @@ class Stages:
     def __init__(
         self, mesh: DeviceMesh, device: torch.device, *, width: int, dtype: torch.dtype
     ) -> None:
-        """Name the ranks.
+        """Create the stage of this rank.
 
         Args:
             mesh: one-dimensional, along `pp`.
@@ -61,8 +61,8 @@ class Stages:
         """This rank's stage, from 0."""
         self.count = mesh.size()
         ranks = dist.get_process_group_ranks(self._group)
-        # Of the parallel pipelines, one gathers for rank 0; the others only take part.
-        self._leads_to_main = ranks[0] == 0
+        # Only one of the parallel pipelines contains rank 0, on which tensors are gathered.
+        self._contains_rank_0 = ranks[0] == 0
 
     @property
     def is_last(self) -> bool:
@@ -96,7 +96,7 @@ class Stages:
             schedule = Schedule1F1B(
                 stage,
                 len(rows),
-                loss_fn=lambda made, _target, numbers=numbers: loss(next(numbers), made),
+                loss_fn=lambda output, _target, numbers=numbers: loss(next(numbers), output),
                 scale_grads=False,
             )
             self._run(schedule, rows, has_target=self.is_last)
@@ -126,7 +126,7 @@ class Stages:
 
     @torch.no_grad()
     def whole_tensors(
-        self, parts: Mapping[str, torch.Tensor], convert: Convert = _unchanged
+        self, parts: Mapping[str, torch.Tensor], convert: Convert = _identity
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather the tensors of all stages one by one (collective); they are yielded on rank 0.
 
@@ -135,21 +135,21 @@ class Stages:
                 gathered once.
             convert: changes device or precision of each before it is gathered.
         """
-        described: list[Any] = [None] * self.count
-        own = [
+        all_descriptions: list[Any] = [None] * self.count
+        descriptions = [
             (name, part.shape, convert(torch.empty(0, dtype=part.dtype)).dtype)
             for name, part in parts.items()
         ]
-        dist.all_gather_object(described, own, group=self._group)
+        dist.all_gather_object(all_descriptions, descriptions, group=self._group)
         seen: set[str] = set()
-        for number, tensors in enumerate(described):
+        for number, tensors in enumerate(all_descriptions):
             for name, shape, dtype in tensors:
                 if name in seen:
                     continue
                 seen.add(name)
                 part = convert(parts[name]) if number == self.number else None
-                whole = self._sent_to_first(number, part, shape, dtype)
-                if whole is not None and self._leads_to_main:
+                whole = self._send_to_first(number, part, shape, dtype)
+                if whole is not None and self._contains_rank_0:
                     yield name, whole
 
     def full_state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -157,15 +157,15 @@ class Stages:
         parts = untied(model, get_model_state_dict(model))
         return {name: tensor.cpu() for name, tensor in self.whole_tensors(parts)}
 
-    def _sent_to_first(
+    def _send_to_first(
         self, number: int, part: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """Return stage `number`'s whole tensor on the first stage."""
+        """Send stage `number`'s whole tensor to the first stage; return it there, None elsewhere."""
         whole = None
         if self.number == number:
             assert part is not None
             whole = whole_tensor(part)
-        if number == 0 or not self._leads_to_main:
+        if number == 0 or not self._contains_rank_0:
             return whole if self.number == 0 else None
         if self.number == number:
             assert whole is not None
@@ -177,8 +177,8 @@ class Stages:
         return whole
 
     def _rounds(self, num_rows: int) -> Iterator[range]:
-        """Yield the rows that pass together: torch allocates memory for all their hidden states."""
-        num_rounds = -(-num_rows // (_ROWS_OF_A_STAGE * self.count))
+        """Yield the rows of each round; torch allocates memory for all hidden states of a round."""
+        num_rounds = -(-num_rows // (_ROWS_PER_STAGE * self.count))
         edges = [num_rows * number // num_rounds for number in range(num_rounds + 1)]
         for start, end in pairwise(edges):
             yield range(start, end)
@@ -201,19 +201,20 @@ class Stages:
         )
 
     def _run(self, schedule: Any, rows: range, *, has_target: bool = False) -> None:
-        places = torch.zeros(len(rows), dtype=torch.int64)  # torch cuts its input into rows
-        given = (places,) if self.number == 0 else ()
-        target = places if has_target else None
+        # torch splits its input into one microbatch per row; the values are not used.
+        markers = torch.zeros(len(rows), dtype=torch.int64)
+        inputs = (markers,) if self.number == 0 else ()
+        target = markers if has_target else None
         try:
-            schedule.step(*given, target=target, return_outputs=False)
-        except RuntimeError as error:  # torch wraps the exception of a stage
+            schedule.step(*inputs, target=target, return_outputs=False)
+        except RuntimeError as error:  # torch wraps exceptions of a stage
             if isinstance(error.__cause__, AgentRLError):
                 raise error.__cause__ from None
             raise
 
 
 def whole_tensors(
-    parts: Mapping[str, torch.Tensor], stages: Stages | None, convert: Convert = _unchanged
+    parts: Mapping[str, torch.Tensor], stages: Stages | None, convert: Convert = _identity
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Gather tensors one by one (collective): on all ranks, or those of all stages on rank 0."""
     if stages is not None:
@@ -224,9 +225,9 @@ def whole_tensors(
 
 
 class _Stage(nn.Module):
-    """The module that torch's stage calls, row by row in order.
+    """The module that torch's stage calls for one row after another.
 
-    It has no parameters, which torch would take care of.
+    It has no parameters, because torch would manage them.
     """
 
     def __init__(
@@ -244,10 +245,10 @@ class _Stage(nn.Module):
         self._compute = compute
         self._is_last = is_last
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         number = next(self._numbers)
-        is_first = not given.is_floating_point()
-        made = self._compute(number, None if is_first else given[:, : self._lengths[number]])
+        is_first = not hidden.is_floating_point()
+        output = self._compute(number, None if is_first else hidden[:, : self._lengths[number]])
         if self._is_last:
-            return made
-        return pad(made, (0, 0, 0, self._longest - made.shape[1])).contiguous()
+            return output
+        return pad(output, (0, 0, 0, self._longest - output.shape[1])).contiguous()

@@ -158,7 +158,7 @@ def test_greedy_turns_are_not_scaled() -> None:
     [
         ([make_turn("t/0", 0, [], [1])], "has no prompt"),
         ([make_turn("t/0", 1, [1], [1])], "expected index 0"),
-        ([make_turn("t/0", 0, [1], [1], parent=0)], "is not before it"),
+        ([make_turn("t/0", 0, [1], [1], parent=0)], "does not precede it"),
         ([make_turn("t/0", 0, [1], [1], shared_len=1)], "shares 1 tokens of a parent that has 0"),
         ([make_turn("t/0", 0, [1], [1, 2], logprobs=[-1.0])], "2 tokens and 1 logprobs"),
     ],
