@@ -85,8 +85,8 @@ def group_turn_advantages(
 
     A_i,t is record i's advantage among all G_j,t of the group, in the estimator of
     `group_advantages`: turn t is compared with what the other records earned from turn t on.
-    Equal rewards of all records, such as a bonus for every turn, cancel. Without step rewards every turn
-    has its record's advantage.
+    Equal rewards of all records, such as a bonus for every turn, cancel. Without step rewards,
+    every turn has its record's advantage.
 
     Args:
         scores: see `returns_to_go`.

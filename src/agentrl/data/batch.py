@@ -129,7 +129,7 @@ def build_step(
         one_path_each=merge == "none",
     )
     rounds = max((len(share) for share in shares), default=0)
-    # Every pass gathers sharded parameters (a collective), so all ranks need the same number of passes.
+    # Every pass gathers sharded parameters (a collective), so all ranks make the same number.
     num_chunks = [
         max(share[number].num_chunks for share in shares if number < len(share))
         for number in range(rounds)

@@ -134,8 +134,8 @@ def _balance_across_ranks(
 ) -> tuple[tuple[Bin, ...], ...]:
     """Assign bins to ranks in rounds of falling cost.
 
-    The direction alternates between rounds. No rank then always receives the most expensive bin of a
-    round, so the totals are balanced as well.
+    The direction alternates between rounds. No rank then always receives the most expensive bin
+    of a round, so the totals are balanced as well.
     """
     shares: list[list[Bin]] = [[] for _ in range(num_ranks)]
     ordered = sorted(bins, key=lambda bin_: (-bin_.num_chunks, -bin_.cost(attention_cost)))

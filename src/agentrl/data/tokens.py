@@ -127,23 +127,23 @@ def _image_places(
     turns: Sequence[DispatchedSamplingTask], book: ImageBook
 ) -> list[list[tuple[int, ShownImage]] | None]:
     """Return the placeholders and images of every turn; None if an image of it cannot be read."""
-    found: list[list[tuple[int, ShownImage]] | None] = []
+    places: list[list[tuple[int, ShownImage]] | None] = []
     for turn in turns:
-        before = found[turn.parent] if turn.parent is not None and turn.shared_images else []
+        before = places[turn.parent] if turn.parent is not None and turn.shared_images else []
         key = processor_key(turn.image_processor) if turn.added_images else ""
         added = [book.images.get((address, key)) for address in turn.added_images]
         if before is None or None in added:
-            found.append(None)
+            places.append(None)
             continue
         ids = np.flatnonzero(turn.added_ids == turn.image_placeholder) if added else ()
         if len(ids) != len(added):
             raise ValueError(f"turn {turn.id} has {len(ids)} placeholders for {len(added)} images")
         readable = [image for image in added if image is not None]
-        found.append(
+        places.append(
             before[: turn.shared_images]
             + [(turn.shared_len + int(i), image) for i, image in zip(ids, readable, strict=True)]
         )
-    return found
+    return places
 
 
 def _full_lengths(turns: Sequence[DispatchedSamplingTask]) -> list[int]:

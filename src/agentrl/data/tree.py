@@ -161,8 +161,8 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
         token_ids[offset:end] = branch.path[shared:]
         positions[offset:end] = np.arange(shared, length)
         trail[shared:length] = np.arange(offset, end)
-        # Each sampled token is predicted from the token before it, the first one from the last token
-        # of the prompt.
+        # Each sampled token is predicted from the token before it, the first one from the last
+        # token of the prompt.
         sources += [
             trail[turn.num_prompt_tokens - 1 : len(turn.path)].copy() for turn in branch.turns
         ]

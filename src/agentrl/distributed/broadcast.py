@@ -231,11 +231,11 @@ async def _in_thread(operation: Callable[[], T]) -> T:
         BroadcastError: the operation failed.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def report(set_result: Callable[[], None]) -> None:
         def set_if_pending() -> None:
-            if not done.done():
+            if not future.done():
                 set_result()
 
         with suppress(RuntimeError):  # the loop is closed, so no caller waits for the result
@@ -247,12 +247,12 @@ async def _in_thread(operation: Callable[[], T]) -> T:
         except (RuntimeError, OSError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             failure = BroadcastError(f"the broadcast group failed: {line}")
-            report(lambda: done.set_exception(failure))
+            report(lambda: future.set_exception(failure))
         else:
-            report(lambda: done.set_result(result))
+            report(lambda: future.set_result(result))
 
     threading.Thread(target=run, name="broadcast", daemon=True).start()
-    return await done
+    return await future
 
 
 @dataclass(frozen=True)

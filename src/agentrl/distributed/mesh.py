@@ -55,14 +55,14 @@ class MeshShape:
         Raises:
             ConfigError: the number of ranks is not a multiple of the other sizes' product.
         """
-        num_assigned = dp_replicate * cp * ep * tp * pp
-        if world_size % num_assigned:
+        divisor = dp_replicate * cp * ep * tp * pp
+        if world_size % divisor:
             raise ConfigError(
                 f"{world_size} trainer rank(s) do not fill a mesh of --pp_size {pp} x "
                 f"--dp_replicate_size {dp_replicate} x --cp_size {cp} x --ep_size {ep} x --tp_size "
-                f"{tp}; start a multiple of {num_assigned} (--num_processes), or choose smaller sizes"
+                f"{tp}; start a multiple of {divisor} (--num_processes), or choose smaller sizes"
             )
-        return cls(dp_replicate, world_size // num_assigned, cp, ep, tp, pp)
+        return cls(dp_replicate, world_size // divisor, cp, ep, tp, pp)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -111,8 +111,8 @@ class MeshShape:
 
 T = TypeVar("T")
 
-# While rank 0 waits for samples, without a time limit, the other ranks block in a broadcast. The death
-# of a rank is noticed without a timeout, because its connections close at once.
+# While rank 0 waits for samples, without a time limit, the other ranks block in a broadcast. The
+# death of a rank is noticed without a timeout, because its connections close at once.
 _GROUP_TIMEOUT = timedelta(days=30)
 
 

@@ -214,14 +214,14 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Return the repeated blocks of a Hugging Face decoder, however deep it is wrapped.
 
-    An image encoder may have blocks of the same name. It is smaller, so the largest list is returned.
+    An image encoder may have blocks of the same name, but it is smaller.
     """
-    found = [
+    layer_lists = [
         list(module)
         for name, module in model.named_modules()
         if name.rpartition(".")[2] == "layers" and isinstance(module, nn.ModuleList)
     ]
-    return max(found, key=_num_weights, default=[])
+    return max(layer_lists, key=_num_weights, default=[])
 
 
 def _num_weights(layers: Sequence[nn.Module]) -> int:

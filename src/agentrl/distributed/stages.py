@@ -160,7 +160,7 @@ class Stages:
     def _send_to_first(
         self, number: int, part: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """Send stage `number`'s whole tensor to the first stage; return it there, None elsewhere."""
+        """Send stage `number`'s whole tensor to the first stage, which returns it (others None)."""
         whole = None
         if self.number == number:
             assert part is not None

@@ -11,10 +11,10 @@ from starlette.routing import Route
 
 PATH = "/openapi.json"
 Schema = dict[str, Any]
-_SHARED = "#/components/schemas/"
-_ANSWERS = {
+_SCHEMA_PREFIX = "#/components/schemas/"
+_RESPONSES = {
     "200": {"description": "Done."},
-    "400": {"description": "The request breaks a rule, which the answer names."},
+    "400": {"description": "The request is invalid; the error message gives the reason."},
 }
 
 
@@ -27,7 +27,7 @@ def description(title: str, routes: Iterable[Route], bodies: Mapping[str, Schema
         bodies: schemas of request bodies, by path; any object if there is none.
     """
     paths: dict[str, Schema] = {}
-    shared: Schema = {}
+    schemas: Schema = {}
     for route in routes:
         # Starlette writes `{name:path}` for a parameter that may contain slashes.
         path = route.path_format
@@ -38,11 +38,11 @@ def description(title: str, routes: Iterable[Route], bodies: Mapping[str, Schema
                     {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
                     for name in route.param_convertors
                 ],
-                "responses": _ANSWERS,
+                "responses": _RESPONSES,
             }
             if method in ("POST", "PUT"):
                 schema = dict(bodies.get(path, {"type": "object"}))
-                shared |= schema.pop("$defs", {})
+                schemas |= schema.pop("$defs", {})
                 content = {"application/json": {"schema": schema}}
                 operation["requestBody"] = {"required": True, "content": content}
             paths.setdefault(path, {})[method.lower()] = operation
@@ -50,13 +50,13 @@ def description(title: str, routes: Iterable[Route], bodies: Mapping[str, Schema
         "openapi": "3.1.0",
         "info": {"title": title, "version": "1"},
         "paths": paths,
-        "components": {"schemas": shared},
+        "components": {"schemas": schemas},
     }
 
 
 def schema_of(model: type[BaseModel]) -> Schema:
     """Return the schema of the model that checks a body."""
-    return model.model_json_schema(ref_template=f"{_SHARED}{{model}}")
+    return model.model_json_schema(ref_template=f"{_SCHEMA_PREFIX}{{model}}")
 
 
 def fields_of(schema: Schema, names: Iterable[str]) -> Schema:

@@ -14,15 +14,16 @@ from starlette.requests import Request
 from agentrl.errors import APIError
 
 MAX_NESTING = 100
-"""Levels of arrays and objects. Much Python code traverses such values recursively."""
+"""Levels of arrays and objects. Limited because much Python code traverses them recursively."""
 HALF_CHARACTER = "half_character"
-"""Error code for malformed text that the policy may have written, in the arguments of a call."""
-_BODY_SECONDS = 60.0
+"""Error code for an unpaired surrogate, which the policy may have written in a call's arguments."""
+_BODY_TIMEOUT_SECONDS = 60.0
 _MAX_OBJECTS = 200_000
 _MAX_VALUES = 4_000_000
-"""Token ids of a prompt are values. A parser blocks the event loop until it is done."""
-_HALF = (
-    "the body holds half of a character (a lone \\ud800 to \\udfff), which is not text; remove it"
+"""Every token id of a prompt is a value. Limited because parsing blocks the event loop."""
+_SURROGATE_MESSAGE = (
+    "the body contains an unpaired surrogate (\\ud800 to \\udfff), which is not valid text; "
+    "remove it"
 )
 
 
@@ -36,14 +37,14 @@ async def read_json_object(http: Request, max_bytes: int) -> Mapping[str, Any]:
     num_objects = raw.count(b"{")
     if num_objects > _MAX_OBJECTS or num_objects + raw.count(b",") + raw.count(b"[") > _MAX_VALUES:
         raise APIError(
-            f"the body holds more than {_MAX_OBJECTS} braces or {_MAX_VALUES} values", status=413
+            f"the body holds more than {_MAX_OBJECTS} objects or {_MAX_VALUES} values", status=413
         )
     try:
-        # Unlike the standard library's, this parser refuses NaN, 1e999 and half characters.
+        # Unlike the standard library's parser, this one rejects NaN, 1e999 and unpaired surrogates.
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         if "surrogate" in str(error):
-            raise APIError(_HALF, code=HALF_CHARACTER) from None
+            raise APIError(_SURROGATE_MESSAGE, code=HALF_CHARACTER) from None
         raise APIError(f"the body must be JSON: {error}") from None
     if not isinstance(body, dict):
         raise APIError("the body must be a JSON object")
@@ -53,10 +54,10 @@ async def read_json_object(http: Request, max_bytes: int) -> Mapping[str, Any]:
     return body
 
 
-def nests_deeper(value: Any, most: int) -> bool:
+def nests_deeper(value: Any, max_levels: int) -> bool:
     """Return whether arrays and objects nest more than `most` levels deep."""
     level = [value] if type(value) in (dict, list) else []
-    for _ in range(most):
+    for _ in range(max_levels):
         level = [
             child
             for node in level
@@ -69,16 +70,19 @@ def nests_deeper(value: Any, most: int) -> bool:
 
 
 async def _read(http: Request, max_bytes: int) -> bytearray:
-    kept, size = bytearray(), 0
+    body, size = bytearray(), 0
     try:
-        async with asyncio.timeout(_BODY_SECONDS):
+        async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
             async for chunk in http.stream():
                 size += len(chunk)
-                # The rest is read and dropped: a client reads no answer while it is still sending.
+                # Excess bytes are read and discarded, because a client that is still sending does
+                # not read the response.
                 if size <= max_bytes:
-                    kept += chunk
+                    body += chunk
     except TimeoutError:
-        raise APIError(f"the body did not arrive within {_BODY_SECONDS:g} s", status=408) from None
+        raise APIError(
+            f"the body did not arrive within {_BODY_TIMEOUT_SECONDS:g} s", status=408
+        ) from None
     if size > max_bytes:
         raise APIError(f"the body has {size} bytes; at most {max_bytes} are accepted", status=413)
-    return kept
+    return body

@@ -185,7 +185,7 @@ def _result(
         message = f"{server} aborted a generation: {reason.get('message', 'no reason given')}"
         raise ServerRefused(message, int(reason["status_code"]))
     if kind == "abort":
-        # The last few ids or logprobs may be missing if a request is cut while it waits.
+        # If a request is aborted while it waits, its last ids or logprobs may be missing.
         length = min(len(output_ids), len(logprobs))
         output_ids, logprobs = output_ids[:length], logprobs[:length]
     if len(output_ids) != len(logprobs) or np.isnan(logprobs).any():
@@ -217,10 +217,10 @@ def parse_partial(
     Raises:
         InferenceError: see `parse_result`.
     """
-    given = body.get("meta_info")
-    meta = given if isinstance(given, Mapping) else {}
-    whole = {**body, "meta_info": {**meta, "finish_reason": {"type": "abort"}}}
-    return parse_result(whole, server, adapter=adapter)
+    reported = body.get("meta_info")
+    meta = reported if isinstance(reported, Mapping) else {}
+    aborted = {**body, "meta_info": {**meta, "finish_reason": {"type": "abort"}}}
+    return parse_result(aborted, server, adapter=adapter)
 
 
 def _matched(value: object) -> int | str | None:

@@ -385,10 +385,10 @@ def test_reinforce_with_baselines_is_that_of_the_papers(estimator: AdvantageKind
     advantages = (SCORES - others)[RECORD_OF]
     own = group_advantages(SCORES.tolist(), kind=estimator)
     if estimator == "reinforce_plus_plus":
-        centred = (SCORES - SCORES.sum() / 3)[RECORD_OF]
-        mean = math.fsum(centred) / NUM_TARGETS
-        variance = math.fsum((a - mean) ** 2 for a in centred) / NUM_TARGETS
-        advantages = (centred - mean) / math.sqrt(variance)
+        centered = (SCORES - SCORES.sum() / 3)[RECORD_OF]
+        mean = math.fsum(centered) / NUM_TARGETS
+        variance = math.fsum((a - mean) ** 2 for a in centered) / NUM_TARGETS
+        advantages = (centered - mean) / math.sqrt(variance)
         own = step_normalized(own, np.bincount(RECORD_OF))
 
     def objective(log_pi: np.ndarray) -> float:

@@ -65,13 +65,13 @@ def questions() -> list[Question]:
     return found
 
 
-def centred(question: Question) -> list[float]:
+def centered(question: Question) -> list[float]:
     mean = sum(one.reward for one in question) / len(question)
     return [one.reward - mean for one in question]
 
 
 def standardized(question: Question) -> list[float]:
-    values = centred(question)
+    values = centered(question)
     deviation = (sum(value**2 for value in values) / len(values)) ** 0.5
     return [value / deviation if deviation else 0.0 for value in values]
 
@@ -118,7 +118,7 @@ def dr_grpo(of: list[Question]) -> Tensor:
     def one(question: Question) -> Tensor:
         parts = [
             surrogate(answer.ratio, advantage, 0.2, 0.2).sum()
-            for answer, advantage in zip(question, centred(question), strict=True)
+            for answer, advantage in zip(question, centered(question), strict=True)
         ]
         return torch.stack(parts).sum() / len(question)
 
@@ -154,7 +154,7 @@ def minirl(of: list[Question]) -> Tensor:
 
     def one(question: Question) -> Tensor:
         parts = []
-        for answer, advantage in zip(question, centred(question), strict=True):
+        for answer, advantage in zip(question, centered(question), strict=True):
             ratio = answer.ratio.detach()
             out = (ratio > 1.27) if advantage > 0 else (ratio < 0.8) & (advantage < 0)
             weight = ratio.clamp(max=5.0) * ~out
@@ -182,7 +182,7 @@ def reinforce_pp(of: list[Question]) -> Tensor:
     pairs = [
         (answer, value)
         for question in of
-        for answer, value in zip(question, centred(question), strict=True)
+        for answer, value in zip(question, centered(question), strict=True)
     ]
     values = [value for answer, value in pairs for _ in range(answer.size)]
     tokens = torch.tensor(values, dtype=torch.float64)
@@ -277,7 +277,7 @@ def test_answers_reach_every_branch_of_the_papers() -> None:
     pairs = [
         (float(ratio), advantage)
         for question in questions()
-        for answer, advantage in zip(question, centred(question), strict=True)
+        for answer, advantage in zip(question, centered(question), strict=True)
         for ratio in answer.ratio.detach()
     ]
     for sign in (1, -1):

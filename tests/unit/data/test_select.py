@@ -203,7 +203,7 @@ def test_a_turn_sampled_with_penalties_is_left_out_by_name(name: str) -> None:
     assert group.dropped_records == {f"{TASK}/0": "penalties"}
 
 
-def test_a_minimal_advantage_of_zero_is_honoured() -> None:
+def test_a_minimal_advantage_of_zero_is_honored() -> None:
     records = [record(0, 1.0), record(1, 0.0)]
     group = select(records, minimal_advantage=0.0)
     assert group.dropped_records == {f"{TASK}/1": "minimal_advantage"}

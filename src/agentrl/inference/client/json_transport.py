@@ -14,11 +14,11 @@ import orjson
 
 from agentrl.errors import InferenceError, ServerLost, ServerRefused, ServerUnreachable
 
-# Servers close idle connections after 5 s; reusing one at that moment fails.
+# Servers close idle connections after 5 s, and a request sent at that moment fails.
 _KEEPALIVE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
 CONTROL_SECONDS = 300.0
-_PROBES = {
+_KEEPALIVE_OPTIONS = {
     "TCP_KEEPIDLE": 20,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 4,
@@ -27,7 +27,7 @@ _PROBES = {
 """TCP keepalive: a silent connection is probed after 20 s, every 5 s, 4 times. `TCP_USER_TIMEOUT` is
 the longest wait, in ms, for sent data to be acknowledged."""
 _HEALTH_SECONDS = 30.0
-_JSON_BODY = {"Content-Type": "application/json"}
+_JSON_HEADERS = {"Content-Type": "application/json"}
 _MAX_REPLY_BYTES = 128 << 20
 """Largest body or stream frame: a million tokens with their logprobs and experts."""
 _MAX_ERROR_BYTES = 1 << 20
@@ -43,8 +43,8 @@ class JsonTransport:
             base_url: for example `http://127.0.0.1:30000`.
         """
         self.base_url = base_url.rstrip("/")
-        # Not httpx: its pool scans every connection for every request. At 64 concurrent
-        # generations, that took more processor time than everything else in a rollout.
+        # httpx is too slow, because its pool scans every connection for every request. With 64
+        # concurrent generations, this took more processor time than the rest of the rollouts.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,
@@ -52,7 +52,7 @@ class JsonTransport:
                 socket_factory=_keepalive_socket,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # The limit on replies counts bytes as they arrive.
+            # Compression is off, because the size limit counts bytes as they arrive.
             headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
         )
@@ -105,7 +105,7 @@ class JsonTransport:
                 url,
                 # aiohttp sends a file in chunks and lets other tasks run in between.
                 data=None if body is None else BytesIO(_encoded(body, url)),
-                headers=headers | _JSON_BODY if body is not None else headers,
+                headers=headers | _JSON_HEADERS if body is not None else headers,
                 timeout=aiohttp.ClientTimeout(timeout_seconds, sock_connect=_CONNECT_SECONDS),
             ) as response:
                 encoding = response.headers.get("Content-Encoding", "identity")
@@ -153,7 +153,7 @@ class JsonTransport:
             InferenceError: one is not a JSON object, or has no end.
         """
         buffer, searched = bytearray(), 0
-        # Not line by line: aiohttp limits the length of a line, and a frame holds all tokens so
+        # Lines are not used, because aiohttp limits their length and a frame holds all tokens so
         # far.
         async for chunk in response.content.iter_any():
             buffer += chunk
@@ -212,12 +212,12 @@ def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     that lost power or network does not close its connections; only the kernel's probes notice.
     """
     family, kind, protocol, _, _ = address
-    opened = socket.socket(family, kind, protocol)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _PROBES.items():
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE_OPTIONS.items():
         if hasattr(socket, option):  # these options differ between systems
-            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return opened
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return sock
 
 
 def _error_text(content: bytes, reason: str | None) -> str:
@@ -229,7 +229,7 @@ def _error_text(content: bytes, reason: str | None) -> str:
 
 
 def _encoded(body: Mapping[str, Any], url: str) -> bytes:
-    # Not the standard library's JSON, which takes about 100 times as long: a long prompt's ids would
+    # The standard library's JSON takes about 100 times as long. The ids of a long prompt would
     # block all other rollouts of this event loop for milliseconds.
     try:
         return orjson.dumps(body)

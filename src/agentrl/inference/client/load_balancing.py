@@ -21,25 +21,25 @@ from agentrl.schema import InferenceService
 
 _STICKY_KEYS = 100_000
 _STICKY_SLACK = 8
-"""How many more requests than the idlest server a conversation's server may have and still be
-chosen: the cached keys and values of the history are worth that much waiting.
+"""How many more requests than the least loaded server a conversation's server may have and still
+be chosen. The cached keys and values of the history are worth that much waiting.
 """
 _GROUP_EXCESS = 0.25
-"""Share by which a server may exceed its fair part of the requests, for the sake of the prompts in
-its cache.
+"""Share by which a group's server may exceed its fair share of the requests, because its cache
+holds the prompts of the group.
 """
 _PRESSED_REPORTS = 2
-"""Consecutive reports of memory pressure after which a server counts as pressed. A single one may
-come just after a burst or an update, when running requests are recomputed.
+"""Consecutive reports of memory pressure after which a server counts as pressed. A single report
+may follow a burst or an update, when running requests are recomputed.
 """
 
 
 class Pressure:
-    """Which servers are under memory pressure, by their latest load reports."""
+    """Tracks which servers are under memory pressure, by their latest load reports."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, datetime] = {}
-        self._in_a_row: Counter[str] = Counter()
+        self._reported_at: dict[str, datetime] = {}
+        self._num_pressed: Counter[str] = Counter()
         self.num_reports = 0
         """Number of new reports received."""
 
@@ -47,23 +47,23 @@ class Pressure:
         """Record what servers report; a report counts only once."""
         is_new = False
         loads = {s.base_url.rstrip("/"): s.load for s in services if s.status == "up" and s.load}
-        for url in self._seen.keys() - loads.keys():
-            del self._seen[url], self._in_a_row[url]
+        for url in self._reported_at.keys() - loads.keys():
+            del self._reported_at[url], self._num_pressed[url]
         for url, load in loads.items():
-            if self._seen.get(url) != load.at:
-                self._seen[url] = load.at
-                self._in_a_row[url] = self._in_a_row[url] + 1 if load.is_pressed else 0
+            if self._reported_at.get(url) != load.at:
+                self._reported_at[url] = load.at
+                self._num_pressed[url] = self._num_pressed[url] + 1 if load.is_pressed else 0
                 is_new = True
         self.num_reports += is_new
 
     def is_pressed(self, url: str) -> bool:
         """Return whether further requests would have to wait on a server."""
-        return self._in_a_row[url] >= _PRESSED_REPORTS
+        return self._num_pressed[url] >= _PRESSED_REPORTS
 
     @property
     def is_known(self) -> bool:
         """Whether any server reports its load."""
-        return bool(self._seen)
+        return bool(self._reported_at)
 
     @property
     def is_general(self) -> bool:
@@ -76,8 +76,8 @@ class Pressure:
         return self._is_half(1)
 
     def _is_half(self, num_reports: int) -> bool:
-        pressed = sum(self._in_a_row[url] >= num_reports for url in self._seen)
-        return 2 * pressed >= len(self._seen) > 0
+        pressed = sum(self._num_pressed[url] >= num_reports for url in self._reported_at)
+        return 2 * pressed >= len(self._reported_at) > 0
 
 
 class LoadBalancer:
@@ -99,17 +99,19 @@ class LoadBalancer:
             candidates: addresses to choose from; not empty.
         """
         free = [url for url in candidates if not self._pressure.is_pressed(url)] or candidates
-        # Ties are broken at random: otherwise all samplers would start with the same server.
-        idlest = min(free, key=lambda url: (self.in_flight[url], random.random()))
-        known = self._sticky.get(key)
-        if known is not None and known in candidates:
+        # Ties are broken at random. Otherwise, all samplers would start with the same server.
+        least_loaded = min(free, key=lambda url: (self.in_flight[url], random.random()))
+        previous = self._sticky.get(key)
+        if previous is not None and previous in candidates:
             # A server under pressure evicts cached prefixes, so it is not worth waiting for.
-            slack = 0 if self._pressure.is_pressed(known) else _STICKY_SLACK
-            chosen = known if self._is_near(known, idlest, slack) else idlest
+            slack = 0 if self._pressure.is_pressed(previous) else _STICKY_SLACK
+            chosen = (
+                previous if self._is_within_slack(previous, least_loaded, slack) else least_loaded
+            )
         elif group is not None:
-            chosen = self._home(group, free)
+            chosen = self._group_server(group, free)
         else:
-            chosen = idlest
+            chosen = least_loaded
         self._sticky[key] = chosen
         self._sticky.move_to_end(key)
         if len(self._sticky) > _STICKY_KEYS:
@@ -120,10 +122,10 @@ class LoadBalancer:
         """Forget a conversation's server, because it failed."""
         self._sticky.pop(key, None)
 
-    def _is_near(self, url: str, idlest: str, slack: int) -> bool:
-        return self.in_flight[url] <= self.in_flight[idlest] + slack
+    def _is_within_slack(self, url: str, least_loaded: str, slack: int) -> bool:
+        return self.in_flight[url] <= self.in_flight[least_loaded] + slack
 
-    def _home(self, group: str, urls: Collection[str]) -> str:
+    def _group_server(self, group: str, urls: Collection[str]) -> str:
         """Return the server of a group, on which all processes agree without communicating.
 
         Every server has a rank for the group (rendezvous hashing, Thaler and Ravishankar 1998). The
@@ -134,6 +136,6 @@ class LoadBalancer:
         def rank(url: str) -> bytes:
             return hashlib.blake2b(f"{group} {url}".encode(), digest_size=8).digest()
 
-        equal_part = (sum(self.in_flight[url] for url in urls) + 1) / len(urls)
-        most = math.ceil((1 + _GROUP_EXCESS) * equal_part)
-        return max((url for url in urls if self.in_flight[url] < most), key=rank)
+        fair_share = (sum(self.in_flight[url] for url in urls) + 1) / len(urls)
+        bound = math.ceil((1 + _GROUP_EXCESS) * fair_share)
+        return max((url for url in urls if self.in_flight[url] < bound), key=rank)

@@ -30,15 +30,15 @@ from agentrl.schema import InferenceService
 
 logger = logging.getLogger(__name__)
 
-_SHUN_SECONDS = 3.0
-"""How long a failed server is avoided while others work. The store takes longer to notice that a
-server is gone.
+_AVOID_SECONDS = 3.0
+"""How long a failed server is avoided while others are available. The store takes longer to notice
+that a server is gone.
 """
 _CHECK_SECONDS = 0.05
 """Shortest time between two checks of a deadline."""
 _RETRY_SECONDS = (0.1, 0.3, 1.0, 3.0, 5.0, 5.0)
 _PROBE_SECONDS, _PROBE_PAUSE_SECONDS = 5.0, 0.3
-"""How long a server has to respond at all, and the pause before the next probe."""
+"""Timeout of a probe, and the pause before the next one."""
 
 
 class SamplingClock:
@@ -61,8 +61,8 @@ class SamplingClock:
 
     def now(self) -> float:
         """Return the time in seconds; only differences are meaningful."""
-        real = time.monotonic() if self._asleep_since is None else self._asleep_since
-        return real - self._seconds_asleep
+        awake_until = time.monotonic() if self._asleep_since is None else self._asleep_since
+        return awake_until - self._seconds_asleep
 
     @asynccontextmanager
     async def timeout_at(self, deadline: float) -> AsyncIterator[None]:
@@ -77,9 +77,9 @@ class SamplingClock:
 
             def check() -> None:
                 nonlocal timer
-                left = deadline - self.now()
-                if left > 0:
-                    timer = loop.call_later(max(left, _CHECK_SECONDS), check)
+                remaining = deadline - self.now()
+                if remaining > 0:
+                    timer = loop.call_later(max(remaining, _CHECK_SECONDS), check)
                 else:
                     bound.reschedule(loop.time())
 
@@ -113,12 +113,12 @@ class ServerPool:
         self._clients: dict[str, SGLangClient] = {}
         self._usable: set[str] = set()
         self._adapters: dict[str, str | None] = {}
-        self._downs: dict[str, asyncio.Future[None]] = {}
+        self._down_futures: dict[str, asyncio.Future[None]] = {}
         self.pressure = Pressure()
         self.clock = SamplingClock()
         """Stops while all servers sleep."""
-        self._balance = LoadBalancer(self.pressure)
-        self._shunned_until: dict[str, float] = {}
+        self._balancer = LoadBalancer(self.pressure)
+        self._avoided_until: dict[str, float] = {}
         self._quarantine = Quarantine()
         self._changed = asyncio.Event()
         self._gateway = gateway.rstrip("/") if gateway else None
@@ -133,10 +133,10 @@ class ServerPool:
     def update(self, services: Sequence[InferenceService]) -> None:
         """Adopt the registered servers.
 
-        One that is being updated counts as usable: it holds requests and answers them later. A
-        server that is not vouched for is ignored: it would receive the key. Generations on a server
-        that is `down` are abandoned, since it may hang. A server that is merely missing from
-        `services` keeps its generations: its supervisor may be slow.
+        A server that is being updated counts as usable, since it holds requests and answers them
+        later. A server without a proof of the key is ignored, because requests would send it the
+        key. Generations on a server that is `down` are abandoned, since it may hang. A server that
+        is merely missing from `services` keeps its generations, since its supervisor may be slow.
         """
         services = with_data_key(services, self._api_key)
         self.pressure.note(services)
@@ -148,8 +148,8 @@ class ServerPool:
             self._clients[url] = SGLangClient(url, api_key=self._api_key)
         for service in services:
             url = service.base_url.rstrip("/")
-            if service.status == "down" and url in self._downs:
-                self._downs.pop(url).set_result(None)
+            if service.status == "down" and url in self._down_futures:
+                self._down_futures.pop(url).set_result(None)
         self._changed.set()
 
     @property
@@ -183,25 +183,25 @@ class ServerPool:
             PoisonousRequest: it crashes servers.
             InferenceError: servers failed repeatedly, or refused the request itself.
         """
-        so_far: GenerateResult | None = None
+        sampled: GenerateResult | None = None
         streamed: list[GenerateResult] = []  # the latest partial result, if any
         failures = 0
         trial = self._quarantine.trial(request)
 
         def stream(partial: GenerateResult) -> None:
-            streamed[:] = [_joined(so_far, partial)]
+            streamed[:] = [_join_results(sampled, partial)]
             if on_partial is not None:
                 on_partial(streamed[0])
 
         is_constrained = request.sampling.grammar is not None
         callback = None if on_partial is None or is_constrained else stream
         while True:
-            remaining = _rest_of(request, so_far)
+            remaining = _remaining_request(request, sampled)
             streamed.clear()
             try:
-                sending = partial(self._generate_once, key, group, remaining, callback)
-                result = await trial.send(sending, self._until_alive)
-                merged = _joined(so_far, result)
+                send = partial(self._generate_once, key, group, remaining, callback)
+                result = await trial.send(send, self._wait_for_response)
+                merged = _join_results(sampled, result)
             except (ServerRefused, ServerUnreachable) as error:
                 if isinstance(error, ServerRefused) and not error.is_transient:
                     raise
@@ -216,34 +216,34 @@ class ServerPool:
             if not len(result.output_ids):
                 error_text = f"{result.server} keeps cutting the generation short"
                 failures = await self._after_failure(InferenceError(error_text), failures)
-            so_far = merged if len(merged.output_ids) and not is_constrained else None
+            sampled = merged if len(merged.output_ids) and not is_constrained else None
 
     async def _generate_once(
         self, key: str, group: str | None, request: GenerateRequest, on_partial: OnPartial | None
     ) -> GenerateResult:
-        url = self._balance.choose(key, group, await self._candidates())
-        self._balance.in_flight[url] += 1
+        url = self._balancer.choose(key, group, await self._candidates())
+        self._balancer.in_flight[url] += 1
         try:
             return await self._generate_unless_down(url, request, on_partial)
         except (ServerUnreachable, ServerRefused) as error:
             if isinstance(error, ServerUnreachable) or error.is_transient:
-                self._shunned_until[url] = time.monotonic() + _SHUN_SECONDS
-                self._balance.forget(key)
+                self._avoided_until[url] = time.monotonic() + _AVOID_SECONDS
+                self._balancer.forget(key)
             raise
         finally:
-            self._balance.in_flight[url] -= 1
+            self._balancer.in_flight[url] -= 1
 
     async def _generate_unless_down(
         self, url: str, request: GenerateRequest, on_partial: OnPartial | None
     ) -> GenerateResult:
-        if url not in self._downs:
-            self._downs[url] = asyncio.get_running_loop().create_future()
-        down = self._downs[url]
+        if url not in self._down_futures:
+            self._down_futures[url] = asyncio.get_running_loop().create_future()
+        down = self._down_futures[url]
         request = request.model_copy(update={"adapter": self._adapters.get(url)})
         generating = asyncio.create_task(self._clients[url].generate(request, on_partial))
         try:
-            ends: set[asyncio.Future[Any]] = {generating, down}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            futures: set[asyncio.Future[Any]] = {generating, down}
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if not generating.done():
                 raise ServerUnreachable(f"{url} is down")
             return generating.result()
@@ -257,8 +257,8 @@ class ServerPool:
         await asyncio.sleep(_RETRY_SECONDS[failures])
         return failures + 1
 
-    async def _until_alive(self) -> None:
-        """Return once a server responds; the others are avoided for a while.
+    async def _wait_for_response(self) -> None:
+        """Return once a server responds; avoid the others for a while.
 
         Raises:
             NoServerAvailable: none responded in time.
@@ -266,10 +266,10 @@ class ServerPool:
         deadline = time.monotonic() + self._no_server_seconds
         while True:
             urls = sorted(await self._candidates())
-            alive = await asyncio.gather(*map(self._answers, urls))
+            alive = await asyncio.gather(*map(self._responds, urls))
             now = time.monotonic()
-            silent = [url for url, is_alive in zip(urls, alive, strict=True) if not is_alive]
-            self._shunned_until |= dict.fromkeys(silent, now + _SHUN_SECONDS)
+            unresponsive = [url for url, is_alive in zip(urls, alive, strict=True) if not is_alive]
+            self._avoided_until |= dict.fromkeys(unresponsive, now + _AVOID_SECONDS)
             if any(alive):
                 return
             if now > deadline:
@@ -278,7 +278,7 @@ class ServerPool:
                 )
             await asyncio.sleep(_PROBE_PAUSE_SECONDS)
 
-    async def _answers(self, url: str) -> bool:
+    async def _responds(self, url: str) -> bool:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 return await self._clients[url].answers()
@@ -300,32 +300,32 @@ class ServerPool:
         if self._gateway is not None:
             return {self._gateway}
         now = time.monotonic()
-        fine = {url for url in self._usable if self._shunned_until.get(url, 0.0) <= now}
-        # If none works, any of them will do for the next attempt.
-        return fine or self._usable
+        available = {url for url in self._usable if self._avoided_until.get(url, 0.0) <= now}
+        # If all have failed recently, the next attempt may use any of them.
+        return available or self._usable
 
 
-def _joined(so_far: GenerateResult | None, result: GenerateResult) -> GenerateResult:
-    return result if so_far is None else join_results((so_far, result))
+def _join_results(sampled: GenerateResult | None, result: GenerateResult) -> GenerateResult:
+    return result if sampled is None else join_results((sampled, result))
 
 
-def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> GenerateRequest:
+def _remaining_request(request: GenerateRequest, sampled: GenerateResult | None) -> GenerateRequest:
     """Return the request for the part after `so_far`, under a new id."""
-    if so_far is None:
+    if sampled is None:
         return request.model_copy(update={"rid": new_rid()})
     sampling = request.sampling
-    done = len(so_far.output_ids)
-    rest = sampling.model_copy(
+    num_sampled = len(sampled.output_ids)
+    remaining = sampling.model_copy(
         update={
-            "max_new_tokens": sampling.max_new_tokens - done,
-            # The same seed would draw the same random numbers again, for other positions.
-            "seed": None if sampling.seed is None else _wrapped(sampling.seed + done),
+            "max_new_tokens": sampling.max_new_tokens - num_sampled,
+            # The same seed would reuse the random numbers of the first part for later positions.
+            "seed": None if sampling.seed is None else _wrap_seed(sampling.seed + num_sampled),
         }
     )
-    ids = np.concatenate([request.input_ids, so_far.output_ids])
-    return request.model_copy(update={"rid": new_rid(), "input_ids": ids, "sampling": rest})
+    ids = np.concatenate([request.input_ids, sampled.output_ids])
+    return request.model_copy(update={"rid": new_rid(), "input_ids": ids, "sampling": remaining})
 
 
-def _wrapped(seed: int) -> int:
-    """Return a seed as a signed integer of 64 bits."""
+def _wrap_seed(seed: int) -> int:
+    """Wrap a seed around to a signed integer of 64 bits."""
     return (seed - MIN_SEED) % 2**64 + MIN_SEED

@@ -1,7 +1,7 @@
 """Finds requests that crash servers, and stops sending them.
 
 A request that kills its server would kill the next one, too. Other requests in flight lose the same
-server; retries therefore start one after the other, until each has shown that it kills nothing.
+server; retries therefore start one after the other, each once the previous one has proved harmless.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from agentrl.inference.wire import GenerateRequest, GenerateResult
 logger = logging.getLogger(__name__)
 
 _PROBATION_SECONDS = 0.5
-"""How long a retry runs alone. A request that kills servers does so with its first tokens."""
+"""How long a retry runs alone. Requests that crash servers do so with their first tokens."""
 _MAX_DEATHS = 3
 """Server deaths after which a request counts as their cause even without proof."""
-_NUM_REMEMBERED = 1000
+_MAX_REASONS = 1000
 
 
 class Quarantine:
@@ -46,7 +46,7 @@ class Quarantine:
         reason = f"this request crashes servers, so it is not sent again ({error})"
         logger.error("%s: %s", reason, request.sampling)
         self._reasons[_fingerprint(request)] = reason
-        if len(self._reasons) > _NUM_REMEMBERED:
+        if len(self._reasons) > _MAX_REASONS:
             self._reasons.popitem(last=False)
         return PoisonousRequest(reason)
 
@@ -77,7 +77,7 @@ class Trial:
             InferenceError: see `generate`.
         """
         try:
-            return await (self._watched(generate, ready) if self._num_deaths else generate())
+            return await (self._send_alone(generate, ready) if self._num_deaths else generate())
         except (ServerLost, ServerRefused) as error:
             if isinstance(error, ServerRefused) and error.status != 500:
                 raise
@@ -86,7 +86,7 @@ class Trial:
                 raise self._quarantine.add(self._request, error) from error
             raise
 
-    async def _watched(
+    async def _send_alone(
         self,
         generate: Callable[[], Coroutine[Any, Any, GenerateResult]],
         ready: Callable[[], Awaitable[object]],
@@ -109,5 +109,5 @@ class Trial:
 
 def _fingerprint(request: GenerateRequest) -> bytes:
     sampling = request.sampling.model_copy(update={"seed": None})
-    rest = f"{sampling!r} {request.image_data}".encode(errors="replace")
-    return hashlib.blake2b(request.input_ids.tobytes() + rest, digest_size=16).digest()
+    parameters = f"{sampling!r} {request.image_data}".encode(errors="replace")
+    return hashlib.blake2b(request.input_ids.tobytes() + parameters, digest_size=16).digest()

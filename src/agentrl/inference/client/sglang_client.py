@@ -108,17 +108,17 @@ class SGLangClient:
             request: the request.
             on_partial: stream callback; without it the response comes in one piece.
         """
-        sending = self._transport.response(
+        response_context = self._transport.response(
             "POST",
             "/generate",
             request_body(request, stream=on_partial is not None),
             headers=self._data_headers,
             timeout_seconds=self._generate_timeout_seconds,
         )
-        async with sending as response:
+        async with response_context as response:
             if on_partial is None:
-                whole = self._transport.decode(await self._transport.content(response))
-                return parse_result(whole, self.base_url, adapter=request.adapter)
+                result = self._transport.decode(await self._transport.content(response))
+                return parse_result(result, self.base_url, adapter=request.adapter)
             async for body in self._transport.frames(response):
                 if "error" in body:
                     raise ServerRefused(
@@ -130,7 +130,7 @@ class SGLangClient:
                 on_partial(parse_partial(body, self.base_url, adapter=request.adapter))
         raise ServerLost(f"{self.base_url} closed a stream before its end")
 
-    # State.
+    # State of the server.
 
     async def health(self) -> bool:
         """Return whether the server is up and ready. Needs no key."""
@@ -174,7 +174,7 @@ class SGLangClient:
             token_usage=sum(usages) / len(usages) if usages else 0.0,
         )
 
-    # Control of generation; this and everything below is sent with the control key.
+    # Control of generation. All requests from here on use the control key, except for `adapters`.
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
         """Pause all generations; the mode decides what happens to those in flight."""

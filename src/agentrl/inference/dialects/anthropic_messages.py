@@ -44,7 +44,8 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _BLOCK_OF: dict[DeltaKind, str] = {"reasoning_content": "thinking", "content": "text"}
 """Part of a message -> the type of its block, and the field of the block that holds the text."""
 _SIGNATURE = "unsigned"
-"""Clients send thinking back with its signature; the policy's thinking is known from its turn."""
+"""Clients send thinking back with its signature. No real signature is needed, because the policy's
+thinking is stored with its turn."""
 
 
 def _error_body(error: APIError) -> dict[str, Any]:
@@ -69,7 +70,7 @@ class _MessagesCall:
         self._session = session
         self._num_blocks = 0
         self._open_block: str | None = None
-        self._begun = False
+        self._has_started = False
 
     @property
     def stream(self) -> bool:
@@ -87,12 +88,12 @@ class _MessagesCall:
         return {
             **self._head(),
             "content": content + _tool_uses(completion),
-            **_end(completion),
+            **_stop_fields(completion),
             "usage": _usage(completion),
         }
 
     def delta_events(self, delta: Delta) -> Iterator[str]:
-        yield from self._begin()
+        yield from self._start_events()
         kind = _BLOCK_OF[delta.kind]
         if self._open_block != kind:
             yield from self._close_block()
@@ -101,15 +102,15 @@ class _MessagesCall:
         yield self._block_event("delta", delta={"type": f"{kind}_delta", kind: delta.text})
 
     def final_events(self, completion: Completion) -> Iterator[str]:
-        yield from self._begin()
+        yield from self._start_events()
         yield from self._close_block()
         for block in _tool_uses(completion):
             arguments = json.dumps(block["input"], ensure_ascii=False)
             yield self._block_event("start", content_block={**block, "input": {}})
-            change = {"type": "input_json_delta", "partial_json": arguments}
-            yield self._block_event("delta", delta=change)
+            delta = {"type": "input_json_delta", "partial_json": arguments}
+            yield self._block_event("delta", delta=delta)
             yield self._end_block()
-        end = {"delta": _end(completion), "usage": _usage(completion)}
+        end = {"delta": _stop_fields(completion), "usage": _usage(completion)}
         yield _event({"type": "message_delta", **end})
         yield _event({"type": "message_stop"})
 
@@ -124,11 +125,11 @@ class _MessagesCall:
             "model": self._request.model,
         }
 
-    def _begin(self) -> Iterator[str]:
-        if self._begun:
+    def _start_events(self) -> Iterator[str]:
+        if self._has_started:
             return
-        self._begun = True
-        # The number of prompt tokens is known, and therefore sent, only at the end.
+        self._has_started = True
+        # The number of prompt tokens is known only at the end and is sent there.
         unknown = {"input_tokens": 0, "output_tokens": 0}
         end = {"stop_reason": None, "stop_sequence": None}
         message = {**self._head(), "content": [], **end, "usage": unknown}
@@ -148,8 +149,8 @@ class _MessagesCall:
         self._num_blocks += 1
         return event
 
-    def _block_event(self, what: str, **more: Any) -> str:
-        return _event({"type": f"content_block_{what}", "index": self._num_blocks, **more})
+    def _block_event(self, kind: str, **fields: Any) -> str:
+        return _event({"type": f"content_block_{kind}", "index": self._num_blocks, **fields})
 
 
 class _CountCall:
@@ -164,10 +165,8 @@ class _CountCall:
     async def run(self, on_delta: OnDelta | None) -> Completion:
         num_tokens = await self._session.count_tokens(self._request)
         request = self._request
-        nothing = {"role": "assistant", "content": ""}
-        return Completion(
-            request.id, request.created, request.model, nothing, "stop", num_tokens, 0
-        )
+        empty = {"role": "assistant", "content": ""}
+        return Completion(request.id, request.created, request.model, empty, "stop", num_tokens, 0)
 
     def body(self, completion: Completion) -> dict[str, Any]:
         return {"input_tokens": completion.num_prompt_tokens}
@@ -200,12 +199,12 @@ DIALECT = Dialect("/v1/messages", _MessagesCall, _error_body, _SCHEMA, _api_key)
 TOKEN_COUNTS = Dialect("/v1/messages/count_tokens", _CountCall, _error_body, _SCHEMA, _api_key)
 
 
-def _malformed(param: str, why: str) -> APIError:
-    return APIError(f"{param}: {why}", param=param)
+def _malformed(param: str, reason: str) -> APIError:
+    return APIError(f"{param}: {reason}", param=param)
 
 
-def _unsupported(param: str, why: str) -> APIError:
-    return APIError(f"{param}: {why}", code="unsupported_value", param=param)
+def _unsupported(param: str, reason: str) -> APIError:
+    return APIError(f"{param}: {reason}", code="unsupported_value", param=param)
 
 
 def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +235,7 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_edits(management: object) -> None:
-    """Refuse context edits, except the one that keeps all thinking, as happens here anyway."""
+    """Reject context edits, except the one that keeps all thinking, which is kept anyway."""
     edits = management.get("edits") if isinstance(management, Mapping) else management
     for edit in _list_of_objects(edits or [], "context_management.edits"):
         if edit.get("type") != "clear_thinking_20251015" or edit.get("keep") != "all":
@@ -246,16 +245,16 @@ def _check_edits(management: object) -> None:
             )
 
 
-def _system(given: object) -> Items:
-    if not given:
+def _system(system: object) -> Items:
+    if not system:
         return []
-    text = _text_of(given, "system")
+    text = _text_of(system, "system")
     return [{"role": "system", "content": text}]
 
 
-def _messages(given: object) -> Items:
+def _messages(raw_messages: object) -> Items:
     messages: Items = []
-    for position, message in enumerate(_list_of_objects(given, "messages")):
+    for position, message in enumerate(_list_of_objects(raw_messages, "messages")):
         param = f"messages[{position}]"
         role = message.get("role")
         content = message.get("content")
@@ -265,9 +264,9 @@ def _messages(given: object) -> Items:
             else _list_of_objects(content, f"{param}.content")
         )
         if role == "assistant":
-            messages.append(_assistants(blocks, param))
+            messages.append(_assistant_message(blocks, param))
         elif role == "user":
-            messages += _users(blocks, param)
+            messages += _user_messages(blocks, param)
         elif role == "system":
             messages += _system(content)
         else:
@@ -280,8 +279,8 @@ def _messages(given: object) -> Items:
     return messages
 
 
-def _assistants(blocks: Sequence[Mapping[str, Any]], param: str) -> dict[str, Any]:
-    """Return an assistant's message, without thinking that Anthropic encrypted."""
+def _assistant_message(blocks: Sequence[Mapping[str, Any]], param: str) -> dict[str, Any]:
+    """Return an assistant's message. Thinking that Anthropic encrypted is dropped."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     calls: Items = []
     thoughts = ""
@@ -303,7 +302,7 @@ def _assistants(blocks: Sequence[Mapping[str, Any]], param: str) -> dict[str, An
     return message
 
 
-def _users(blocks: Sequence[Mapping[str, Any]], param: str) -> Items:
+def _user_messages(blocks: Sequence[Mapping[str, Any]], param: str) -> Items:
     """Return the messages of a user's turn: tool results first, in their order."""
     results: Items = []
     parts: Items = []
@@ -311,13 +310,13 @@ def _users(blocks: Sequence[Mapping[str, Any]], param: str) -> Items:
         if block.get("type") == "tool_result":
             content = block.get("content")
             inner = [] if content is None else content
-            told = (
+            result = (
                 inner
                 if isinstance(inner, str)
                 else [_part(p, param) for p in _list_of_objects(inner, f"{param}.content")]
             )
             results.append(
-                {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": told}
+                {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
             )
         else:
             parts.append(_part(block, param))
@@ -336,9 +335,8 @@ def _part(block: Mapping[str, Any], param: str) -> dict[str, Any]:
             return {"type": "image_url", "image_url": {"url": address}}
         if source.get("type") == "url":
             return {"type": "image_url", "image_url": {"url": source.get("url")}}
-    if (
-        kind == "tool_reference"
-    ):  # of a tool whose loading was deferred: here, all tools are known from the start
+    if kind == "tool_reference":
+        # The agent deferred loading this tool. Here, all tools are available from the start.
         return {"type": "text", "text": f"{block.get('tool_name')} can be called."}
     if kind == "document" and isinstance(source, Mapping) and source.get("type") == "text":
         return {"type": "text", "text": _string(source, "data", param)}
@@ -357,25 +355,28 @@ def _tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(given: object) -> object:
-    kind = given.get("type") if isinstance(given, Mapping) else None
-    if isinstance(given, Mapping) and kind == "tool":
-        return {"type": "function", "function": {"name": given.get("name")}}
+def _tool_choice(choice: object) -> object:
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if isinstance(choice, Mapping) and kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
     if kind not in _CHOICES:
         raise _unsupported("tool_choice", "use auto, any, none or a tool")
     return _CHOICES[kind]
 
 
-def _response_format(given: object) -> dict[str, Any]:
-    if not isinstance(given, Mapping) or given.get("type") != "json_schema":
+def _response_format(output_format: object) -> dict[str, Any]:
+    if not isinstance(output_format, Mapping) or output_format.get("type") != "json_schema":
         raise _unsupported("output_config.format", "only json_schema is supported")
-    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": given.get("schema")}}
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "reply", "schema": output_format.get("schema")},
+    }
 
 
-def _text_of(given: object, param: str) -> str:
-    if isinstance(given, str):
-        return given
-    return "\n\n".join(_string(block, "text", param) for block in _list_of_objects(given, param))
+def _text_of(value: object, param: str) -> str:
+    if isinstance(value, str):
+        return value
+    return "\n\n".join(_string(block, "text", param) for block in _list_of_objects(value, param))
 
 
 def _string(block: Mapping[str, Any], key: str, param: str) -> str:
@@ -385,10 +386,10 @@ def _string(block: Mapping[str, Any], key: str, param: str) -> str:
     return value
 
 
-def _list_of_objects(given: object, param: str) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(given, list) or not all(isinstance(item, Mapping) for item in given):
+def _list_of_objects(value: object, param: str) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         raise _malformed(param, "must be a list of objects")
-    return given
+    return value
 
 
 def _block(kind: str, text: str) -> dict[str, Any]:
@@ -409,12 +410,11 @@ def _tool_uses(completion: Completion) -> Items:
 
 
 def _input(arguments: object) -> Mapping[str, Any]:
-    # Arguments that are not an object were not JSON when they were read; a block's input must be an
-    # object.
+    # A block's input must be an object, but arguments that were not valid JSON are still text.
     return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
 
 
-def _end(completion: Completion) -> dict[str, Any]:
+def _stop_fields(completion: Completion) -> dict[str, Any]:
     if completion.stop_text is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_text}
     return {"stop_reason": _STOP_REASONS[completion.finish_reason], "stop_sequence": None}

@@ -50,9 +50,9 @@ SESSION_HEADER = "x-agentrl-session"
 _BACKLOG = 1024
 _GRACE_SECONDS = 1
 _SCHEMA_FIELDS = frozenset({"response_format", "text", "output_config"})
-"""Fields of requests that are slow to check."""
+"""Request fields with a JSON schema. Checking it is slow, so such requests are read in a thread."""
 _MAX_BODY_BYTES = 64 << 20
-"""Every call sends the whole conversation, with images in base64."""
+"""Large, because every call sends the whole conversation, with images in base64."""
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -67,7 +67,7 @@ class APIServer:
     def __init__(self, host: str, port: int) -> None:
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._sessions: dict[str, ModelSession] = {}
-        # On loopback, a program may omit the key: a session's random path is secret.
+        # On loopback, a program may omit the key, because a session's random path is secret.
         self._needs_key = not is_loopback(host)
 
     @classmethod
@@ -86,7 +86,7 @@ class APIServer:
                 f"--agent_gateway_host {host}: cannot listen there: {error.strerror or error}"
             ) from error
         server = cls(host, listener.getsockname()[1])
-        serving = _Server(
+        uvicorn_server = _Server(
             uvicorn.Config(
                 HttpGuard(server.app(), host),
                 log_config=None,
@@ -97,11 +97,11 @@ class APIServer:
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
         )
-        task = asyncio.create_task(serving.serve(sockets=[listener]))
+        task = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
         try:
             yield server
         finally:
-            serving.should_exit = True
+            uvicorn_server.should_exit = True
             await task
 
     @asynccontextmanager
@@ -157,9 +157,9 @@ class APIServer:
 
     async def _openapi(self, _: Request) -> Response:
         bodies = {dialect.path: dialect.schema for dialect in DIALECTS}
-        below = {f"/s/{{session}}{path}": schema for path, schema in bodies.items()}
+        session_bodies = {f"/s/{{session}}{path}": schema for path, schema in bodies.items()}
         return JSONResponse(
-            openapi.description("AgentRL agent endpoint", self._routes, bodies | below)
+            openapi.description("AgentRL agent endpoint", self._routes, bodies | session_bodies)
         )
 
     async def _models(self, http: Request) -> Response:
@@ -180,29 +180,29 @@ class APIServer:
         Raises:
             APIError: there is none, or the key is another rollout's.
         """
-        named = http.path_params.get("session") or http.headers.get(SESSION_HEADER)
-        if named is None:
-            found = next((s for s in self._sessions.values() if _same(key, s.key)), None)
-            if found is None:
+        session_id = http.path_params.get("session") or http.headers.get(SESSION_HEADER)
+        if session_id is None:
+            session = next((s for s in self._sessions.values() if _keys_match(key, s.key)), None)
+            if session is None:
                 raise APIError(
                     "the API key belongs to no rollout; use the base_url or api_key that the "
                     "agent was given",
                     status=401,
                     code="invalid_api_key",
                 )
-            return found
-        found = self._sessions.get(named)
-        if found is None:
+            return session
+        session = self._sessions.get(session_id)
+        if session is None:
             raise session_over()
-        if (key or self._needs_key) and not _same(key, found.key):
+        if (key or self._needs_key) and not _keys_match(key, session.key):
             raise APIError(
                 "the API key belongs to another rollout", status=401, code="invalid_api_key"
             )
-        return found
+        return session
 
 
 class _Server(uvicorn.Server):
-    """Leaves signal handling to the sampler."""
+    """Does not handle signals, which the sampler handles."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -217,9 +217,9 @@ def _card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "agentrl"}
 
 
-def _same(given: str, key: str) -> bool:
-    # In constant time: the duration must not reveal how much of a key was right.
-    return hmac.compare_digest(given.encode(), key.encode())
+def _keys_match(received: str, key: str) -> bool:
+    # In constant time, so that the duration does not reveal how many characters match.
+    return hmac.compare_digest(received.encode(), key.encode())
 
 
 async def _on_api_error(_: Request, error: Exception) -> Response:

@@ -30,12 +30,12 @@ from agentrl.inference.request_bodies import nests_deeper
 from agentrl.inference.wire import MAX_GRAMMAR_CHARS, MAX_INT32
 
 MAX_SCHEMA_CHARS = MAX_GRAMMAR_CHARS // 2
-"""A grammar quotes the schema and describes what may surround it."""
+"""Half of the limit, because a grammar contains the schema and the text that may surround it."""
 _MAX_SCHEMA_NESTING = 40
 _MAX_REFS = 256
 _MAX_OBJECTS = 1000
 """Each object takes a millisecond to check."""
-_NUM_KEPT_SCHEMAS = 128
+_MAX_CACHED_SCHEMAS = 128
 _MAX_MESSAGES = 20_000
 _TOOL_KEYS = ("name", "description", "parameters")
 
@@ -59,7 +59,9 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     parsed = parse_body(_ChatBody, body)
     require(not parsed.top_logprobs, "top_logprobs", "alternatives are not returned; use 0")
     tools = tuple(_read_tool(tool, i) for i, tool in enumerate(parsed.tools or ()))
-    must_call, called_tool = _forced(parsed.tool_choice, [t["function"]["name"] for t in tools])
+    must_call, called_tool = _forced_tool(
+        parsed.tool_choice, [t["function"]["name"] for t in tools]
+    )
     return ChatRequest(
         model=parsed.model,
         messages=tuple(read_message(raw, i) for i, raw in enumerate(parsed.messages)),
@@ -84,17 +86,17 @@ class _ChatCall(CompletionCall):
         self._chat = read_chat(body)
         super().__init__(self._chat, "chat.completion")
         self._session = session
-        self._begun = False
+        self._has_started = False
 
     async def run(self, on_delta: OnDelta | None) -> Completion:
         return await self._session.chat(self._chat, on_delta)
 
     def delta_events(self, delta: Delta) -> Iterator[str]:
-        yield from self._begin()
+        yield from self._start_events()
         yield self._choice_event({"delta": {delta.kind: delta.text}})
 
     def final_events(self, completion: Completion) -> Iterator[str]:
-        yield from self._begin()
+        yield from self._start_events()
         yield from super().final_events(completion)
 
     def _whole_choice(self, completion: Completion) -> dict[str, Any]:
@@ -106,9 +108,9 @@ class _ChatCall(CompletionCall):
         end = {"logprobs": _logprobs(completion), "finish_reason": completion.finish_reason}
         yield {"delta": {}, **end}
 
-    def _begin(self) -> Iterator[str]:
-        if not self._begun:
-            self._begun = True
+    def _start_events(self) -> Iterator[str]:
+        if not self._has_started:
+            self._has_started = True
             yield self._choice_event({"delta": {"role": "assistant", "content": ""}})
 
 
@@ -121,7 +123,7 @@ def wire_message(completion: Completion) -> dict[str, Any]:
     calls = wire_calls(completion)
     return {
         **completion.message,
-        # With a call and no text, OpenAI sends null.
+        # OpenAI sends null if there are calls and no text.
         "content": completion.message["content"] or (None if calls else ""),
         **({"tool_calls": calls} if calls else {}),
     }
@@ -141,25 +143,25 @@ def wire_calls(completion: Completion) -> list[dict[str, Any]]:
     ]
 
 
-def unusable_schema(why: str) -> APIError:
+def unusable_schema(reason: str) -> APIError:
     """Return the error for a schema that replies cannot be constrained to."""
     param = "response_format"
-    return APIError(f"{param}: {why}", code="invalid_json_schema", param=param)
+    return APIError(f"{param}: {reason}", code="invalid_json_schema", param=param)
 
 
 def _as_json(arguments: Any) -> str:
-    # Arguments that are still text were not JSON when they were read.
+    # Arguments that were not valid JSON are still text.
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _forced(
+def _forced_tool(
     choice: str | Mapping[str, Any] | None, names: Sequence[str]
 ) -> tuple[bool, str | None]:
     """Return whether a tool must be called, and which one if only one is possible."""
     if choice in (None, "auto", "none"):
         return False, None
     if isinstance(choice, Mapping) and choice.get("type") == "function":
-        function = choice.get("function", choice)  # `/v1/responses` has the name next to the type
+        function = choice.get("function", choice)  # `/v1/responses` puts the name next to the type
         name = function.get("name") if isinstance(function, Mapping) else None
         require(name in names, "tool_choice", f"the request's tools have no {name!r}")
         return True, name
@@ -180,20 +182,20 @@ def _json_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any]
         "response_format",
         f"unknown type {kind!r}; use text, json_object or json_schema",
     )
-    inner = response_format.get("json_schema")
-    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    wrapper = response_format.get("json_schema")
+    schema = wrapper.get("schema") if isinstance(wrapper, Mapping) else None
     param = "response_format.json_schema.schema"
     require(isinstance(schema, dict), param, "must be a JSON schema (an object)")
     assert isinstance(schema, dict)
-    fault = _schema_fault(json.dumps(schema))
-    if fault is not None:
-        raise unusable_schema(fault)
+    problem = _schema_problem(json.dumps(schema))
+    if problem is not None:
+        raise unusable_schema(problem)
     return schema
 
 
-@lru_cache(_NUM_KEPT_SCHEMAS)
-def _schema_fault(text: str) -> str | None:
-    """Return why replies cannot be constrained to a schema; cached, as agents repeat schemas."""
+@lru_cache(_MAX_CACHED_SCHEMAS)
+def _schema_problem(text: str) -> str | None:
+    """Return why replies cannot be constrained to a schema; cached, since agents repeat schemas."""
     # Servers compile grammars in native code that recurses over nesting and references.
     num_refs = text.count('"$ref"')
     schema = json.loads(text)
@@ -208,8 +210,8 @@ def _schema_fault(text: str) -> str | None:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        place = "/".join(map(str, error.absolute_path))
-        return f"{place or 'the schema'}: {error.message}"
+        path = "/".join(map(str, error.absolute_path))
+        return f"{path or 'the schema'}: {error.message}"
     return None
 
 
@@ -224,8 +226,8 @@ def _read_tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:
     )
     assert isinstance(function, dict)
     # Other keys (`strict`) are meant for the provider, not for the model.
-    shown = {key: function[key] for key in _TOOL_KEYS if function.get(key) is not None}
-    return {"type": "function", "function": shown}
+    definition = {key: function[key] for key in _TOOL_KEYS if function.get(key) is not None}
+    return {"type": "function", "function": definition}
 
 
 def _logprobs(completion: Completion) -> dict[str, Any] | None:

@@ -62,27 +62,27 @@ class ContinuationIndex(Generic[_Call]):
     def __init__(self) -> None:
         self._calls: dict[str, list[_Call]] = {}
 
-    def add(self, asked: ConversationKey, reply: Message, call: _Call) -> None:
+    def add(self, conversation: ConversationKey, reply: Message, call: _Call) -> None:
         """Add a call.
 
         Args:
-            asked: the answered conversation.
+            conversation: the messages that the call answered.
             reply: the answer, as the framework received it.
             call: the data about this call that a later call needs.
         """
-        digest = _digest(asked.digests[-1], meaning(reply))
+        digest = _digest(conversation.digests[-1], meaning(reply))
         self._calls.setdefault(digest, []).append(call)
 
-    def matches(self, asked: ConversationKey) -> Iterator[tuple[int, Sequence[_Call]]]:
+    def matches(self, conversation: ConversationKey) -> Iterator[tuple[int, Sequence[_Call]]]:
         """Yield the calls that a conversation continues, those with the most messages first.
 
         Yields:
-            How many of its messages the calls cover, and the calls in the order of their addition.
+            How many of its messages the calls cover, and the calls in the order of addition.
         """
-        for length in range(len(asked.digests) - 1, 0, -1):
-            if calls := self._calls.get(asked.digests[length]):
+        for length in range(len(conversation.digests) - 1, 0, -1):
+            if calls := self._calls.get(conversation.digests[length]):
                 yield length, calls
 
 
-def _digest(before: str, text: str) -> str:
-    return hashlib.blake2b(f"{before}\n{text}".encode(), digest_size=16).hexdigest()
+def _digest(previous: str, text: str) -> str:
+    return hashlib.blake2b(f"{previous}\n{text}".encode(), digest_size=16).hexdigest()

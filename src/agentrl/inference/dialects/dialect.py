@@ -46,7 +46,7 @@ class DialectCall(Protocol):
         """Yield the events that carry further text."""
 
     def final_events(self, completion: Completion) -> Iterator[str]:
-        """Yield the events that end a stream all of whose text was sent."""
+        """Yield the events that end a stream, after all of its text was sent."""
 
     def error_events(self, error: APIError) -> Iterator[str]:
         """Yield the events that end a stream with an error."""
@@ -80,34 +80,34 @@ async def answer(http: Request, session: ModelSession, call: DialectCall) -> Res
         APIError: the request cannot be answered, and nothing was sent yet.
     """
     if call.stream:
-        return await _streamed(http, session, call)
-    working = session.start(call.run(None))
+        return await _stream_response(http, session, call)
+    task = session.start(call.run(None))
     try:
-        await _while_connected(http, asyncio.wait({working}))
-        return JSONResponse(call.body(_result(working)))
+        await _while_connected(http, asyncio.wait({task}))
+        return JSONResponse(call.body(_result(task)))
     finally:
-        working.cancel()
+        task.cancel()
 
 
-async def _streamed(http: Request, session: ModelSession, call: DialectCall) -> Response:
-    """Answer with a stream, which starts with the first text: errors before it have a status."""
+async def _stream_response(http: Request, session: ModelSession, call: DialectCall) -> Response:
+    """Return a stream once the first text exists, so that earlier errors have an HTTP status."""
     # None marks the end of the call.
     deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
-    working = session.start(call.run(deltas.put_nowait))
-    working.add_done_callback(lambda _: deltas.put_nowait(None))
+    task = session.start(call.run(deltas.put_nowait))
+    task.add_done_callback(lambda _: deltas.put_nowait(None))
     try:
         first = await _while_connected(http, deltas.get())
         if first is None:
-            _result(working)
+            _result(task)
     except BaseException:
-        working.cancel()
+        task.cancel()
         raise
-    events = _events(working, first, deltas, call)
+    events = _events(task, first, deltas, call)
     return StreamingResponse(events, media_type="text/event-stream")
 
 
 async def _events(
-    working: asyncio.Task[Completion],
+    task: asyncio.Task[Completion],
     delta: Delta | None,
     deltas: asyncio.Queue[Delta | None],
     call: DialectCall,
@@ -120,18 +120,18 @@ async def _events(
                 yield event
             delta = await deltas.get()
         try:
-            completion = _result(working)
+            completion = _result(task)
         except APIError as error:
             for event in call.error_events(error):
                 yield event
             return
-        for rest in remainder.of(completion.message):
-            for event in call.delta_events(rest):
+        for unsent in remainder.of(completion.message):
+            for event in call.delta_events(unsent):
                 yield event
         for event in call.final_events(completion):
             yield event
     finally:
-        working.cancel()
+        task.cancel()
 
 
 class Remainder:
@@ -141,33 +141,35 @@ class Remainder:
         self._lengths = dict.fromkeys(DELTA_KINDS, 0)
 
     def count(self, delta: Delta) -> None:
-        """Note that this was sent."""
+        """Count a delta that was sent."""
         self._lengths[delta.kind] += len(delta.text)
 
     def of(self, message: Message) -> list[Delta]:
         """Return the unsent rest of a whole reply, which starts with the sent text."""
-        rests = ((kind, message.get(kind, "")[length:]) for kind, length in self._lengths.items())
-        return [Delta(kind, text) for kind, text in rests if text]
+        remainders = (
+            (kind, message.get(kind, "")[length:]) for kind, length in self._lengths.items()
+        )
+        return [Delta(kind, text) for kind, text in remainders if text]
 
 
 async def _while_connected(http: Request, awaited: Coroutine[Any, Any, _T]) -> _T:
     """Await a result unless the client disconnects first."""
-    waiting = asyncio.create_task(awaited)
-    leaving = asyncio.create_task(_disconnect(http))
+    result_task = asyncio.create_task(awaited)
+    disconnect_task = asyncio.create_task(_disconnect(http))
     try:
-        await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
+        await asyncio.wait({result_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        if not result_task.done():
             raise HTTPException(499, "the client disconnected")
-        return waiting.result()
+        return result_task.result()
     finally:
-        leaving.cancel()
-        waiting.cancel()
+        disconnect_task.cancel()
+        result_task.cancel()
 
 
-def _result(working: asyncio.Task[Completion]) -> Completion:
-    if working.cancelled():
+def _result(task: asyncio.Task[Completion]) -> Completion:
+    if task.cancelled():
         raise session_over()
-    return working.result()
+    return task.result()
 
 
 async def _disconnect(http: Request) -> None:

@@ -11,7 +11,7 @@ from agentrl.schema.image import image_part
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _IMAGE_PARTS = ("image_url", "input_image")
-_SEEN_ROLES = ("user", "tool")
+_IMAGE_ROLES = ("user", "tool")
 _ROLES = {"developer": "system"}
 
 
@@ -26,7 +26,7 @@ def read_message(raw: Mapping[str, Any], position: int) -> Message:
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise APIError(f"{param}: unknown role {role!r}", param=param)
     content = content_of(raw.get("content"), param)
-    if not isinstance(content, str) and role not in _SEEN_ROLES:
+    if not isinstance(content, str) and role not in _IMAGE_ROLES:
         raise _unsupported(param, "only user and tool messages may hold images")
     message: Message = {"role": _ROLES.get(role, role), "content": content}
     if role == "assistant":
@@ -84,8 +84,8 @@ def _part(part: object, param: str) -> dict[str, Any]:
     raise _unsupported(param, f"content of type {kind!r} is not supported; send text or images")
 
 
-def _unsupported(param: str, why: str) -> APIError:
-    return APIError(f"{param}: {why}", code="unsupported_content", param=param)
+def _unsupported(param: str, reason: str) -> APIError:
+    return APIError(f"{param}: {reason}", code="unsupported_content", param=param)
 
 
 def _read_call(call: object, param: str) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class CompletionBody(BaseModel):
         require(
             len(stop) <= _MAX_STOPS and all(0 < len(text) <= _MAX_STOP_CHARS for text in stop),
             "stop",
-            f"at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARS} characters",
+            f"must be at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARS} characters",
         )
         values = {name: getattr(self, name) for name in _SAMPLING}
         return SamplingRequest(
@@ -113,10 +113,10 @@ def parse_body(kind: type[_Parsed], body: Mapping[str, Any]) -> _Parsed:
     """Return a request's body as a model of its fields.
 
     Raises:
-        APIError: names the first field that is wrong.
+        APIError: a field is invalid; the message names the first one.
     """
-    for name, instead in _REFUSED.items():
-        require(not body.get(name), name, f"not supported; {instead}")
+    for name, reason in _REFUSED.items():
+        require(not body.get(name), name, f"not supported; {reason}")
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -125,13 +125,13 @@ def parse_body(kind: type[_Parsed], body: Mapping[str, Any]) -> _Parsed:
         raise APIError(f"{param}: {first['msg']}", param=param) from None
 
 
-def require(fine: bool, param: str, message: str) -> None:
+def require(condition: bool, param: str, message: str) -> None:
     """Refuse a request whose field cannot be used.
 
     Raises:
         APIError: the field cannot be used.
     """
-    if not fine:
+    if not condition:
         raise APIError(f"{param}: {message}", code="unsupported_value", param=param)
 
 
@@ -155,7 +155,7 @@ class CompletionCall(ABC):
         """
         self._request = request
         self._kind = kind
-        # Chunks of a text completion have the same kind as the whole.
+        # Chunks of a text completion have the same `object` as the complete answer.
         is_chat = kind == "chat.completion"
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{request.id}"
         self._chunk_kind = f"{kind}.chunk" if is_chat else kind
@@ -183,9 +183,9 @@ class CompletionCall(ABC):
         return body
 
     def final_events(self, completion: Completion) -> Iterator[str]:
-        """Yield the events that end a stream all of whose text was sent."""
-        *others, last = self._last_choices(completion)
-        for choice in (*others, {**last, **self._token_ids(completion)}):
+        """Yield the events that end a stream, after all of its text was sent."""
+        *earlier, last = self._last_choices(completion)
+        for choice in (*earlier, {**last, **self._token_ids(completion)}):
             yield self._choice_event(choice)
         if self._request.include_usage:
             yield _event(self._body(self._chunk_kind, [], usage=_usage(completion)))
@@ -199,7 +199,7 @@ class CompletionCall(ABC):
     def _token_ids(self, completion: Completion) -> dict[str, Any]:
         """Return the requested ids.
 
-        SGLang's clients read the prompt's in the choice, vLLM's at the top of the whole answer.
+        SGLang's clients read the prompt's ids from the choice, vLLM's clients from the top level.
         """
         if not self._request.token_ids:
             return {}
@@ -212,10 +212,10 @@ class CompletionCall(ABC):
         choice = {"index": 0, "logprobs": None, "finish_reason": None, **choice}
         return _event(self._body(self._chunk_kind, [choice]))
 
-    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def _body(self, kind: str, choices: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         request = self._request
         head = {"id": self._id, "object": kind, "created": request.created, "model": request.model}
-        return {**head, "choices": choices, **more}
+        return {**head, "choices": choices, **fields}
 
 
 def _usage(completion: Completion) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class _ResponseCall:
         before = session.messages_until(body.get("previous_response_id"))
         self._body = body
         self._chat = _as_chat(body, before)
-        self._grouped = _grouped(body.get("tools") or ())
+        self._namespaced = _namespaced_functions(body.get("tools") or ())
         self._request = read_chat(self._chat)
         self._session = session
         self._num_events = 0
@@ -53,17 +53,17 @@ class _ResponseCall:
 
     async def run(self, on_delta: OnDelta | None) -> Completion:
         completion = await self._session.chat(self._request, on_delta)
-        # A later request may continue from this id; it contains its own instructions.
-        kept = [m for i, m in enumerate(self._chat["messages"]) if i or m["role"] != "system"]
-        self._session.keep_messages(f"resp_{completion.id}", [*kept, wire_message(completion)])
+        # A request that continues from this id has its own instructions.
+        messages = [m for i, m in enumerate(self._chat["messages"]) if i or m["role"] != "system"]
+        self._session.keep_messages(f"resp_{completion.id}", [*messages, wire_message(completion)])
         return completion
 
     def body(self, completion: Completion) -> dict[str, Any]:
-        is_cut = completion.finish_reason == "length"
+        is_truncated = completion.finish_reason == "length"
         return {
             **_head(self._body, completion),
-            "status": "incomplete" if is_cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "status": "incomplete" if is_truncated else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_truncated else None,
             "output": self._all_output(completion),
             "usage": {
                 "input_tokens": completion.num_prompt_tokens,
@@ -78,7 +78,7 @@ class _ResponseCall:
         }
 
     def delta_events(self, delta: Delta) -> Iterator[str]:
-        yield from self._begin()
+        yield from self._start_events()
         if self._open_item is not None and self._open_item.kind != delta.kind:
             yield from self._close_item()
         if self._open_item is None:
@@ -87,28 +87,28 @@ class _ResponseCall:
         yield from self._events(self._open_item.extend(delta.text))
 
     def final_events(self, completion: Completion) -> Iterator[str]:
-        yield from self._begin()
+        yield from self._start_events()
         if self._open_item is None and not completion.message.get("tool_calls"):
             yield from self.delta_events(Delta("content", ""))
         yield from self._close_item()
         for item in self._calls(completion):
             yield from self._events(_call_events(item, len(self._output)))
             self._output.append(item)
-        whole = {**self.body(completion), "output": self._output}
-        yield from self._events([{"type": f"response.{whole['status']}", "response": whole}])
+        response = {**self.body(completion), "output": self._output}
+        yield from self._events([{"type": f"response.{response['status']}", "response": response}])
 
     def error_events(self, error: APIError) -> Iterator[str]:
         body = error_body(error)["error"]
-        # OpenAI's own client reads it under `error`, others next to the type.
+        # OpenAI's client reads the error from `error`, other clients from the top level.
         event = {name: body[name] for name in ("code", "message", "param")}
         yield from self._events([{"type": "error", **event, "error": body}])
 
     def _all_output(self, completion: Completion) -> Items:
         items: Items = []
         calls = self._calls(completion)
-        thought = completion.message.get("reasoning_content")
-        if thought:
-            items.append(_reasoning_item(f"rs_{completion.id}", thought))
+        reasoning = completion.message.get("reasoning_content")
+        if reasoning:
+            items.append(_reasoning_item(f"rs_{completion.id}", reasoning))
         text = completion.message["content"]
         if text or not calls:
             items.append(_message_item(f"msg_{completion.id}", text))
@@ -121,17 +121,17 @@ class _ResponseCall:
                 "type": "function_call",
                 "call_id": call["id"],
                 "name": call["function"]["name"],
-                **self._grouped.get(call["function"]["name"], {}),
+                **self._namespaced.get(call["function"]["name"], {}),
                 "arguments": call["function"]["arguments"],
                 "status": "completed",
             }
             for position, call in enumerate(wire_calls(completion))
         ]
 
-    def _begin(self) -> Iterator[str]:
+    def _start_events(self) -> Iterator[str]:
         if self._num_events:
             return
-        begun = {
+        response = {
             **_head(self._body, self._request),
             "status": "in_progress",
             "incomplete_details": None,
@@ -139,7 +139,7 @@ class _ResponseCall:
             "usage": None,
         }
         kinds = ("response.created", "response.in_progress")
-        yield from self._events([{"type": kind, "response": begun} for kind in kinds])
+        yield from self._events([{"type": kind, "response": response} for kind in kinds])
 
     def _close_item(self) -> Iterator[str]:
         if self._open_item is not None:
@@ -195,7 +195,7 @@ def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> di
         if not isinstance(body["tools"], list):
             raise APIError("tools: must be a list", param="tools")
         chat["tools"] = [
-            tool for i, given in enumerate(body["tools"]) for tool in _tools(given, f"tools[{i}]")
+            tool for i, entry in enumerate(body["tools"]) for tool in _tools(entry, f"tools[{i}]")
         ]
     if body.get("tool_choice") is not None:
         chat["tool_choice"] = body["tool_choice"]
@@ -208,22 +208,25 @@ def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> di
     return chat
 
 
-def _response_format(given: object) -> Mapping[str, Any]:
+def _response_format(text_format: object) -> Mapping[str, Any]:
     """Return `text.format` as the `response_format` of a chat request."""
-    if not isinstance(given, Mapping):
+    if not isinstance(text_format, Mapping):
         raise APIError("text.format: must be an object", param="text.format")
-    if given.get("type") != "json_schema":
-        return given
-    return {"type": "json_schema", "json_schema": {k: v for k, v in given.items() if k != "type"}}
+    if text_format.get("type") != "json_schema":
+        return text_format
+    return {
+        "type": "json_schema",
+        "json_schema": {k: v for k, v in text_format.items() if k != "type"},
+    }
 
 
-def _messages(given: object) -> Items:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
+def _messages(items: object) -> Items:
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    if not isinstance(items, list):
         raise APIError("input: must be text or a list of items", param="input")
     messages: Items = []
-    for position, item in enumerate(given):
+    for position, item in enumerate(items):
         param = f"input[{position}]"
         if not isinstance(item, dict):
             raise APIError(f"{param}: must be an object", param=param)
@@ -239,7 +242,7 @@ def _messages(given: object) -> Items:
             messages.append(
                 {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             )
-        elif kind != "reasoning":  # the policy's thinking is known from its turn
+        elif kind != "reasoning":  # the policy's thinking is stored with its turn
             raise APIError(
                 f"{param}: items of type {kind!r} are not supported",
                 code="unsupported_content",
@@ -258,23 +261,23 @@ def _add_call(messages: Items, item: Mapping[str, Any]) -> None:
     messages[-1].setdefault("tool_calls", []).append(call)
 
 
-def _tools(given: object, param: str, namespace: object = None) -> Iterator[dict[str, Any]]:
-    """Yield a function, or those of a namespace, which the policy knows by both names."""
-    kind = given.get("type") if isinstance(given, Mapping) else given
-    if isinstance(given, Mapping) and kind == "namespace" and namespace is None:
-        inner = given.get("tools")
-        for position, tool in enumerate(inner if isinstance(inner, list) else ()):
-            yield from _tools(tool, f"{param}.tools[{position}]", given.get("name"))
+def _tools(tool: object, param: str, namespace: object = None) -> Iterator[dict[str, Any]]:
+    """Yield a function, or those of a namespace under names that start with the namespace."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else tool
+    if isinstance(tool, Mapping) and kind == "namespace" and namespace is None:
+        inner = tool.get("tools")
+        for position, function_tool in enumerate(inner if isinstance(inner, list) else ()):
+            yield from _tools(function_tool, f"{param}.tools[{position}]", tool.get("name"))
         return
-    if not isinstance(given, Mapping) or kind != "function":
+    if not isinstance(tool, Mapping) or kind != "function":
         raise APIError(
             f"{param}: {kind!r} tools run on OpenAI's servers; give the policy functions, and "
             "turn these off in the agent's settings",
             code="unsupported_value",
             param=param,
         )
-    function = {key: value for key, value in given.items() if key != "type"}
-    function["name"] = _full_name(namespace, given.get("name"))
+    function = {key: value for key, value in tool.items() if key != "type"}
+    function["name"] = _full_name(namespace, tool.get("name"))
     yield {"type": "function", "function": function}
 
 
@@ -282,8 +285,8 @@ def _full_name(namespace: object, name: object) -> object:
     return f"{namespace}__{name}" if namespace else name
 
 
-def _grouped(tools: Iterable[Mapping[str, Any]]) -> dict[object, dict[str, Any]]:
-    """Return the functions of namespaces: full name -> the two fields of a call."""
+def _namespaced_functions(tools: Iterable[Mapping[str, Any]]) -> dict[object, dict[str, Any]]:
+    """Return the functions of namespaces: full name -> `name` and `namespace` of a call."""
     return {
         _full_name(group["name"], tool["name"]): {"name": tool["name"], "namespace": group["name"]}
         for group in tools
@@ -340,7 +343,7 @@ class _TextItem:
         prefix = "rs" if kind == "reasoning_content" else "msg"
         self._id = f"{prefix}_{call_id}" if index < 2 else f"{prefix}_{call_id}_{index}"
         self._index = index
-        self._place = {"item_id": self._id, "output_index": index, "content_index": 0}
+        self._location = {"item_id": self._id, "output_index": index, "content_index": 0}
 
     def item(self) -> dict[str, Any]:
         """Return the item with the text so far."""
@@ -354,34 +357,34 @@ class _TextItem:
         yield {"type": "response.output_item.added", "output_index": self._index, "item": added}
         if self.kind == "content":
             part = _text_part("")
-            yield {"type": "response.content_part.added", **self._place, "part": part}
+            yield {"type": "response.content_part.added", **self._location, "part": part}
 
     def extend(self, text: str) -> Iterator[dict[str, Any]]:
         self._text += text
         if self.kind == "content":
             delta = {"delta": text, "logprobs": []}
-            yield {"type": "response.output_text.delta", **self._place, **delta}
+            yield {"type": "response.output_text.delta", **self._location, **delta}
         else:
-            yield {"type": "response.reasoning_text.delta", **self._place, "delta": text}
+            yield {"type": "response.reasoning_text.delta", **self._location, "delta": text}
 
     def finish(self) -> Iterator[dict[str, Any]]:
         if self.kind == "content":
             text = {"text": self._text, "logprobs": []}
-            yield {"type": "response.output_text.done", **self._place, **text}
+            yield {"type": "response.output_text.done", **self._location, **text}
             part = _text_part(self._text)
-            yield {"type": "response.content_part.done", **self._place, "part": part}
+            yield {"type": "response.content_part.done", **self._location, "part": part}
         else:
-            yield {"type": "response.reasoning_text.done", **self._place, "text": self._text}
+            yield {"type": "response.reasoning_text.done", **self._location, "text": self._text}
         item = self.item()
         yield {"type": "response.output_item.done", "output_index": self._index, "item": item}
 
 
 def _call_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
-    place = {"item_id": item["id"], "output_index": index}
+    location = {"item_id": item["id"], "output_index": index}
     kind = "response.function_call_arguments"
-    begun = {**item, "status": "in_progress", "arguments": ""}
-    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
-    yield {"type": f"{kind}.delta", **place, "delta": item["arguments"]}
+    added = {**item, "status": "in_progress", "arguments": ""}
+    yield {"type": "response.output_item.added", "output_index": index, "item": added}
+    yield {"type": f"{kind}.delta", **location, "delta": item["arguments"]}
     done = {"name": item["name"], "arguments": item["arguments"]}
-    yield {"type": f"{kind}.done", **place, **done}
+    yield {"type": f"{kind}.done", **location, **done}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}

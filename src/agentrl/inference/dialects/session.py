@@ -162,7 +162,7 @@ class ModelSession(ABC):
         """
         raise APIError("token counting is not supported here", status=404)
 
-    def refused(self, error: APIError) -> None:  # noqa: B027  most sessions need no note of it
+    def refused(self, error: APIError) -> None:  # noqa: B027  most sessions do not record it
         """Record a call that is answered with an error."""
 
     def keep_messages(self, response_id: str, messages: Sequence[Mapping[str, Any]]) -> None:

@@ -45,7 +45,7 @@ def _read_text(body: Mapping[str, Any]) -> TextRequest:
     require(
         bool(prompt) and (is_ids or isinstance(prompt, str)),
         "prompt",
-        "one text, or one list of token ids",
+        "must be one text or one list of token ids",
     )
     return TextRequest(
         model=parsed.model,

@@ -60,7 +60,9 @@ class _GenerateCall:
         require(not parsed.features, "features", "token prompts cannot hold images here")
         ids = parsed.token_ids
         require(
-            bool(ids) and 0 <= min(ids) <= max(ids) <= MAX_INT32, "token_ids", "one list of ids"
+            bool(ids) and 0 <= min(ids) <= max(ids) <= MAX_INT32,
+            "token_ids",
+            "must be one list of token ids",
         )
         for name, reason in _REFUSED_SAMPLING.items():
             require(
@@ -70,7 +72,7 @@ class _GenerateCall:
             )
         try:
             sampling = parse_body(_Sampling, parsed.sampling_params)
-            drawn = sampling.sampling(sampling.max_tokens)
+            sampling_request = sampling.sampling(sampling.max_tokens)
         except APIError as error:
             raise APIError(
                 f"sampling_params.{error}", code=error.code, param=f"sampling_params.{error.param}"
@@ -79,12 +81,12 @@ class _GenerateCall:
         self._request = TextRequest(
             model=parsed.model or session.model,
             prompt=tuple(ids),
-            sampling=drawn,
+            sampling=sampling_request,
             logprobs=sampling.logprobs is not None,
             token_ids=True,
         )
-        given = body.get("request_id")
-        self._id = given if isinstance(given, str) and given else self._request.id
+        request_id = body.get("request_id")
+        self._id = request_id if isinstance(request_id, str) and request_id else self._request.id
         self._session = session
 
     @property
@@ -110,7 +112,7 @@ class _GenerateCall:
         return {"request_id": self._id, "choices": [choice], "prompt_logprobs": None}
 
     def delta_events(self, _delta: Delta) -> Iterator[str]:
-        yield from ()  # answers are never streamed
+        yield from ()  # responses are never streamed
 
     def final_events(self, completion: Completion) -> Iterator[str]:
         yield f"data: {json.dumps(self.body(completion))}\n\n"

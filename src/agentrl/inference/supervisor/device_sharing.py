@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 3.0
-"""In addition to the publisher's own timeout for putting a server to sleep or waking it."""
+"""Added to the publisher's own timeout for putting a server to sleep or waking it."""
 
 
 class DeviceSharing:

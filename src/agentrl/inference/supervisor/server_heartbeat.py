@@ -62,7 +62,7 @@ class ServerHeartbeat:
         self._device = device
         self._is_own = is_own
         self.is_registered = False
-        self._answered_at = 0.0
+        self._responded_at = 0.0
         self._paused_since: float | None = None
         self._load: ServerLoad | None = None
 
@@ -79,7 +79,7 @@ class ServerHeartbeat:
             StoreError: the store is unreachable at registration.
         """
         policy = await self._weights.latest_files()
-        served = await self._served(client, policy)
+        served = await self._served_policy(client, policy)
         served = await self._weights.catch_up(client, policy, served)
         data_key = self._inference.inference_api_key
         control_key = self._inference.inference_admin_key or data_key
@@ -97,7 +97,7 @@ class ServerHeartbeat:
             )
         )
         self.is_registered = True
-        self._answered_at = time.monotonic()
+        self._responded_at = time.monotonic()
         logger.info("server %s is up", self.url)
         while True:
             await asyncio.sleep(BEAT_SECONDS)
@@ -116,22 +116,22 @@ class ServerHeartbeat:
         self._load = None
         policy = await self._store.policies.latest()
         try:
-            served = await self._served(client, policy)
+            served = await self._served_policy(client, policy)
             if service.status == "up":  # a paused server reports its load from before the pause
                 self._load = await self._load_of(client)
         except InferenceError as error:
             await self._handle_silence(service, error)
             return
-        self._answered_at = time.monotonic()
+        self._responded_at = time.monotonic()
         if self._device is not None and not await self._device.is_awake(client, service):
             return
         try:
             if self._weights.was_missed(service, served, policy):
                 policy = await self._weights.latest_files()
-                served = await self._served(client, policy)
+                served = await self._served_policy(client, policy)
                 served = await self._weights.catch_up(client, policy, served)
             if service.status == "down":
-                # The process that took it out may have left it paused.
+                # The process that took it out of service may have left it paused.
                 await client.continue_()
             if service.status == "down" or service.policy_version != served.version:
                 await self._store.services.set_status(
@@ -161,10 +161,10 @@ class ServerHeartbeat:
         if self._is_own and seconds > self._inference.server_hang_seconds:
             raise ServerUnusable(f"paused for {seconds:.0f} s, and resuming it failed")
         if seconds > PAUSED_SECONDS:
-            said = f"was paused for {seconds:.0f} s without a publication; resumed"
-            now = await self._store.services.heartbeat(self._service_id, error=said)
-            if now.status == "up":  # no publisher has started an update since
-                logger.warning("server %s %s", self.url, said)
+            message = f"was paused for {seconds:.0f} s without a publication; resumed"
+            updated = await self._store.services.heartbeat(self._service_id, error=message)
+            if updated.status == "up":  # no publisher has started an update since
+                logger.warning("server %s %s", self.url, message)
                 await client.continue_()
 
     async def _take_out(self, service: InferenceService, error: InferenceError) -> None:
@@ -178,15 +178,15 @@ class ServerHeartbeat:
         Raises:
             ServerUnusable: it was started here and has been silent for too long.
         """
-        silent_seconds = time.monotonic() - self._answered_at
+        silent_seconds = time.monotonic() - self._responded_at
         logger.warning("server %s is not responding: %s", self.url, error)
-        # A sleeping server gets no requests anyway, and the trainer still has to wake it.
+        # A sleeping server receives no requests, and the trainer still has to wake it.
         if service.status not in ("down", "asleep"):
             await self._take_out(service, error)
         if self._is_own and silent_seconds > self._inference.server_hang_seconds:
             raise ServerUnusable(f"silent for {silent_seconds:.0f} s")
 
-    async def _served(self, client: SGLangClient, policy: Policy | None) -> ServedPolicy:
+    async def _served_policy(self, client: SGLangClient, policy: Policy | None) -> ServedPolicy:
         seconds = self._probe_seconds
         try:
             async with asyncio.timeout(seconds):

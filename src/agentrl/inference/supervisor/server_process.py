@@ -47,8 +47,12 @@ def server_command(
     backends read `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY` from their environment.
     """
     if inference.inference_backend == "embedded":
-        return _embedded(inference, model_path=model_path, port=port, version=version, seed=seed)
-    return _sglang(inference, model, model_path=model_path, port=port, version=version, seed=seed)
+        return _embedded_command(
+            inference, model_path=model_path, port=port, version=version, seed=seed
+        )
+    return _sglang_command(
+        inference, model, model_path=model_path, port=port, version=version, seed=seed
+    )
 
 
 def check_keys(inference: InferenceSection) -> None:
@@ -70,7 +74,7 @@ def sglang_python() -> str:
     Raises:
         ConfigError: SGLang is not installed.
     """
-    # The distribution, not the module: a local folder or file named `sglang` is not SGLang.
+    # Look for the distribution, because a local folder or file may be a module named `sglang`.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("sglang")
         return sys.executable
@@ -85,7 +89,7 @@ def sglang_python() -> str:
     )
 
 
-def _embedded(
+def _embedded_command(
     inference: InferenceSection, *, model_path: Path, port: int, version: int, seed: int
 ) -> list[str]:
     argv = [sys.executable, "-P", "-m", "agentrl.inference.engine"]
@@ -103,7 +107,7 @@ def _embedded(
     return argv
 
 
-def _sglang(
+def _sglang_command(
     inference: InferenceSection,
     model: ModelSection,
     *,
@@ -188,8 +192,8 @@ class ServerProcess:
         if self._reserved is None:
             self._reserved = ReservedPort(inference.inference_host, inference.inference_port)
         elif not self._has_listened:
-            with self._reserved as lost:
-                self._reserved = ReservedPort(inference.inference_host, lost.port + 1)
+            with self._reserved as previous:
+                self._reserved = ReservedPort(inference.inference_host, previous.port + 1)
         port = self._reserved.port
         command = server_command(
             inference,
@@ -232,11 +236,13 @@ class ServerProcess:
             "AGENTRL_API_KEY": self._inference.inference_api_key,
             "AGENTRL_ADMIN_KEY": self._inference.inference_admin_key,
         }
-        given = {name: key.get_secret_value() for name, key in keys.items() if key is not None}
+        environment_keys = {
+            name: key.get_secret_value() for name, key in keys.items() if key is not None
+        }
         return {
             # Threads that spin at barriers would take cores from the other processes.
             "OMP_WAIT_POLICY": "PASSIVE",
             # SGLang's /health otherwise samples a token and therefore fails during a long pause.
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
-            **given,
+            **environment_keys,
         }

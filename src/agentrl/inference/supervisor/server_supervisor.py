@@ -62,7 +62,7 @@ async def run_server(config: RootConfig, uri: str) -> None:
                 store,
                 plan,
                 model=config.model,
-                inference=_rooted(config, plan),
+                inference=_with_weight_roots(config, plan),
                 publish=config.publish,
             )
             for plan in plans
@@ -112,8 +112,8 @@ async def lone_server(
             ) as client:
                 healthy = asyncio.create_task(_until_healthy(client, process, start_seconds))
                 died = asyncio.create_task(process.wait())
-                both: set[asyncio.Task[Any]] = {healthy, died}
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                events: set[asyncio.Task[Any]] = {healthy, died}
+                await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
                 died.cancel()
                 if not healthy.done():
                     healthy.cancel()
@@ -160,10 +160,10 @@ class _End:
 
     @classmethod
     def of_process(cls, status: int, *, was_serving: bool) -> "_End":
-        how = f"exited with status {status}"
+        event = f"exited with status {status}"
         if status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
-        return cls(f"{how} {'while it was serving' if was_serving else 'during startup'}", True)
+            event = f"was killed by {signal.Signals(-status).name}"
+        return cls(f"{event} {'while it was serving' if was_serving else 'during startup'}", True)
 
 
 class ServerSupervisor:
@@ -216,7 +216,9 @@ class ServerSupervisor:
                         await self._device.until_free(stop)
                     heartbeat = await self._start(process, start_seconds)
                     async with self._client(heartbeat.url) as client:
-                        end = await self._live(heartbeat, client, process, stop, start_seconds)
+                        end = await self._serve_until_end(
+                            heartbeat, client, process, stop, start_seconds
+                        )
                     await heartbeat.deregister(end.reason if end else "stopped")
                     if end is None:
                         return
@@ -276,7 +278,7 @@ class ServerSupervisor:
             admin_key=self._inference.inference_admin_key,
         )
 
-    async def _live(
+    async def _serve_until_end(
         self,
         heartbeat: ServerHeartbeat,
         client: SGLangClient,
@@ -284,7 +286,7 @@ class ServerSupervisor:
         stop: asyncio.Event,
         start_seconds: float,
     ) -> "_End | None":
-        """Serve until told to stop (None) or until the process has died or is unusable."""
+        """Serve until `stop` is set (None), or until the process has died or is unusable."""
 
         async def serve() -> None:
             await _until_healthy(client, process, start_seconds)
@@ -303,7 +305,7 @@ class ServerSupervisor:
             serving.cancel()
             await asyncio.wait({serving})
             if serving in done and not isinstance(serving.exception(), ServerUnusable):
-                serving.result()  # it only ends with an error
+                serving.result()  # raises, since `serve` ends only with an error
             if stopped in done:
                 return None
             if died in done:
@@ -318,7 +320,7 @@ class ServerSupervisor:
 async def _until_healthy(
     client: SGLangClient, process: ServerProcess | None, start_seconds: float
 ) -> None:
-    """Wait for the server. Another process that listens on the port is not sent any request."""
+    """Wait until the server is healthy. No request is sent while another process has its port."""
     deadline = time.monotonic() + start_seconds
     while True:
         is_own = process is None or await asyncio.to_thread(process.is_listening)
@@ -332,21 +334,21 @@ async def _until_healthy(
         await asyncio.sleep(0.1)
 
 
-def _rooted(config: RootConfig, plan: ServerPlan) -> InferenceSection:
-    """Return the section with servers restricted to this run's weights."""
+def _with_weight_roots(config: RootConfig, plan: ServerPlan) -> InferenceSection:
+    """Return the section with the directories from which servers may load this run's weights."""
     inference = config.inference
     roots = (*inference.weight_roots, config.run.output_path, plan.model_path)
     return inference.model_copy(update={"weight_roots": roots})
 
 
 def _plans(config: RootConfig) -> list[ServerPlan]:
-    run, given = config.run, config.inference.inference_urls
+    run, given_urls = config.run, config.inference.inference_urls
     name = config.model.model_name_or_path
-    if not given:
+    if not given_urls:
         check_keys(config.inference)
     # Servers that run elsewhere need no weights here, which may be large.
-    model_path = Path(name) if given else resolve_model(name)
-    urls: tuple[str | None, ...] = given or (None,)
+    model_path = Path(name) if given_urls else resolve_model(name)
+    urls: tuple[str | None, ...] = given_urls or (None,)
     return [
         ServerPlan(
             url=url,

@@ -1,7 +1,8 @@
 """Brings a server to the latest version if the trainer's publisher did not.
 
 A server that starts late, comes back or was taken out catches up from the version's files. A server
-that is up is left to the publisher for a while: otherwise, both would update it at the same time.
+that is up is left to the publisher for a while, because otherwise both would
+update it at the same time.
 """
 
 import asyncio
@@ -70,11 +71,11 @@ class WeightCatchUp:
         now = time.monotonic()
         if self._behind_since is None:
             self._behind_since = now
-        patience = MISSED_UPDATE_SECONDS
+        patience_seconds = MISSED_UPDATE_SECONDS
         if service.status != "up":
             # `updating`: the publisher is updating it, with its own timeout.
-            patience += self._publish.publish_timeout_seconds
-        return now - self._behind_since > patience
+            patience_seconds += self._publish.publish_timeout_seconds
+        return now - self._behind_since > patience_seconds
 
     async def catch_up(
         self, client: SGLangClient, policy: Policy | None, served: ServedPolicy

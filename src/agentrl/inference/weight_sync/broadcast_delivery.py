@@ -45,7 +45,7 @@ delivery is over.
 _NUM_ROUNDS = 2
 _NOTICE_SHARE = 0.1
 """Share of the timeout in which servers must notice that a group was abandoned."""
-# SGLang's message for weights that did not arrive: the server itself is healthy.
+# Part of SGLang's message for weights that did not arrive. The server itself is healthy.
 _NOT_RECEIVED = "failed to receive weights"
 
 
@@ -133,7 +133,7 @@ class BroadcastDelivery:
         seconds = self._publish.publish_timeout_seconds
         started = time.monotonic()
         self.phases = defaultdict(float)
-        waiting = dict(servers)
+        remaining = dict(servers)
         paused_at: dict[str, float] = {}
         async with asyncio.TaskGroup() as cleanups:
 
@@ -143,25 +143,25 @@ class BroadcastDelivery:
                     cleanups.create_task(abort_paused(servers[name]))
 
             for number in range(1, _NUM_ROUNDS + 1):
-                round_ = BroadcastRound(waiting, started + seconds * number / _NUM_ROUNDS)
-                is_done = bool(waiting) and await self._run_round(policy, round_, paused_at)
+                round_ = BroadcastRound(remaining, started + seconds * number / _NUM_ROUNDS)
+                is_done = bool(remaining) and await self._run_round(policy, round_, paused_at)
                 for name, error in round_.lost.items():
                     await take_out(name, error)
-                waiting = round_.servers
+                remaining = round_.servers
                 if is_done:
                     break
             else:
-                for name, client in waiting.items():
+                for name, client in remaining.items():
                     await take_out(
                         name, InferenceError(f"{client.base_url}: two broadcasts failed")
                     )
                 return
             ended = time.monotonic()
-            for name in waiting:
+            for name in remaining:
                 await on_outcome(name, ended - paused_at[name])
-        spent = ", ".join(f"{phase} {value:.3f} s" for phase, value in self.phases.items())
+        durations = ", ".join(f"{phase} {value:.3f} s" for phase, value in self.phases.items())
         logger.info(
-            "version %d was broadcast to %d servers: %s", policy.version, len(waiting), spent
+            "version %d was broadcast to %d servers: %s", policy.version, len(remaining), durations
         )
 
     async def _run_round(
@@ -170,7 +170,7 @@ class BroadcastDelivery:
         """Deliver to all servers of a round; False if some were dropped or the group failed."""
         name = uuid.uuid4().hex
         with self._phase("form"):
-            group = await self._form(round_, name)
+            group = await self._form_group(round_, name)
         if group is None:
             return False
 
@@ -180,28 +180,30 @@ class BroadcastDelivery:
 
         try:
             with self._phase("open"):
-                is_fine = await round_.each(open_one)
-            is_sent = is_fine and await self._send_all(policy, round_, group, name)
+                are_all_open = await round_.each(open_one)
+            is_sent = are_all_open and await self._send_all(policy, round_, group, name)
         finally:
             group.leave()
         if not is_sent:
-            await asyncio.gather(*(abandon_group(it, name) for it in round_.servers.values()))
+            await asyncio.gather(
+                *(abandon_group(client, name) for client in round_.servers.values())
+            )
             return False
         with self._phase("close"):
             await round_.each(lambda _, client: close_broadcast(client, name))
         return True
 
-    async def _form(self, round_: BroadcastRound, name: str) -> BroadcastGroup | None:
+    async def _form_group(self, round_: BroadcastRound, name: str) -> BroadcastGroup | None:
         """Form a group with all servers of a round; None if that failed."""
         sizes: dict[str, int] = {}
 
-        async def ask_size(server: str, client: SGLangClient) -> None:
+        async def read_size(server: str, client: SGLangClient) -> None:
             info = await client.server_info()
             sizes[server] = _num_ranks(client, info)
             round_.takes_stacks &= info.get("frontend") == "agentrl"
 
-        # A hanging server is detected here, before others wait for it in the group.
-        await round_.each(ask_size, round_.seconds_left / 2)
+        # Detect a hanging server here, before others wait for it in the group.
+        await round_.each(read_size, round_.seconds_left / 2)
         if not round_.servers:
             return None
         offsets: dict[str, int] = {}
@@ -226,8 +228,8 @@ class BroadcastDelivery:
             group = await rendezvous.form_group(name, self._backend)
         except BroadcastError:
             group = None
-        is_fine = await inviting
-        if group is not None and not is_fine:
+        have_all_joined = await inviting
+        if group is not None and not have_all_joined:
             group.leave()
             return None
         return group
@@ -236,7 +238,7 @@ class BroadcastDelivery:
         self, policy: Policy, round_: BroadcastRound, group: BroadcastGroup, name: str
     ) -> bool:
         """Broadcast all buckets; the next one is gathered while one is in flight."""
-        is_fine = True
+        is_sent = True
         bucket_bytes = self._publish.weight_sync_bucket_mb << 20
         gathering = gathered_buckets(self._send, bucket_bytes, on_cpu=self._backend == "gloo")
         async with aclosing(gathering) as buckets:
@@ -244,11 +246,11 @@ class BroadcastDelivery:
                 with self._phase("gather"):
                     bucket = await anext(buckets, None)
                 if bucket is None:
-                    return is_fine
-                # All ranks of the trainer gather together, so a gathering that has started must be
-                # drained to its end, whatever happens to the broadcast.
-                if is_fine:
-                    is_fine = await self._send_one(policy, bucket, round_, group, name)
+                    return is_sent
+                # All ranks of the trainer gather together, so the remaining buckets must be
+                # gathered even if the broadcast has failed.
+                if is_sent:
+                    is_sent = await self._send_one(policy, bucket, round_, group, name)
 
     async def _send_one(
         self,
@@ -292,8 +294,12 @@ class BroadcastDelivery:
         for server, task in installing.items():
             url = round_.servers[server].base_url
             if not task.done():
-                round_.drop(server, InferenceError(f"{url} was silent while it received weights"))
-            elif isinstance(error := task.exception(), InferenceError) and not _is_fine(error):
+                round_.drop(
+                    server, InferenceError(f"{url} did not respond while it received weights")
+                )
+            elif isinstance(error := task.exception(), InferenceError) and not _is_group_failure(
+                error
+            ):
                 round_.drop(server, error)
             task.cancel()
         sending.cancel()
@@ -329,13 +335,13 @@ async def gathered_buckets(
     """
     loop = asyncio.get_running_loop()
     buckets: asyncio.Queue[Bucket | None] = asyncio.Queue()
-    room = threading.Semaphore(1)
-    is_over = threading.Event()
+    free_slot = threading.Semaphore(1)
+    is_closed = threading.Event()
 
     def put(bucket: Bucket) -> None:
         ready = bucket.on_cpu() if on_cpu else bucket
-        while not is_over.is_set():
-            if room.acquire(timeout=1):
+        while not is_closed.is_set():
+            if free_slot.acquire(timeout=1):
                 loop.call_soon_threadsafe(buckets.put_nowait, ready)
                 return
 
@@ -348,15 +354,15 @@ async def gathered_buckets(
     producing = asyncio.create_task(produce())
     try:
         while (bucket := await buckets.get()) is not None:
-            room.release()
+            free_slot.release()
             yield bucket
     finally:
-        is_over.set()
+        is_closed.set()
     await producing
 
 
-def _is_fine(error: InferenceError) -> bool:
-    """Whether a server reports a failure that it did not cause."""
+def _is_group_failure(error: InferenceError) -> bool:
+    """Return whether a server reports a failure of the group, which it did not cause."""
     return isinstance(error, ServerRefused) and _NOT_RECEIVED in str(error).lower()
 
 

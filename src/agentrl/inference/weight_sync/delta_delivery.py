@@ -126,7 +126,7 @@ class DeltaDelivery:
         changes: dict[str, TensorChange] = {}
         checksums: dict[str, TensorChecksum] = {}
         sizes = [0, 0, 0]  # values sent, all values, their bytes
-        # An attempt that failed midway leaves values that belong to no version.
+        # A failed attempt leaves values that belong to no version, so the next one sends all.
         base, self._base = self._base, None
         if base is None:
             self._sent.clear()

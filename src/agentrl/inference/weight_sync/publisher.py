@@ -163,7 +163,9 @@ class PolicyPublisher:
         async def on_outcome(name: str, outcome: float | InferenceError) -> None:
             outcomes[name] = outcome
             if isinstance(outcome, InferenceError):
-                logger.warning("server %s is taken out: %s", services[name].base_url, outcome)
+                logger.warning(
+                    "server %s is taken out of service: %s", services[name].base_url, outcome
+                )
                 await self._store.services.set_status(name, status="down", error=str(outcome))
             else:
                 await self._store.services.set_status(
@@ -201,7 +203,7 @@ class PolicyPublisher:
         }
 
     async def _put_to_sleep(self, service: InferenceService) -> None:
-        # Recorded first: a server that is asleep but registered as up would sleep forever.
+        # Recorded first, because a server that is asleep but registered as up would sleep forever.
         await self._store.services.set_status(service.id, status="asleep")
         try:
             async with self._client(service) as client:
@@ -211,7 +213,7 @@ class PolicyPublisher:
                     timeout_seconds=self._publish.publish_timeout_seconds,
                 )
         except InferenceError as error:
-            logger.warning("server %s is taken out: %s", service.base_url, error)
+            logger.warning("server %s is taken out of service: %s", service.base_url, error)
             await self._store.services.set_status(service.id, status="down", error=str(error))
 
     async def _registered(self) -> list[InferenceService]:

@@ -2,8 +2,9 @@
 
 What happens to generations in flight while a server is paused:
 
-    retract   they are recomputed under the new weights and continue in_place  they continue with
-    the cache of the old weights abort     they are cut; the client resumes them where they were cut
+    retract   they are recomputed under the new weights and continue
+    in_place  they continue with the cache of the old weights
+    abort     they are cut; the client resumes them where they were cut
 
 In: a client and a policy. Out: a server that serves it, or an `InferenceError`. Nothing here knows
 the store or other servers.
@@ -28,9 +29,9 @@ from agentrl.schema import Policy
 
 PauseMode = Literal["retract", "in_place", "abort"]
 
-# Before this version, a server crashes if the cache is flushed while retracted requests wait.
+# Earlier versions crash if the cache is flushed while retracted requests wait.
 _RETRACT_SINCE = (0, 5, 20)
-# The weights are loaded, only the flush was refused: the update must not be repeated from scratch.
+# Part of SGLang's message if weights were loaded but the flush was refused. Do not load them again.
 _UPDATED_NOT_FLUSHED = "weights were updated"
 _CONTINUE_ATTEMPTS = 3
 _CONTINUE_SECONDS = 5.0
@@ -86,7 +87,7 @@ async def update_to_policy(client: SGLangClient, policy: Policy, publish: Publis
             mode=publish.publish_mode,
             timeout_seconds=publish.publish_timeout_seconds,
         )
-    async with _bounded(client, publish.publish_timeout_seconds, "to load an adapter"):
+    async with _time_limit(client, publish.publish_timeout_seconds, "to load an adapter"):
         if policy.adapter not in await client.adapters():
             await client.load_adapter(policy.adapter, policy.path)
     return 0.0
@@ -119,7 +120,7 @@ async def update_server(
         InferenceError: the server refused, failed, or timed out. A server that hangs may be left
             paused; it must be brought up to date before it is used again.
     """
-    async with _bounded(client, timeout_seconds, "to load new weights"):
+    async with _time_limit(client, timeout_seconds, "to load new weights"):
         mode = await supported_mode(client, mode)
         started = time.monotonic()
         try:
@@ -128,7 +129,7 @@ async def update_server(
                 client, path, version, flush_cache=mode != "in_place", load_format=load_format
             )
         except BaseException:
-            # Even if the pause itself failed: its response may have been lost, not the request.
+            # Also after a failed pause: the server may have paused although its response was lost.
             with contextlib.suppress(TimeoutError, InferenceError):
                 await asyncio.wait_for(_resume(client), _CONTINUE_SECONDS)
             raise
@@ -153,14 +154,14 @@ async def put_to_sleep(client: SGLangClient, *, mode: PauseMode, timeout_seconds
     Raises:
         InferenceError: it cannot release memory, failed, or timed out.
     """
-    async with _bounded(client, timeout_seconds, "to release its memory"):
+    async with _time_limit(client, timeout_seconds, "to release its memory"):
         if not (await client.server_info()).get("enable_memory_saver"):
             raise InferenceError(
-                f"{client.base_url} releases no memory; start it with --colocated, too (SGLang's "
-                "--enable-memory-saver)"
+                f"{client.base_url} cannot release memory; start it with --colocated, too "
+                "(SGLang's --enable-memory-saver)"
             )
         await client.pause(await supported_mode(client, mode))
-        await _flush(client)
+        await _flush_when_idle(client)
         await client.release_memory([_CACHE, _WEIGHTS])
 
 
@@ -174,7 +175,7 @@ async def wake(client: SGLangClient, policy: Policy, *, timeout_seconds: float) 
         InferenceError: it failed, or timed out.
     """
     started = time.monotonic()
-    async with _bounded(client, timeout_seconds, "to wake up"):
+    async with _time_limit(client, timeout_seconds, "to wake up"):
         await client.resume_memory([_WEIGHTS])
         await _load_weights(client, Path(policy.path), policy.version, flush_cache=True)
         # Last, so that the cache does not compete for memory while the weights are loaded.
@@ -190,7 +191,7 @@ async def open_broadcast(client: SGLangClient, mode: PauseMode) -> None:
     try:
         await _ignore_not_found(client.begin_weight_update())
     except ServerRefused:
-        # Left open by a round that failed, or by a trainer that died.
+        # A round that failed, or a trainer that died, left a session open.
         await client.end_weight_update()
         await client.begin_weight_update()
 
@@ -233,8 +234,8 @@ def release_of(version: str) -> tuple[int, int, int] | None:
 
 
 @asynccontextmanager
-async def _bounded(client: SGLangClient, seconds: float, purpose: str) -> AsyncIterator[None]:
-    """Turn a timeout into an `InferenceError` that names what took too long."""
+async def _time_limit(client: SGLangClient, seconds: float, purpose: str) -> AsyncIterator[None]:
+    """Limit the time of a block; a timeout raises an `InferenceError` that names the purpose."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -268,7 +269,7 @@ async def _load_weights(
         if _UPDATED_NOT_FLUSHED not in str(error).lower():
             raise
         await client.flush_cache()
-        # The front end kept the old label because the call as a whole failed.
+        # SGLang's front end kept the old label, because the call as a whole failed.
         await client.update_weight_version(str(version))
 
 
@@ -284,8 +285,8 @@ async def _resume(client: SGLangClient) -> None:
             await asyncio.sleep(0.2 * (attempt + 1))
 
 
-async def _flush(client: SGLangClient) -> None:
-    """Flush the cache as soon as nothing runs: aborted sequences are computed for one more step."""
+async def _flush_when_idle(client: SGLangClient) -> None:
+    """Flush the cache as soon as nothing runs. Aborted sequences run for one more step."""
     while True:
         try:
             await client.flush_cache()
@@ -298,7 +299,7 @@ async def _flush(client: SGLangClient) -> None:
 
 
 async def _ignore_not_found(call: Awaitable[None]) -> None:
-    """Await a call of a route that SGLang has had since about 0.5.20; older ones do without."""
+    """Await a call of a route that only SGLang since about 0.5.20 has, and needs."""
     try:
         await call
     except ServerRefused as error:

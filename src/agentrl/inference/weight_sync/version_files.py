@@ -40,10 +40,10 @@ def remove_old_versions(root: Path, *, keep: int, in_use: Collection[int]) -> li
         keep: how many of the newest versions always stay; at least 1.
         in_use: versions that stay regardless of age.
     """
-    found = sorted(
+    versions = sorted(
         int(path.name) for path in root.iterdir() if _VERSION_DIR.match(path.name) and path.is_dir()
     )
-    removed = [version for version in found[: -max(keep, 1)] if version not in in_use]
+    removed = [version for version in versions[: -max(keep, 1)] if version not in in_use]
     for version in removed:
         shutil.rmtree(version_dir(root, version), ignore_errors=True)
     return removed
@@ -67,5 +67,5 @@ class AdapterNames:
 
 def is_of_same_run(name: str, other: str) -> bool:
     """Return whether two adapter names belong to one run, whichever trainer process chose them."""
-    found, wanted = _ADAPTER_NAME.match(name), _ADAPTER_NAME.match(other)
-    return found is not None and wanted is not None and found["run"] == wanted["run"]
+    match, other_match = _ADAPTER_NAME.match(name), _ADAPTER_NAME.match(other)
+    return match is not None and other_match is not None and match["run"] == other_match["run"]

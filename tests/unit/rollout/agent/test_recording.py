@@ -713,8 +713,12 @@ async def test_no_two_rollouts_give_their_calls_the_same_ids(
 @pytest.mark.parametrize(
     ("route", "more", "problem"),
     [
-        ("chat/completions", {"messages": [{"role": "user", "content": "\ud83d"}]}, "half of a"),
-        ("chat/completions", {"messages": [{}] * 300_000}, "holds more than 200000 braces"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "\ud83d"}]},
+            "unpaired surrogate",
+        ),
+        ("chat/completions", {"messages": [{}] * 300_000}, "holds more than 200000 objects"),
         ("chat/completions", {"messages": [{}] * 30_000}, "messages: .* at most 20000 items"),
         ("responses", {"input": "x", "tools": ["look"]}, "tools\\[0\\]: 'look'"),
         ("responses", {"input": "x", "tools": {"look": 1}}, "tools: must be a list"),

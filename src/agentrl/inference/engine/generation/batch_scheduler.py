@@ -6,8 +6,8 @@ Used from one thread only. `RunningBatch` decides where running sequences lie in
                   ^                  │
                   └─────retract──────┘   (short of memory, paused for new weights, suspect)
 
-If a step fails, its sequences become suspects. They are computed one by one until each has shown
-that it is not the cause.
+If a step fails, its sequences become suspects. They are computed one by one until each
+has proved harmless.
 
 While sampling is paused, or new weights wait for the engine to be idle, new sequences are held
 back and start waiting afterwards. Nothing is computed while memory is released.
@@ -35,7 +35,7 @@ from agentrl.models.attention.attention_registry import attention_of
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
-# Positions that running sequences must still be able to grow by before another is admitted.
+# A sequence is admitted only if all running sequences can grow by this many positions.
 _HEADROOM = 64
 _ABORTED = FinishReason("abort", message="aborted on request")
 
@@ -63,8 +63,8 @@ class SchedulerLoad:
     num_prefix_tokens: int
     max_tokens: int
     token_usage: float
-    """Share of the room that the rows of running sequences take. All rows are as long as the
-    longest, so this share decides whether one more fits.
+    """Share of the capacity that the rows of running sequences take. All rows are as long as the
+    longest one, so this share decides whether another row fits.
     """
 
 
@@ -108,10 +108,10 @@ class BatchScheduler:
         self._running = self._batch.running
         self._waiting: deque[TokenSequence] = deque()
         self._held_back: deque[TokenSequence] = deque()
-        self._live: dict[str, TokenSequence] = {}
+        self._in_flight: dict[str, TokenSequence] = {}
         self._paused: PauseMode | None = None
         self._is_draining = False
-        self._are_weights_coming = False
+        self._awaits_weights = False
         self._sampling: SamplingBatch | None = None
         self._finished: list[TokenSequence] = []
         self._streamed: list[TokenSequence] = []
@@ -137,12 +137,12 @@ class BatchScheduler:
     @property
     def is_halted(self) -> bool:
         """Whether nothing can be computed: paused, memory released, or weights arriving."""
-        return self.is_paused or self._are_weights_coming or not self._memory.is_whole
+        return self.is_paused or self._awaits_weights or not self._memory.is_whole
 
     @property
     def num_in_flight(self) -> int:
         """Sequences that have not ended, including those held back."""
-        return len(self._live)
+        return len(self._in_flight)
 
     @property
     def max_tokens(self) -> int:
@@ -195,26 +195,26 @@ class BatchScheduler:
 
     def submit(self, sequence: TokenSequence) -> None:
         """Queue one sequence."""
-        if sequence.rid in self._live:
+        if sequence.rid in self._in_flight:
             message = f"request id {sequence.rid} is in use by a live request"
             sequence.finish = FinishReason("abort", message=message, status=400)
             self._finished.append(sequence)
             return
         sequence.routed_experts = self._runner.room_for_experts(len(sequence.tokens))
-        self._live[sequence.rid] = sequence
+        self._in_flight[sequence.rid] = sequence
         queue = self._held_back if self._paused is not None or self._is_draining else self._waiting
         queue.append(sequence)
 
     def abort(self, rid: str) -> None:
         """End the sequence with this id, wherever it is; unknown ids are ignored."""
-        sequence = self._live.get(rid)
+        sequence = self._in_flight.get(rid)
         if sequence is not None:
             self._abort(sequence)
 
     def abort_all_of(self, sequences: Iterable[TokenSequence]) -> None:
         """End those of these sequences that have not ended."""
         for sequence in sequences:
-            if self._live.get(sequence.rid) is sequence:
+            if self._in_flight.get(sequence.rid) is sequence:
                 self._abort(sequence)
 
     def abort_all(self) -> None:
@@ -234,12 +234,12 @@ class BatchScheduler:
     def resume(self) -> None:
         """Resume sampling; harmless when not paused."""
         self._paused = None
-        self._let_in()
+        self._release_held_back()
 
     def drain(self, draining: bool) -> None:
         """Hold new sequences back until all others have ended, or stop doing so."""
         self._is_draining = draining
-        self._let_in()
+        self._release_held_back()
 
     def flush(self) -> bool:
         """Forget the prefixes of ended sequences; refused while sequences hold rows."""
@@ -265,7 +265,7 @@ class BatchScheduler:
         Raises:
             InferenceError: sequences are running, or about to run; nothing has changed.
         """
-        if self._are_weights_coming:
+        if self._awaits_weights:
             raise InferenceError("memory cannot be released during a weight update")
         if self._running or (self._waiting and not self.is_paused):
             raise InferenceError("only an idle server releases memory; pause it first")
@@ -292,7 +292,7 @@ class BatchScheduler:
             InferenceError: the memory for weights is released.
         """
         self.check_weights()
-        self._are_weights_coming = True
+        self._awaits_weights = True
 
     def weights_changed(self, label: str, loaded: Iterable[torch.Tensor]) -> None:
         """Continue under a new label. Nothing computed before is used for a new sequence.
@@ -301,7 +301,7 @@ class BatchScheduler:
             label: version of the model's weights.
             loaded: the model's tensors, or parts of them, that have new values.
         """
-        self._are_weights_coming = False
+        self._awaits_weights = False
         self._memory.note_loaded(loaded)
         self._batch.forget_computed()
         self.label = label
@@ -324,7 +324,7 @@ class BatchScheduler:
         tokens, logprobs = self._sampling.draw(logits)
         ended = []
         for sequence, token, logprob in zip(sampled, tokens, logprobs, strict=True):
-            if sequence.params.max_new_tokens == 0:  # only its prompt was to be scored
+            if sequence.params.max_new_tokens == 0:  # the request only scores its prompt
                 sequence.finish = FinishReason("length")
                 ended.append(sequence)
                 continue
@@ -347,12 +347,12 @@ class BatchScheduler:
         while self._running:
             self._running[-1].is_suspect = True
             self._retract_last(keep=False)
-        guilty = [self._waiting.popleft()] if is_alone else []
+        failed = [self._waiting.popleft()] if is_alone else []
         # A sequence that was being admitted is in no queue.
-        known = {*self._waiting, *self._held_back, *guilty}
-        guilty += [sequence for sequence in self._live.values() if sequence not in known]
+        queued = {*self._waiting, *self._held_back, *failed}
+        failed += [sequence for sequence in self._in_flight.values() if sequence not in queued]
         message = f"the engine cannot compute this request ({type(error).__name__}: {error})"
-        for sequence in guilty:
+        for sequence in failed:
             sequence.finish = FinishReason("abort", message=message, status=500)
             self._end(sequence)
 
@@ -373,7 +373,7 @@ class BatchScheduler:
             return FinishReason("length")
         return None
 
-    # RunningBatch.
+    # Composition of the batch.
 
     def _prefill(self, num_decoding: int) -> list[Chunk]:
         """Choose prompt tokens for this step; admit sequences while there is room."""
@@ -382,18 +382,20 @@ class BatchScheduler:
         for row in range(num_decoding, len(self._running)):
             budget = self._add_chunk(chunks, row, budget)
         skipped: list[TokenSequence] = []
-        fresh = self._running[num_decoding:]
+        prefilling = self._running[num_decoding:]
         while self._waiting and budget > 0:
             sequence = self._waiting[0]
             if self._running and (sequence.is_suspect or self._running[0].is_suspect):
                 break
             length = max([sequence.length, *(other.length for other in self._running)])
-            room = min(length + _HEADROOM, self.limits.context_length)
-            if not self._kv.ensure(len(self._running) + 1, room if self._running else length):
+            needed_length = min(length + _HEADROOM, self.limits.context_length)
+            if not self._kv.ensure(
+                len(self._running) + 1, needed_length if self._running else length
+            ):
                 break
             self._waiting.popleft()
-            if self._batch.admit(sequence, fresh):
-                fresh.append(sequence)
+            if self._batch.admit(sequence, prefilling):
+                prefilling.append(sequence)
                 budget = self._add_chunk(chunks, len(self._running) - 1, budget)
             else:
                 skipped.append(sequence)
@@ -403,7 +405,7 @@ class BatchScheduler:
     def _add_chunk(self, chunks: list[Chunk], row: int, budget: int) -> int:
         """Add the next part of a row's prompt, and return the budget that is left.
 
-        No row follows one with an unfinished prompt: rows finish in order.
+        The budget is 0 after an unfinished prompt, so that prompts are finished in order.
         """
         sequence = self._running[row]
         if budget <= 0:
@@ -439,10 +441,10 @@ class BatchScheduler:
         self._end(sequence)
 
     def _end(self, sequence: TokenSequence) -> None:
-        del self._live[sequence.rid]
+        del self._in_flight[sequence.rid]
         self._finished.append(sequence)
 
-    def _let_in(self) -> None:
+    def _release_held_back(self) -> None:
         if self._paused is None and not self._is_draining:
             self._waiting.extend(self._held_back)
             self._held_back.clear()

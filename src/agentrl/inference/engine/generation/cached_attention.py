@@ -1,9 +1,9 @@
 """Attention over the cache rows, plugged into transformers' attention interface.
 
 A step computes N tokens in one forward pass of batch 1: first one token for each decoding row, then
-the new tokens of each sequence that is being prefilled. Everything but attention works on the N
-tokens alike; attention reads `StepPlan`, which is passed through the layers as a keyword, so no
-model code is forked.
+the new tokens of each sequence that is being prefilled. All other layers treat the N
+tokens independently. Attention reads `StepPlan`, which is passed through the layers as a keyword,
+so no model code is forked.
 
 Shape legend: N tokens of the step, H query heads, K key-value heads, D head dimension, R rows,
 T positions.
@@ -65,10 +65,10 @@ def plan_step(cache: KVCache, decode_lengths: Sequence[int], chunks: Sequence[Ch
     """
     num_decoding = len(decode_lengths)
     lengths = np.asarray(decode_lengths, dtype=np.int64)
-    num_heads, room = cache.tensor.shape[3:5]
+    num_heads, row_length = cache.tensor.shape[3:5]
     rows = np.concatenate([np.arange(num_decoding), *(np.full(c.size, c.row) for c in chunks)])
     positions = np.concatenate([lengths - 1, *(np.arange(c.start, c.end) for c in chunks)])
-    slots = (rows[:, None] * num_heads + np.arange(num_heads)) * room + positions[:, None]
+    slots = (rows[:, None] * num_heads + np.arange(num_heads)) * row_length + positions[:, None]
     decode_length = int(lengths.max()) if num_decoding else 0
     bias = None
     if num_decoding and int(lengths.min()) < decode_length:
@@ -105,9 +105,9 @@ def _attend(
     """Write the new keys and values to the cache and attend to the rows; see `AttentionFunction`."""
     keys, values = context.cache[int(module.layer_idx)]  # type: ignore[arg-type]
     num_heads, _room, head_dim = keys.shape[1:]
-    for kept, new in ((keys, key), (values, value)):
+    for cached, new in ((keys, key), (values, value)):
         by_token = new[0].transpose(0, 1).reshape(-1, head_dim)
-        kept.view(-1, head_dim).index_copy_(0, context.slots, by_token)
+        cached.view(-1, head_dim).index_copy_(0, context.slots, by_token)
     queries = query[0].transpose(0, 1)  # [N, H, D]
     outputs = []
     count = context.num_decoding

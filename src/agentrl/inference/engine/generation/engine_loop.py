@@ -91,13 +91,13 @@ class EngineLoop:
         try:
             while not self._is_stopping:
                 self._wake.clear()
-                self._answer_calls()
+                self._run_calls()
                 if self._scheduler.has_work:
                     self._step()
                 finished, streamed = self._scheduler.take_events()
                 if finished or streamed:
                     on_events(finished, streamed)
-                if not self._scheduler.has_work and not self._may_answer_idle_call():
+                if not self._scheduler.has_work and not self._may_run_idle_call():
                     self._wake.wait()
         except Exception:
             logger.exception("the engine cannot continue")
@@ -114,28 +114,28 @@ class EngineLoop:
             logger.exception("a step failed; computing its sequences one by one")
             self._scheduler.step_failed(error)
 
-    def _answer_calls(self) -> None:
+    def _run_calls(self) -> None:
         while self._calls:
             call = self._calls.popleft()
             if call.when_idle:
                 self._when_idle.append(call)
                 self._scheduler.drain(True)
             else:
-                _answer(call)
-        while self._may_answer_idle_call():
-            _answer(self._when_idle.popleft())
+                _run_call(call)
+        while self._may_run_idle_call():
+            _run_call(self._when_idle.popleft())
             if not self._when_idle:
                 self._scheduler.drain(False)
 
-    def _may_answer_idle_call(self) -> bool:
+    def _may_run_idle_call(self) -> bool:
         scheduler = self._scheduler
         return bool(self._when_idle) and (scheduler.is_idle or scheduler.is_halted)
 
 
-def _answer(call: _Call) -> None:
+def _run_call(call: _Call) -> None:
     if not call.future.set_running_or_notify_cancel():
         return
     try:
         call.future.set_result(call.run())
-    except Exception as error:  # noqa: BLE001 - it belongs to the caller
+    except Exception as error:  # noqa: BLE001 - the caller handles it
         call.future.set_exception(error)

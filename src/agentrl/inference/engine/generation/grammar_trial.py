@@ -26,8 +26,8 @@ _TRIAL_STACK_BYTES = 8 << 20
 _MEMORY_BYTES = 1 << 30
 _COMPILE_SECONDS = 5.0
 _START_SECONDS = 60.0
-_NUM_KEPT = 1024
-_TOO_MUCH = "it exceeds the limits on a grammar's time, memory or recursion"
+_MAX_VERDICTS = 1024
+_LIMIT_EXCEEDED = "it exceeds the limits on a grammar's time, memory or recursion"
 
 
 class GrammarTrial:
@@ -53,8 +53,8 @@ class GrammarTrial:
             ValueError: it cannot; the message gives the reason.
         """
         if grammar not in self._verdicts:
-            self._verdicts[grammar] = self._try(grammar)
-            if len(self._verdicts) > _NUM_KEPT:
+            self._verdicts[grammar] = self._test(grammar)
+            if len(self._verdicts) > _MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
         if self._verdicts[grammar]:
             raise ValueError(self._verdicts[grammar])
@@ -66,26 +66,26 @@ class GrammarTrial:
             self._child.communicate()
             self._child = None
 
-    def _try(self, grammar: Grammar) -> str:
+    def _test(self, grammar: Grammar) -> str:
         if self._child is None:
             self._child = subprocess.Popen(
                 self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
-            if self._answer(_START_SECONDS) is None:
+            if self._read_answer(_START_SECONDS) is None:
                 raise RuntimeError("the process that tests grammars did not start")
             self._is_fresh = True
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps([grammar.kind, grammar.text]).encode() + b"\n")
         self._child.stdin.flush()
-        verdict = self._answer(_COMPILE_SECONDS)
+        verdict = self._read_answer(_COMPILE_SECONDS)
         is_fresh, self._is_fresh = self._is_fresh, False
         if verdict is None:
             self.close()
-            # Grammars compiled earlier also take memory.
-            return _TOO_MUCH if is_fresh else self._try(grammar)
+            # Earlier grammars take memory, too, so a fresh process tests the grammar again.
+            return _LIMIT_EXCEEDED if is_fresh else self._test(grammar)
         return verdict
 
-    def _answer(self, seconds: float) -> str | None:
+    def _read_answer(self, seconds: float) -> str | None:
         """Return the child's next answer; None if it dies or the timeout expires."""
         assert self._child is not None
         assert self._child.stdout is not None
@@ -105,22 +105,22 @@ def main(tokenizer: str, vocab_size: str, *end_ids: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    def answer(line: str) -> None:
+    def test_line(line: str) -> None:
         kind, text = json.loads(line)
-        fault = ""
+        problem = ""
         try:
             compiler.start(Grammar(kind=kind, text=text)).allow_next(bits, 0)
         except RecursionError:
-            fault = _TOO_MUCH
+            problem = _LIMIT_EXCEEDED
         except ValueError as error:
-            fault = str(error)
-        sys.stdout.write(json.dumps(fault) + "\n")
+            problem = str(error)
+        sys.stdout.write(json.dumps(problem) + "\n")
         sys.stdout.flush()
 
     sys.stdout.write('""\n')
     sys.stdout.flush()
     for line in sys.stdin:
-        compiling = threading.Thread(target=answer, args=(line,))
+        compiling = threading.Thread(target=test_line, args=(line,))
         compiling.start()
         compiling.join()
 

@@ -29,9 +29,9 @@ from agentrl.schema.grammar import (
     Tag,
 )
 
-_NUM_KEPT = 128
+_MAX_COMPILED = 128
 """Number of compiled grammars that are cached."""
-_SILENT = 0
+_NO_LOG = 0
 _ANY_TEXT = r"/(.|\n)*/"
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
@@ -67,7 +67,7 @@ class GrammarConstraint:
 
     @property
     def fault(self) -> str | None:
-        """Why the reply cannot continue, if so: it reached a limit of the library."""
+        """Why the reply cannot continue, such as a limit of the library; None if it can."""
         return _one_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
 
@@ -83,7 +83,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
         self._end_ids = end_ids
         self._tokenizer = _tokenizer_of(tokenizer, vocab_size, end_ids)
-        self._compiled = lru_cache(_NUM_KEPT)(self._compile)
+        self._compiled = lru_cache(_MAX_COMPILED)(self._compile)
 
     def start(self, grammar: Grammar) -> GrammarConstraint:
         """Return the constraint of a reply that must follow a grammar, at its start.
@@ -98,7 +98,7 @@ class GrammarCompiler:
             source = _source(grammar)
         except ValueError as error:
             raise ValueError(_one_line(str(error))) from None
-        matcher = LLMatcher(self._tokenizer, source, log_level=_SILENT)
+        matcher = LLMatcher(self._tokenizer, source, log_level=_NO_LOG)
         if matcher.is_error():
             raise ValueError(_one_line(matcher.get_error()))
         return GrammarConstraint(matcher, self._end_ids)
@@ -108,18 +108,18 @@ class _GrammarVocabulary:
     """Tokens as bytes, for llguidance.
 
     llguidance's own tokenizer support treats every added token in angle brackets as a control
-    token; here, `<think>` and `<tool_call>` are text if the tokenizer says so.
+    token. Here, tokens such as `<think>` are text unless the tokenizer declares them special.
     """
 
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        as_read = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size)
+        byte_tokenizer = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size)
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         added = json.loads(tokenizer.to_str())["added_tokens"]
         control = {token["id"] for token in added if token["special"]}
-        self.tokens = [as_read.decode_bytes([id_]) for id_ in range(vocab_size)]
+        self.tokens = [byte_tokenizer.decode_bytes([id_]) for id_ in range(vocab_size)]
         self.special_token_ids = sorted(control | end_ids | set(range(size, vocab_size)))
         self.eos_token_id = min(end_ids)
 
@@ -146,8 +146,8 @@ def _source(grammar: Grammar) -> str:
             tag = StructuralTag.model_validate_json(grammar.text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "structural_tag"
-            raise ValueError(f"{place}: {first['msg']}") from None
+            path = ".".join(map(str, first["loc"])) or "structural_tag"
+            raise ValueError(f"{path}: {first['msg']}") from None
         return LLMatcher.grammar_from_lark(_Lark(tag.format).text)
     if kind == "json_schema":
         json.loads(grammar.text)  # the library inserts it into a larger text
@@ -195,8 +195,8 @@ class _Lark:
         assert_never(form)
 
 
-def _escape_slash(found: re.Match[str]) -> str:
-    return r"\/" if found[0] == "/" else found[0]
+def _escape_slash(match: re.Match[str]) -> str:
+    return r"\/" if match[0] == "/" else match[0]
 
 
 def _one_line(message: str) -> str:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-_FIRST_ROWS = 8
-_FIRST_LENGTH = 256
-# A shorter prefix is faster to compute than to find.
+_INITIAL_ROWS = 8
+_INITIAL_LENGTH = 256
+# Shorter prefixes are faster to compute than to look up.
 MIN_PREFIX = 8
 
 
@@ -72,7 +72,7 @@ class KVCache:
         self._max_rows = max_rows
         self._max_length = max_length
         self._max_tokens = max_bytes // shape.token_bytes
-        self.tensor = self._allocate(min(_FIRST_ROWS, max_rows), min(_FIRST_LENGTH, max_length))
+        self.tensor = self._allocate(min(_INITIAL_ROWS, max_rows), min(_INITIAL_LENGTH, max_length))
         """[L, 2, R, K, T, D]; index 0 of the second axis holds keys, 1 values.
 
         Positions of one head are contiguous: attention reads them twice as fast as interleaved
@@ -99,17 +99,19 @@ class KVCache:
         """Make room and keep the rows' contents; return False if it does not fit."""
         if not self.fits(num_rows, length):
             return False
-        rows, room = self.tensor.shape[2], self.length
-        if num_rows <= rows and length <= room:
+        rows, capacity = self.tensor.shape[2], self.length
+        if num_rows <= rows and length <= capacity:
             return True
-        wanted_rows = rows if num_rows <= rows else min(max(num_rows, 2 * rows), self._max_rows)
-        wanted_room = room if length <= room else min(max(length, 2 * room), self._max_length)
-        if not self.fits(wanted_rows, wanted_room):
-            wanted_rows, wanted_room = max(num_rows, 1), length
+        new_rows = rows if num_rows <= rows else min(max(num_rows, 2 * rows), self._max_rows)
+        new_capacity = (
+            capacity if length <= capacity else min(max(length, 2 * capacity), self._max_length)
+        )
+        if not self.fits(new_rows, new_capacity):
+            new_rows, new_capacity = max(num_rows, 1), length
         old = self.tensor
-        self.tensor = self._allocate(wanted_rows, wanted_room)
-        rows, room = min(rows, wanted_rows), min(room, wanted_room)
-        self.tensor[:, :, :rows, :, :room] = old[:, :, :rows, :, :room]
+        self.tensor = self._allocate(new_rows, new_capacity)
+        rows, capacity = min(rows, new_rows), min(capacity, new_capacity)
+        self.tensor[:, :, :rows, :, :capacity] = old[:, :, :rows, :, :capacity]
         return True
 
     def release(self) -> None:
@@ -132,7 +134,7 @@ class KVCache:
         return self.tensor[:, :, row, :, :length]
 
     def _allocate(self, num_rows: int, length: int) -> torch.Tensor:
-        # Zeros, not garbage: positions past a row's end are read (and weighted with 0).
+        # Zeros, because positions past a row's end are read and weighted with 0.
         shape = self._shape
         size = (shape.num_layers, 2, num_rows, shape.num_heads, length, shape.head_dim)
         return torch.zeros(size, dtype=shape.dtype)
@@ -212,8 +214,8 @@ class PrefixStore:
             self._drop(prefix)
         while self._prefixes and self.num_tokens + len(tokens) > self._max_tokens:
             self._drop(next(iter(self._prefixes.values())))
-        kept = None if routed_experts is None else routed_experts.copy()
-        added = Prefix(namespace, tokens.copy(), kv.clone(), kept)
+        experts = None if routed_experts is None else routed_experts.copy()
+        added = Prefix(namespace, tokens.copy(), kv.clone(), experts)
         self._prefixes[id(added)] = added
         self.num_tokens += len(tokens)
 
@@ -227,13 +229,13 @@ class PrefixStore:
         self.num_tokens -= len(prefix.tokens)
 
 
-def common_prefix(known: np.ndarray, wanted: np.ndarray, longer_than: int) -> int:
+def common_prefix(tokens: np.ndarray, others: np.ndarray, longer_than: int) -> int:
     """Return the length of the common prefix, or `longer_than` if it is not longer."""
-    length = min(len(known), len(wanted))
-    # Most candidates fail here, at the cost of comparing one number.
-    if length <= longer_than or known[longer_than] != wanted[longer_than]:
+    length = min(len(tokens), len(others))
+    # Most candidates are rejected here by comparing a single token.
+    if length <= longer_than or tokens[longer_than] != others[longer_than]:
         return longer_than
-    differs = known[:length] != wanted[:length]
+    differs = tokens[:length] != others[:length]
     first = int(differs.argmax())
     common = first if differs[first] else length
     return max(common, longer_than)

@@ -21,7 +21,7 @@ _ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
 
 
 class MemorySaver:
-    """Which parts of the engine's memory are allocated. Used by the scheduler, from its thread.
+    """Tracks which parts of the engine's memory are allocated. Used in the scheduler's thread only.
 
     Args:
         model: has the weights.
@@ -37,13 +37,13 @@ class MemorySaver:
         self._prefixes = prefixes
         self._released: set[str] = set()
         self._shapes: dict[nn.Parameter, torch.Size] = {}
-        self._without_values: set[int] = set()
+        self._uninitialized: set[int] = set()
         """Addresses of the parameters that were allocated again but not loaded yet."""
 
     @property
     def is_whole(self) -> bool:
         """Whether all memory that computing needs is allocated."""
-        return not (self._released & {WEIGHTS, KV_CACHE} or self._without_values)
+        return not (self._released & {WEIGHTS, KV_CACHE} or self._uninitialized)
 
     def check_weights(self) -> None:
         """Reject loading of weights while their memory is released.
@@ -62,17 +62,17 @@ class MemorySaver:
         Args:
             tags: which parts; all of them when empty.
         """
-        wanted = set(tags or _ALL) - self._released
-        if KV_CACHE in wanted:
+        requested = set(tags or _ALL) - self._released
+        if KV_CACHE in requested:
             self._kv.release()
             self._prefixes.clear()
-        if WEIGHTS in wanted:
+        if WEIGHTS in requested:
             for parameter in self._model.parameters():
                 self._shapes[parameter] = parameter.shape
                 parameter.data = parameter.data.new_empty(0)
-            self._without_values.clear()
-        self._released |= wanted
-        _return_freed()
+            self._uninitialized.clear()
+        self._released |= requested
+        _trim_heap()
 
     def resume(self, tags: Sequence[str]) -> None:
         """Allocate memory again.
@@ -83,22 +83,22 @@ class MemorySaver:
         Raises:
             InferenceError: one of them was not released; nothing has changed.
         """
-        wanted = set(tags or _ALL)
-        if unknown := sorted(wanted - self._released):
-            raise InferenceError(f"the memory of {', '.join(unknown)} was not released")
-        if WEIGHTS in wanted:
+        requested = set(tags or _ALL)
+        if not_released := sorted(requested - self._released):
+            raise InferenceError(f"the memory of {', '.join(not_released)} was not released")
+        if WEIGHTS in requested:
             for parameter, shape in self._shapes.items():
                 parameter.data = torch.empty(shape, dtype=parameter.dtype)
-                self._without_values.add(parameter.data_ptr())
+                self._uninitialized.add(parameter.data_ptr())
             self._shapes.clear()
-        self._released -= wanted
+        self._released -= requested
 
     def note_loaded(self, tensors: Iterable[torch.Tensor]) -> None:
         """Record that parameters have values now."""
-        self._without_values -= {tensor.data_ptr() for tensor in tensors}
+        self._uninitialized -= {tensor.data_ptr() for tensor in tensors}
 
 
-def _return_freed() -> None:
+def _trim_heap() -> None:
     """Return freed memory to the system if the allocator keeps it (glibc's does)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -50,17 +50,17 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model-path {path}: {first_line(error)}") from error
     check_checkpoint(path, config, dtype)
-    keeps_rows = has_plain_layers(config)
+    has_kv_rows = has_plain_layers(config)
     try:
         model: PreTrainedModel = model_class(config).from_pretrained(
             path,
             config=config,
             dtype=dtype,
-            attn_implementation=ENGINE_ATTENTION if keeps_rows else None,
+            attn_implementation=ENGINE_ATTENTION if has_kv_rows else None,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"--model-path {path}: {first_line(error)}") from error
-    if not keeps_rows:
+    if not has_kv_rows:
         set_attention(model, own_attention(model))
         logger.info(
             "%s models keep more state than keys and values: sequences are computed one by one, "
@@ -113,7 +113,7 @@ class ModelRunner:
         input_ids = [int(sequence.tokens[sequence.length - 1]) for sequence in decoding]
         positions = [sequence.length - 1 for sequence in decoding]
         adapters = [sequence.adapter for sequence in decoding]
-        wanted = list(range(len(decoding)))
+        sampled_rows = list(range(len(decoding)))
         sampled = list(decoding)
         scored: list[tuple[TokenSequence, Chunk, int]] = []
         for chunk in chunks:
@@ -127,12 +127,16 @@ class ModelRunner:
             if sequence.prompt_logprobs_from >= 0:
                 scored.append((sequence, chunk, offset))
             if chunk.end == sequence.length:
-                wanted.append(len(input_ids) - 1)
+                sampled_rows.append(len(input_ids) - 1)
                 sampled.append(sequence)
         for sequence in decoding:
             sequence.num_computed = sequence.length
         # The logits of all positions are needed only for prompt logprobs.
-        keep = torch.arange(len(input_ids)) if scored else torch.tensor(wanted, dtype=torch.int64)
+        keep = (
+            torch.arange(len(input_ids))
+            if scored
+            else torch.tensor(sampled_rows, dtype=torch.int64)
+        )
         self._adapters.choose(adapters)
         logits: torch.Tensor = self._model(
             input_ids=torch.tensor([input_ids]),
@@ -147,7 +151,7 @@ class ModelRunner:
             self._router_capture.note(owners)
         for sequence, chunk, offset in scored:
             score_prompt(sequence, chunk, logits[offset : offset + chunk.end - chunk.start])
-        return (logits[wanted] if scored else logits), sampled
+        return (logits[sampled_rows] if scored else logits), sampled
 
 
 class RouterCapture:
@@ -160,10 +164,10 @@ class RouterCapture:
         """Hook the routers of these decoder layers; layers without a router record 0."""
         self._num_layers = len(layers)
         self._num_chosen = num_chosen
-        self._seen: dict[int, torch.Tensor] = {}
+        self._last_choices: dict[int, torch.Tensor] = {}
         for number, layer in enumerate(layers):
             if hasattr(layer.mlp, "gate"):
-                layer.mlp.gate.register_forward_hook(self._listener(number))
+                layer.mlp.gate.register_forward_hook(self._recording_hook(number))
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -184,22 +188,22 @@ class RouterCapture:
         """
         num_tokens = sum(end - start for _, start, end in owners)
         choices = np.zeros((num_tokens, self._num_layers, self._num_chosen), dtype=np.int16)
-        for number, chosen in self._seen.items():
+        for number, chosen in self._last_choices.items():
             choices[:, number] = chosen.numpy()
         rows = choices.reshape(num_tokens, -1)
         offset = 0
         for sequence, start, end in owners:
             assert sequence.routed_experts is not None, (
-                "every sequence of such a model has room for them"
+                "every sequence of such a model has an array for them"
             )
             sequence.routed_experts[start:end] = rows[offset : offset + end - start]
             offset += end - start
 
-    def _listener(self, number: int) -> Any:
-        def hear(_module: object, _arguments: object, output: tuple[torch.Tensor, ...]) -> None:
-            self._seen[number] = output[2]
+    def _recording_hook(self, number: int) -> Any:
+        def record(_module: object, _arguments: object, output: tuple[torch.Tensor, ...]) -> None:
+            self._last_choices[number] = output[2]
 
-        return hear
+        return record
 
 
 def score_prompt(sequence: TokenSequence, chunk: Chunk, logits: torch.Tensor) -> None:

@@ -28,7 +28,7 @@ from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
 from agentrl.models.vision.image_encoders import kind_keywords, shown_features
 from agentrl.models.vision.image_reader import ImageReader
 
-_STEP = "mamba2_selective_state_update"
+_STATE_UPDATE = "mamba2_selective_state_update"
 """The function in modeling files that computes a single token."""
 
 
@@ -39,7 +39,7 @@ class KeptCache:
         self._cache = cache
 
     def clone(self) -> "KeptCache":
-        """Return itself: the cache of an ended sequence is never written to."""
+        """Return the object itself, because the cache of an ended sequence is never written to."""
         return self
 
     def continued(self) -> DynamicCache:
@@ -116,7 +116,7 @@ class OwnCacheRunner:
     """Runs a model over `OwnCaches`; has the interface of `ModelRunner`."""
 
     def __init__(self, model: PreTrainedModel, caches: OwnCaches) -> None:
-        _limit_steps(model)
+        _clamp_time_steps(model)
         self._model = model
         self._reader = ImageReader(model.config)
         self._caches = caches
@@ -125,7 +125,7 @@ class OwnCacheRunner:
         """Prompt tokens that were computed, so far."""
 
     def room_for_experts(self, _num_tokens: int) -> np.ndarray | None:
-        """Return None: routers of these families are not recorded."""
+        """Return None, because the routers of these families are not recorded."""
         return None
 
     def forward(
@@ -139,14 +139,14 @@ class OwnCacheRunner:
         ]
         for chunk in (*decoding, *chunks):
             sequence = running[chunk.row]
-            made = self._compute(sequence, chunk)
+            chunk_logits = self._compute(sequence, chunk)
             if chunk.row >= num_decoding:
                 self.num_prefilled += chunk.size
                 if sequence.prompt_logprobs_from >= 0:
-                    score_prompt(sequence, chunk, made)
+                    score_prompt(sequence, chunk, chunk_logits)
             sequence.num_computed = chunk.end
             if chunk.end == sequence.length:
-                logits.append(made[-1])
+                logits.append(chunk_logits[-1])
                 sampled.append(sequence)
         return torch.stack(logits) if logits else torch.empty(0), sampled
 
@@ -176,17 +176,17 @@ class OwnCacheRunner:
         )
         if shown is None:
             return {}
-        # Masks count tokens from the start of the sequence.
-        so_far = RowImages.of(
+        # Masks cover the sequence from its start.
+        all_shown = RowImages.of(
             [(placed.start, placed.image) for placed in sequence.images if placed.start < chunk.end]
         )
-        assert so_far is not None, "those of the chunk are among them"
+        assert all_shown is not None, "the images of the chunk are included"
         return shown_features(self._model, self._reader, shown) | kind_keywords(
-            self._model, so_far, chunk.end
+            self._model, all_shown, chunk.end
         )
 
 
-def _limit_steps(model: PreTrainedModel) -> None:
+def _clamp_time_steps(model: PreTrainedModel) -> None:
     """Clamp the time steps of Mamba-2 layers in decoding as in prefilling and training.
 
     transformers clamps them only in its scan of many tokens; without this, sampled tokens would get
@@ -194,18 +194,20 @@ def _limit_steps(model: PreTrainedModel) -> None:
     """
     for mixer in model.modules():
         limit = getattr(mixer, "time_step_limit", None)
-        file: Any = sys.modules[type(mixer).__module__]
-        update = getattr(file, _STEP, None)
+        module: Any = sys.modules[type(mixer).__module__]
+        update = getattr(module, _STATE_UPDATE, None)
         if limit is None or update is None or hasattr(update, "is_limited"):
             continue
 
-        def limited(*arguments: Any, limit: Any = limit, update: Any = update, **given: Any) -> Any:
+        def clamped_update(
+            *arguments: Any, limit: Any = limit, update: Any = update, **keywords: Any
+        ) -> Any:
             state, x, dt, *others = arguments
-            bias = given.pop("dt_bias", None)
+            bias = keywords.pop("dt_bias", None)
             dt = dt if bias is None else dt + bias
-            if given.pop("dt_softplus", False):
+            if keywords.pop("dt_softplus", False):
                 dt = softplus(dt)
-            return update(state, x, dt.clamp(*limit), *others, **given)
+            return update(state, x, dt.clamp(*limit), *others, **keywords)
 
-        limited.is_limited = True  # type: ignore[attr-defined]
-        setattr(file, _STEP, limited)
+        clamped_update.is_limited = True  # type: ignore[attr-defined]
+        setattr(module, _STATE_UPDATE, clamped_update)

@@ -36,44 +36,44 @@ class RunningBatch:
         self._epoch += 1
         self._prefixes.clear()
 
-    def admit(self, sequence: TokenSequence, fresh: list[TokenSequence]) -> bool:
+    def admit(self, sequence: TokenSequence, prefilling: list[TokenSequence]) -> bool:
         """Give a sequence the next row, with the longest known prefix in it.
 
         Args:
             sequence: a waiting sequence, for whose row there is room.
-            fresh: running sequences whose prompts are computed in this step.
+            prefilling: running sequences whose prompts are computed in this step.
 
         Returns:
             False if the sequence shares more with such a prompt: it must wait for the next step and
                 copy it then.
         """
-        # At least one token must be computed, to get logits.
-        wanted = sequence.tokens[: sequence.length - 1]
+        # At least one token must be computed to obtain logits.
+        reusable = sequence.tokens[: sequence.length - 1]
         if sequence.prompt_logprobs_from >= 0:
-            wanted = wanted[: sequence.prompt_logprobs_from]
-        num_known, known = self._find_prefix(sequence.namespace, wanted)
-        worth_waiting = num_known + MIN_PREFIX
-        for other in fresh if self._kv.can_be_cut else ():
+            reusable = reusable[: sequence.prompt_logprobs_from]
+        num_reused, source = self._find_prefix(sequence.namespace, reusable)
+        threshold = num_reused + MIN_PREFIX
+        for other in prefilling if self._kv.can_be_cut else ():
             if other.namespace == sequence.namespace:
-                coming = other.tokens[: other.length]
-                if common_prefix(coming, wanted, longer_than=worth_waiting) > worth_waiting:
+                other_prompt = other.tokens[: other.length]
+                if common_prefix(other_prompt, reusable, longer_than=threshold) > threshold:
                     return False
         row = len(self.running)
         self._kv.start(row)
         experts = None
-        if isinstance(known, Prefix):
-            self._kv.fill(row, known.kv, num_known)
-            experts = known.routed_experts
-        elif known is not None:
-            self._kv.move(known, row, num_known)
-            experts = self.running[known].routed_experts
+        if isinstance(source, Prefix):
+            self._kv.fill(row, source.kv, num_reused)
+            experts = source.routed_experts
+        elif source is not None:
+            self._kv.move(source, row, num_reused)
+            experts = self.running[source].routed_experts
         if sequence.routed_experts is not None and experts is not None:
-            sequence.routed_experts[:num_known] = experts[:num_known]
-        sequence.num_computed = num_known
+            sequence.routed_experts[:num_reused] = experts[:num_reused]
+        sequence.num_computed = num_reused
         sequence.epoch = self._epoch
         if sequence.num_cached is None:
-            sequence.num_cached = num_known
-            self.num_cached += num_known
+            sequence.num_cached = num_reused
+            self.num_cached += num_reused
         self.running.append(sequence)
         return True
 
@@ -82,13 +82,13 @@ class RunningBatch:
         row = self.running.index(sequence)
         if keep and sequence.epoch == self._epoch and self._prefixes.keeps_any:
             count = sequence.num_computed
-            known = sequence.tokens[:count]
+            tokens = sequence.tokens[:count]
             experts = None if sequence.routed_experts is None else sequence.routed_experts[:count]
-            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count), experts)
+            self._prefixes.add(sequence.namespace, tokens, self._kv.prefix(row, count), experts)
         sequence.forget_cache()
         last = len(self.running) - 1
         if row < last and not self.running[last].is_prefilled:
-            # The sequence that is still being prefilled stays behind all decoding ones.
+            # A sequence that is still being prefilled must stay behind all decoding ones.
             last_decoding = last - 1
             if row < last_decoding:
                 self._move_row(last_decoding, row)
@@ -97,18 +97,18 @@ class RunningBatch:
             self._move_row(last, row)
         self.running.pop()
 
-    def _find_prefix(self, namespace: str, wanted: np.ndarray) -> tuple[int, Prefix | int | None]:
+    def _find_prefix(self, namespace: str, tokens: np.ndarray) -> tuple[int, Prefix | int | None]:
         """Return the length and location of the longest known prefix: a kept one, or a row."""
         found: Prefix | int | None
         best, found = self._prefixes.find(
-            namespace, wanted, MIN_PREFIX - 1, whole=not self._kv.can_be_cut
+            namespace, tokens, MIN_PREFIX - 1, whole=not self._kv.can_be_cut
         )
         if not self._kv.can_be_cut:
             return (0, None) if found is None else (best, found)
         for row, other in enumerate(self.running):
             if other.epoch == self._epoch and other.namespace == namespace:
                 computed = other.tokens[: other.num_computed]
-                length = common_prefix(computed, wanted, longer_than=best)
+                length = common_prefix(computed, tokens, longer_than=best)
                 if length > best:
                     best, found = length, row
         return (0, None) if found is None else (best, found)

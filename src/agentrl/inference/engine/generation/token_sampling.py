@@ -31,10 +31,12 @@ class SamplingBatch:
         self._temperatures = torch.tensor(temperatures).unsqueeze(1)
         self._is_scaled = any(temperature != 1.0 for temperature in temperatures)
         self._truncated = [row for row, p in enumerate(params) if p.is_truncated]
-        cut = [params[row] for row in self._truncated]
-        self._top_k = torch.tensor([p.top_k if p.top_k > 0 else vocab_size for p in cut])
-        self._top_p = torch.tensor([p.top_p for p in cut])
-        self._min_p = torch.tensor([p.min_p for p in cut])
+        truncated_params = [params[row] for row in self._truncated]
+        self._top_k = torch.tensor(
+            [p.top_k if p.top_k > 0 else vocab_size for p in truncated_params]
+        )
+        self._top_p = torch.tensor([p.top_p for p in truncated_params])
+        self._min_p = torch.tensor([p.min_p for p in truncated_params])
         edited = [row for row, p in enumerate(params) if p.is_edited]
         self._edits = LogitEdits(sequences, edited, vocab_size) if edited else None
         constraints = [
@@ -78,10 +80,10 @@ class SamplingBatch:
         totals = cdf[:, -1:]
         positions = np.array([sequence.length for sequence in self.sequences], dtype=np.uint64)
         noise = torch.from_numpy(uniforms(self._seeds, positions)).unsqueeze(1)
-        # Strictly below the total, so that the token found always has a probability above 0.
+        # Strictly below the total, so that the token always has a probability above 0.
         thresholds = torch.minimum(noise * totals, totals.nextafter(torch.zeros(())))
         tokens = torch.searchsorted(cdf, thresholds, right=True).squeeze(1)
-        # Only rows of NaN, from overflowing weights, lead past the end; their logprobs show it.
+        # Only rows of NaN, from overflowing weights, lead past the end; their logprobs are NaN.
         return tokens.clamp_(max=cdf.shape[1] - 1)
 
 
@@ -110,7 +112,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 def truncate(
     probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """Return the probabilities with cut-off tokens set to 0; rows are not normalised again.
+    """Return the probabilities with cut-off tokens set to 0; rows are not normalized again.
 
     Args:
         probs: probabilities.
@@ -121,12 +123,12 @@ def truncate(
     ordered, order = probs.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered
     ranks = torch.arange(probs.shape[1])
-    cut = (
+    is_cut_off = (
         (ranks >= top_k.unsqueeze(1))
         | (before > top_p.unsqueeze(1))
         | (ordered < ordered[:, :1] * min_p.unsqueeze(1))
     )
-    return torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(cut, 0.0))
+    return torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(is_cut_off, 0.0))
 
 
 class LogitEdits:
@@ -190,8 +192,8 @@ class GrammarMasks:
         allowed = np.unpackbits(
             self._bits.view(np.uint8), axis=1, bitorder="little", count=self._vocab_size
         )
-        barred = torch.from_numpy(allowed == 0)
-        logits[self._rows] = logits[self._rows].masked_fill(barred, float("-inf"))
+        forbidden = torch.from_numpy(allowed == 0)
+        logits[self._rows] = logits[self._rows].masked_fill(forbidden, float("-inf"))
 
 
 def _counts(ids: list[int], vocab_size: int) -> torch.Tensor:

@@ -162,10 +162,10 @@ class TokenSequence:
         """Return the positions of some tokens, int64 [1 or 3, 1, end - start]."""
         if not self.images or self.images[0].image.grid is None:
             return np.arange(start, end)[None]
-        if start >= self.num_prompt:  # text, which continues from the end of the prompt
+        if start >= self.num_prompt:  # sampled text continues from the end of the prompt
             if self.first_sampled is None:
-                whole = rotary_positions(self.num_prompt, self.images)
-                self.first_sampled = int(whole[0, -1]) + 1
+                prompt_positions = rotary_positions(self.num_prompt, self.images)
+                self.first_sampled = int(prompt_positions[0, -1]) + 1
             first = self.first_sampled - self.num_prompt
             return np.broadcast_to(np.arange(start, end) + first, (3, 1, end - start))
         return rotary_positions(end, self.images)[:, None, start:]

@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 1024
 _KEEP_ALIVE_SECONDS = 5
 _GRACE_SECONDS = 2
-# The engine's thread needs the interpreter back after every operation; with Python's default of 5
-# ms, a burst of requests would delay each operation by that long.
+# The engine's thread must regain the interpreter lock after every operation. With Python's default
+# of 5 ms, a burst of requests would delay each operation by 5 ms.
 _SWITCH_SECONDS = 0.0005
-# Below this size, the barriers between threads cost more than the threads gain, and many times more
-# on a machine whose cores are busy.
+# For smaller models, synchronization of threads costs more than the threads gain, and many times
+# more on a machine whose cores are busy.
 _TINY_MODEL_PARAMETERS = 8_000_000
 
 
@@ -55,7 +55,7 @@ def serve(config: EngineConfig) -> int:
             config = config.model_copy(update={"num_threads": 1})
         logger.info(
             "the weights take %.2f GB; running sequences take up to %.2f GB as they grow "
-            "(--kv-cache-bytes), kept prefixes up to %.2f GB (--prefix-cache-bytes)",
+            "(--kv-cache-bytes), cached prefixes up to %.2f GB (--prefix-cache-bytes)",
             model.num_parameters() * model.dtype.itemsize / 1e9,
             config.kv_cache_bytes / 1e9,
             config.prefix_cache_bytes / 1e9,
@@ -94,9 +94,9 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
         host,
         port,
     )
-    # uvicorn stops on these signals and then raises them again; the exit status must be 0.
+    # uvicorn stops on these signals and then raises them again. Handlers keep the exit status 0.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _do_nothing)
+        signal.signal(number, _ignore_signal)
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -116,5 +116,5 @@ class _UvicornServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _do_nothing(_number: int, _frame: object) -> None:
+def _ignore_signal(_number: int, _frame: object) -> None:
     pass

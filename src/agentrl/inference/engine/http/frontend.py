@@ -55,17 +55,17 @@ T = TypeVar("T")
 
 _BODY_BYTES = 1 << 20
 _BODY_BYTES_PER_TOKEN = 32
+"""Ample, because an id takes up to 8 bytes of JSON, and a token of text about 4."""
 _IMAGE_BODY_BYTES = 64 << 20
-"""An id takes up to 8 bytes of JSON; a token of text takes about 4."""
 _MAX_SEQUENCES = 256
 
 
-def _deep_thread() -> ThreadPoolExecutor:
+def _parser_thread() -> ThreadPoolExecutor:
     """Return a thread with the stack size that compiling a grammar may need."""
-    usual = threading.stack_size(COMPILER_STACK_BYTES)
+    default_size = threading.stack_size(COMPILER_STACK_BYTES)
     pool = ThreadPoolExecutor(1, "parser")
     pool.submit(int).result()
-    threading.stack_size(usual)
+    threading.stack_size(default_size)
     return pool
 
 
@@ -105,7 +105,7 @@ class FrontEnd:
             max_sequences=_MAX_SEQUENCES,
             max_text_chars=context_length * self.text.longest_token,
         )
-        self._parser = _deep_thread()
+        self._parser = _parser_thread()
         self._grammars: GrammarCompiler | None = None
         self._grammar_trial = GrammarTrial(
             Path(config.model_path) / "tokenizer.json", self.limits.vocab_size, self.limits.eos_ids
@@ -158,11 +158,11 @@ class FrontEnd:
     async def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
         """Check a request.
 
-        Tokenizing and compiling may be slow: they run in a thread, one request at a time, and
-        requests with token ids bypass them.
+        Tokenizing and compiling may be slow, so they run in a thread, one request at a time.
+        Requests with token ids bypass the thread.
 
         Raises:
-            InvalidRequest: the request breaks a rule.
+            InvalidRequest: the request is invalid.
         """
         if is_quick(body):
             return self._parse(body)
@@ -192,8 +192,8 @@ class FrontEnd:
             InferenceError: the path leads outside, perhaps through a link.
         """
         roots = self.config.weight_roots
-        place = Path(path).resolve()
-        if roots and not any(place.is_relative_to(root.resolve()) for root in roots):
+        resolved = Path(path).resolve()
+        if roots and not any(resolved.is_relative_to(root.resolve()) for root in roots):
             raise InferenceError(
                 f"{path} is outside the directories that this server loads weights from "
                 "(--weight-root; in a run, its output directory and --weight_roots)"
@@ -309,7 +309,7 @@ class FrontEnd:
                 await self._call(self._scheduler.abort_all)
             num_kept, is_flushed = await self._install(tensors, label, flush=flush)
             self.model_path = self.served_model_name = str(Path(path))
-            self._note(label, is_flushed=is_flushed)
+            self._record_label(label, is_flushed=is_flushed)
         return num_kept, is_flushed
 
     async def apply_changes(
@@ -329,20 +329,20 @@ class FrontEnd:
             if abort_all:
                 await self._call(self._scheduler.abort_all)
             await self._call(self._scheduler.begin_weights, when_idle=True)
-            left = self._scheduler.label
+            final_label = self._scheduler.label
             changed: list[torch.Tensor] = []
             try:
-                check_base(delta, left)
-                left = MIXED_LABEL
+                check_base(delta, final_label)
+                final_label = MIXED_LABEL
                 changed = await asyncio.to_thread(apply_changes, delta, self._model)
-                left = label or self._scheduler.label
+                final_label = label or self._scheduler.label
             finally:
-                await self._call(partial(self._scheduler.weights_changed, left, changed))
-                if left == MIXED_LABEL:
+                await self._call(partial(self._scheduler.weights_changed, final_label, changed))
+                if final_label == MIXED_LABEL:
                     self.weight_version = MIXED_LABEL
             num_kept = await self._call(lambda: self._scheduler.num_in_flight)
             is_flushed = not flush or await self.flush()
-            self._note(label, is_flushed=is_flushed)
+            self._record_label(label, is_flushed=is_flushed)
         return num_kept, is_flushed
 
     async def update_weights_from_group(
@@ -363,26 +363,26 @@ class FrontEnd:
             await self._call(self._scheduler.abort_all)
         async with self._updating:
             await self._call(self._scheduler.begin_weights, when_idle=True)
-            left = self._scheduler.label
+            final_label = self._scheduler.label
             loaded: list[torch.Tensor] = []
             try:
                 awaited = awaited_tensors(manifest, self._model)
-                left = MIXED_LABEL
+                final_label = MIXED_LABEL
                 await self.broadcasts.receive(manifest.group, awaited)
-                left = label or self._scheduler.label
+                final_label = label or self._scheduler.label
                 loaded = [tensor.place for tensor in awaited]
             finally:
-                await self._call(partial(self._scheduler.weights_changed, left, loaded))
-                if left == MIXED_LABEL:
+                await self._call(partial(self._scheduler.weights_changed, final_label, loaded))
+                if final_label == MIXED_LABEL:
                     self.weight_version = MIXED_LABEL
             is_flushed = not flush or await self.flush()
-            self._note(label, is_flushed=is_flushed)
+            self._record_label(label, is_flushed=is_flushed)
         return is_flushed
 
     async def _install(
         self, tensors: Mapping[str, torch.Tensor], label: str | None, *, flush: bool
     ) -> tuple[int, bool]:
-        """Swap weights in; return the sequences in flight, and whether the cache is as requested."""
+        """Swap weights in; return how many sequences are in flight, and False if a flush failed."""
 
         def install() -> tuple[int, bool]:
             num_kept = self._scheduler.num_in_flight
@@ -391,7 +391,7 @@ class FrontEnd:
 
         return await self._call(install, when_idle=True)
 
-    def _note(self, label: str | None, *, is_flushed: bool) -> None:
+    def _record_label(self, label: str | None, *, is_flushed: bool) -> None:
         if is_flushed and label is not None:
             self.weight_version = label
 

@@ -74,8 +74,8 @@ class GenerationRequests:
         for sequence in request.sequences:
             self._growth[sequence] = changed
         self._submit(request)
-        # The first token at once, then one frame per interval.
-        due = dict.fromkeys(request.sequences, 1)
+        # The first token is sent at once, then one frame per interval.
+        next_frame_at = dict.fromkeys(request.sequences, 1)
         open_sequences = list(request.sequences)
         try:
             while open_sequences:
@@ -90,8 +90,8 @@ class GenerationRequests:
                     count = len(sequence.output_logprobs)
                     if ended and sequence.finish and sequence.finish.status is not None:
                         raise RequestRejected(sequence.finish.message, sequence.finish.status)
-                    if ended or count >= due[sequence]:
-                        due[sequence] = count + request.stream_interval
+                    if ended or count >= next_frame_at[sequence]:
+                        next_frame_at[sequence] = count + request.stream_interval
                         if ended:
                             open_sequences.remove(sequence)
                         yield index, self._answer(sequence, request)
@@ -115,12 +115,12 @@ class GenerationRequests:
 
     def _drop(self, request: ParsedRequest) -> None:
         """End sequences that no client waits for any more."""
-        left = [sequence for sequence in request.sequences if sequence.finish is None]
+        unfinished = [sequence for sequence in request.sequences if sequence.finish is None]
         for sequence in request.sequences:
             self._endings.pop(sequence, None)
         self.release_adapters()
-        if left:
-            self._loop.call(partial(self._scheduler.abort_all_of, left))
+        if unfinished:
+            self._loop.call(partial(self._scheduler.abort_all_of, unfinished))
 
     def _answer(self, sequence: TokenSequence, request: ParsedRequest) -> dict[str, Any]:
         return answer(sequence, request, self._text, self._scheduler.label)
@@ -140,7 +140,7 @@ class GenerationRequests:
                 changed.set()
 
     def close(self) -> None:
-        """Refuse current and further requests, which makes clients go elsewhere at once."""
+        """Refuse current and further requests, so that clients turn to other servers at once."""
         self.is_closing = True
         self._refuse_all()
 
@@ -160,8 +160,10 @@ class GenerationRequests:
 
     def gone(self) -> RequestRejected:
         """Return the error to answer once the engine has stopped serving."""
-        what = "the engine failed; see its log" if self.is_dead else "the server is shutting down"
-        return RequestRejected(what, 503)
+        message = (
+            "the engine failed; see its log" if self.is_dead else "the server is shutting down"
+        )
+        return RequestRejected(message, 503)
 
     @property
     def is_serving(self) -> bool:
@@ -184,7 +186,7 @@ class RequestLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Line-buffered: if the engine is killed, a line is complete or absent.
+        # Line-buffered, so that a line is complete or absent if the engine is killed.
         self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def write(self, sequence: TokenSequence) -> None:

@@ -1,7 +1,7 @@
 """Errors of requests: the exceptions that end a handler, and their format for clients.
 
 The exceptions are this server's control flow: they become a response and never leave the process.
-The forms are `{"error": {"message"}}` for broken rules, `{"error": ".."}` for wrong sampling
+The forms are `{"error": {"message"}}` for invalid requests, `{"error": ".."}` for wrong sampling
 parameters, and `{"object": "error", ..}` for everything else, as SGLang answers.
 """
 
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 
 class InvalidRequest(Exception):
-    """The request breaks a rule, which the message names."""
+    """The request is invalid; the message gives the reason."""
 
 
 class InvalidParameter(InvalidRequest):
@@ -49,10 +49,10 @@ async def on_rejected(_: Request, error: Exception) -> Response:
 
 async def on_http_exception(_: Request, error: Exception) -> Response:
     """Answer an `HTTPException`."""
-    fault = cast(HTTPException, error)
-    if fault.status_code in (404, 405):
-        return JSONResponse({"detail": fault.detail}, fault.status_code)
-    return _openai_error(fault.detail, fault.status_code)
+    http_error = cast(HTTPException, error)
+    if http_error.status_code in (404, 405):
+        return JSONResponse({"detail": http_error.detail}, http_error.status_code)
+    return _openai_error(http_error.detail, http_error.status_code)
 
 
 def _openai_error(message: str, status: int) -> Response:

@@ -58,7 +58,7 @@ _NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requ
 def make_app(front_end: FrontEnd) -> Starlette:
     """Return the application over a front end that was started."""
     routes = _Routes(front_end)
-    get, post, both = ["GET"], ["POST"], ["GET", "POST"]
+    get, post, get_or_post = ["GET"], ["POST"], ["GET", "POST"]
     data = [
         Route("/health", routes.health, methods=get),
         Route("/health_generate", routes.health, methods=get),
@@ -76,11 +76,11 @@ def make_app(front_end: FrontEnd) -> Starlette:
         Route("/abort_request", routes.abort, methods=post),
         Route("/pause_generation", routes.pause, methods=post),
         Route("/continue_generation", routes.resume, methods=post),
-        Route("/flush_cache", routes.flush, methods=both),
+        Route("/flush_cache", routes.flush, methods=get_or_post),
         Route("/update_weights_from_disk", routes.update_weights, methods=post),
         Route("/update_weight_version", routes.update_label, methods=post),
-        Route("/release_memory_occupation", routes.release_memory, methods=both),
-        Route("/resume_memory_occupation", routes.resume_memory, methods=both),
+        Route("/release_memory_occupation", routes.release_memory, methods=get_or_post),
+        Route("/resume_memory_occupation", routes.resume_memory, methods=get_or_post),
         Route("/load_lora_adapter", routes.load_adapter, methods=post),
         Route("/unload_lora_adapter", routes.unload_adapter, methods=post),
         Route("/begin_weight_update", routes.begin_update, methods=post),
@@ -131,9 +131,9 @@ class _Authorization:
 
 
 def _has_key(scope: Any, key: str) -> bool:
-    wanted = f"Bearer {key}".encode()
+    expected = f"Bearer {key}".encode()
     return any(
-        name == b"authorization" and hmac.compare_digest(value, wanted)
+        name == b"authorization" and hmac.compare_digest(value, expected)
         for name, value in scope["headers"]
     )
 
@@ -202,8 +202,8 @@ class _Routes:
             "max_model_len": engine.limits.context_length,
         }
         adapters = [
-            card | {"id": name, "root": it.path, "parent": card["id"], "max_model_len": None}
-            for name, it in engine.adapters.items()
+            card | {"id": name, "root": adapter.path, "parent": card["id"], "max_model_len": None}
+            for name, adapter in engine.adapters.items()
         ]
         return JSONResponse({"object": "list", "data": [card, *adapters]})
 
@@ -317,7 +317,9 @@ class _Routes:
         body = {
             "success": error_message is None,
             "error_message": error_message,
-            "loaded_adapters": {name: it.path for name, it in self._engine.adapters.items()},
+            "loaded_adapters": {
+                name: adapter.path for name, adapter in self._engine.adapters.items()
+            },
         }
         return JSONResponse(body, 200 if error_message is None else 400)
 
@@ -334,14 +336,14 @@ class _Routes:
         backend = typed(body, "backend", str, "nccl")
         if backend != "gloo":
             return failed(f"the embedded engine runs on the CPU and supports gloo, not {backend}")
-        seat = RankAssignment(
+        assignment = RankAssignment(
             host=required(body, "master_address", str),
             port=required(body, "master_port", int),
             rank=required(body, "rank_offset", int),
             world_size=required(body, "world_size", int),
         )
         try:
-            await self._engine.broadcasts.join(typed(body, "group_name", str, _GROUP), seat)
+            await self._engine.broadcasts.join(typed(body, "group_name", str, _GROUP), assignment)
         except InferenceError as error:
             return failed(str(error))
         return JSONResponse({"success": True, "message": "The group was formed."})

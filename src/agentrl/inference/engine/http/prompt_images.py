@@ -19,7 +19,7 @@ from agentrl.models.vision.image_reader import ImageReader
 from agentrl.renderers.model_files import image_placeholder, image_processor
 from agentrl.schema.image import image_from_data_url
 
-_REMEMBERED_BYTES = 64 * 2**20
+_CACHE_BYTES = 64 * 2**20
 
 
 class PromptImages:
@@ -39,7 +39,7 @@ class PromptImages:
         self._processor = image_processor(path) if reads_images(config) else {}
         self._placeholder = image_placeholder(path)
         self._reader = ImageReader(config, path) if self._processor else None
-        self._read: OrderedDict[bytes, ShownImage] = OrderedDict()
+        self._cache: OrderedDict[bytes, ShownImage] = OrderedDict()
 
     @property
     def are_read(self) -> bool:
@@ -76,7 +76,7 @@ class PromptImages:
         images: list[ShownImage] = []
         length = len(ids)
         for number, url in enumerate(urls):
-            images.append(self._shown(self._reader, number, url))
+            images.append(self._read_image(self._reader, number, url))
             length += images[-1].num_tokens - 1
             if length > self._max_positions:  # before the next one is decoded
                 raise InvalidRequest(
@@ -85,16 +85,16 @@ class PromptImages:
                 )
         return expanded(ids, list(zip(places, images, strict=True)))
 
-    def _shown(self, reader: ImageReader, number: int, url: str) -> ShownImage:
+    def _read_image(self, reader: ImageReader, number: int, url: str) -> ShownImage:
         key = hashlib.sha256(url.encode(errors="replace")).digest()
-        if key in self._read:
-            self._read.move_to_end(key)
-            return self._read[key]
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
         try:
             shown = reader.shown(image_from_data_url(url).data, self._processor)
         except (ValueError, ImageError) as error:
             raise InvalidRequest(f"image_data[{number}]: {error}") from None
-        self._read[key] = shown
-        while sum(len(one.data) for one in self._read.values()) > _REMEMBERED_BYTES:
-            self._read.popitem(last=False)
+        self._cache[key] = shown
+        while sum(len(cached.data) for cached in self._cache.values()) > _CACHE_BYTES:
+            self._cache.popitem(last=False)
         return shown

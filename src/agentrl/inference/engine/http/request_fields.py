@@ -29,7 +29,7 @@ def is_text(value: object) -> bool:
 
 def is_ints(value: object) -> bool:
     """Return whether a value is a list of integers."""
-    # Types are compared in C: prompts are long.
+    # Comparing types this way runs in C, which is fast for long prompts.
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
@@ -42,14 +42,14 @@ def _is_bias(value: object) -> bool:
     return isinstance(value, dict) and all(_is_number(item) for item in value.values())
 
 
-def _is_anything(_: object) -> bool:
+def _is_any(_: object) -> bool:
     return True
 
 
 class _Kind(NamedTuple):
     """A JSON type: its description, check and schema."""
 
-    words: str
+    description: str
     is_valid: Callable[[object], bool]
     schema: Schema
 
@@ -58,7 +58,7 @@ _INTEGER = _Kind("an integer", is_int, {"type": "integer"})
 _NUMBER = _Kind("a number", _is_number, {"type": "number"})
 _BOOLEAN = _Kind("a boolean", _is_bool, {"type": "boolean"})
 _TEXT = _Kind("a string", is_text, {"type": "string"})
-_ANYTHING = _Kind("anything", _is_anything, {})
+_ANYTHING = _Kind("anything", _is_any, {})
 _INTEGERS = _Kind("a list of integers", is_ints, {"type": "array", "items": _INTEGER.schema})
 _TEXTS = _Kind(
     "a string or a list of strings",
@@ -89,7 +89,7 @@ BODY_FIELDS: dict[str, _Kind] = {
     **dict.fromkeys(("stream", "return_logprob", "return_text_in_logprobs"), _BOOLEAN),
     **dict.fromkeys(("return_prompt_token_ids", "return_routed_experts"), _BOOLEAN),
 }
-# SGLang's documented bounds; otherwise, what the tensors of either server can hold.
+# SGLang's documented bounds, or else the limits of the tensors of either server.
 RANGES: dict[str, tuple[str, float, float]] = {
     "max_new_tokens": ("at least 0", 0, MAX_INT32),
     "min_new_tokens": ("at least 0", 0, MAX_INT32),
@@ -111,14 +111,16 @@ def generate_schema() -> Schema:
     sampling = {
         name: _or_null(kind.schema | _bounds(name)) for name, kind in SAMPLING_FIELDS.items()
     }
-    one = {"type": "object", "properties": sampling, "additionalProperties": False}
+    parameters = {"type": "object", "properties": sampling, "additionalProperties": False}
     ids = {"anyOf": [_INTEGERS.schema, {"type": "array", "items": _INTEGERS.schema}]}
     return {
         "type": "object",
         "properties": {
             "input_ids": _or_null(ids),
             **dict.fromkeys(("text", "image_data"), _or_null(_TEXTS.schema)),
-            "sampling_params": {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]},
+            "sampling_params": {
+                "anyOf": [parameters, {"type": "array", "items": parameters}, {"type": "null"}]
+            },
             **dict.fromkeys(("rid", "lora_path"), _or_null(_TEXTS.schema)),
             **{name: kind.schema for name, kind in BODY_FIELDS.items()},
         },

@@ -64,12 +64,12 @@ _MAX_ID_CHARS = 256
 def is_quick(body: Mapping[str, Any]) -> bool:
     """Return whether a request has token ids, and neither text nor images nor a grammar."""
     samplings = body.get("sampling_params") or {}
-    given = samplings if isinstance(samplings, list) else [samplings]
+    all_parameters = samplings if isinstance(samplings, list) else [samplings]
     if body.get("input_ids") is None or body.get("image_data"):
         return False
     return not any(
         isinstance(sampling, dict) and sampling.keys() & set(get_args(GrammarKind))
-        for sampling in given
+        for sampling in all_parameters
     )
 
 
@@ -103,21 +103,21 @@ def parse_generate(
     if _field(body, "top_logprobs_num", 0) or body.get("token_ids_logprob"):
         raise InvalidRequest("top_logprobs_num and token_ids_logprob are not supported here")
     routed_from = _routed_from(body, prompts, limits)
-    stream = _flag(body, "stream", takes_null=False)
+    stream = _flag(body, "stream", allows_null=False)
     return_logprob = _flag(body, "return_logprob")
     keys = [_field(body, name, "") for name in ("extra_key", "cache_salt")]
-    chosen = _adapters(body.get("lora_path"), len(prompts), adapters)
+    request_adapters = _adapters(body.get("lora_path"), len(prompts), adapters)
     samplings = sampling_of_prompts(body.get("sampling_params"), len(prompts))
     first = samplings[0]
     sequences: list[TokenSequence] = []
     rids = _rids(body.get("rid"), len(prompts), is_batch)
     _check_count(sum(sampling.get("n") or 1 for sampling in samplings), limits)
     images = _images(body.get("image_data"), len(prompts), is_batch)
-    for given, urls, sampling, rid, adapter in zip(
-        prompts, images, samplings, rids, chosen, strict=True
+    for prompt_ids, urls, sampling, rid, adapter in zip(
+        prompts, images, samplings, rids, request_adapters, strict=True
     ):
-        _check_prompt(given, limits)
-        prompt, placed = show(given, urls)
+        _check_prompt(prompt_ids, limits)
+        prompt, placed = show(prompt_ids, urls)
         if placed:
             _check_prompt(prompt.tolist(), limits)
         if return_logprob and logprob_start > len(prompt):
@@ -145,8 +145,8 @@ def parse_generate(
         stream_interval=first.get("stream_interval") or 1,
         return_logprob=return_logprob,
         logprob_start_len=logprob_start,
-        return_text_in_logprobs=_flag(body, "return_text_in_logprobs", takes_null=False),
-        return_prompt_token_ids=_flag(body, "return_prompt_token_ids", takes_null=False),
+        return_text_in_logprobs=_flag(body, "return_text_in_logprobs", allows_null=False),
+        return_prompt_token_ids=_flag(body, "return_prompt_token_ids", allows_null=False),
         routed_from=routed_from,
         skip_special_tokens=first.get("skip_special_tokens") is not False,
         no_stop_trim=first.get("no_stop_trim") is True,
@@ -189,16 +189,16 @@ def _images(value: object, count: int, is_batch: bool) -> list[list[str]]:
     """Return the URLs of each prompt's images."""
     if not value:
         return [[] for _ in range(count)]
-    given: list[Any] = value if is_batch and isinstance(value, list) else [value]
-    each: list[Any] = [[item] if isinstance(item, str) else item or [] for item in given]
-    if len(each) != count or not all(
-        isinstance(item, list) and all(map(is_text, item)) for item in each
+    entries: list[Any] = value if is_batch and isinstance(value, list) else [value]
+    urls: list[Any] = [[item] if isinstance(item, str) else item or [] for item in entries]
+    if len(urls) != count or not all(
+        isinstance(item, list) and all(map(is_text, item)) for item in urls
     ):
         raise InvalidField(
             "image_data must be a data: URL or a list of them; for several prompts, a list of "
             "such lists, one for each prompt"
         )
-    return each
+    return urls
 
 
 def _check_count(count: int, limits: ModelLimits) -> None:
@@ -224,8 +224,8 @@ def _routed_from(
 def _rids(value: object, count: int, is_batch: bool) -> list[str]:
     if value is None:
         return [new_rid() for _ in range(count)]
-    given = value if isinstance(value, list) else [value]
-    if any(isinstance(rid, str) and len(rid) > _MAX_ID_CHARS for rid in given):
+    rids = value if isinstance(value, list) else [value]
+    if any(isinstance(rid, str) and len(rid) > _MAX_ID_CHARS for rid in rids):
         raise InvalidRequest(f"rid has at most {_MAX_ID_CHARS} characters")
     if isinstance(value, str):
         return [f"{value}_{number}" for number in range(count)] if is_batch else [value]
@@ -268,11 +268,11 @@ def _field(body: Mapping[str, Any], name: str, default: Any) -> Any:
     return value
 
 
-def _flag(body: Mapping[str, Any], name: str, *, takes_null: bool = True) -> bool:
+def _flag(body: Mapping[str, Any], name: str, *, allows_null: bool = True) -> bool:
     value = body.get(name, False)
-    if value is None and takes_null:
+    if value is None and allows_null:
         return False
     if not isinstance(value, bool):
-        fault = InvalidParameter if value in (0, 1) else InvalidField
-        raise fault(f"{name} must be a boolean")
+        error = InvalidParameter if value in (0, 1) else InvalidField
+        raise error(f"{name} must be a boolean")
     return value

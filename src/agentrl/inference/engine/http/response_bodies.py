@@ -40,8 +40,10 @@ def answer(
         meta["weight_versions"] = version_spans(sequence, count, label)
         if request.routed_from is not None and sequence.routed_experts is not None:
             # The last token was never computed.
-            known = sequence.routed_experts[request.routed_from : sequence.length - 1].astype("<i4")
-            meta["routed_experts"] = base64.b64encode(known.tobytes()).decode()
+            experts = sequence.routed_experts[request.routed_from : sequence.length - 1].astype(
+                "<i4"
+            )
+            meta["routed_experts"] = base64.b64encode(experts.tobytes()).decode()
     if request.return_logprob:
         meta |= _logprobs(sequence, request, text, count)
     body: dict[str, Any] = {"output_ids": output_ids, "meta_info": meta}
@@ -88,7 +90,7 @@ def _finish_reason(finish: FinishReason, count: int) -> dict[str, Any]:
 def _logprobs(
     sequence: TokenSequence, request: ParsedRequest, text: TextCodec, count: int
 ) -> dict[str, Any]:
-    def word(token: int) -> str | None:
+    def token_text(token: int) -> str | None:
         return text.of_token(token) if request.return_text_in_logprobs else None
 
     start = request.logprob_start_len
@@ -96,10 +98,10 @@ def _logprobs(
     if start >= 0:
         values: list[float | None] = [None, *sequence.prompt_logprobs]
         tokens = sequence.tokens[start : sequence.num_prompt].tolist()
-        prompt = [[value, t, word(t)] for value, t in zip(values, tokens, strict=False)]
+        prompt = [[value, t, token_text(t)] for value, t in zip(values, tokens, strict=False)]
     output = zip(sequence.output_logprobs[:count], sequence.output_ids[:count], strict=True)
     return {
         "input_token_logprobs": prompt,
-        "output_token_logprobs": [[value, token, word(token)] for value, token in output],
+        "output_token_logprobs": [[value, token, token_text(token)] for value, token in output],
         "output_token_logprobs_length": count,
     }

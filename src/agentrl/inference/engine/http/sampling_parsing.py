@@ -70,7 +70,7 @@ def _checked_sampling(value: object) -> Mapping[str, Any]:
             raise InvalidParameter(f"sampling_params.{name} is not a known parameter")
         kind = SAMPLING_FIELDS[name]
         if item is not None and not kind.is_valid(item):
-            raise InvalidParameter(f"sampling_params.{name} must be {kind.words}")
+            raise InvalidParameter(f"sampling_params.{name} must be {kind.description}")
     for name, (rule, low, high) in RANGES.items():
         item = value.get(name)
         if item is not None and not low <= item <= high:
@@ -98,45 +98,45 @@ def draw_params(
         InvalidRequest: they contradict the model's limits or one another.
     """
 
-    def given(name: str, default: Any) -> Any:
+    def value_of(name: str, default: Any) -> Any:
         value = sampling.get(name)
         return default if value is None else value
 
-    room = limits.context_length - num_prompt
+    free_tokens = limits.context_length - num_prompt
     max_new = sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS)
-    if max_new is None:  # given as null, as opposed to omitted: everything that fits
-        max_new = room
-    if max_new > room:
+    if max_new is None:  # null, unlike an omitted field, requests all that fits
+        max_new = free_tokens
+    if max_new > free_tokens:
         raise InvalidRequest(
             f"{num_prompt} prompt tokens and max_new_tokens {max_new} are more than the "
             f"context of {limits.context_length} tokens"
         )
-    min_new = given("min_new_tokens", 0)
+    min_new = value_of("min_new_tokens", 0)
     if min_new > max_new:
         raise InvalidRequest(f"min_new_tokens {min_new} is more than max_new_tokens {max_new}")
-    stop_ids = frozenset(given("stop_token_ids", ()))
-    # A minimum length masks these ids, so they must exist; otherwise, ids beyond the vocabulary are
-    # simply never drawn.
+    stop_ids = frozenset(value_of("stop_token_ids", ()))
+    # A minimum length masks these ids, so they must exist. Otherwise, ids beyond the vocabulary are
+    # harmless, because they are never drawn.
     num_ids = limits.vocab_size if min_new else MAX_INT32
     if stop_ids and not 0 <= min(stop_ids) <= max(stop_ids) < num_ids:
         raise InvalidRequest(f"stop_token_ids must be in [0, {num_ids})")
-    seed = given("sampling_seed", None)
+    seed = value_of("sampling_seed", None)
     params = DrawParams(
         max_new_tokens=max_new,
-        temperature=float(given("temperature", 1.0)),
-        top_p=float(given("top_p", 1.0)),
-        top_k=given("top_k", -1),
-        min_p=float(given("min_p", 0.0)),
-        frequency_penalty=float(given("frequency_penalty", 0.0)),
-        presence_penalty=float(given("presence_penalty", 0.0)),
-        repetition_penalty=float(given("repetition_penalty", 1.0)),
+        temperature=float(value_of("temperature", 1.0)),
+        top_p=float(value_of("top_p", 1.0)),
+        top_k=value_of("top_k", -1),
+        min_p=float(value_of("min_p", 0.0)),
+        frequency_penalty=float(value_of("frequency_penalty", 0.0)),
+        presence_penalty=float(value_of("presence_penalty", 0.0)),
+        repetition_penalty=float(value_of("repetition_penalty", 1.0)),
         min_new_tokens=min_new,
-        stop_ids=stop_ids if given("ignore_eos", False) else stop_ids | limits.eos_ids,
-        stop_strings=_stops(given("stop", [])),
-        logit_bias=_bias(given("logit_bias", {}), limits),
+        stop_ids=stop_ids if value_of("ignore_eos", False) else stop_ids | limits.eos_ids,
+        stop_strings=_stops(value_of("stop", [])),
+        logit_bias=_bias(value_of("logit_bias", {}), limits),
         seed=new_seed() if seed is None else seed,
     )
-    return params, given("n", 1)
+    return params, value_of("n", 1)
 
 
 def grammar_constraint(
@@ -147,31 +147,31 @@ def grammar_constraint(
     Raises:
         InvalidRequest: there are several grammars, or it cannot be compiled.
     """
-    given = [Grammar(kind=k, text=sampling[k]) for k in get_args(GrammarKind) if sampling.get(k)]
-    if not given:
+    grammars = [Grammar(kind=k, text=sampling[k]) for k in get_args(GrammarKind) if sampling.get(k)]
+    if not grammars:
         return None
-    if len(given) > 1:
+    if len(grammars) > 1:
         raise InvalidRequest(f"only one of {', '.join(get_args(GrammarKind))} can be given")
     if sampling.get("min_new_tokens"):
         raise InvalidRequest(
             "min_new_tokens: not supported together with a grammar, which decides where a reply "
             "may end"
         )
-    if len(given[0].text) > MAX_GRAMMAR_CHARS:
+    if len(grammars[0].text) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(
-            f"the {given[0].kind} has {len(given[0].text)} characters, at most {MAX_GRAMMAR_CHARS} "
-            "are compiled"
+            f"the {grammars[0].kind} has {len(grammars[0].text)} characters, at most "
+            f"{MAX_GRAMMAR_CHARS} are compiled"
         )
     try:
-        return constrain(given[0])
+        return constrain(grammars[0])
     except ValueError as error:
-        raise InvalidRequest(f"Failed to compile the {given[0].kind}: {error}") from error
+        raise InvalidRequest(f"Failed to compile the {grammars[0].kind}: {error}") from error
 
 
 def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:
     bias = {}
     for key, number in value.items():
-        # Python refuses to parse integers with thousands of digits.
+        # The length is checked because Python does not parse integers with thousands of digits.
         if not (key.isdecimal() and len(key) < 20 and int(key) < limits.vocab_size):
             raise InvalidRequest(f"logit_bias: {key[:20]} is not a token id")
         if not -_MAX_BIAS <= number <= _MAX_BIAS:

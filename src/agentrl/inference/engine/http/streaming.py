@@ -20,7 +20,7 @@ MAX_CONTROL_BYTES = 4 << 20
 
 
 async def answer_frames(requests: GenerationRequests, request: ParsedRequest) -> AsyncIterator[str]:
-    """Server-sent events with cumulative answers."""
+    """Yield server-sent events with cumulative answers."""
     try:
         async for index, body in requests.stream(request):
             answer = body | {"index": index} if request.is_batch else body
@@ -33,14 +33,14 @@ async def answer_frames(requests: GenerationRequests, request: ParsedRequest) ->
 
 
 async def error_frames(message: str, status: int) -> AsyncIterator[str]:
-    """Server-sent events that report an error and end the stream."""
-    fault = {
+    """Yield server-sent events that report an error and end the stream."""
+    error = {
         "message": message,
         "type": "invalid_request_error",
         "code": status,
         "retryable": False,
     }
-    yield f"data: {json.dumps({'error': fault})}\n\n"
+    yield f"data: {json.dumps({'error': error})}\n\n"
     yield "data: [DONE]\n\n"
 
 
@@ -53,16 +53,16 @@ async def unless_disconnected(
     http: Request, work: Awaitable[list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
     """Cancel the work when the client disconnects."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnect(http))
+    task = asyncio.ensure_future(work)
+    disconnect_task = asyncio.ensure_future(_disconnect(http))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise HTTPException(499, "the client disconnected")
-        return working.result()
+        return task.result()
     finally:
-        leaving.cancel()
-        working.cancel()
+        disconnect_task.cancel()
+        task.cancel()
 
 
 async def _disconnect(http: Request) -> None:

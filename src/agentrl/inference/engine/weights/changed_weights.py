@@ -74,8 +74,8 @@ def apply_changes(delta: WeightDelta, model: PreTrainedModel) -> list[torch.Tens
             flat[change.positions.long()] = change.values.to(place.dtype)
             place.copy_(flat.view(place.shape))
         changed.append(place)
-    for name, wanted in delta.checksums.items():
-        if not wanted.fits(places[name]):
+    for name, checksum in delta.checksums.items():
+        if not checksum.fits(places[name]):
             raise InferenceError(
                 f"{name} differs from what was published: its checksum does not match"
             )

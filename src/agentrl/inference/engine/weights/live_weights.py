@@ -18,8 +18,8 @@ from agentrl.models.weights import converted_model, is_converted
 def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dtype) -> None:
     """Compare the files' headers with config.json before allocating memory.
 
-    transformers would first initialize whatever is missing or has another shape: tens of gigabytes
-    if config.json describes a larger model.
+    transformers would first initialize all tensors that are missing or have another shape, which
+    takes tens of gigabytes if config.json describes a larger model.
 
     Raises:
         ConfigError: files and configuration do not match, or memory does not suffice.
@@ -34,16 +34,16 @@ def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dt
         if is_rearranged := _is_rearranged(files, model, places):
             files = []  # checked by transformers' loader
         for file in files:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
                     if name in places or is_expert(name):
-                        place_of(name, opened.get_slice(name).get_shape(), places)
+                        place_of(name, tensors.get_slice(name).get_shape(), places)
                         found.add(name)
         if not is_rearranged:
             check_complete(path, found, model)
     except (InferenceError, OSError, SafetensorError) as error:
         raise ConfigError(
-            f"--model-path {path}: weights and config.json do not fit: {first_line(error)}"
+            f"--model-path {path}: weights and config.json do not match: {first_line(error)}"
         ) from error
     needed, free = model.num_parameters() * dtype.itemsize, psutil.virtual_memory().available
     if needed > free:
@@ -94,25 +94,25 @@ def _stored_tensors(
 def _is_rearranged(
     files: Iterable[Path], model: PreTrainedModel, places: Mapping[str, torch.Tensor]
 ) -> bool:
-    """Return whether a checkpoint stores its family's arrangement of tensors, not the model's."""
+    """Return whether a checkpoint arranges its tensors differently from the model."""
     if not is_converted(model):
         return False
     names, tied = _names_of(files), tied_names(model)
-    wanted = {
+    expected = {
         piece.name
         for name, parameter in model.named_parameters()
         if name not in tied.values()
         for piece in pieces(name, tuple(parameter.shape))
     }
-    return not names <= places.keys() and not wanted <= names
+    return not names <= places.keys() and not expected <= names
 
 
 def _names_of(files: Iterable[Path]) -> set[str]:
     names: set[str] = set()
     for file in files:
         try:
-            with safe_open(file, framework="pt") as opened:
-                names.update(opened.keys())
+            with safe_open(file, framework="pt") as tensors:
+                names.update(tensors.keys())
         except (OSError, SafetensorError) as error:
             raise InferenceError(f"{file} cannot be read: {first_line(error)}") from error
     return names
@@ -168,9 +168,9 @@ def _weight_files(path: str | Path) -> list[Path]:
 def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     for file in files:
         try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    yield name, opened.get_tensor(name)
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    yield name, tensors.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise InferenceError(f"{file} cannot be read: {first_line(error)}") from error
 
@@ -179,11 +179,11 @@ def check_complete(path: str | Path, found: Collection[str], model: PreTrainedMo
     """Check that a checkpoint has every tensor, or every expert of a stack."""
     tied = tied_names(model)
     # A tied parameter may appear in the files under any of its names.
-    known = {tied.get(name, name) for name in found}
+    found_names = {tied.get(name, name) for name in found}
     for name, parameter in model.named_parameters():
         parts = [piece.name for piece in pieces(name, tuple(parameter.shape))]
-        missing = sum(part not in known for part in parts)
-        if name in known or not missing:
+        missing = sum(part not in found_names for part in parts)
+        if name in found_names or not missing:
             continue
         if missing == len(parts):
             raise InferenceError(f"{path} lacks the tensor {name}")
@@ -191,5 +191,5 @@ def check_complete(path: str | Path, found: Collection[str], model: PreTrainedMo
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line, because AgentRL's errors have one line."""
+    """Return the first line of a message, because AgentRL's errors have one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,7 @@
 """LoRA adapters alongside the model: any number of them, chosen per request.
 
-Sequences of different adapters share a step. Every linear layer computes all tokens alike; each
-adapter's contribution is then computed for its own tokens.
+Sequences of different adapters share a step. Every linear layer computes all tokens together; the
+contribution of each adapter is then added for the tokens that use it.
 
 Shape legend: N tokens of a step, I and O inputs and outputs of a layer, r rank.
 """
@@ -68,11 +68,11 @@ def read_adapter(name: str, path: str, model: PreTrainedModel) -> Adapter:
         a, b = tensors[key], tensors.get(f"{_PREFIX}{layer}.lora_B.weight")
         linear = modules.get(layer)
         if part != "A.weight" or b is None or not isinstance(linear, nn.Linear):
-            raise InferenceError(f"{path}: the model has no place for {key}")
-        wanted = ((rank, linear.in_features), (linear.out_features, rank))
-        if (tuple(a.shape), tuple(b.shape)) != wanted:
+            raise InferenceError(f"{path}: the model has no layer for {key}")
+        expected = ((rank, linear.in_features), (linear.out_features, rank))
+        if (tuple(a.shape), tuple(b.shape)) != expected:
             raise InferenceError(
-                f"{path}: {layer} expects A and B of shapes {wanted[0]}, {wanted[1]}"
+                f"{path}: {layer} expects A and B of shapes {expected[0]}, {expected[1]}"
             )
         if not bool(torch.isfinite(a).all() & torch.isfinite(b).all()):
             raise InferenceError(f"{path}: {layer} has values that are not finite")

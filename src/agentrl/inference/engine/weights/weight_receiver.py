@@ -43,8 +43,8 @@ class AwaitedTensor:
     @classmethod
     def of(cls, name: str, dtype: torch.dtype, place: torch.Tensor) -> Self:
         """Return the destination of a tensor, with a buffer if the precision differs."""
-        fits = place.dtype == dtype and place.is_contiguous()
-        return cls(name, place, place if fits else torch.empty(place.shape, dtype=dtype))
+        is_direct = place.dtype == dtype and place.is_contiguous()
+        return cls(name, place, place if is_direct else torch.empty(place.shape, dtype=dtype))
 
     def settle(self) -> str | None:
         """Copy the received values to their place; return the error, if any."""
@@ -70,10 +70,10 @@ def awaited_tensors(manifest: WeightManifest, model: PreTrainedModel) -> list[Aw
 
 
 def _dtype(name: str, dtype: str) -> torch.dtype:
-    found = dtype_named(str(dtype))
-    if found is None:
+    parsed = dtype_named(str(dtype))
+    if parsed is None:
         raise InferenceError(f"{name}: unknown dtype {dtype}")
-    return found
+    return parsed
 
 
 class WeightReceiver:

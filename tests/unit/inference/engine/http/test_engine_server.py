@@ -212,7 +212,7 @@ def test_config_of_a_larger_model_is_refused_before_its_memory_is_taken(
     larger = config | {"hidden_size": 1 << 20, "intermediate_size": 1 << 20}
     (copy / "config.json").write_text(json.dumps(larger))
     line = refused(capsys, "--model-path", str(copy), "--port", "0")
-    assert "weights and config.json do not fit" in line
+    assert "weights and config.json do not match" in line
     assert "the model expects" in line
 
 
