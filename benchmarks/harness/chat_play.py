@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from agentrl.errors import RenderError
 from agentrl.renderers import Renderer, Reply
 from agentrl.renderers.conversation import Conversation
-from agentrl.renderers.tool_calls.call_format import told_of_tools
+from agentrl.renderers.tool_calls.call_format import with_tool_descriptions
 from agentrl.renderers.tool_calls.call_format_registry import get_tool_call_format
 from agentrl.schema import DispatchedSamplingTask, SamplingParams, rebuild_prompts
 from harness.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
@@ -85,7 +85,9 @@ class Model:
         messages, tools, traits = conversation.history, conversation.tools, self.renderer.traits
         if tools and not traits.shows_tools:
             format_ = get_tool_call_format(self.renderer.tool_call_format)
-            messages = told_of_tools(messages, tools, format_, as_system=traits.shows_system)
+            messages = with_tool_descriptions(
+                messages, tools, format_, as_system=traits.shows_system
+            )
             tools = ()
         return str(
             self.reference.apply_chat_template(

@@ -1,7 +1,7 @@
 """A growing conversation with the model; derives the next prompt from an earlier turn.
 
-In: messages. Out: prompts as token ids. The caller adds messages in order, so the turn that a
-prompt continues is known; `inference.dialects.continuation` infers it for clients that resend all
+Input: messages. Output: prompts as token ids. The caller adds messages in order, so the turn that
+a prompt continues is known; `inference.dialects.continuation` infers it for clients that resend all
 messages with every call. Knows neither servers nor documents.
 """
 
@@ -31,7 +31,7 @@ class Prompt:
         rewritten: the context was edited rather than only extended.
         images: addresses of its images, one for each placeholder in `ids`.
         shared_images: leading images reused from that turn's prompt.
-        num_begun: trailing ids that start the reply: given, not sampled.
+        num_begun: trailing ids that start the reply: prefilled rather than sampled.
     """
 
     ids: np.ndarray
@@ -55,15 +55,15 @@ class Prompt:
 
     def beginning(self, ids: np.ndarray) -> "Prompt":
         """Return the prompt with `ids`, int32 [B], added as the start of the reply."""
-        whole = np.concatenate([self.ids, ids]).astype(np.int32)
-        return replace(self, ids=whole, num_begun=len(ids))
+        extended = np.concatenate([self.ids, ids]).astype(np.int32)
+        return replace(self, ids=extended, num_begun=len(ids))
 
     def reply_ids(self, output_ids: np.ndarray) -> np.ndarray:
         """Return the ids of the whole reply, int32 [num_begun + T]."""
         return np.concatenate([self.ids[len(self.ids) - self.num_begun :], output_ids])
 
     def showing(
-        self, images: tuple[str, ...], before: tuple[str, ...], image_token_id: int | None
+        self, images: tuple[str, ...], parent_images: tuple[str, ...], image_token_id: int | None
     ) -> "Prompt":
         """Return the prompt with its images, sharing nothing from the first one that differs.
 
@@ -71,25 +71,27 @@ class Prompt:
 
         Args:
             images: addresses of its images, in the order of their placeholders.
-            before: those of the prompt of the turn that it continues.
+            parent_images: those of the prompt of the turn that it continues.
             image_token_id: the placeholder; None if the model has none.
 
         Raises:
             RenderError: there are more or fewer placeholders than images.
         """
-        if not (images or before):
+        if not (images or parent_images):
             return self
-        places = np.flatnonzero(self.ids == (-1 if image_token_id is None else image_token_id))
-        if len(places) != len(images):
+        positions = np.flatnonzero(self.ids == (-1 if image_token_id is None else image_token_id))
+        if len(positions) != len(images):
             raise RenderError(
-                f"the chat template writes {len(places)} placeholders for {len(images)} images"
+                f"the chat template writes {len(positions)} placeholders for {len(images)} images"
             )
         shared_len, shared_images = self.shared_len, 0
-        for place, mine, theirs in zip(places.tolist(), images, before, strict=False):
-            if place >= shared_len:
+        for position, image, parent_image in zip(
+            positions.tolist(), images, parent_images, strict=False
+        ):
+            if position >= shared_len:
                 break
-            if mine != theirs:
-                shared_len = place
+            if image != parent_image:
+                shared_len = position
                 break
             shared_images += 1
         return replace(self, shared_len=shared_len, images=images, shared_images=shared_images)

@@ -82,7 +82,7 @@ class IncrementalRenderer:
         Args:
             conversation: the messages up to the parent's reply, and the new ones.
             text: the template's text for all of them.
-            num_before: how many messages there are up to the parent's reply, itself included.
+            num_before: number of messages up to and including the parent's reply.
         """
         prompt_text, close_text = self._traits.prompt_text, self._traits.close_text
         prompt = conversation.rendered(self._template, num_before - 1, add_generation_prompt=True)
@@ -100,21 +100,21 @@ class IncrementalRenderer:
         if not text.startswith(context):
             return None
         if conversation.messages[num_before - 1].get("tool_calls"):
-            return self._text_behind_calls(conversation, text, num_before, prompt)
-        reply = self._traits.spoken(conversation.messages[num_before - 1])
-        spoken = prompt_text + reply
+            return self._text_after_calls(conversation, text, num_before, prompt)
+        reply = self._traits.reply_text(conversation.messages[num_before - 1])
+        verbatim = prompt_text + reply
         # Templates omit empty thinking, or add it, which changes no content.
         marks = self._traits.marks
-        forms = [spoken, marks.empty.sub("", spoken)]
-        if marks.close not in spoken:
+        forms = [verbatim, marks.empty.sub("", verbatim)]
+        if marks.close not in verbatim:
             forms.append(f"{prompt_text}{marks.open}{marks.close}{reply}")
         for expected in dict.fromkeys(forms):
-            end = _match_spaced(text, len(context), expected + close_text)
+            end = _match_ignoring_space(text, len(context), expected + close_text)
             if end is not None:
                 return close_text, text[end:]
         return None
 
-    def text_after_stop(self, close_text: str, behind: str, last_id: int) -> tuple[str, int]:
+    def text_after_stop(self, close_text: str, following: str, last_id: int) -> tuple[str, int]:
         """Return the text to append to the parent's ids, and how many of these to drop first.
 
         The model closes its own turn by a stop token, which the template writes too: in the closing
@@ -122,24 +122,24 @@ class IncrementalRenderer:
 
         Args:
             close_text: how the template closes the reply.
-            behind: what follows the closed reply.
+            following: the text after the closed reply.
             last_id: the last of the parent's ids; -1 if there is none.
         """
         literal = self._stop_literals.get(last_id)
         if literal is None:
-            return close_text + behind, 0
+            return close_text + following, 0
         _, found, rest = close_text.partition(literal)
         if found:
-            return rest + behind, 0
-        if (close_text + behind).startswith(literal):
-            return (close_text + behind).removeprefix(literal), 0
-        # It stopped with a different token than the one with which the template ends turns.
-        return close_text + behind, 1
+            return rest + following, 0
+        if (close_text + following).startswith(literal):
+            return (close_text + following).removeprefix(literal), 0
+        # The model stopped with another token than the one with which the template ends turns.
+        return close_text + following, 1
 
-    def _text_behind_calls(
+    def _text_after_calls(
         self, conversation: EscapedConversation, text: str, num_before: int, prompt: str
     ) -> tuple[str, str] | None:
-        """Do the same for a reply whose calls the template renders itself.
+        """Do the same as `text_after_reply` for a reply whose calls the template renders itself.
 
         It may render them with different spacing or order of parts than the model did. That is not
         drift if the meaning is the same: parsed as a reply, it yields the same thinking, prose and
@@ -147,13 +147,13 @@ class IncrementalRenderer:
         """
         message = conversation.messages[num_before - 1]
         closed = conversation.rendered(self._template, num_before, add_generation_prompt=False)
-        closes = (self._traits.close_text, *self._stop_literals.values())
-        close_text = next((close for close in closes if close and closed.endswith(close)), "")
-        begins = (prompt, self._traits.marks.empty.sub("", prompt))
-        begin = next((one for one in begins if closed.startswith(one)), None)
+        endings = (self._traits.close_text, *self._stop_literals.values())
+        close_text = next((end for end in endings if end and closed.endswith(end)), "")
+        prompts = (prompt, self._traits.marks.empty.sub("", prompt))
+        begin = next((form for form in prompts if closed.startswith(form)), None)
         if begin is None or not text.startswith(closed):
             return None
-        written = parse_reply(
+        rendered = parse_reply(
             closed[len(begin) : len(closed) - len(close_text)],
             self._format,
             starts_inside=self._traits.marks.ends_inside(prompt),
@@ -161,17 +161,17 @@ class IncrementalRenderer:
             marks=self._traits.marks,
         )
         functions = [call["function"] for call in message["tool_calls"]]
-        thought = message.get(self._traits.reasoning_key or "")
+        reasoning = message.get(self._traits.reasoning_key or "")
         # Without a separate field, thinking is part of the content.
-        said = written.prose if thought is None else f"{written.reasoning} {written.content}"
-        same = said.split() == f"{thought or ''} {message.get('content') or ''}".split()
-        same = same and [(call.name, call.arguments) for call in written.tool_calls] == [
+        shown = rendered.prose if reasoning is None else f"{rendered.reasoning} {rendered.content}"
+        same = shown.split() == f"{reasoning or ''} {message.get('content') or ''}".split()
+        same = same and [(call.name, call.arguments) for call in rendered.tool_calls] == [
             (function["name"], function["arguments"]) for function in functions
         ]
         return (close_text, text[len(closed) :]) if same else None
 
 
-def _match_spaced(text: str, start: int, expected: str) -> int | None:
+def _match_ignoring_space(text: str, start: int, expected: str) -> int | None:
     """Return where `expected` ends in `text` if it occurs at `start`, else None.
 
     Whitespace inside `expected` may differ: templates trim and pad replies, while sampled tokens

@@ -9,13 +9,13 @@ from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError
 
-_NOT_SETTINGS = ("auto_map", "processor_class")
+_CODE_NAMES = ("auto_map", "processor_class")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What `read_model_files` found."""
+    """The contents of these files."""
 
     tokenizer: Tokenizer
     tokenizer_json: str
@@ -87,8 +87,8 @@ def _chat_template(path: Path, config: dict[str, Any]) -> str:
         return own_file.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("tool_use") or named.get("default")
+        templates = {entry.get("name"): entry.get("template") for entry in template}
+        template = templates.get("tool_use") or templates.get("default")
     if not isinstance(template, str):
         raise ConfigError(
             f"model path {path}: no chat template (neither chat_template.jinja nor "
@@ -114,7 +114,7 @@ def image_processor(path: Path) -> dict[str, Any]:
     if not settings and isinstance(nested, dict):
         settings = nested
     # The checkpoint's own code is not run; the remaining settings define how pixels are computed.
-    return {name: settings[name] for name in sorted(settings) if name not in _NOT_SETTINGS}
+    return {name: settings[name] for name in sorted(settings) if name not in _CODE_NAMES}
 
 
 def _stop_token_ids(path: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:

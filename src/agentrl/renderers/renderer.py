@@ -26,7 +26,7 @@ from agentrl.renderers.template_traits import (
     template_traits,
     tools_as_shown,
 )
-from agentrl.renderers.tool_calls.call_format import told_of_tools
+from agentrl.renderers.tool_calls.call_format import with_tool_descriptions
 from agentrl.renderers.tool_calls.call_format_registry import AUTO, get_tool_call_format
 from agentrl.renderers.untrusted_text import EscapedConversation, Tools, UntrustedTextEncoder
 from agentrl.schema import Message
@@ -52,7 +52,7 @@ class Renderer:
         tool_call_parser: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> None:
-        """Build a renderer; use `load` as a rule."""
+        """Build a renderer; callers normally use `load`."""
         self._tokenizer = files.tokenizer
         self._template = ChatTemplate(
             files.chat_template, {**files.named_tokens, **(template_variables or {})}
@@ -66,7 +66,7 @@ class Renderer:
         )
         self.traits = template_traits(self._template, self._format)
         """How the chat template handles tools, calls and thinking."""
-        # Not decided by the token: a tokenizer may have the token of related models that think.
+        # The tokenizer does not decide: it may have the marks of related models that think.
         self._knows_thinking = self.traits.marks.open in files.chat_template
         self._untrusted = UntrustedTextEncoder(
             files.tokenizer, files.tokenizer_json, self._format.control, self.traits.marks
@@ -87,7 +87,7 @@ class Renderer:
         self._incremental = IncrementalRenderer(
             self._template, self.traits, self._format, self._stop_literals
         )
-        self._image_roles = frozenset(filter(self._places_image, ("user", "tool")))
+        self._image_roles = frozenset(filter(self._renders_image, ("user", "tool")))
 
     @classmethod
     def load(
@@ -131,11 +131,11 @@ class Renderer:
             template_variables=model.chat_template_kwargs,
             chat_template=model.chat_template,
         )
-        reads = renderer._template.variables()
-        for name in (model.chat_template_kwargs or {}).keys() - reads:
+        known = renderer._template.variables()
+        for name in (model.chat_template_kwargs or {}).keys() - known:
             raise ConfigError(
                 f"--chat_template_kwargs: the chat template does not use {name!r}; it uses "
-                f"{', '.join(sorted(reads))}"
+                f"{', '.join(sorted(known))}"
             )
         return renderer
 
@@ -252,24 +252,24 @@ class Renderer:
         num_before = len(conversation.messages) - 1
         prompt = conversation.rendered(self._template, num_before, add_generation_prompt=True)
         if closed.startswith(prompt):
-            spoken = closed[len(prompt) :]
+            sampled = closed[len(prompt) :]
         elif conversation.messages[-1].get("tool_calls") or self.traits.close_text is None:
             raise RenderError("the template writes a reply differently than its generation prompt")
         else:  # the generation prompt opens thinking, which the template removes from replies
-            spoken = str(conversation.messages[-1].get("content") or "")
-            spoken = spoken.removeprefix(opening(prompt, self.traits.marks))
-            spoken += self.traits.close_text
+            sampled = str(conversation.messages[-1].get("content") or "")
+            sampled = sampled.removeprefix(opening(prompt, self.traits.marks))
+            sampled += self.traits.close_text
         found = [
-            (spoken.find(literal), literal)
+            (sampled.find(literal), literal)
             for literal in self._stop_literals.values()
-            if literal in spoken
+            if literal in sampled
         ]
         if found:
             position, literal = min(found)
-            spoken = spoken[:position] + literal
+            sampled = sampled[:position] + literal
         else:
-            spoken += self._stop_of_the_next(conversation, [*history, reply], tools, following)
-        return _int32(self._untrusted.encode(spoken, conversation.literals, after_token=True))
+            sampled += self._stop_of_next_message(conversation, [*history, reply], tools, following)
+        return _int32(self._untrusted.encode(sampled, conversation.literals, after_token=True))
 
     def extend_prompt(
         self,
@@ -344,7 +344,7 @@ class Renderer:
         inside = self.traits.starts_inside_thinking
         form = MessageForm(
             structured=self.traits.wants_structured_calls,
-            begun=self.traits.begun_message(text) if inside else None,
+            opened_message=self.traits.opened_message(text) if inside else None,
             reasoning_key=self.traits.reasoning_key,
             in_channels=self._format.split is not None,
         )
@@ -412,9 +412,9 @@ class Renderer:
     @property
     def _thinking(self) -> Thinking:
         if self.traits.starts_inside_thinking:
-            return "begun"
-        is_over = self.traits.marks.close in self.traits.prompt_text
-        return "optional" if self._knows_thinking and not is_over else "none"
+            return "opened"
+        has_ended = self.traits.marks.close in self.traits.prompt_text
+        return "optional" if self._knows_thinking and not has_ended else "none"
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids, special tokens included as their literals."""
@@ -443,7 +443,7 @@ class Renderer:
         If the template does not render tools, a system prompt may describe them.
         """
         if tools and not self.traits.shows_tools:
-            messages = told_of_tools(
+            messages = with_tool_descriptions(
                 messages, tools, self._format, as_system=self.traits.shows_system
             )
             tools = ()
@@ -455,8 +455,8 @@ class Renderer:
         )
         if not conversation.dangling:
             return conversation, text
-        # The template may join untrusted texts into a literal. If escaping their ends removes a
-        # literal, that has happened.
+        # The template may join untrusted texts into a literal. It has done so if escaping their ends
+        # removes a literal.
         guarded = self._untrusted.escape(messages, tools, edges=True)
         guarded_text = guarded.rendered(
             self._template, len(messages), add_generation_prompt=add_generation_prompt
@@ -465,21 +465,21 @@ class Renderer:
             return guarded, guarded_text
         return conversation, text
 
-    def _stop_of_the_next(
+    def _stop_of_next_message(
         self,
         conversation: EscapedConversation,
         messages: Sequence[Message],
         tools: Tools,
         following: Sequence[Message],
     ) -> str:
-        """Return the stop token that starts the message after these."""
+        """Return the stop token with which the template starts the next message."""
         num_messages = len(conversation.messages)
         closed = conversation.rendered(self._template, num_messages, add_generation_prompt=False)
         after: Message = {"role": "user", "content": "x"}
         _, text = self._escaped([*messages, *(following[:1] or [after])], tools, False)
-        behind = text[len(closed) :] if text.startswith(closed) else ""
+        following_text = text[len(closed) :] if text.startswith(closed) else ""
         for literal in self._stop_literals.values():
-            if behind.startswith(literal):
+            if following_text.startswith(literal):
                 return literal
         raise RenderError("the template ends a reply with none of the model's stop tokens")
 
@@ -493,8 +493,8 @@ class Renderer:
         ids = _int32(self._untrusted.encode(text, conversation.literals))
         return PromptIncrement.after_common_prefix(parent_full_ids, ids, reason)
 
-    def _places_image(self, role: str) -> bool:
-        """Whether the template writes the placeholder, once, for an image in such a message."""
+    def _renders_image(self, role: str) -> bool:
+        """Return whether the template writes one placeholder for an image in this role's message."""
         if self.image_token_id is None:
             return False
         image: Message = {

@@ -1,4 +1,4 @@
-"""Parses replies: what a model said in one turn; also builds the grammar of a JSON reply."""
+"""Parses replies, the output of a model in one turn; also builds the grammar of a JSON reply."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ from agentrl.schema.grammar import (
     Tag,
 )
 
-Thinking = Literal["none", "optional", "begun"]
-"""Whether a reply thinks first; `begun`: the prompt has opened the block."""
+Thinking = Literal["none", "optional", "opened"]
+"""Whether a reply thinks first; `opened`: the prompt has opened the block."""
 
-_MAX_FUTILE = 64
+_MAX_FAILED_SEARCHES = 64
 """Limit on unsuccessful searches for calls in one reply. Each search may read the whole rest; with
-this limit, time is linear in the length of a reply, however often it starts a call or a thought.
+this limit, time is linear in the length of a reply, however many calls or thoughts it starts.
 """
-_BETWEEN = Regex(pattern=r"\n{0,2}")
+_AFTER_THINKING = Regex(pattern=r"\n{0,2}")
 """Text that models write between thinking and content."""
 
 
@@ -39,8 +39,8 @@ class MessageForm:
 
     structured: bool = False
     """With its calls as `tool_calls`, not as their text."""
-    begun: Message | None = None
-    """The message itself, if the prompt has opened its thinking; see `TemplateTraits.begun_form`."""
+    opened_message: Message | None = None
+    """The message itself, if the prompt has opened its thinking; see `TemplateTraits.opened_form`."""
     reasoning_key: str | None = None
     """Field in which the template looks for the thinking of a reply with structured calls."""
     in_channels: bool = False
@@ -56,7 +56,7 @@ class Reply:
     content: str
     """Text outside thinking and tool calls, which may contain an answer."""
     reasoning: str
-    """What it thought."""
+    """Its thinking."""
     tool_calls: tuple[ToolCall, ...]
     prose: str = ""
     """Everything except tool calls; includes thinking and its tags."""
@@ -67,14 +67,14 @@ class Reply:
         """The assistant message that represents this turn in the conversation."""
         form = self.form
         if not (form.in_channels or (form.structured and self.tool_calls)):
-            return form.begun or {"role": "assistant", "content": self.text}
+            return form.opened_message or {"role": "assistant", "content": self.text}
         message: Message = {"role": "assistant", "content": self.prose.strip()}
         if form.reasoning_key is not None and self.reasoning.strip():
-            thought, said = self.reasoning.strip(), self.content.strip()
-            if form.in_channels and self.tool_calls and said:
-                # Alongside a call, the template has a place for one text.
-                thought, said = f"{thought}\n\n{said}", ""
-            message |= {form.reasoning_key: thought, "content": said}
+            reasoning, content = self.reasoning.strip(), self.content.strip()
+            if form.in_channels and self.tool_calls and content:
+                # Alongside a call, the template renders one text only.
+                reasoning, content = f"{reasoning}\n\n{content}", ""
+            message |= {form.reasoning_key: reasoning, "content": content}
         if not self.tool_calls:
             return message
         calls = [
@@ -114,16 +114,17 @@ def parse_reply(
         form: of the message that represents it.
     """
     if format_.split is not None:
-        reasoning, said, found = format_.split(text, tools)
-        prose = said
+        reasoning, content, found = format_.split(text, tools)
+        prose = content
     else:
         splitter = _Splitter(text, format_, tools, marks)
         splitter.split(inside=starts_inside)
-        reasoning, said, prose = map("".join, (splitter.reasoning, splitter.said, splitter.prose))
+        parts = (splitter.reasoning, splitter.content, splitter.prose)
+        reasoning, content, prose = map("".join, parts)
         found = splitter.calls
     return Reply(
         text=text,
-        content=said,
+        content=content,
         reasoning=reasoning,
         tool_calls=tuple(_numbered(found, format_, turn)),
         prose=prose,
@@ -132,12 +133,12 @@ def parse_reply(
 
 
 def _numbered(found: Sequence[ParsedCall], format_: ToolCallFormat, turn: int) -> list[ToolCall]:
-    """Return the calls of a turn with an id each."""
+    """Return the calls of a turn, each with an id."""
     used: set[str] = set()
     calls: list[ToolCall] = []
     for position, call in enumerate(found):
-        own = format_.own_id is not None and format_.own_id.fullmatch(call.id) is not None
-        id_ = call.id if own and call.id not in used else format_.call_id(turn, position)
+        has_id = format_.own_id is not None and format_.own_id.fullmatch(call.id) is not None
+        id_ = call.id if has_id and call.id not in used else format_.call_id(turn, position)
         used.add(id_)
         calls.append(
             ToolCall(
@@ -148,7 +149,7 @@ def _numbered(found: Sequence[ParsedCall], format_: ToolCallFormat, turn: int) -
 
 
 class _Splitter:
-    """Goes through a reply once, from left to right."""
+    """Splits a reply in one pass, from left to right."""
 
     def __init__(
         self, text: str, format_: ToolCallFormat, tools: Tools, marks: ThinkingMarks
@@ -157,95 +158,95 @@ class _Splitter:
         self._format = format_
         self._tools = tools
         self._marks = marks
-        self._has_thought = False
-        self._has_said = False
+        self._has_thinking = False
+        self._has_content = False
         self._next: tuple[int, CallSection | None] | None = None
-        self._num_futile = 0
+        self._num_failed_searches = 0
         self.reasoning: list[str] = []
-        self.said: list[str] = []
+        self.content: list[str] = []
         self.prose: list[str] = []
         self.calls: list[ParsedCall] = []
 
     def split(self, *, inside: bool) -> None:
-        position = self._think(0) if inside else 0
+        position = self._read_thinking(0) if inside else 0
         self.prose.append(self._text[:position])
         while position < len(self._text):
-            position = self._speak(position)
+            position = self._read_content(position)
 
-    def _think(self, position: int) -> int:
+    def _read_thinking(self, position: int) -> int:
         """Read thinking that starts at `position`; return its end."""
-        self._has_thought = True
+        self._has_thinking = True
         end = self._text.find(self._marks.close, position)
         if end >= 0:
             self.reasoning.append(self._text[position:end])
             return end + len(self._marks.close)
-        end = self._closing_calls(position)
+        end = self._start_of_final_calls(position)
         self.reasoning.append(self._text[position:end])
         return end
 
-    def _closing_calls(self, position: int) -> int:
+    def _start_of_final_calls(self, position: int) -> int:
         """Return the start of the well-formed calls at the end of the reply, or its end."""
         begin: int | None = None
         until = position
-        section = self._marked(position)
+        section = self._next_marked(position)
         while section is not None:
             if begin is None or self._text[until : section.start].strip():
                 begin = section.start
             until = section.end
             if any(call.format_error is not None for call in section.calls):
                 begin = None
-            section = self._marked(until)
+            section = self._next_marked(until)
         if begin is None or self._text[until:].strip():
             return len(self._text)
         return begin
 
-    def _speak(self, position: int) -> int:
-        """Read content from `position` up to a call or thinking, and that too."""
+    def _read_content(self, position: int) -> int:
+        """Read content from `position`, and the call or thinking that ends it; return the end."""
         text = self._text
         section = self._section(position)
         until = len(text) if section is None else section.start
         mark = self._marks.either.search(text, position, until)
         if mark is not None and mark[0] == self._marks.close:
-            # Its start is missing: the prompt may have opened the block.
-            self.reasoning += [*self.said, text[position : mark.start()]]
-            self.said.clear()
-            self._has_said = False
-            if not self._has_thought:
+            # The opening mark is missing: the prompt may have opened the block.
+            self.reasoning += [*self.content, text[position : mark.start()]]
+            self.content.clear()
+            self._has_content = False
+            if not self._has_thinking:
                 self.calls.clear()
-            self._has_thought = True
+            self._has_thinking = True
             self.prose.append(text[position : mark.end()])
             return mark.end()
         if mark is not None:
-            self._say(text[position : mark.start()])
-            end = self._think(mark.end())
+            self._add_content(text[position : mark.start()])
+            end = self._read_thinking(mark.end())
             self.prose.append(text[position:end])
             return end
-        self._say(text[position:until])
+        self._add_content(text[position:until])
         self.prose.append(text[position:until])
         if section is None:
             return len(text)
         self.calls += section.calls
         return section.end
 
-    def _say(self, text: str) -> None:
-        self.said.append(text)
-        self._has_said = self._has_said or bool(text.strip())
+    def _add_content(self, text: str) -> None:
+        self.content.append(text)
+        self._has_content = self._has_content or bool(text.strip())
 
     def _section(self, position: int) -> CallSection | None:
         leading = self._format.scan_leading
-        if leading is not None and not self.calls and not self._has_said and self._may_look:
+        if leading is not None and not self.calls and not self._has_content and self._may_search:
             section = leading(self._text, position, self._tools)
             if section is not None:
                 return section
-            self._num_futile += 1
-        return self._marked(position)
+            self._num_failed_searches += 1
+        return self._next_marked(position)
 
     @property
-    def _may_look(self) -> bool:
-        return self._num_futile < _MAX_FUTILE
+    def _may_search(self) -> bool:
+        return self._num_failed_searches < _MAX_FAILED_SEARCHES
 
-    def _marked(self, position: int) -> CallSection | None:
-        """Return the next section of calls; repeated calls search only once."""
+    def _next_marked(self, position: int) -> CallSection | None:
+        """Return the next section of calls; the result of a search is reused while it is valid."""
         if self._format.scan is None:
             return None
         if self._next is not None:
@@ -253,12 +254,12 @@ class _Splitter:
             if begin <= position and (section is None or position <= section.start):
                 return section
             if section is not None and position < section.end:
-                self._num_futile += 1  # it lies in what turned out to be thinking
-        if not self._may_look:
+                self._num_failed_searches += 1  # a part of it turned out to be thinking
+        if not self._may_search:
             return None
         section = self._format.scan(self._text, position, self._tools)
         if section is not None and any(call.format_error is not None for call in section.calls):
-            self._num_futile += 1
+            self._num_failed_searches += 1
         self._next = position, section
         return section
 
@@ -275,7 +276,7 @@ def reply_grammar(
     Args:
         schema: the JSON schema.
         thinking: whether thinking may precede the JSON.
-        marks: how it is marked.
+        marks: the marks of thinking.
         call_mark: start of tool calls that may replace the JSON; text after it is unconstrained.
             None: no calls are allowed.
     """
@@ -286,10 +287,12 @@ def reply_grammar(
         answer = OneOf(
             elements=(answer, InOrder(elements=(ConstString(value=call_mark), AnyText())))
         )
-    if thinking == "begun":
-        thought = Tag(begin="", content=AnyText(), end=marks.close)
-        answer = InOrder(elements=(thought, _BETWEEN, answer))
+    if thinking == "opened":
+        block = Tag(begin="", content=AnyText(), end=marks.close)
+        answer = InOrder(elements=(block, _AFTER_THINKING, answer))
     elif thinking == "optional":
-        thought = Tag(begin=marks.open, content=AnyText(), end=marks.close)
-        answer = InOrder(elements=(Maybe(content=InOrder(elements=(thought, _BETWEEN))), answer))
+        block = Tag(begin=marks.open, content=AnyText(), end=marks.close)
+        answer = InOrder(
+            elements=(Maybe(content=InOrder(elements=(block, _AFTER_THINKING))), answer)
+        )
     return StructuralTag(format=answer).grammar()

@@ -11,7 +11,7 @@ from agentrl.schema import Message
 
 _PROBE = "\U000f0000"
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-BegunForm = Literal["text", "opened", "reasoning"]
+OpenedForm = Literal["text", "opened", "reasoning"]
 _QUESTION: Message = {"role": "user", "content": "x"}
 
 
@@ -30,7 +30,7 @@ class TemplateTraits:
     Gemma 4's omit the result; DeepSeek V3.2's add no generation prompt; Kimi K2's remove the
     thinking from what looks like an answer.
     """
-    begun_form: BegunForm
+    opened_form: OpenedForm
     """How a reply is represented in the conversation if the prompt has opened its thinking.
 
     `text`: as it was written (Qwen3.5 looks for the end of the thinking alone); `opened`: preceded
@@ -53,14 +53,14 @@ class TemplateTraits:
         """Whether the prompt ends inside a block of thinking."""
         return self.marks.ends_inside(self.prompt_text)
 
-    def begun_message(self, text: str) -> Message:
+    def opened_message(self, text: str) -> Message:
         """Return the assistant message of a reply whose thinking the prompt has opened."""
-        return _begun_message(self.begun_form, self.prompt_text, text, self.marks)
+        return _opened_message(self.opened_form, self.prompt_text, text, self.marks)
 
-    def spoken(self, message: Message) -> str:
+    def reply_text(self, message: Message) -> str:
         """Return a reply, as written after the prompt, from its message."""
         content = str(message.get("content") or "")
-        if "reasoning_content" in message and self.begun_form == "reasoning":
+        if "reasoning_content" in message and self.opened_form == "reasoning":
             return f"{message['reasoning_content']}{self.marks.close}{content}"
         return (
             content.removeprefix(opening(self.prompt_text, self.marks))
@@ -93,7 +93,7 @@ def template_traits(template: ChatTemplate, format_: ToolCallFormat) -> Template
         prompt_text=prompt.removeprefix(open_),
         close_text=close if found else None,
         wants_structured_calls=structured,
-        begun_form=_begun_form(template, prompt, prompt.removeprefix(open_), marks),
+        opened_form=_opened_form(template, prompt, prompt.removeprefix(open_), marks),
         marks=marks,
         reasoning_key=_reasoning_key(template, call_id),
         shows_system=_shows_system(template),
@@ -122,7 +122,7 @@ def tools_as_shown(template: ChatTemplate) -> str:
             "parameters": {"type": "object", "properties": {}},
         },
     }
-    text = _rendered(template, [_QUESTION], (tool,)) or ""
+    text = _try_render(template, [_QUESTION], (tool,)) or ""
     return text if _PROBE in text else ""
 
 
@@ -135,33 +135,33 @@ def _wants_structured_calls(
     question, structured, result = answered_call(call_id, {"content": _PROBE})
     written: Message = {"role": "assistant", "content": "x"}
 
-    def behind_result(reply: Message, *more: Message) -> str | None:
-        text = _rendered(template, [question, reply, result, *more]) or ""
+    def after_result(reply: Message, *more: Message) -> str | None:
+        text = _try_render(template, [question, reply, result, *more]) or ""
         return text.partition(_PROBE)[2] if _PROBE in text else None
 
     for more in ([], [written]):
-        apart, together = behind_result(structured, *more), behind_result(written, *more)
-        if apart is not None and apart != together:
+        with_calls, with_text = after_result(structured, *more), after_result(written, *more)
+        if with_calls is not None and with_calls != with_text:
             return True
     key = _reasoning_key(template, call_id)
     if key is None or marks.ends_inside(prompt):
         return False
 
     def keeps_thinking(reply: Message) -> bool:
-        text = _rendered(template, [question, reply, result], add_generation_prompt=False) or ""
-        thought = f"{prompt}{marks.open}{_PROBE}{marks.close}"
-        return "".join(text.split()).startswith("".join(thought.split()))
+        text = _try_render(template, [question, reply, result], add_generation_prompt=False) or ""
+        expected = f"{prompt}{marks.open}{_PROBE}{marks.close}"
+        return "".join(text.split()).startswith("".join(expected.split()))
 
-    thought = f"{marks.open}\n{_PROBE}\n{marks.close}\n\nx"
+    content = f"{marks.open}\n{_PROBE}\n{marks.close}\n\nx"
     return keeps_thinking({**structured, key: _PROBE}) and not keeps_thinking(
-        {**written, "content": thought}
+        {**written, "content": content}
     )
 
 
 def _reasoning_key(template: ChatTemplate, call_id: str) -> str | None:
     question, structured, result = answered_call(call_id, {"content": "x"})
     for key in _REASONING_KEYS:
-        text = _rendered(template, [question, {**structured, key: _PROBE}, result])
+        text = _try_render(template, [question, {**structured, key: _PROBE}, result])
         if text is not None and _PROBE in text:
             return key
     return None
@@ -172,26 +172,26 @@ def opening(prompt_text: str, marks: ThinkingMarks) -> str:
     return marks.open + prompt_text.rpartition(marks.open)[2]
 
 
-def _begun_message(form: BegunForm, prompt_text: str, text: str, marks: ThinkingMarks) -> Message:
+def _opened_message(form: OpenedForm, prompt_text: str, text: str, marks: ThinkingMarks) -> Message:
     if form == "reasoning" and marks.close in text:
-        thought, _, said = text.partition(marks.close)
-        return {"role": "assistant", "content": said, "reasoning_content": thought}
+        reasoning, _, content = text.partition(marks.close)
+        return {"role": "assistant", "content": content, "reasoning_content": reasoning}
     return {
         "role": "assistant",
         "content": (opening(prompt_text, marks) if form == "opened" else "") + text,
     }
 
 
-def _begun_form(
+def _opened_form(
     template: ChatTemplate, prompt: str, prompt_text: str, marks: ThinkingMarks
-) -> BegunForm:
+) -> OpenedForm:
     if not marks.ends_inside(prompt_text):
         return "text"
     reply = f"{_PROBE}\n{marks.close}\n\nx"
-    forms: tuple[BegunForm, ...] = ("text", "opened", "reasoning")
+    forms: tuple[OpenedForm, ...] = ("text", "opened", "reasoning")
     for form in forms:
-        messages = [_QUESTION, _begun_message(form, prompt_text, reply, marks)]
-        text = _rendered(template, messages, add_generation_prompt=False) or ""
+        messages = [_QUESTION, _opened_message(form, prompt_text, reply, marks)]
+        text = _try_render(template, messages, add_generation_prompt=False) or ""
         if "".join(text.split()).startswith("".join((prompt + reply).split())):
             return form
     return "text"
@@ -199,17 +199,17 @@ def _begun_form(
 
 def _shows_system(template: ChatTemplate) -> bool:
     messages: list[Message] = [{"role": "system", "content": _PROBE}, _QUESTION]
-    return _PROBE in (_rendered(template, messages) or "")
+    return _PROBE in (_try_render(template, messages) or "")
 
 
 def _shows_results(template: ChatTemplate, call_id: str, *, structured: bool) -> bool:
     messages = answered_call(call_id, {"content": _PROBE})
     if not structured:
         messages[1] = {"role": "assistant", "content": "x"}
-    return _PROBE in (_rendered(template, messages) or "")
+    return _PROBE in (_try_render(template, messages) or "")
 
 
-def _rendered(
+def _try_render(
     template: ChatTemplate,
     messages: list[Message],
     tools: tuple[dict[str, Any], ...] = (),

@@ -50,7 +50,7 @@ def has_finished_thinking(text: str) -> bool:
     Not the opposite of `ends_inside`: without any mark, the prompt may have opened a block.
     """
     if IN_CHANNELS.match(text):
-        return bool(split_channels(text).said)
+        return bool(split_channels(text).content)
     marks = thinking_marks(text)
     return text.rfind(marks.close) > text.rfind(marks.open)
 
@@ -58,7 +58,7 @@ def has_finished_thinking(text: str) -> bool:
 def without_thinking(text: str) -> str:
     """Return what follows the last block of thinking; the whole text if no block has ended."""
     if IN_CHANNELS.match(text):
-        return split_channels(text).said or text
+        return split_channels(text).content or text
     return text.rpartition(thinking_marks(text).close)[2]
 
 
@@ -74,24 +74,24 @@ def split_reasoning(text: str, *, starts_inside: bool = False) -> tuple[str, str
     """
     if IN_CHANNELS.match(text):
         found = split_channels(text)
-        return found.reasoning, found.said
+        return found.reasoning, found.content
     reasoning: list[str] = []
     visible: list[str] = []
     inside = starts_inside
     position = 0
     marks = thinking_marks(text)
     for mark in marks.either.finditer(text):
-        opens = mark[0] == marks.open
-        if opens and inside:
+        is_opening = mark[0] == marks.open
+        if is_opening and inside:
             continue
         piece = text[position : mark.start()]
-        if opens:
+        if is_opening:
             visible.append(piece)
         elif inside:
             reasoning.append(piece)
         else:
             reasoning += [*visible, piece]
             visible = []
-        position, inside = mark.end(), opens
+        position, inside = mark.end(), is_opening
     (reasoning if inside else visible).append(text[position:])
     return "".join(reasoning), "".join(visible)

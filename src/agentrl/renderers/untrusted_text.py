@@ -30,7 +30,7 @@ _ASSISTANT_TAGS = ("<tool_call>", "</tool_call>")
 _FIRST_MARKER = 0xF0000
 _PRIVATE_USE_RANGE = "\U000f0000-\U0010fffd"
 _PRIVATE_USE = re.compile(f"[{_PRIVATE_USE_RANGE}]")
-KNOWN_BEGINNINGS = 32
+MAX_CACHED_BEGINNINGS = 32
 """Number of rendered prompts whose ids are cached."""
 
 
@@ -42,15 +42,15 @@ def _pattern(literals: Iterable[str]) -> re.Pattern[str]:
 class _Markers:
     """Private-use characters, each for one literal, none of which occurs in the conversation."""
 
-    def __init__(self, taken: set[str]) -> None:
-        self._taken = taken
+    def __init__(self, used: set[str]) -> None:
+        self._used = used
         self._next = _FIRST_MARKER
         self.literals: dict[str, str] = {}
         self._markers: dict[str, str] = {}
 
-    def stand_for(self, literal: str) -> str:
+    def marker_for(self, literal: str) -> str:
         if literal not in self._markers:
-            while chr(self._next) in self._taken:
+            while chr(self._next) in self._used:
                 self._next += 1
             self._markers[literal] = chr(self._next)
             self.literals[chr(self._next)] = literal
@@ -103,7 +103,7 @@ class UntrustedTextEncoder:
             marks: how it marks its thinking.
         """
         self._tokenizer = tokenizer
-        self._bare = _without_added_tokens(tokenizer_json)
+        self._plain_tokenizer = _without_added_tokens(tokenizer_json)
         added = tokenizer.get_added_tokens_decoder()
         # Runs of spaces are added tokens in some vocabularies; they are not control tokens.
         control = {id_: token for id_, token in added.items() if token.content.strip()}
@@ -121,12 +121,12 @@ class UntrustedTextEncoder:
         self._starts = frozenset(text[0] for text in literals)
         self._ends = frozenset(text[-1] for text in literals)
         edges = "".join(map(re.escape, sorted(self._starts | self._ends)))
-        # Nearly all strings contain none of these, and one search shows it.
+        # One search clears nearly all strings, because few contain any of these.
         self._suspicious = re.compile(f"[{edges}{_PRIVATE_USE_RANGE}]")
         self._longest = max((len(text) for text in literals), default=0)
         self._plain: dict[str, list[int]] = {}
-        self._beginning_ids = lru_cache(KNOWN_BEGINNINGS)(self._encode_beginning)
-        self._known_tools: tuple[list[Mapping[str, Any]], tuple[str, ...]] = ([], ())
+        self._beginning_ids = lru_cache(MAX_CACHED_BEGINNINGS)(self._encode_beginning)
+        self._cached_tools: tuple[list[Mapping[str, Any]], tuple[str, ...]] = ([], ())
         self._anchor = next(
             (
                 (token.content, id_)
@@ -150,18 +150,18 @@ class UntrustedTextEncoder:
             RenderError: a message has an unknown role, or holds more than text and images.
         """
         plain = [_plain_message(message) for message in messages]
-        taken: set[str] = set()
+        used: set[str] = set()
         found = dangling = False
-        for text, pattern in self._suspects(plain, tools):
+        for text, pattern in self._suspicious_texts(plain, tools):
             found = found or pattern.search(text) is not None
             dangling = dangling or bool(self._head(text) or self._tail(text))
-            taken.update(_PRIVATE_USE.findall(text))
+            used.update(_PRIVATE_USE.findall(text))
         if not found and not edges:
             return EscapedConversation(plain, [dict(tool) for tool in tools], {}, dangling)
-        markers = _Markers(taken)
+        markers = _Markers(used)
 
         def escape_text(text: str, pattern: re.Pattern[str]) -> str:
-            text = pattern.sub(lambda match: markers.stand_for(match[0]), text)
+            text = pattern.sub(lambda match: markers.marker_for(match[0]), text)
             return self._escape_edges(text, markers) if edges else text
 
         return EscapedConversation(
@@ -226,13 +226,13 @@ class UntrustedTextEncoder:
     def _plain_ids(self, literal: str) -> list[int]:
         """Return the ids of a literal as plain characters."""
         if literal not in self._plain:
-            # Split into ever smaller pieces: a vocabulary may contain the literal as an ordinary
+            # The pieces get ever smaller, because a vocabulary may have the literal as an ordinary
             # word.
             for size in range(len(literal), 0, -1):
                 ids = [
                     id_
                     for start in range(0, len(literal), size)
-                    for id_ in self._bare.encode(
+                    for id_ in self._plain_tokenizer.encode(
                         literal[start : start + size], add_special_tokens=False
                     ).ids
                 ]
@@ -243,35 +243,35 @@ class UntrustedTextEncoder:
                 raise RenderError(f"the tokenizer has no plain form of {literal!r}")
         return self._plain[literal]
 
-    def _suspects(
+    def _suspicious_texts(
         self, messages: Sequence[Message], tools: Tools
     ) -> Iterator[tuple[str, re.Pattern[str]]]:
-        """Yield the strings with a character of interest, with the literals they must not contain."""
+        """Yield the strings with a suspicious character, and the literals they must not contain."""
         for message in messages:
             for key, value, pattern in self._fields(message):
                 for text in filter(self._suspicious.search, _strings_in([key, value])):
                     yield text, pattern
-        for text in self._suspects_of_tools(list(tools)):
+        for text in self._suspicious_texts_of_tools(list(tools)):
             yield text, self._any_control
 
-    def _suspects_of_tools(self, tools: list[Mapping[str, Any]]) -> tuple[str, ...]:
-        """Return the strings of interest in tools; nearly every prompt shows the last one's."""
-        known, suspects = self._known_tools
-        if known != tools:
-            suspects = tuple(filter(self._suspicious.search, _strings_in(tools)))
-            self._known_tools = copy.deepcopy(tools), suspects
-        return suspects
+    def _suspicious_texts_of_tools(self, tools: list[Mapping[str, Any]]) -> tuple[str, ...]:
+        """Return the suspicious strings in tools; cached, because prompts rarely change the tools."""
+        cached, texts = self._cached_tools
+        if cached != tools:
+            texts = tuple(filter(self._suspicious.search, _strings_in(tools)))
+            self._cached_tools = copy.deepcopy(tools), texts
+        return texts
 
     def _fields(self, message: Message) -> Iterator[tuple[str, Any, re.Pattern[str]]]:
-        """Yield a message's fields with the literals they must not contain.
+        """Yield a message's fields, each with the literals it must not contain.
 
         An assistant's text may contain the tokens that its model writes. The values of structured
         calls are always text.
         """
-        spoken = message["role"] == "assistant"
+        is_assistant = message["role"] == "assistant"
         for key, value in message.items():
-            own = spoken and key != "tool_calls"
-            yield key, value, self._assistant_control if own else self._any_control
+            is_text = is_assistant and key != "tool_calls"
+            yield key, value, self._assistant_control if is_text else self._any_control
 
     def _head(self, text: str) -> str:
         """Return the end of a literal at the start of a text, ignoring space (templates trim)."""
@@ -290,10 +290,10 @@ class UntrustedTextEncoder:
     def _escape_edges(self, text: str, markers: _Markers) -> str:
         if tail := self._tail(text):
             start = len(text.rstrip()) - len(tail)
-            text = text[:start] + markers.stand_for(tail) + text[start + len(tail) :]
+            text = text[:start] + markers.marker_for(tail) + text[start + len(tail) :]
         if head := self._head(text):
             start = len(text) - len(text.lstrip())
-            text = text[:start] + markers.stand_for(head) + text[start + len(head) :]
+            text = text[:start] + markers.marker_for(head) + text[start + len(head) :]
         return text
 
 
@@ -301,7 +301,7 @@ def _without_added_tokens(tokenizer_json: str) -> Tokenizer:
     """Return the same tokenizer without its added tokens."""
     definition = json.loads(tokenizer_json)
     definition["added_tokens"] = []
-    # Post-processors refer to special tokens, which are gone; they add tokens and never split text.
+    # Post-processors refer to the removed special tokens; they add tokens and never split text.
     definition["post_processor"] = None
     return Tokenizer.from_str(json.dumps(definition))
 

@@ -1,6 +1,6 @@
 """`ToolCallFormat`: the definition of a tool-call format, and what all formats share.
 
-Shared are the values of a call, and the reasons to refuse one. Knows no format by name.
+The shared part decodes the values of calls and rejects malformed calls. Knows no format by name.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from agentrl.schema import Message
 
 _MAX_DEPTH = 32
-_WINDOW = 4096
+_WINDOW_CHARS = 4096
 _LONGEST_WORD = 16
 """Upper bound on the length of a JSON word or escape sequence, which a cut may break."""
 _MAX_INT = 2**63
@@ -31,7 +31,7 @@ class ParsedCall(NamedTuple):
 
 
 class CallSection(NamedTuple):
-    """A stretch `[start, end)` of a reply that consists of tool calls."""
+    """A part `[start, end)` of a reply that consists of tool calls."""
 
     start: int
     calls: list[ParsedCall]
@@ -42,7 +42,7 @@ class SplitReply(NamedTuple):
     """A whole reply, parsed."""
 
     reasoning: str
-    said: str
+    content: str
     calls: list[ParsedCall]
 
 
@@ -54,7 +54,7 @@ can be repetitive, and samplers parse them.
 
 
 class FormatError(Exception):
-    """Tells the model why its call cannot be parsed."""
+    """A call cannot be parsed; the message, which the model reads, says why."""
 
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(reason)
@@ -62,7 +62,7 @@ class FormatError(Exception):
 
 
 def refused(error: FormatError) -> ParsedCall:
-    """Return the call that represents one that cannot be parsed."""
+    """Return the call that stands for one that cannot be parsed."""
     return ParsedCall(error.name if _unstorable(error.name, 0) is None else "", {}, str(error))
 
 
@@ -77,11 +77,12 @@ def skip_space(text: str, position: int) -> int:
 
 def block_end(text: str, inside: int, open_: str, close: str) -> int:
     """Return where to continue after a block that cannot be parsed."""
-    # The search for the end stops at the next block: n blocks without an end are searched once.
-    again = text.find(open_, inside)
-    until = len(text) if again < 0 else again
-    end = text.find(close, inside, until)
-    return until if end < 0 else end + len(close)
+    # The search for the end stops at the next block, so that the text of n blocks without an end is
+    # searched once instead of n times.
+    next_block = text.find(open_, inside)
+    limit = len(text) if next_block < 0 else next_block
+    end = text.find(close, inside, limit)
+    return limit if end < 0 else end + len(close)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -101,15 +102,19 @@ def decode_json(text: str, start: int) -> tuple[object, int]:
     Raises:
         FormatError: there is none.
     """
-    size = _WINDOW
+    size = _WINDOW_CHARS
     while True:
-        shown = text[start : start + size]
-        value, end, reason = _decoded(shown)
+        window = text[start : start + size]
+        value, end, reason = _try_decode(window)
         is_whole = start + size >= len(text)
         # An error near the end, or an unterminated string, may come from the cut.
-        if is_whole or (reason is None and end < len(shown)):
+        if is_whole or (reason is None and end < len(window)):
             break
-        if reason is not None and end < len(shown) - _LONGEST_WORD and "Unterminated" not in reason:
+        if (
+            reason is not None
+            and end < len(window) - _LONGEST_WORD
+            and "Unterminated" not in reason
+        ):
             break
         size *= 2
     if reason is not None:
@@ -117,7 +122,7 @@ def decode_json(text: str, start: int) -> tuple[object, int]:
     return value, start + end
 
 
-def _decoded(text: str) -> tuple[object, int, str | None]:
+def _try_decode(text: str) -> tuple[object, int, str | None]:
     """Return the JSON value at the start, its end, and its error, if any."""
     try:
         return *_DECODER.raw_decode(text), None
@@ -129,10 +134,10 @@ def _decoded(text: str) -> tuple[object, int, str | None]:
         return None, 0, "nested too deeply"
 
 
-def decode_object(text: str, start: int, behind: str) -> tuple[dict[str, Any], int]:
-    """Return the JSON object at `start`, which follows the text `behind`."""
+def decode_object(text: str, start: int, preceding: str) -> tuple[dict[str, Any], int]:
+    """Return the JSON object at `start`, which follows the text `preceding`."""
     if not text.startswith("{", start):
-        raise FormatError(f"expected a JSON object after {behind}")
+        raise FormatError(f"expected a JSON object after {preceding}")
     value, end = decode_json(text, start)
     assert isinstance(value, dict)
     return value, end
@@ -170,7 +175,7 @@ def checked(name: str, arguments: object, id_: str = "", *, key: str = "argument
         if end != len(text):
             raise FormatError(f'"{key}" must be one JSON object', name)
     if arguments is None or isinstance(arguments, str):
-        arguments = {}  # many write empty arguments that way
+        arguments = {}  # many models write empty arguments this way
     if not isinstance(arguments, dict):
         raise FormatError(f'"{key}" must be a JSON object', name)
     problem = _unstorable([name, arguments, id_], -1)
@@ -199,14 +204,14 @@ def _unstorable(value: object, depth: int) -> str | None:
         items = value
     else:
         return None
-    return next((why for item in items if (why := _unstorable(item, depth + 1))), None)
+    return next((reason for item in items if (reason := _unstorable(item, depth + 1))), None)
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def _numbered(turn: int, position: int) -> str:
+def _default_call_id(turn: int, position: int) -> str:
     return f"call_{turn}_{position}"
 
 
@@ -235,7 +240,7 @@ class ToolCallFormat:
     """Parses a whole reply if thinking and answer have their own channels, as calls do; the chat
     template joins them again. Like a scanner, it never raises and takes linear time.
     """
-    call_id: Callable[[int, int], str] = _numbered
+    call_id: Callable[[int, int], str] = _default_call_id
     """`(turn, position)`: the id for a call without one."""
     own_id: re.Pattern[str] | None = None
     """Format of the ids that the model gives its calls and its template expects back."""
@@ -253,7 +258,7 @@ class ToolCallFormat:
     """
 
 
-def told_of_tools(
+def with_tool_descriptions(
     messages: Sequence[Message], tools: Tools, format_: ToolCallFormat, *, as_system: bool = True
 ) -> list[Message]:
     """Return a conversation whose system prompt describes the tools and how to call them.
@@ -268,23 +273,23 @@ def told_of_tools(
             text.
     """
     functions = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
-    told = "You can call these tools:\n" + "\n".join(functions)
+    description = "You can call these tools:\n" + "\n".join(functions)
     if format_.example:
-        told += f"\n\nTo call one, write\n{format_.example}\nand end your message there."
+        description += f"\n\nTo call one, write\n{format_.example}\nand end your message there."
     first = messages[0] if messages else {}
     if isinstance(first.get("content"), str):
         if first.get("role") == "system":
-            return [{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]
+            return [{**first, "content": f"{first['content']}\n\n{description}"}, *messages[1:]]
         if not as_system:
-            return [{**first, "content": f"{told}\n\n{first['content']}"}, *messages[1:]]
-    return [{"role": "system", "content": told}, *messages]
+            return [{**first, "content": f"{description}\n\n{first['content']}"}, *messages[1:]]
+    return [{"role": "system", "content": description}, *messages]
 
 
 def json_call(before: str, arguments: str) -> Callable[[str | None], str]:
     """Return the start of calls that are objects with the name first."""
 
     def begin(tool: str | None) -> str:
-        named = "" if tool is None else f' {json.dumps(tool, ensure_ascii=False)}, "{arguments}":'
-        return f'{before}{{"name":{named}'
+        rest = "" if tool is None else f' {json.dumps(tool, ensure_ascii=False)}, "{arguments}":'
+        return f'{before}{{"name":{rest}'
 
     return begin

@@ -71,9 +71,11 @@ def get_tool_call_format(
         ConfigError: no format has that name; the known ones are listed.
     """
     if name == AUTO:
-        shown = (one for one in _BUILT_IN if any(mark in chat_template for mark in one.giveaways))
-        by_token = (one for one in _BUILT_IN if one.control and {*one.control} <= {*tokens})
-        return next(shown, next(by_token, HERMES))
+        by_template = (
+            known for known in _BUILT_IN if any(mark in chat_template for mark in known.giveaways)
+        )
+        by_token = (known for known in _BUILT_IN if known.control and {*known.control} <= {*tokens})
+        return next(by_template, next(by_token, HERMES))
     if name in _FORMATS:
         return _FORMATS[name]
     near = get_close_matches(name, [AUTO, *_FORMATS], n=1)

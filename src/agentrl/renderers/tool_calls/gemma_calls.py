@@ -56,27 +56,27 @@ class _GemmaReader:
         self.position = position
 
     def expect(self, mark: str) -> None:
-        if not self._at(mark):
+        if not self._is_next(mark):
             found = self._text[self.position : self.position + 12] or "the end of the message"
             raise FormatError(f"expected {mark!r}, found {found!r}")
         self.position += len(mark)
 
     def mapping(self, depth: int) -> dict[str, Any]:
         self.expect("{")
-        found: dict[str, Any] = {}
-        while not self._at("}"):
+        items: dict[str, Any] = {}
+        while not self._is_next("}"):
             key = self._key()
             self.expect(":")
-            if key in found:
+            if key in items:
                 raise FormatError(f"argument {key!r} is given twice")
-            found[key] = self._value(depth + 1)
-            if not self._at("}"):
+            items[key] = self._value(depth + 1)
+            if not self._is_next("}"):
                 self.expect(",")
         self.expect("}")
-        return found
+        return items
 
     def _key(self) -> str:
-        if self._at(_QUOTE):
+        if self._is_next(_QUOTE):
             return self._string()
         match = _KEY.match(self._text, self.position)
         if match is None:
@@ -88,11 +88,11 @@ class _GemmaReader:
     def _value(self, depth: int) -> object:
         if depth > _MAX_DEPTH:
             raise FormatError("the arguments are nested too deeply")
-        if self._at(_QUOTE):
+        if self._is_next(_QUOTE):
             return self._string()
-        if self._at("{"):
+        if self._is_next("{"):
             return self.mapping(depth)
-        if self._at("["):
+        if self._is_next("["):
             return self._items(depth)
         if number := _NUMBER.match(self._text, self.position):
             self.position = number.end()
@@ -107,9 +107,9 @@ class _GemmaReader:
     def _items(self, depth: int) -> list[object]:
         self.expect("[")
         items: list[object] = []
-        while not self._at("]"):
+        while not self._is_next("]"):
             items.append(self._value(depth + 1))
-            if not self._at("]"):
+            if not self._is_next("]"):
                 self.expect(",")
         self.expect("]")
         return items
@@ -119,11 +119,11 @@ class _GemmaReader:
         end = self._text.find(_QUOTE, self.position)
         if end < 0:
             raise FormatError("a text has no end")
-        found = self._text[self.position : end]
+        text = self._text[self.position : end]
         self.position = end + len(_QUOTE)
-        return found
+        return text
 
-    def _at(self, mark: str) -> bool:
+    def _is_next(self, mark: str) -> bool:
         self.position = skip_space(self._text, self.position)
         return self._text.startswith(mark, self.position)
 

@@ -31,26 +31,26 @@ _FUNCTIONS = "functions."
 def split_channels(text: str, tools: Tools = ()) -> SplitReply:
     """Parse a reply: thinking is in the channel `analysis`, calls have a recipient."""
     reasoning: list[str] = []
-    said: list[str] = []
+    content: list[str] = []
     calls: list[ParsedCall] = []
     position = 0
     while position < len(text):
         begin = text.find(_MESSAGE, position)
         if begin < 0:
-            said.append(text[position:])  # no message: plain text, or a truncated header
+            content.append(text[position:])  # no message: plain text, or a truncated header
             break
         header, inside = text[position:begin], begin + len(_MESSAGE)
-        ended = _BODY_END.search(text, inside)
-        body = text[inside : len(text) if ended is None else ended.start()]
-        position = len(text) if ended is None else ended.end()
+        end = _BODY_END.search(text, inside)
+        body = text[inside : len(text) if end is None else end.start()]
+        position = len(text) if end is None else end.end()
         channel, recipient = _NAMED_CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None and recipient[1] != "assistant":
             calls.append(_call(recipient[1].removeprefix(_FUNCTIONS), body))
         elif channel is not None and channel[1] == "analysis":
             reasoning.append(body)
         else:
-            said.append(body)
-    return SplitReply("\n\n".join(reasoning), "\n\n".join(said), calls)
+            content.append(body)
+    return SplitReply("\n\n".join(reasoning), "\n\n".join(content), calls)
 
 
 def _call(name: str, body: str) -> ParsedCall:
@@ -65,8 +65,8 @@ def _call(name: str, body: str) -> ParsedCall:
 
 
 def _begin(tool: str | None) -> str:
-    named = "" if tool is None else f"{tool} <|constrain|>json{_MESSAGE}"
-    return f"{_CHANNEL}commentary to={_FUNCTIONS}{named}"
+    rest = "" if tool is None else f"{tool} <|constrain|>json{_MESSAGE}"
+    return f"{_CHANNEL}commentary to={_FUNCTIONS}{rest}"
 
 
 HARMONY = ToolCallFormat(

@@ -58,7 +58,7 @@ def _scan(tags: _Tags, text: str, start: int, tools: Tools) -> CallSection | Non
     calls: list[ParsedCall] = []
     try:
         while (head := tags.invoke.match(text, position)) is not None:
-            call, position = _invocation(tags, text, head, tools)
+            call, position = _read_invocation(tags, text, head, tools)
             calls.append(call)
         position = skip_space(text, position)
         if not calls:
@@ -71,13 +71,13 @@ def _scan(tags: _Tags, text: str, start: int, tools: Tools) -> CallSection | Non
     return CallSection(begin, calls, position + len(tags.close))
 
 
-def _invocation(
+def _read_invocation(
     tags: _Tags, text: str, head: re.Match[str], tools: Tools
 ) -> tuple[ParsedCall, int]:
     """Return the call that a head starts, and the position after it."""
     name, position = head[1].strip(), head.end()
     try:
-        arguments, position = _arguments(tags, text, position, Parameters(name, tools))
+        arguments, position = _read_arguments(tags, text, position, Parameters(name, tools))
         if not text.startswith(tags.invoke_end, position):
             raise FormatError(f"expected a parameter or {tags.invoke_end}")
         return checked(name, arguments), position + len(tags.invoke_end)
@@ -86,20 +86,20 @@ def _invocation(
         raise
 
 
-def _arguments(
+def _read_arguments(
     tags: _Tags, text: str, position: int, parameters: Parameters
 ) -> tuple[dict[str, Any], int]:
     arguments: dict[str, Any] = {}
     if text.startswith("{", skip_space(text, position)):
         arguments, position = decode_object(text, skip_space(text, position), "the name")
-    while (given := tags.parameter.match(text, position)) is not None:
-        key, end = given[1].strip(), tags.value_end.search(text, given.end())
+    while (tag := tags.parameter.match(text, position)) is not None:
+        key, end = tag[1].strip(), tags.value_end.search(text, tag.end())
         if end is None:
             raise FormatError(f"parameter {key!r} has no end")
         if key in arguments:
             raise FormatError(f"parameter {key!r} is given twice")
-        raw = text[given.end() : end.start()]
-        arguments[key] = _value(parameters, key, raw, is_text=given[2])
+        raw = text[tag.end() : end.start()]
+        arguments[key] = _value(parameters, key, raw, is_text=tag[2])
         position = end.end()
     return arguments, skip_space(text, position)
 
@@ -117,8 +117,8 @@ def _value(parameters: Parameters, key: str, raw: str, *, is_text: str | None) -
 
 def _format(tags: _Tags, names: tuple[str, ...], control: tuple[str, ...]) -> ToolCallFormat:
     def begin(tool: str | None) -> str:
-        named = "" if tool is None else f'<{tags.prefix}invoke name="{tool}">\n'
-        return f"{tags.open}\n{named}"
+        rest = "" if tool is None else f'<{tags.prefix}invoke name="{tool}">\n'
+        return f"{tags.open}\n{rest}"
 
     is_text = ' string="true"' if tags.prefix else ""
     parameter = f'<{tags.prefix}parameter name="KEY"{is_text}>VALUE</{tags.prefix}parameter>'

@@ -88,17 +88,17 @@ def scan_llama3_bare(text: str, start: int, tools: Tools) -> CallSection | None:
         value, _ = decode_object(text, begin, "the beginning")
     except FormatError:
         return _llama3_calls(text, begin, begin, "the beginning")
-    # An answer may be JSON too.
+    # The reply may be an answer in JSON rather than a call.
     if not {"parameters", "arguments"}.intersection(value):
         return None
     return _llama3_calls(text, begin, begin, "the beginning")
 
 
-def _llama3_calls(text: str, begin: int, position: int, behind: str) -> CallSection:
+def _llama3_calls(text: str, begin: int, position: int, preceding: str) -> CallSection:
     calls: list[ParsedCall] = []
     while True:
         try:
-            value, end = decode_object(text, skip_space(text, position), behind)
+            value, end = decode_object(text, skip_space(text, position), preceding)
             key = "parameters" if "parameters" in value else "arguments"
             calls.append(call_of(value, arguments_key=key))
         except FormatError as error:
@@ -107,7 +107,7 @@ def _llama3_calls(text: str, begin: int, position: int, behind: str) -> CallSect
         after = skip_space(text, end)
         if not text.startswith(";", after):
             return CallSection(begin, calls, end)
-        position, behind = after + 1, "the semicolon"
+        position, preceding = after + 1, "the semicolon"
 
 
 def scan_mistral(text: str, start: int, tools: Tools) -> CallSection | None:
@@ -129,9 +129,9 @@ def scan_mistral(text: str, start: int, tools: Tools) -> CallSection | None:
             raise FormatError(f"expected a JSON array of calls after {_TOOL_CALLS}")
         value, end = decode_json(text, first)
     except FormatError as error:
-        again = text.find(_TOOL_CALLS, inside)
-        return CallSection(begin, [refused(error)], again if again >= 0 else len(text))
-    return CallSection(begin, _each(value if isinstance(value, list) else [value]), end)
+        next_call = text.find(_TOOL_CALLS, inside)
+        return CallSection(begin, [refused(error)], next_call if next_call >= 0 else len(text))
+    return CallSection(begin, _calls_of(value if isinstance(value, list) else [value]), end)
 
 
 def scan_openai(text: str, start: int, tools: Tools) -> CallSection | None:
@@ -142,15 +142,15 @@ def scan_openai(text: str, start: int, tools: Tools) -> CallSection | None:
     try:
         value, end = decode_json(text, begin)
     except FormatError as error:
-        # An answer may be JSON too, and malformed.
-        meant = '"function"' in text or '"tool_calls"' in text
-        return CallSection(begin, [refused(error)], len(text)) if meant else None
+        # The reply may be an answer in malformed JSON rather than a call.
+        is_call = '"function"' in text or '"tool_calls"' in text
+        return CallSection(begin, [refused(error)], len(text)) if is_call else None
     calls = value.get("tool_calls", [value]) if isinstance(value, dict) else value
     if not isinstance(calls, list) or not all(
         isinstance(call, dict) and "function" in call for call in calls
     ):
         return None
-    return CallSection(begin, _each([_openai_call(call) for call in calls]), end)
+    return CallSection(begin, _calls_of([_openai_call(call) for call in calls]), end)
 
 
 def _openai_call(value: dict[str, Any]) -> object:
@@ -158,7 +158,7 @@ def _openai_call(value: dict[str, Any]) -> object:
     return {**function, "id": value.get("id", "")} if isinstance(function, dict) else function
 
 
-def _each(values: list[Any]) -> list[ParsedCall]:
+def _calls_of(values: list[Any]) -> list[ParsedCall]:
     """Return a call for every value; an error in one does not affect the others."""
     calls: list[ParsedCall] = []
     for value in values or [None]:

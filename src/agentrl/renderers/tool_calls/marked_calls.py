@@ -114,14 +114,14 @@ def _glm_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
     name, position = head[1].strip(), head.end()
     parameters = Parameters(name, tools)
     arguments: dict[str, Any] = {}
-    while (found := _GLM_KEY.match(text, position)) is not None:
-        key = found[1].strip()
-        end = _GLM_VALUE_END.search(text, found.end())
+    while (tag := _GLM_KEY.match(text, position)) is not None:
+        key = tag[1].strip()
+        end = _GLM_VALUE_END.search(text, tag.end())
         if end is None:
             raise FormatError(f"argument {key!r} has no end", name)
         if key in arguments:
             raise FormatError(f"argument {key!r} is given twice", name)
-        arguments[key] = parameters.value(key, text[found.end() : end.start()])
+        arguments[key] = parameters.value(key, text[tag.end() : end.start()])
         position = end.end()
     position = skip_space(text, position)
     if not text.startswith(_CLOSE, position):
@@ -140,7 +140,7 @@ def _kimi_call(text: str, position: int) -> tuple[ParsedCall, int]:
         raise FormatError(f"expected functions.NAME:NUMBER and {_KIMI_ARGUMENTS}")
     try:
         arguments, end = decode_object(text, head.end(), _KIMI_ARGUMENTS)
-        return checked(head[2], arguments, head[1]), _closed(text, end, _KIMI_END)
+        return checked(head[2], arguments, head[1]), _skip_close(text, end, _KIMI_END)
     except FormatError as error:
         raise FormatError(str(error), head[2]) from None
 
@@ -163,13 +163,13 @@ def _deepseek_call(text: str, position: int) -> tuple[ParsedCall, int]:
         else:
             name = fence[1].strip()
             arguments, end = decode_object(text, fence.end(), "the fence")
-            end = _closed(text, end, "```")
-        return checked(name, arguments), _closed(text, end, _DEEPSEEK_END)
+            end = _skip_close(text, end, "```")
+        return checked(name, arguments), _skip_close(text, end, _DEEPSEEK_END)
     except FormatError as error:
         raise FormatError(str(error), name) from None
 
 
-def _closed(text: str, position: int, close: str) -> int:
+def _skip_close(text: str, position: int, close: str) -> int:
     position = skip_space(text, position)
     if not text.startswith(close, position):
         raise FormatError(f"expected {close} after the arguments")

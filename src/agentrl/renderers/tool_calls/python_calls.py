@@ -65,7 +65,7 @@ def _list_section(text: str, begin: int, position: int) -> CallSection:
         reader.expect("]")
         end = reader.position
     except FormatError as error:
-        calls, end = [refused(error)], _behind(text, position, _PYTHON_END)
+        calls, end = [refused(error)], _end_of_mark(text, position, _PYTHON_END)
     else:
         after = skip_space(text, end)
         if text.startswith(_PYTHON_END, after):
@@ -89,7 +89,7 @@ def scan_minicpm(text: str, start: int, tools: Tools) -> CallSection | None:
             reader.expect("```")
         reader.expect(_END)
     except FormatError as error:
-        return CallSection(begin, [refused(error)], _behind(text, inside, _END))
+        return CallSection(begin, [refused(error)], _end_of_mark(text, inside, _END))
     return CallSection(begin, calls, reader.position)
 
 
@@ -105,7 +105,7 @@ def scan_lfm2(text: str, start: int, tools: Tools) -> CallSection | None:
         if text.startswith("{", skip_space(text, reader.position)):
             value, reader.position = decode_json(text, skip_space(text, inside))
             assert isinstance(value, list)
-            calls = [call_of(one) for one in value]
+            calls = [call_of(item) for item in value]
         else:
             calls = list(reader.calls("]", dividers=","))
             reader.expect("]")
@@ -117,13 +117,13 @@ def scan_lfm2(text: str, start: int, tools: Tools) -> CallSection | None:
     return CallSection(begin, calls, reader.position)
 
 
-def _behind(text: str, start: int, mark: str) -> int:
-    at = text.find(mark, start)
-    return at + len(mark) if at >= 0 else len(text)
+def _end_of_mark(text: str, start: int, mark: str) -> int:
+    found = text.find(mark, start)
+    return found + len(mark) if found >= 0 else len(text)
 
 
 class _Reader:
-    """Reads calls and literals from a position on."""
+    """Reads calls and literals from a position onwards."""
 
     def __init__(self, text: str, position: int) -> None:
         self._text = text
@@ -138,7 +138,7 @@ class _Reader:
 
     def calls(self, end: str, *, dividers: str) -> Iterator[ParsedCall]:
         """Yield calls until `end` is next."""
-        while not self._at(end):
+        while not self._is_next(end):
             yield self._call()
             while self._text[self.position : self.position + 1] in tuple(dividers):
                 self.position += 1
@@ -147,14 +147,14 @@ class _Reader:
         name = self._name("the name of a tool")
         self.expect("(")
         arguments: dict[str, object] = {}
-        while not self._at(")"):
+        while not self._is_next(")"):
             try:
                 key = self._name("NAME=VALUE")
                 self.expect("=")
                 if key in arguments:
                     raise FormatError(f"argument {key!r} is given twice")
                 arguments[key] = self._value(0)
-                if not self._at(")"):
+                if not self._is_next(")"):
                     self.expect(",")
             except FormatError as error:
                 raise FormatError(str(error), name) from None
@@ -162,12 +162,12 @@ class _Reader:
         self._skip()
         return checked(name, arguments)
 
-    def _name(self, what: str) -> str:
+    def _name(self, expected: str) -> str:
         self._skip()
         match = _NAME.match(self._text, self.position)
         if match is None:
             found = self._text[self.position : self.position + 12] or "the end of the message"
-            raise FormatError(f"expected {what}, found {found!r}")
+            raise FormatError(f"expected {expected}, found {found!r}")
         self.position = match.end()
         return match[0]
 
@@ -202,9 +202,9 @@ class _Reader:
     def _items(self, close: str, depth: int) -> list[object]:
         self.position += 1
         items: list[object] = []
-        while not self._at(close):
+        while not self._is_next(close):
             items.append(self._value(depth + 1))
-            if not self._at(close):
+            if not self._is_next(close):
                 self.expect(",")
         self.expect(close)
         return items
@@ -212,13 +212,13 @@ class _Reader:
     def _mapping(self, depth: int) -> dict[str, object]:
         self.position += 1
         items: dict[str, object] = {}
-        while not self._at("}"):
+        while not self._is_next("}"):
             key = self._value(depth + 1)
             if not isinstance(key, str):
                 raise FormatError("the keys of an object are strings")
             self.expect(":")
             items[key] = self._value(depth + 1)
-            if not self._at("}"):
+            if not self._is_next("}"):
                 self.expect(",")
         self.expect("}")
         return items
@@ -236,7 +236,7 @@ class _Reader:
         self.position = position + len(quote)
         return body if raw else _unescaped(body)
 
-    def _at(self, mark: str) -> bool:
+    def _is_next(self, mark: str) -> bool:
         self._skip()
         return self._text.startswith(mark, self.position)
 
@@ -256,8 +256,8 @@ def _unescaped(body: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     try:
         with warnings.catch_warnings():
-            # An unknown escape means itself, as in Python; Python's warning about it is irrelevant
-            # here.
+            # As in Python, an unknown escape stands for itself; Python's warning about it is not
+            # needed.
             warnings.simplefilter("ignore")
             return str(ast.literal_eval(f'"{match[0]}"'))
     except (SyntaxError, ValueError):

@@ -25,7 +25,7 @@ class Parameters:
         """Look the tool up."""
         self._name = name
         functions = (tool.get("function", tool) for tool in tools)
-        schema = next((one.get("parameters") for one in functions if one.get("name") == name), None)
+        schema = next((f.get("parameters") for f in functions if f.get("name") == name), None)
         self._schema: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
 
     def value(self, key: str, raw: str) -> object:
@@ -40,7 +40,7 @@ class Parameters:
         if not kinds or kinds == {"string"}:
             return raw
         value = _as_json(raw.strip())
-        if _kind_fits(value, kinds):
+        if _is_of_kind(value, kinds):
             return value
         if "string" in kinds:
             return raw
@@ -48,24 +48,24 @@ class Parameters:
         raise FormatError(f"parameter {key!r}: {raw[:80]!r} is not of type {types}", self._name)
 
     def _kinds(self, schema: object, depth: int) -> set[str]:
-        """Return the JSON types that a schema admits; none if it does not say."""
+        """Return the JSON types that a schema admits; empty if it specifies none."""
         if not isinstance(schema, Mapping) or depth == 0:
             return set()
         kind = schema.get("type")
         if isinstance(kind, str):
             return {kind}
         if isinstance(kind, list):
-            return {str(one) for one in kind}
+            return {str(name) for name in kind}
         if "$ref" in schema:
-            return self._kinds(self._referred(schema["$ref"]), depth - 1)
+            return self._kinds(self._resolve(schema["$ref"]), depth - 1)
         parts = [part for key in ("anyOf", "oneOf", "allOf") for part in schema.get(key) or ()]
         if parts:
             return set().union(*(self._kinds(part, depth - 1) for part in parts))
         values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
         return {_KIND_NAMES[json.dumps(value)[0]] for value in values} if values else set()
 
-    def _referred(self, reference: object) -> object:
-        """Return the part of the schema that a JSON pointer like `#/$defs/Colour` refers to."""
+    def _resolve(self, reference: object) -> object:
+        """Return the part of the schema that a JSON pointer like `#/$defs/Color` refers to."""
         found: object = self._schema
         path = reference.removeprefix("#").split("/")[1:] if isinstance(reference, str) else []
         for step in path:
@@ -86,7 +86,7 @@ def _as_json(text: str) -> object:
     return value if end == len(text) else text
 
 
-def _kind_fits(value: object, kinds: set[str]) -> bool:
+def _is_of_kind(value: object, kinds: set[str]) -> bool:
     if value is None:
         return "null" in kinds
     if isinstance(value, bool):

@@ -85,7 +85,7 @@ def test_a_reply_is_json_or_a_call_and_may_think_before(
 
 
 def test_thinking_that_the_prompt_began_has_to_end_before_the_json(check: Check) -> None:
-    grammar = reply_grammar(SCHEMA, thinking="begun")
+    grammar = reply_grammar(SCHEMA, thinking="opened")
     assert check.allows(grammar, 'hm\n</think>\n{"n": 1}')
     assert not check.allows(grammar, '{"n": 1}')
 
