@@ -1,7 +1,7 @@
 """The configuration of a LoRA adapter, read from its directory.
 
-In: a directory in PEFT's format. Out: an `AdapterShape`. Samplers and the launcher import this
-module, so it must not import torch.
+Input: a directory in PEFT's format. Output: an `AdapterShape`. Samplers and the launcher import
+this module, so it must not import torch.
 """
 
 import json

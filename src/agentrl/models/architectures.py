@@ -1,6 +1,6 @@
 """Checks a model's configuration before its weights are read: how it divides over ranks.
 
-In: a configuration as read by transformers, or plain `config.json` (`raw_config`), which lets
+Input: a configuration as read by transformers, or plain `config.json` (`raw_config`), which lets
 commands refuse a mesh before anything imports torch. Whether a model trains on token trees is
 tested elsewhere (`trainer.learner.merge_trial`).
 """
@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 ROW_CACHED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose keys and values the embedded engine keeps as rows of one tensor."""
 FULL_ATTENTION = "full_attention"
-_NO_LANGUAGE_MODEL = re.compile(
+_OTHER_HEADS = re.compile(
     r"For(MaskedLM|PreTraining|SequenceClassification|TokenClassification|QuestionAnswering)$"
 )
 _AUTO_CLASSES = ("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_IMAGE_TEXT_TO_TEXT")
@@ -74,42 +74,42 @@ def check_can_be_computed(model_path: Path, config: Any, *, trust_remote_code: b
     Raises:
         ConfigError: it is quantized, or not a language model that transformers supports.
     """
-    given = f"--model_name_or_path {model_path}"
+    flag = f"--model_name_or_path {model_path}"
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ConfigError(
-            f"{given} is quantized ({method}), and quantized weights are not supported; use the "
+            f"{flag} is quantized ({method}), and quantized weights are not supported; use the "
             "model in bfloat16"
         )
     if getattr(config, "auto_map", None) and trust_remote_code:
         return
     for name in getattr(config, "architectures", None) or ():
-        if _NO_LANGUAGE_MODEL.search(str(name)):
-            raise ConfigError(f"{given}: {name} is not a causal language model")
+        if _OTHER_HEADS.search(str(name)):
+            raise ConfigError(f"{flag}: {name} is not a causal language model")
     kind, known = config.model_type, _language_models()
     if not known or kind in known:
         return
     if getattr(config, "auto_map", None):
         raise ConfigError(
-            f"{given} brings its own Python code ({kind}); if you trust it, give --trust_remote_code"
+            f"{flag} brings its own Python code ({kind}); if you trust it, give --trust_remote_code"
         )
     raise ConfigError(
-        f"{given}: model_type {kind!r} of its config.json is not a language model that the "
+        f"{flag}: model_type {kind!r} of its config.json is not a language model that the "
         "installed transformers supports; docs/models.md lists the models that were tested"
     )
 
 
 @cache
 def _language_models() -> frozenset[str]:
-    """Return the model types of transformers' language models; none if it is not installed.
+    """Return the model types of transformers' language models; empty if it is not installed.
 
-    Read from its source, because importing it takes seconds and loads torch.
+    They are read from its source, because importing it takes seconds and loads torch.
     """
-    found = importlib.util.find_spec("transformers")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
         return frozenset()
-    source = Path(found.origin).parent / "models/auto/modeling_auto.py"
+    source = Path(spec.origin).parent / "models/auto/modeling_auto.py"
     text = source.read_text(encoding="utf-8") if source.is_file() else ""
     tables = (text.partition(f"\n{name}_MAPPING_NAMES = ")[2] for name in _AUTO_CLASSES)
     entry = re.compile(r'\("([\w-]+)",')
@@ -190,8 +190,8 @@ def check_parallel_support(config: Any, shape: Sizes) -> None:
         return
     # Context parallelism exchanges tokens for heads, so `cp` must divide the query heads of a `tp`
     # rank. Key-value heads may be fewer than `cp`; each is then repeated on several ranks.
-    held = groups // shape.tp
-    if heads // shape.tp % shape.cp or (held % shape.cp and shape.cp % held):
+    groups_per_rank = groups // shape.tp
+    if heads // shape.tp % shape.cp or (groups_per_rank % shape.cp and shape.cp % groups_per_rank):
         raise ConfigError(
             f"--cp_size {shape.cp} does not divide the model's {heads} query heads ({groups} "
             f"key-value heads) / --tp_size {shape.tp}"

@@ -20,7 +20,7 @@ from agentrl.runtime.atomic_directory import atomic_directory
 
 TEMPLATE_FILE = "chat_template.jinja"
 # Files that inference servers read but a model's `save_pretrained` does not write.
-_COPIED = (
+_COPIED_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -43,7 +43,9 @@ def read_tokenizer_files(path: str | Path) -> dict[str, bytes]:
     old checkpoints are removed while later ones still need the tokenizer.
     """
     return {
-        name: source.read_bytes() for name in _COPIED if (source := Path(path) / name).is_file()
+        name: source.read_bytes()
+        for name in _COPIED_FILES
+        if (source := Path(path) / name).is_file()
     }
 
 
@@ -70,25 +72,25 @@ def save_hf(
         WriteError: writing failed, for example on a full disk.
     """
     model: PreTrainedModel = policy.model
-    state, is_arranged = _as_in_checkpoint(model, state_dict or model.state_dict())
-    with weights_appear_whole(Path(path)) as partial:
+    state, is_arranged = _arranged_as_checkpoint(model, state_dict or model.state_dict())
+    with atomic_weights_directory(Path(path)) as partial:
         model.save_pretrained(partial, state_dict=state, save_original_format=not is_arranged)
         for name, content in (tokenizer_files or {}).items():
             (partial / name).write_bytes(content)
     return Path(path)
 
 
-def _as_in_checkpoint(
+def _arranged_as_checkpoint(
     model: PreTrainedModel, state: dict[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], bool]:
     """Return a state as the tensors of a checkpoint, and whether it could be arranged as such.
 
-    Experts are views of their stacks: transformers would copy the stacks. A family whose checkpoints
-    name or arrange anything otherwise is left to transformers.
+    Experts are views of their stacks, which transformers would copy. For families whose checkpoints
+    have other names or shapes, transformers arranges the state.
     """
     views = dict(view for entry in state.items() for view in checkpoint_tensors(*entry))
-    wanted = revert_weight_conversion(model, {name: t.to("meta") for name, t in state.items()})
-    if {name: t.shape for name, t in wanted.items()} != {
+    expected = revert_weight_conversion(model, {name: t.to("meta") for name, t in state.items()})
+    if {name: t.shape for name, t in expected.items()} != {
         name: t.shape for name, t in views.items()
     }:
         return state, False
@@ -96,7 +98,7 @@ def _as_in_checkpoint(
 
 
 def _with_own_storage(view: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as a tensor of its own: transformers copies views of one storage."""
+    """Return the same memory with a storage of its own: transformers copies views of one storage."""
     if not (view.is_cpu and view.is_contiguous()):
         return view
     data = torch.from_numpy(view.detach().view(-1).view(torch.uint8).numpy())
@@ -104,7 +106,7 @@ def _with_own_storage(view: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def weights_appear_whole(target: Path) -> Iterator[Path]:
+def atomic_weights_directory(target: Path) -> Iterator[Path]:
     """Yield an empty directory for weights, which becomes `target` when the block ends.
 
     The files get the directory's read and write permissions. The safetensors writer creates files

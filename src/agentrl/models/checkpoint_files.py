@@ -1,8 +1,8 @@
 """Checks the files of a model directory before anything reads its weights.
 
-In: a directory. Out: the names of its tensors, or a `ConfigError` that says what the directory is
-instead of a checkpoint. Only headers are read, and torch is not imported: a mistake shows within
-milliseconds.
+Input: a directory. Output: the names of its tensors, or a `ConfigError` that says what the directory
+contains instead of a checkpoint. Only headers are read, and torch is not imported, so mistakes are
+reported within milliseconds.
 """
 
 import json
@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100 << 20
 """In bytes; the limit of safetensors itself."""
-_POINTER = b"version https://git-lfs"
+_LFS_POINTER = b"version https://git-lfs"
 
 
 def check_is_checkpoint(path: Path, given: str, *, with_weights: bool = True) -> None:
@@ -29,11 +29,11 @@ def check_is_checkpoint(path: Path, given: str, *, with_weights: bool = True) ->
     """
     for name in ("config.json", "tokenizer.json"):
         if not (path / name).is_file():
-            raise ConfigError(f"{given}: {name} is missing{_instead(path)}")
+            raise ConfigError(f"{given}: {name} is missing{_hint(path)}")
     if not with_weights:
         return
     if not any(path.glob("*.safetensors")):
-        raise ConfigError(f"{given}: the directory has no *.safetensors weights{_instead(path)}")
+        raise ConfigError(f"{given}: the directory has no *.safetensors weights{_hint(path)}")
     tensor_names(path)
 
 
@@ -46,48 +46,48 @@ def tensor_names(path: Path) -> frozenset[str]:
     index = path / _INDEX
     files = {file.name for file in path.glob("*.safetensors")}
     if index.is_file():
-        places = _object(index.read_bytes(), index).get("weight_map")
-        if not isinstance(places, dict):
+        weight_map = _parse_object(index.read_bytes(), index).get("weight_map")
+        if not isinstance(weight_map, dict):
             raise ConfigError(f"{index}: it has no weight_map")
-        missing = sorted(set(map(str, places.values())) - files)
+        missing = sorted(set(map(str, weight_map.values())) - files)
         if files and missing:
             raise ConfigError(f"{path}: {missing[0]} is missing, which {_INDEX} names")
-        for name in files & set(map(str, places.values())):
+        for name in files & set(map(str, weight_map.values())):
             _header(path / name)
-        return frozenset(places)
+        return frozenset(weight_map)
     return frozenset(name for file in files for name in _header(path / file))
 
 
 def _header(file: Path) -> dict[str, object]:
     """Return the header of a safetensors file, which describes its tensors."""
-    with file.open("rb") as opened:
-        begin = opened.read(len(_POINTER))
-        if begin == _POINTER:
+    with file.open("rb") as stream:
+        first_bytes = stream.read(len(_LFS_POINTER))
+        if first_bytes == _LFS_POINTER:
             raise ConfigError(
                 f"{file} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`"
             )
-        size = int.from_bytes(begin[:8], "little")
-        opened.seek(8)
-        text = opened.read(size) if len(begin) >= 8 and size <= _LARGEST_HEADER else b""
-    header = _object(text, file)
+        size = int.from_bytes(first_bytes[:8], "little")
+        stream.seek(8)
+        text = stream.read(size) if len(first_bytes) >= 8 and size <= _LARGEST_HEADER else b""
+    header = _parse_object(text, file)
     ends = [entry["data_offsets"][1] for entry in header.values() if "data_offsets" in entry]
     if file.stat().st_size < 8 + size + max(ends, default=0):
         raise ConfigError(f"{file} is truncated; copy or download it again")
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
-def _object(text: bytes, file: Path) -> dict[str, dict[str, list[int]]]:
+def _parse_object(text: bytes, file: Path) -> dict[str, dict[str, list[int]]]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise ConfigError(f"{file} is damaged; copy or download it again")
-    return found
+    return value
 
 
-def _instead(path: Path) -> str:
-    """Return what a directory holds instead of a checkpoint, as the end of a message."""
+def _hint(path: Path) -> str:
+    """Return the end of a message: what a directory contains instead of a checkpoint."""
     if (path / "adapter_config.json").is_file():
         return (
             "; it holds an adapter (LoRA): name its base model, or merge the two first (PEFT's "
@@ -99,5 +99,5 @@ def _instead(path: Path) -> str:
         return "; pickled weights are not supported: save the model with safe_serialization=True"
     if (path / "tokenizer.model").is_file():
         return "; make it with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-    checkpoints = sorted(found.parent for found in path.glob("*/config.json"))
+    checkpoints = sorted(config.parent for config in path.glob("*/config.json"))
     return f"; did you mean {checkpoints[-1]}?" if checkpoints else ""

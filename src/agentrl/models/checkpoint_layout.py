@@ -37,7 +37,7 @@ class Box:
         """Return the exclusive end along each dimension."""
         return tuple(map(sum, zip(self.offsets, self.shape, strict=True)))
 
-    def seen_from(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
+    def slices_from(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
         """Return the box as slices of a tensor whose first element has the index `origin`."""
         return tuple(
             slice(offset - start, offset - start + size)
@@ -72,10 +72,10 @@ def pieces(name: str, shape: tuple[int, ...]) -> Iterator[Piece]:
         return
     num_experts, rows, columns = shape[0], shape[1] // len(stacked), shape[2]
     for expert in range(num_experts):
-        for place, part in enumerate(stacked):
+        for position, part in enumerate(stacked):
             yield Piece(
                 f"{owner}.experts.{expert}.{part}.weight",
-                Box((expert, place * rows, 0), (1, rows, columns)),
+                Box((expert, position * rows, 0), (1, rows, columns)),
                 (rows, columns),
             )
 
@@ -88,7 +88,7 @@ def checkpoint_tensors(name: str, tensor: torch.Tensor) -> list[tuple[str, torch
         tensor: its values; the returned tensors are views of it.
     """
     return [
-        (piece.name, tensor[piece.box.seen_from((0,) * tensor.dim())].view(piece.shape))
+        (piece.name, tensor[piece.box.slices_from((0,) * tensor.dim())].view(piece.shape))
         for piece in pieces(name, tuple(tensor.shape))
     ]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-Place = tuple[str, int]
+LayerKey = tuple[str, int]
 """Kind and number of a layer."""
 TokenValues = tuple[torch.Tensor, ...]
 """Values of tokens, each [1, X, tokens, ...]."""
@@ -26,8 +26,8 @@ class ChunkStates:
         self,
         num_above: int = 0,
         *,
-        above: Mapping[Place, TokenValues] | None = None,
-        continued: Mapping[Place, torch.Tensor] | None = None,
+        above: Mapping[LayerKey, TokenValues] | None = None,
+        continued: Mapping[LayerKey, torch.Tensor] | None = None,
         exports: Sequence[int] | np.ndarray = (),
     ) -> None:
         """Start a chunk.
@@ -37,15 +37,15 @@ class ChunkStates:
             above: values of the tokens above, P tokens each; empty in a first chunk.
             continued: states [I, ...] of the tokens above that the chunk's segments continue, in the
                 order of `RowTree.imports`.
-            exports: E indices of own tokens whose states are to be kept, rising.
+            exports: E indices of own tokens whose states are to be kept, in ascending order.
         """
         self.num_above = num_above
         self.above = above or {}
         self.continued = continued or {}
         self.exports = np.asarray(exports, dtype=np.int64)
-        self.made: dict[Place, TokenValues] = {}
+        self.created: dict[LayerKey, TokenValues] = {}
         """Values of the chunk's own tokens, filled in by its forward pass."""
-        self.left: dict[Place, torch.Tensor] = {}
+        self.exported_states: dict[LayerKey, torch.Tensor] = {}
         """States [E, ...] after the tokens of `exports`, filled in by its forward pass."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -54,10 +54,10 @@ class ChunkStates:
             yield from values
         yield from self.continued.values()
 
-    def extend(self, place: Place, *values: torch.Tensor) -> TokenValues:
+    def extend(self, layer: LayerKey, *values: torch.Tensor) -> TokenValues:
         """Record a layer's own values; return them with those above prepended."""
-        self.made[place] = values
+        self.created[layer] = values
         if not self.num_above:
             return values
-        pairs = zip(self.above[place], values, strict=True)
+        pairs = zip(self.above[layer], values, strict=True)
         return tuple(torch.cat([above, own], dim=2) for above, own in pairs)

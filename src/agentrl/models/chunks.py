@@ -24,14 +24,14 @@ from torch import nn
 
 from agentrl.data.rows import PackedRow, empty_row
 from agentrl.data.shown_images import RowImages
-from agentrl.models.chunk_states import ChunkStates, Place, TokenValues
+from agentrl.models.chunk_states import ChunkStates, LayerKey, TokenValues
 from agentrl.models.policy import TargetLogprobs
 from agentrl.models.row_tree import continued_keys
 
 
 @dataclass(frozen=True, eq=False)
 class RowChunk:
-    """A stretch of a row, as a `PackedRow`."""
+    """A part of a row, as a `PackedRow`."""
 
     row: PackedRow
     """The tokens at their positions in the whole row, and the targets whose source they are."""
@@ -72,12 +72,12 @@ def cut_row(row: PackedRow, num_chunks: int) -> list[RowChunk | None]:
             edges[(edges > start) & (edges < end)] = start
         edges = np.unique(edges)
     chunks = [
-        _stretch(row, start, end)
+        _chunk(row, start, end)
         for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
-    read = np.unique(np.concatenate([chunk.continued for chunk in chunks]))
+    exports = np.unique(np.concatenate([chunk.continued for chunk in chunks]))
     cut: list[RowChunk | None] = [
-        replace(chunk, exports=read[(read >= start) & (read < end)] - start)
+        replace(chunk, exports=exports[(exports >= start) & (exports < end)] - start)
         for chunk, start, end in zip(chunks, edges[:-1], edges[1:], strict=True)
     ]
     return cut + [None] * (num_chunks - len(chunks))
@@ -116,9 +116,9 @@ class ChunkedPass:
         self._row = row
         self._chunks = cut_row(row, num_chunks)
         self._chunk_size = chunk_size
-        self._values: dict[Place, TokenValues] = {}
+        self._values: dict[LayerKey, TokenValues] = {}
         """Values of all tokens of the row."""
-        self._states: dict[Place, dict[int, torch.Tensor]] = {}
+        self._states: dict[LayerKey, dict[int, torch.Tensor]] = {}
         """Recurrent states by the token of the row that they follow."""
 
     @torch.no_grad()
@@ -126,20 +126,20 @@ class ChunkedPass:
         """Return logprobs (and entropies) of all targets in the order of the row, without a graph."""
         outputs: list[TargetLogprobs] = []
         for chunk in self._chunks:
-            states = self._given(chunk)
+            states = self._received(chunk)
             outputs.append(self._run(chunk, states, with_entropy))
-            self._keep(chunk, states)
-        return self._in_order(outputs)
+            self._store(chunk, states)
+        return self._in_row_order(outputs)
 
-    def _in_order(self, outputs: Sequence[TargetLogprobs]) -> TargetLogprobs:
-        # Chunks hold targets in the order of their sources; `back` restores the order of the row.
+    def _in_row_order(self, outputs: Sequence[TargetLogprobs]) -> TargetLogprobs:
+        # Chunks have targets in the order of their sources; `inverse` restores the order of the row.
         order = np.concatenate([chunk.targets for chunk in self._chunks if chunk is not None])
         device = outputs[0].logprobs.device
-        back = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
+        inverse = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
         entropies = [output.entropies for output in outputs if output.entropies is not None]
         return TargetLogprobs(
-            logprobs=torch.cat([output.logprobs for output in outputs]).index_select(0, back),
-            entropies=torch.cat(entropies).index_select(0, back) if entropies else None,
+            logprobs=torch.cat([output.logprobs for output in outputs]).index_select(0, inverse),
+            entropies=torch.cat(entropies).index_select(0, inverse) if entropies else None,
         )
 
     def backward(self, gradient: torch.Tensor) -> None:
@@ -149,25 +149,28 @@ class ChunkedPass:
             gradient: [T], derivative of the loss with respect to each logprob that `forward`
                 returned.
         """
-        debts = Debts(self._values, self._states)
+        pending = PendingGradients(self._values, self._states)
         for chunk in reversed(self._chunks):
-            given = self._given(chunk)
-            for leaf in given.tensors():
+            received = self._received(chunk)
+            for leaf in received.tensors():
                 leaf.requires_grad_()
-            output = self._run(chunk, given, with_entropy=False)
+            output = self._run(chunk, received, with_entropy=False)
             if chunk is None:
                 # FSDP2's hooks reduce gradients in the backward pass, a collective that the other
                 # ranks wait for; the sum over no targets is 0.
                 output.logprobs.sum().backward()
                 continue
             targets = torch.from_numpy(chunk.targets).to(gradient.device)
-            owed = [(output.logprobs, gradient.index_select(0, targets)), *debts.of(chunk, given)]
-            # Without a gradient: every parameter below their layer is frozen.
-            owed = [(root, debt) for root, debt in owed if root.requires_grad]
+            pairs = [
+                (output.logprobs, gradient.index_select(0, targets)),
+                *pending.of(chunk, received),
+            ]
+            # A root does not require a gradient if all parameters below its layer are frozen.
+            pairs = [(root, incoming) for root, incoming in pairs if root.requires_grad]
             torch.autograd.backward(
-                [root for root, _ in owed], [debt.to(root.dtype) for root, debt in owed]
+                [root for root, _ in pairs], [incoming.to(root.dtype) for root, incoming in pairs]
             )
-            debts.add(chunk, given)
+            pending.add(chunk, received)
 
     def _row_of(self, chunk: RowChunk | None) -> PackedRow:
         return replace(empty_row(), stand_in=self._row.stand_in) if chunk is None else chunk.row
@@ -177,7 +180,7 @@ class ChunkedPass:
         chunk: RowChunk | None,
         states: ChunkStates,
         with_entropy: bool,
-        given: torch.Tensor | None = None,
+        stage_input: torch.Tensor | None = None,
     ) -> Any:
         with self._autocast:
             return self._policy(
@@ -185,50 +188,50 @@ class ChunkedPass:
                 chunk_size=self._chunk_size,
                 with_entropy=with_entropy,
                 states=states,
-                given=given,
+                stage_input=stage_input,
             )
 
-    def _given(self, chunk: RowChunk | None) -> ChunkStates:
-        """Return what a chunk gets from those above it.
+    def _received(self, chunk: RowChunk | None) -> ChunkStates:
+        """Return the values that a chunk receives from those above it.
 
-        Copies, because the backward pass makes them leaves with gradients of their own.
+        They are copies, because the backward pass makes them leaves with gradients of their own.
         """
         if chunk is None or not len(chunk.above):
             return ChunkStates(exports=() if chunk is None else chunk.exports)
         index = torch.from_numpy(chunk.above)
         continued = {
-            place: torch.stack([states[token] for token in chunk.continued.tolist()])
-            for place, states in self._states.items()
+            layer: torch.stack([states[token] for token in chunk.continued.tolist()])
+            for layer, states in self._states.items()
             if len(chunk.continued)
         }
         return ChunkStates(
             len(chunk.above),
             above={
-                place: tuple(part.index_select(2, index.to(part.device)) for part in values)
-                for place, values in self._values.items()
+                layer: tuple(part.index_select(2, index.to(part.device)) for part in values)
+                for layer, values in self._values.items()
             },
             continued=continued,
             exports=chunk.exports,
         )
 
-    def _keep(self, chunk: RowChunk | None, states: ChunkStates) -> None:
+    def _store(self, chunk: RowChunk | None, states: ChunkStates) -> None:
         if chunk is None:
             return
-        for place, made in states.made.items():
-            if place not in self._values:
-                self._values[place] = tuple(self._room_for(values) for values in made)
-            for kept, new in zip(self._values[place], made, strict=True):
+        for layer, created in states.created.items():
+            if layer not in self._values:
+                self._values[layer] = tuple(self._buffer_for(values) for values in created)
+            for kept, new in zip(self._values[layer], created, strict=True):
                 kept[:, :, chunk.tokens] = new
-        for place, left in states.left.items():
-            self._states.setdefault(place, {}).update(
-                zip(chunk.exported.tolist(), left, strict=True)
+        for layer, exported in states.exported_states.items():
+            self._states.setdefault(layer, {}).update(
+                zip(chunk.exported.tolist(), exported, strict=True)
             )
 
-    def _room_for(self, values: torch.Tensor) -> torch.Tensor:
+    def _buffer_for(self, values: torch.Tensor) -> torch.Tensor:
         return values.new_empty(*values.shape[:2], self._row.num_tokens, *values.shape[3:])
 
 
-class Debts:
+class PendingGradients:
     """Gradients of the values that chunks created for later ones, summed in float32 or higher.
 
     bfloat16 has 8 bits of precision: a sum over many chunks would lose its small terms.
@@ -236,40 +239,42 @@ class Debts:
 
     def __init__(
         self,
-        values: Mapping[Place, TokenValues],
-        states: Mapping[Place, Mapping[int, torch.Tensor]],
+        values: Mapping[LayerKey, TokenValues],
+        states: Mapping[LayerKey, Mapping[int, torch.Tensor]],
     ) -> None:
         self._values = {
-            place: tuple(_zeros_like(part) for part in parts) for place, parts in values.items()
+            layer: tuple(_zeros_like(part) for part in parts) for layer, parts in values.items()
         }
         self._states = {
-            place: {token: _zeros_like(state) for token, state in made.items()}
-            for place, made in states.items()
+            layer: {token: _zeros_like(state) for token, state in by_token.items()}
+            for layer, by_token in states.items()
         }
 
-    def of(self, chunk: RowChunk, made: ChunkStates) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def of(
+        self, chunk: RowChunk, states: ChunkStates
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield a chunk's values, each with its gradient from later chunks."""
-        for place, values in made.made.items():
-            for part, debt in zip(values, self._values[place], strict=True):
-                yield part, debt[:, :, chunk.tokens]
-        for place, states in made.left.items():
-            debts = self._states[place]
-            yield states, torch.stack([debts[token] for token in chunk.exported.tolist()])
+        for layer, values in states.created.items():
+            for part, total in zip(values, self._values[layer], strict=True):
+                yield part, total[:, :, chunk.tokens]
+        for layer, exported in states.exported_states.items():
+            totals = self._states[layer]
+            yield exported, torch.stack([totals[token] for token in chunk.exported.tolist()])
 
-    def add(self, chunk: RowChunk, given: ChunkStates) -> None:
+    def add(self, chunk: RowChunk, received: ChunkStates) -> None:
         """Add the gradients of the values that a chunk received from those above it."""
-        for place, values in given.above.items():
-            for part, debt in zip(values, self._values[place], strict=True):
+        for layer, values in received.above.items():
+            for part, total in zip(values, self._values[layer], strict=True):
                 if part.grad is not None:
-                    index = torch.from_numpy(chunk.above).to(debt.device)
-                    debt.index_add_(2, index, part.grad.to(debt.dtype))
-        for place, states in given.continued.items():
+                    index = torch.from_numpy(chunk.above).to(total.device)
+                    total.index_add_(2, index, part.grad.to(total.dtype))
+        for layer, states in received.continued.items():
             if states.grad is not None:
                 for token, gradient in zip(chunk.continued.tolist(), states.grad, strict=True):
-                    self._states[place][token] += gradient
+                    self._states[layer][token] += gradient
 
 
-def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
+def _chunk(row: PackedRow, start: int, end: int) -> RowChunk:
     targets = np.flatnonzero((row.sources >= start) & (row.sources < end))
     shown = [] if row.images is None else row.images.placed
     images = RowImages.of([(at - start, image) for at, image in shown if start <= at < end])

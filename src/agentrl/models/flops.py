@@ -46,7 +46,7 @@ class FlopCount:
             share = 1.0
             if ".experts." in name:  # stacked: the first dimension counts them
                 share = min(1.0, _experts_per_token(config) / parameter.shape[0])
-            per_token += _cost(parameter) * parameter.numel() * share
+            per_token += _flops_per_weight(parameter) * parameter.numel() * share
         per_pair = 0.0
         for layer in _attention_layers(policy):
             size = getattr(layer, "head_dim", 0)
@@ -60,7 +60,9 @@ class FlopCount:
         return cls(
             per_token=per_token,
             per_pair=per_pair,
-            per_head_position=_cost(head.weight) * config.hidden_size * config.vocab_size,
+            per_head_position=_flops_per_weight(head.weight)
+            * config.hidden_size
+            * config.vocab_size,
         )
 
     @property
@@ -93,7 +95,7 @@ def _experts_per_token(config: Any) -> int:
     return int(next(getattr(config, name) for name in names if getattr(config, name, None)))
 
 
-def _cost(parameter: torch.Tensor) -> float:
+def _flops_per_weight(parameter: torch.Tensor) -> float:
     """Return the operations per weight: 2 each for forward, input gradient and weight gradient."""
     return 6.0 if parameter.requires_grad else 4.0
 

@@ -1,7 +1,7 @@
 """Load a policy from a Hugging Face checkpoint.
 
-In: a directory. Out: a `PolicyModel`. Weights are always read from files: a missing tensor is an
-error, never a random initialization. Each rank allocates only its own shards (see `weights`).
+Input: a directory. Output: a `PolicyModel`. Weights are always read from files: a missing tensor is
+an error, never a random initialization. Each rank allocates only its own shards (see `weights`).
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from agentrl.models.attention.attention_registry import (
 )
 from agentrl.models.policy import PolicyModel
 from agentrl.models.recurrent.recurrent_layers import follow_paths
-from agentrl.models.unrounded import unrounded_again
+from agentrl.models.unrounded import unrounded_recomputation
 from agentrl.models.vision.image_encoders import model_class
 from agentrl.models.weights import materialize, read_weights
 
@@ -69,7 +69,8 @@ def load_policy(
     if attention is not None:
         check_device(attention, torch.device(device))
         check_images(attention, config)
-    # Without memory even if tensors are fake: torch can allocate memory only for meta tensors.
+    # The model is on the meta device even under a fake mode: torch allocates memory for meta tensors
+    # only.
     with unset_fake_temporarily():
         policy = wrap_policy(
             _without_weights(Path(path), config, dtype, attention, trust_remote_code),
@@ -77,11 +78,11 @@ def load_policy(
         )
         if prepare is not None:
             prepare(policy)
-    computes_on = torch.device(device)
+    compute_device = torch.device(device)
     materialize(
         policy,
-        computes_on,
-        parameter_device=torch.device("cpu") if cpu_offload else computes_on,
+        compute_device,
+        parameter_device=torch.device("cpu") if cpu_offload else compute_device,
     )
     read_weights(policy.model, Path(path), has=policy.stage.has)
     return policy
@@ -144,8 +145,10 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
             getattr(model, "activation_checkpointing_enable", None)
             or model.gradient_checkpointing_enable
         )
-        again = {"context_fn": unrounded_again} if model.dtype == torch.float64 else {}
-        enable({"use_reentrant": False} | again)
+        recomputation = (
+            {"context_fn": unrounded_recomputation} if model.dtype == torch.float64 else {}
+        )
+        enable({"use_reentrant": False} | recomputation)
     policy = PolicyModel(model).eval()
     for module in model.modules():
         module.training = isinstance(module, GradientCheckpointingLayer)

@@ -24,7 +24,7 @@ from transformers import AutoConfig, PreTrainedModel
 from agentrl.distributed import Stages, load_full_state_dict, whole_tensors
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
-from agentrl.models.checkpoint_export import read_tokenizer_files, weights_appear_whole
+from agentrl.models.checkpoint_export import atomic_weights_directory, read_tokenizer_files
 from agentrl.models.policy import PolicyModel, TargetLogprobs
 from agentrl.models.vision.image_encoders import model_class
 
@@ -41,7 +41,7 @@ def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dty
 
     Args:
         model: may be on the meta device.
-        shape: of the adapter.
+        shape: the adapter's shape.
         dtype: precision of the adapter's parameters.
 
     Raises:
@@ -65,7 +65,7 @@ def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dty
     )
     is_meta = next(model.parameters()).is_meta
     inject_adapter_in_model(config, model, adapter_name=_NAME, low_cpu_mem_usage=is_meta)
-    for module in _adapted(model):
+    for module in _adapted_modules(model):
         for part in (module.lora_A, module.lora_B):
             part.to(dtype).requires_grad_(requires_grad=True)
 
@@ -87,16 +87,16 @@ def start_adapter(policy: PolicyModel, seed: int) -> None:
 
     Args:
         policy: sharded or not.
-        seed: of A.
+        seed: seed for A.
     """
-    drawn = {}
-    for name, parameter in _parameters(policy):
+    tensors = {}
+    for name, parameter in _adapter_parameters(policy):
         tensor = torch.zeros(parameter.shape, dtype=parameter.dtype)
         if ".lora_A." in name:
             generator = torch.Generator().manual_seed(seed + crc32(name.encode()))
             nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
-        drawn[name] = tensor
-    load_full_state_dict(policy, drawn)
+        tensors[name] = tensor
+    load_full_state_dict(policy, tensors)
 
 
 def adapter_tensors(policy: PolicyModel, stages: Stages | None = None) -> dict[str, torch.Tensor]:
@@ -106,7 +106,7 @@ def adapter_tensors(policy: PolicyModel, stages: Stages | None = None) -> dict[s
         policy: sharded or not.
         stages: of the pipeline that the policy is a stage of; the tensors are then on rank 0 only.
     """
-    parts = {name: parameter.detach() for name, parameter in _parameters(policy)}
+    parts = {name: parameter.detach() for name, parameter in _adapter_parameters(policy)}
     return {_peft_name(name): tensor for name, tensor in whole_tensors(parts, stages)}
 
 
@@ -128,7 +128,7 @@ def save_adapter(
         WriteError: writing failed.
     """
     peft_config: Any = policy.model.peft_config
-    with weights_appear_whole(path) as partial:
+    with atomic_weights_directory(path) as partial:
         peft_config[_NAME].save_pretrained(partial)
         contents = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
         save_file(contents, partial / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -142,35 +142,37 @@ def load_adapter(policy: PolicyModel, path: Path) -> None:
         ConfigError: the directory holds no adapter, or one with different layers or rank.
     """
     try:
-        found = load_file(path / WEIGHTS_FILE)
+        tensors = load_file(path / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot load the adapter {path}: {error}") from error
-    wanted = {_peft_name(name): (name, parameter) for name, parameter in _parameters(policy)}
-    found = {
+    wanted = {
+        _peft_name(name): (name, parameter) for name, parameter in _adapter_parameters(policy)
+    }
+    tensors = {
         name: part
-        for name, part in found.items()
+        for name, part in tensors.items()
         if policy.stage.has(name.removeprefix(_PEFT_PREFIX))
     }
-    if wanted.keys() != found.keys():
-        name = sorted(wanted.keys() ^ found.keys())[0]
+    if wanted.keys() != tensors.keys():
+        name = sorted(wanted.keys() ^ tensors.keys())[0]
         raise ConfigError(
             f"the layers of the adapter {path} differ from --lora_target_modules: {name}"
         )
     for peft_name, (_, parameter) in wanted.items():
-        if parameter.shape != found[peft_name].shape:
+        if parameter.shape != tensors[peft_name].shape:
             raise ConfigError(
                 f"the adapter {path} does not match --lora_rank: {peft_name} has shape "
-                f"{list(found[peft_name].shape)} instead of {list(parameter.shape)}"
+                f"{list(tensors[peft_name].shape)} instead of {list(parameter.shape)}"
             )
     load_full_state_dict(
-        policy, {name: found[peft_name].to(p.dtype) for peft_name, (name, p) in wanted.items()}
+        policy, {name: tensors[peft_name].to(p.dtype) for peft_name, (name, p) in wanted.items()}
     )
 
 
 @contextmanager
 def without_adapter(policy: PolicyModel) -> Iterator[None]:
     """Disable a policy's adapter within the block; for forward passes without gradients."""
-    modules = _adapted(policy)
+    modules = _adapted_modules(policy)
     for module in modules:
         # PEFT's public switch also changes `requires_grad`; FSDP2 reads that once, at sharding.
         module._disable_adapters = True
@@ -216,7 +218,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path) -> Path:
     dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
     model = model_class(AutoConfig.from_pretrained(base)).from_pretrained(base, dtype=torch.float32)
     merged: Any = PeftModel.from_pretrained(model, adapter).merge_and_unload()
-    with weights_appear_whole(target) as partial:
+    with atomic_weights_directory(target) as partial:
         merged.to(dtype).save_pretrained(partial)
         for name, content in read_tokenizer_files(base).items():
             (partial / name).write_bytes(content)
@@ -244,11 +246,11 @@ def _check_targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> None:
         )
 
 
-def _adapted(model: nn.Module) -> list[Any]:
+def _adapted_modules(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "lora_A")]
 
 
-def _parameters(policy: PolicyModel) -> Iterator[tuple[str, nn.Parameter]]:
+def _adapter_parameters(policy: PolicyModel) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in policy.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
             yield name, parameter

@@ -1,4 +1,4 @@
-"""Activations in host memory: the backward pass's inputs wait outside of the device.
+"""Activation offloading: values saved for the backward pass are kept in host memory.
 
 Provides a context for forward passes. Values are copied bit by bit, so gradients are the same with
 and without it.
@@ -20,7 +20,7 @@ _SMALLEST_BYTES = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class _OnHost:
+class _Offloaded:
     """An offloaded tensor, or one rank's part of it."""
 
     values: torch.Tensor
@@ -35,7 +35,7 @@ def activations_in_host_memory() -> Iterator[None]:
         yield
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor | _OnHost:
+def _to_host(tensor: torch.Tensor) -> torch.Tensor | _Offloaded:
     base = tensor if tensor._base is None else tensor._base
     if isinstance(base, nn.Parameter) or tensor.nbytes < _SMALLEST_BYTES:
         return tensor  # weights stay on the device, saved or not
@@ -44,10 +44,10 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor | _OnHost:
     if isinstance(tensor, DTensor):
         layout = (tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
         local = tensor.to_local()
-    return _OnHost(local.detach().to(HOST, copy=True), local.device, layout)
+    return _Offloaded(local.detach().to(HOST, copy=True), local.device, layout)
 
 
-def _to_device(saved: torch.Tensor | _OnHost) -> torch.Tensor:
+def _to_device(saved: torch.Tensor | _Offloaded) -> torch.Tensor:
     if isinstance(saved, torch.Tensor):
         return saved
     values = saved.values.to(saved.device)

@@ -65,7 +65,7 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
     if mesh["experts"].size() > 1:
         for module in model.modules():
             if _has_known_experts(module):
-                _deal_out(module.experts, mesh["experts"])
+                _distribute_experts(module.experts, mesh["experts"])
     if mesh["tp"].size() > 1:
         _split_tensors(model, mesh["tp"])
         # The model's own attention and scans would see only this rank's tokens.
@@ -139,12 +139,12 @@ def _split_tensors(model: Any, mesh: DeviceMesh) -> None:
     for layer in base.layers:
         plan = _layer_plan(layer)
         parallelize_module(layer, mesh, _with_adapters(layer, plan, mesh), src_data_rank=None)
-        whole = {name.partition(".")[0] for name in plan}
+        split_parts = {name.partition(".")[0] for name in plan}
         for name, part in layer.named_children():
-            if name in whole:
-                _see_whole_stretch(part, mesh)
+            if name in split_parts:
+                _gather_input(part, mesh)
             else:
-                _compute_on_own_tokens(part, mesh)
+                _compute_own_tokens(part, mesh)
     for part in base.children():
         if part is not embedding and part is not base.layers:
             _replicate(part, mesh)
@@ -180,7 +180,7 @@ def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
     return plan
 
 
-def _see_whole_stretch(part: nn.Module, mesh: DeviceMesh) -> None:
+def _gather_input(part: nn.Module, mesh: DeviceMesh) -> None:
     """Give a part of a layer with split weights the tokens of all `tp` ranks."""
 
     def gather(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -195,14 +195,14 @@ def _see_whole_stretch(part: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _follows_paths(module: nn.Module) -> bool:
-    """Return whether a layer that computes own tokens needs those of the other ranks."""
+    """Return whether a layer that computes a rank's own tokens needs those of the other ranks."""
     # In transformers, attention has a `scaling`; other numbered modules are blocks or scans.
     is_block = isinstance(module, GradientCheckpointingLayer)
     is_scan = hasattr(module, "layer_idx") and not hasattr(module, "scaling") and not is_block
     return hasattr(module, SEES_OWN_TOKENS) or is_scan
 
 
-def _compute_on_own_tokens(part: nn.Module, mesh: DeviceMesh) -> None:
+def _compute_own_tokens(part: nn.Module, mesh: DeviceMesh) -> None:
     """Replicate a part of a layer, so that each `tp` rank computes its own tokens with it.
 
     Its path-following layers exchange tokens for heads (see `row_split`).
@@ -210,11 +210,11 @@ def _compute_on_own_tokens(part: nn.Module, mesh: DeviceMesh) -> None:
     for module in part.modules():
         if hasattr(module, "scaling") and hasattr(module, "layer_idx"):
             setattr(module, SEES_OWN_TOKENS, True)
-            module.register_forward_pre_hook(partial(_own_positions, mesh), with_kwargs=True)
+            module.register_forward_pre_hook(partial(_slice_positions, mesh), with_kwargs=True)
     _replicate(part, mesh)
 
 
-def _own_positions(
+def _slice_positions(
     mesh: DeviceMesh, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> Any:
     """Cut the rotary embedding of a stretch down to this rank's tokens."""
@@ -233,24 +233,24 @@ def _with_adapters(
     If W is split by columns, A is replicated and B split by columns; if W is split by rows, A is
     split by rows and B replicated. Either way the ranks exchange only activations of width `rank`.
     """
-    found: dict[str, ParallelStyle] = {}
+    extended: dict[str, ParallelStyle] = {}
     for name, style in plan.items():
         module = layer.get_submodule(name)
         parts = adapter_parts(module)
         if parts is None:
-            found[name] = style
+            extended[name] = style
             continue
-        found[f"{name}.{BASE}"] = style
+        extended[f"{name}.{BASE}"] = style
         down, up = parts
         if isinstance(style, ColwiseParallel):
             # Every rank computes A for all tokens. DTensor tracks that the gradient from B is
             # partial, since each rank holds some of B's columns, and sums it.
             _distribute(module.get_submodule(down), mesh, Replicate())
-            found[f"{name}.{up}"] = ColwiseParallel()
+            extended[f"{name}.{up}"] = ColwiseParallel()
         else:
-            found[f"{name}.{down}"] = style
+            extended[f"{name}.{down}"] = style
             _replicate(module.get_submodule(up), mesh)
-    return found
+    return extended
 
 
 def _replicate(part: nn.Module, mesh: DeviceMesh) -> None:
@@ -260,17 +260,17 @@ def _replicate(part: nn.Module, mesh: DeviceMesh) -> None:
             _distribute(module, mesh, Replicate())
     forward = part.forward
 
-    def on_own_tokens(*arguments: Any, **keywords: Any) -> Any:
+    def with_local_parameters(*arguments: Any, **keywords: Any) -> Any:
         with ExitStack() as stack:
             for module in part.modules():
                 stack.enter_context(_local_parameters(module, mesh, Partial()))
             return forward(*arguments, **keywords)
 
-    part.forward = on_own_tokens
+    part.forward = with_local_parameters
 
 
-def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
-    """Give each rank an equal share of the experts, and send tokens to the ranks of theirs."""
+def _distribute_experts(experts: Any, mesh: DeviceMesh) -> None:
+    """Divide the experts equally over the ranks, and send each token to the ranks of its experts."""
     _distribute(experts, mesh, Shard(0))
     group, num_ranks = mesh.get_group(), mesh.size()
     experts.num_experts //= num_ranks
@@ -296,12 +296,12 @@ def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
         rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
         local = torch.cat([local, local.new_zeros(1)])
         with _local_parameters(experts, mesh, Shard(0)):
-            made = compute(rows, local[:, None], rows.new_ones(len(rows), 1))[:-1]
-        returned = all_to_all(made, splits[1], splits[0], group)
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device=order.device)
-        each = returned[back].reshape(*chosen.shape, hidden.shape[1])
-        total: torch.Tensor = (each * weights[..., None]).sum(dim=1)
+            outputs = compute(rows, local[:, None], rows.new_ones(len(rows), 1))[:-1]
+        returned = all_to_all(outputs, splits[1], splits[0], group)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(len(order), device=order.device)
+        by_choice = returned[inverse].reshape(*chosen.shape, hidden.shape[1])
+        total: torch.Tensor = (by_choice * weights[..., None]).sum(dim=1)
         return total.to(hidden.dtype)
 
     experts.forward = dispatch
@@ -317,7 +317,7 @@ def exchanged_counts(
         num_ranks: of the group.
         group: the ranks that exchange rows.
     """
-    # `bincount` would wait for the device to learn the size of its result; here it waits once.
+    # `bincount` would wait for the device to learn the size of its result; this waits only once.
     sent = ranks.new_zeros(num_ranks).scatter_add_(0, ranks, torch.ones_like(ranks))
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
@@ -327,9 +327,9 @@ def exchanged_counts(
 
 def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
     for name, parameter in list(module.named_parameters(recurse=False)):
-        spread = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+        distributed = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
         requires_grad = parameter.requires_grad
-        module.register_parameter(name, nn.Parameter(spread, requires_grad=requires_grad))
+        module.register_parameter(name, nn.Parameter(distributed, requires_grad=requires_grad))
 
 
 @contextmanager
@@ -342,14 +342,14 @@ def _local_parameters(module: nn.Module, mesh: DeviceMesh, gradient: Placement) 
         gradient: placement of the local gradients: `Partial` if they are to be summed over ranks,
             `Shard` if each is the gradient of the rank's own part.
     """
-    kept: dict[str, Any] = {
+    replaced: dict[str, Any] = {
         name: parameter
         for name, parameter in dict[str, Any](module._parameters).items()
         if isinstance(parameter, DTensor) and parameter.device_mesh == mesh
     }
-    for name, parameter in kept.items():
+    for name, parameter in replaced.items():
         module._parameters[name] = parameter.to_local(grad_placements=[gradient])
     try:
         yield
     finally:
-        module._parameters.update(kept)
+        module._parameters.update(replaced)

@@ -79,7 +79,7 @@ class PolicyModel(nn.Module):
         chunk_size: int = 4096,
         with_entropy: bool = False,
         states: ChunkStates | None = None,
-        given: torch.Tensor | None = None,
+        stage_input: torch.Tensor | None = None,
     ) -> TargetLogprobs | torch.Tensor:
         """Return the logprobs of the row's target tokens, or the input of the next stage.
 
@@ -89,7 +89,7 @@ class PolicyModel(nn.Module):
             with_entropy: also return entropies.
             states: what passes between the chunks of a longer row (see `models.chunks`); None for
                 a whole row.
-            given: hidden states [1, own tokens, D] of the stage before this one, if there is one.
+            stage_input: hidden states [1, own tokens, D] of the previous stage, if there is one.
 
         Returns:
             The logprobs; hidden states [1, own tokens, D] if another stage has the head.
@@ -99,14 +99,14 @@ class PolicyModel(nn.Module):
         """
         share = self.split.share(row)
         with unrounded(self.model.dtype):
-            own_ND = self._hidden_states(row, share, states, given)
+            own_ND = self._hidden_states(row, share, states, stage_input)
         if not self.stage.is_last:
             return own_ND[None].clone()  # FSDP2 warns about views
         hidden_ND = share.whole_stretch(own_ND)
-        found = self._own_targets(hidden_ND, share.own_targets(row), chunk_size, with_entropy)
+        own = self._own_targets(hidden_ND, share.own_targets(row), chunk_size, with_entropy)
         return TargetLogprobs(
-            logprobs=share.of_all_targets(found.logprobs),
-            entropies=None if found.entropies is None else share.of_all_targets(found.entropies),
+            logprobs=share.of_all_targets(own.logprobs),
+            entropies=None if own.entropies is None else share.of_all_targets(own.entropies),
         )
 
     def _own_targets(
@@ -148,10 +148,10 @@ class PolicyModel(nn.Module):
                 chunk = _head_logprobs(*arguments)
             logprobs.append(chunk[0])
             entropies.append(chunk[1])
-        back = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
+        inverse = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
         return TargetLogprobs(
-            logprobs=torch.cat(logprobs).index_select(0, back),
-            entropies=torch.cat(entropies).index_select(0, back) if with_entropy else None,
+            logprobs=torch.cat(logprobs).index_select(0, inverse),
+            entropies=torch.cat(entropies).index_select(0, inverse) if with_entropy else None,
         )
 
     def _hidden_states(
@@ -159,7 +159,7 @@ class PolicyModel(nn.Module):
         row: PackedRow,
         share: RowShare,
         states: ChunkStates | None,
-        given: torch.Tensor | None,
+        stage_input: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the last hidden states of this rank's tokens [N, D]."""
         device = self.device
@@ -173,7 +173,7 @@ class PolicyModel(nn.Module):
             if not computes_trees(self.model):
                 extra |= kind_keywords(self.model, row.images, row.num_tokens)
                 if row.rotary_positions is not None:
-                    # The model's own positions: they are the reference for ours.
+                    # The model computes its own positions, which are the reference for ours.
                     extra |= grid_keywords(self.model, self.reader, row.images)
         if row.routed_experts is not None:
             choices = share.between_blocks(share.own(row.routed_experts))
@@ -183,7 +183,7 @@ class PolicyModel(nn.Module):
         if self.stage.entry is None:
             extra["input_ids"] = torch.from_numpy(share.own(row.token_ids)).to(device)[None]
         else:
-            extra["inputs_embeds"] = self.stage.entry.given = given
+            extra["inputs_embeds"] = self.stage.entry.stage_input = stage_input
         output = self.model.base_model(
             position_ids=None if "image_grid_thw" in extra else positions_N,
             use_cache=False,
@@ -243,14 +243,14 @@ def _distinct_rows(row: PackedRow) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
-class _Skipped:
+class _HiddenStatesOnly:
     """Output of a model's blocks if only their last hidden states are known."""
 
     def __init__(self, last_hidden_state: torch.Tensor) -> None:
         self.last_hidden_state = last_hidden_state
 
-    def __getitem__(self, place: int) -> torch.Tensor:
-        assert place == 0, "hidden states come first"
+    def __getitem__(self, index: int) -> torch.Tensor:
+        assert index == 0, "hidden states come first"
         return self.last_hidden_state
 
     def __getattr__(self, _name: str) -> None:
@@ -265,7 +265,7 @@ def _logits(model: PreTrainedModel, hidden_CD: torch.Tensor) -> torch.Tensor:
     """
     base: Any = model.base_model
     hidden = hidden_CD[None]
-    base.forward = lambda *_, **__: _Skipped(hidden)
+    base.forward = lambda *_, **__: _HiddenStatesOnly(hidden)
     try:
         with unrounded(model.dtype):
             output = model(inputs_embeds=hidden, use_cache=False, output_router_logits=False)

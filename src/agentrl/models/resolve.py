@@ -80,18 +80,18 @@ def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
             target is outside its attention.
     """
     config = json.loads((model_path / "config.json").read_text())
-    refused = [name for name in targets if name not in _ATTENTION_TARGETS]
-    if config.get("num_experts_per_tok") and refused:
+    others = [name for name in targets if name not in _ATTENTION_TARGETS]
+    if config.get("num_experts_per_tok") and others:
         raise ConfigError(
-            f"--lora_target_modules {','.join(refused)}: {model_path} is a mixture of experts, in "
+            f"--lora_target_modules {','.join(others)}: {model_path} is a mixture of experts, in "
             "which only attention layers can have adapters; choose from "
             f"{','.join(_ATTENTION_TARGETS)}"
         )
     layers = {name.split(".")[-2] for name in tensor_names(model_path) if "." in name}
-    absent = [name for name in targets if layers and name not in layers]
-    if absent:
+    missing = [name for name in targets if layers and name not in layers]
+    if missing:
         raise ConfigError(
-            f"--lora_target_modules {','.join(absent)}: {model_path} has no layer of this name; its "
+            f"--lora_target_modules {','.join(missing)}: {model_path} has no layer of this name; its "
             f"layers are {', '.join(sorted(layers))}"
         )
 
@@ -101,17 +101,17 @@ def _fetch(hub_id: str, with_weights: bool, given: str) -> Path:
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
-    silence = None if constants.HF_HUB_OFFLINE else no_answer(constants.ENDPOINT)
+    offline_reason = None if constants.HF_HUB_OFFLINE else no_answer(constants.ENDPOINT)
     try:
         ignored = ["*.pth", "original/*", "*.gguf"]
         if not with_weights:
             ignored += ["*.safetensors", "*.bin"]
-        found = snapshot_download(
-            hub_id, ignore_patterns=ignored, local_files_only=silence is not None
+        directory = snapshot_download(
+            hub_id, ignore_patterns=ignored, local_files_only=offline_reason is not None
         )
-        return Path(found)
+        return Path(directory)
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = silence or " ".join(str(error).split())[:200]
+        reason = offline_reason or " ".join(str(error).split())[:200]
         raise ConfigError(
             f"{given}: no such directory, and the download from the hub failed ({reason})"
         ) from None

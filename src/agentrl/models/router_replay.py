@@ -52,16 +52,16 @@ def make_routers_replay(model: PreTrainedModel) -> None:
                     f"--router_replay does not support {router}; omit the flag (supported: "
                     f"{', '.join(sorted(_KNOWN_ROUTERS))})"
                 )
-            layer.register_forward_pre_hook(partial(_hand_over, number), with_kwargs=True)
-            _take_over(block.gate)
+            layer.register_forward_pre_hook(partial(_set_replayed, number), with_kwargs=True)
+            _replace_forward(block.gate)
 
 
-def _take_over(gate: Any) -> None:
+def _replace_forward(gate: Any) -> None:
     gate.replayed = None
     gate.forward = partial(_route, gate)
 
 
-def _hand_over(number: int, layer: Any, arguments: Any, keywords: dict[str, Any]) -> None:
+def _set_replayed(number: int, layer: Any, arguments: Any, keywords: dict[str, Any]) -> None:
     # A hook on each layer rather than on the model: gradient checkpointing runs layers again, and
     # by then another row's choices may be set.
     choices = keywords.get(ROUTED_EXPERTS)

@@ -104,9 +104,9 @@ class RowShare:
         if self._context is None:
             return values
         # Every target belongs to exactly one rank, so a sum over ranks gathers them.
-        places = torch.from_numpy(self._targets).to(values.device)
-        mine = values.new_zeros(self._num_targets).index_copy(0, places, values)
-        return combine(mine, self._context.get_group())
+        positions = torch.from_numpy(self._targets).to(values.device)
+        own = values.new_zeros(self._num_targets).index_copy(0, positions, values)
+        return combine(own, self._context.get_group())
 
     def whole_stretch(self, hidden: torch.Tensor) -> torch.Tensor:
         """Gather the hidden states of the stretch that `tp` splits between blocks (collective).
@@ -116,8 +116,8 @@ class RowShare:
         """
         if self._tensor is None:
             return hidden
-        spread = DTensor.from_local(hidden, self._tensor, [Shard(0)], run_check=False)
-        return spread.redistribute(placements=[Replicate()]).to_local()
+        distributed = DTensor.from_local(hidden, self._tensor, [Shard(0)], run_check=False)
+        return distributed.redistribute(placements=[Replicate()]).to_local()
 
     def to_heads(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -20,7 +20,7 @@ import numpy as np
 
 from agentrl.data.rows import PackedRow
 
-_SHORT = 64
+_SHORT_SEGMENT = 64
 """Segments up to this length share a call; longer ones only with those of half to twice their length,
 since a call pads its segments to the longest."""
 
@@ -47,7 +47,7 @@ class RowTree:
     parents: np.ndarray
     """int64 [N], the key before each token on its path; -1 at a root."""
     imports: np.ndarray
-    """int64 [I], keys above the row whose states it continues, rising."""
+    """int64 [I], keys above the row whose states it continues, in ascending order."""
     rounds: tuple[Round, ...]
     exports: np.ndarray
     """int64 [E], numbers of the states that later chunks continue."""
@@ -63,15 +63,15 @@ class RowTree:
         Args:
             row: N tokens in depth-first preorder.
             num_above: P.
-            exported: E own tokens whose states are requested, rising.
+            exported: E own tokens whose states are requested, in ascending order.
         """
         parents = _parents(row, num_above)
         exported = np.asarray(exported, dtype=np.int64)
         is_first = parents != np.arange(row.num_tokens) + num_above - 1
         is_first[0] = True
-        behind = parents[is_first] - num_above + 1
-        behind = np.concatenate([behind[behind > 0], exported + 1])
-        is_first[behind[behind < row.num_tokens]] = True
+        following = parents[is_first] - num_above + 1
+        following = np.concatenate([following[following > 0], exported + 1])
+        is_first[following[following < row.num_tokens]] = True
         starts = np.flatnonzero(is_first)
         ends = np.append(starts[1:], row.num_tokens)
         segment_of = np.cumsum(is_first) - 1
@@ -82,7 +82,7 @@ class RowTree:
         level = np.zeros(len(starts), dtype=np.int64)
         for segment in np.flatnonzero(owner >= 0).tolist():  # in preorder, owners come first
             level[segment] = level[owner[segment]] + 1
-        size = np.ceil(np.log2(np.maximum(ends - starts, _SHORT))).astype(np.int64)
+        size = np.ceil(np.log2(np.maximum(ends - starts, _SHORT_SEGMENT))).astype(np.int64)
         order = np.lexsort((size, level))
         state_of = np.empty(len(starts), dtype=np.int64)
         state_of[order] = 1 + len(imports) + np.arange(len(starts))
@@ -105,16 +105,16 @@ class RowTree:
     def ancestors(self, count: int) -> np.ndarray:
         """Return each token's nearest keys on its path, itself last, int64 [count, N].
 
-        P + N means none: the path is shorter.
+        P + N means that there is none, because the path is shorter.
         """
         if count not in self._ancestors:
             num_tokens = len(self.parents)
-            none = self.num_above + num_tokens
-            before = np.concatenate([np.arange(self.num_above) - 1, self.parents, [none]])
-            before[before < 0] = none
+            no_key = self.num_above + num_tokens
+            parent_of = np.concatenate([np.arange(self.num_above) - 1, self.parents, [no_key]])
+            parent_of[parent_of < 0] = no_key
             keys = [np.arange(num_tokens) + self.num_above]
             for _ in range(count - 1):
-                keys.append(before[keys[-1]])
+                keys.append(parent_of[keys[-1]])
             self._ancestors[count] = np.stack(keys[::-1])
         return self._ancestors[count]
 
@@ -131,7 +131,7 @@ def segment_starts(row: PackedRow) -> np.ndarray:
 
 
 def continued_keys(row: PackedRow, num_above: int) -> np.ndarray:
-    """Return the keys above a chunk whose states its segments continue, int64 [I], rising."""
+    """Return the keys above a chunk whose states its segments continue, int64 [I], ascending."""
     above = _parents(row, num_above)[segment_starts(row)]
     return np.unique(above[(above >= 0) & (above < num_above)])
 

@@ -1,7 +1,7 @@
 """Builds a small random model with the structure of a large one, to test its layers.
 
-In: a configuration. Out: a model with one layer of each kind, whose widths, windows and vocabulary
-are small enough to run in milliseconds. Settings that define the computation of layers
+Input: a configuration. Output: a model with one layer of each kind, whose widths, windows and
+vocabulary are small enough to run in milliseconds. Settings that define the computation of layers
 (activations, scales, caps, patterns of layers, width of convolutions) stay unchanged.
 """
 
@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from agentrl.models.vision.image_encoders import model_class, reads_images
 
 _HEAD_SIZE = 16
-_AT_MOST: dict[str, int] = {
+_MAX_VALUES: dict[str, int] = {
     "vocab_size": 64,
     "vocab_size_per_layer_input": 64,
     "hidden_size_per_layer_input": 8,
@@ -65,7 +65,7 @@ _AT_MOST: dict[str, int] = {
     "mamba_chunk_size": 16,
 }
 """Largest values in a small copy, by their names in configurations."""
-_VISION_AT_MOST = {
+_MAX_VISION_VALUES = {
     "depth": 3,
     "num_hidden_layers": 2,
     "hidden_size": 32,
@@ -140,7 +140,7 @@ def _small_composite(config: PretrainedConfig) -> PretrainedConfig:
         edges = np.cumsum([0, *rope["mrope_section"]])
         sections = np.diff(np.round(edges * size / edges[-1])).astype(int).tolist()
         text["rope_parameters"] = {**rope, "mrope_section": sections}
-    values["text_config"] = text | {"pad_token_id": 0}  # some use the id of images
+    values["text_config"] = text | {"pad_token_id": 0}  # some families use the image token's id
     if reads_images(config):
         values["vision_config"] = _small_encoder(values["vision_config"], text["hidden_size"])
     for name, value in (("mm_tokens_per_image", 4), ("audio_config", None)):
@@ -154,14 +154,14 @@ def _small_composite(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _small_encoder(values: dict[str, Any], hidden_size: int) -> dict[str, Any]:
-    found = {
-        name: min(value, _VISION_AT_MOST.get(name, value)) if isinstance(value, int) else value
+    bounded = {
+        name: min(value, _MAX_VISION_VALUES.get(name, value)) if isinstance(value, int) else value
         for name, value in values.items()
     }
     for name, value in (("out_hidden_size", hidden_size), *_FEW_BLOCKS):
-        if name in found:
-            found[name] = value
-    return found
+        if name in bounded:
+            bounded[name] = value
+    return bounded
 
 
 def text_vocabulary(config: PretrainedConfig) -> int:
@@ -182,7 +182,7 @@ def _small_values(values: dict[str, Any]) -> dict[str, Any]:
         values["head_dim"] = _HEAD_SIZE
     else:
         values["hidden_size"] = values["num_attention_heads"] * _HEAD_SIZE
-    if values.get("kv_lora_rank"):  # for the size of a head, its rotary part is used
+    if values.get("kv_lora_rank"):  # such families give the rotary part as the head size
         values["head_dim"] = values["qk_rope_head_dim"]
     if "mamba_n_heads" in values:
         width = values.get("mamba_expand", 1) * values["hidden_size"]
@@ -196,19 +196,19 @@ def _small_values(values: dict[str, Any]) -> dict[str, Any]:
 
 def _bounded(values: dict[str, Any]) -> dict[str, Any]:
     """Return values limited to `_AT_MOST`, including those of single layers."""
-    found = dict(values)
+    bounded = dict(values)
     for name, value in values.items():
-        if name in _AT_MOST and isinstance(value, int):
-            found[name] = min(value, _AT_MOST[name])
+        if name in _MAX_VALUES and isinstance(value, int):
+            bounded[name] = min(value, _MAX_VALUES[name])
     layers = values.get("per_layer_config")
     if layers:
-        found["per_layer_config"] = {int(layer): _bounded(own) for layer, own in layers.items()}
-    return found
+        bounded["per_layer_config"] = {int(layer): _bounded(own) for layer, own in layers.items()}
+    return bounded
 
 
 def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values that describe layers, for the first layer of each kind."""
-    if "num_hidden_layers" not in values:  # given by the list of layers
+    if "num_hidden_layers" not in values:  # the list of layers determines it
         values["num_hidden_layers"] = len(values["layers_block_type"])
     number = values["num_hidden_layers"]
     by_layer = {
@@ -222,7 +222,7 @@ def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
     for layer, kind in enumerate(zip(*by_layer.values(), strict=True)):
         first.setdefault(tuple(map(str, kind)), layer)
     chosen = list(first.values())
-    if values.get("num_kv_shared_layers"):  # each kind once with keys of its own, once without
+    if values.get("num_kv_shared_layers"):  # each kind once with its own keys and once without
         changes: dict[str, Any] = {"num_kv_shared_layers": len(chosen)}
         chosen = chosen * 2
     else:
@@ -232,7 +232,7 @@ def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
     own = values.get("per_layer_config")
     if own:
         changes["per_layer_config"] = {
-            place: own[layer] for place, layer in enumerate(chosen) if layer in own
+            position: own[layer] for position, layer in enumerate(chosen) if layer in own
         }
     return changes | {name: [value[layer] for layer in chosen] for name, value in by_layer.items()}
 

@@ -25,9 +25,9 @@ class ModelStage:
 
     number: int
     count: int
-    entry: "_Elsewhere | None"
+    entry: "_OtherStageLayer | None"
     """Where the hidden states of the previous stage enter; None on the first stage."""
-    elsewhere: tuple[str, ...]
+    other_stages: tuple[str, ...]
     """Name prefixes of the parameters that other stages have."""
     tied: str | None
     """Name of the parameter that is both embedding and head, if this stage has it."""
@@ -43,30 +43,30 @@ class ModelStage:
 
     def has(self, name: str) -> bool:
         """Return whether this stage has a parameter of the whole model, by name."""
-        return not name.startswith(self.elsewhere) if self.elsewhere else True
+        return not name.startswith(self.other_stages) if self.other_stages else True
 
 
 WHOLE = ModelStage(0, 1, None, (), None)
 """The only stage of a model without a pipeline."""
 
 
-class _Elsewhere(nn.Module):
+class _OtherStageLayer(nn.Module):
     """Placeholder for a layer of another stage."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        # Models query the kind of their layers.
-        kept = {name: value for name, value in vars(layer).items() if isinstance(value, str)}
-        self.__dict__.update(kept)
-        self.given: torch.Tensor | None = None
+        # Models read string attributes of their layers, such as the kind of attention.
+        strings = {name: value for name, value in vars(layer).items() if isinstance(value, str)}
+        self.__dict__.update(strings)
+        self.stage_input: torch.Tensor | None = None
         """Hidden states to insert."""
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return hidden_states if self.given is None else self.given
+        return hidden_states if self.stage_input is None else self.stage_input
 
 
 def keep_stage(model: PreTrainedModel, number: int, count: int) -> ModelStage:
-    """Remove from a model what other stages have (in place).
+    """Remove the parts of a model that belong to other stages (in place).
 
     Args:
         model: whole, on any device.
@@ -83,10 +83,10 @@ def keep_stage(model: PreTrainedModel, number: int, count: int) -> ModelStage:
     # Rounded up: surplus layers go to early stages, because the last one has the head.
     start, end = (-(-len(base.layers) * edge // count) for edge in (number, number + 1))
     removed = []
-    for place, layer in enumerate(base.layers):
-        if not start <= place < end:
+    for index, layer in enumerate(base.layers):
+        if not start <= index < end:
             removed.append(names[id(layer)])
-            base.layers[place] = _Elsewhere(layer)
+            base.layers[index] = _OtherStageLayer(layer)
     if not is_last:
         for name, part in list(base.named_children()):
             if part not in (embedding, base.layers) and next(part.parameters(), None) is not None:
@@ -102,7 +102,7 @@ def keep_stage(model: PreTrainedModel, number: int, count: int) -> ModelStage:
         number,
         count,
         entry=None if is_first else base.layers[start - 1],
-        elsewhere=tuple(f"{name}." for name in removed),
+        other_stages=tuple(f"{name}." for name in removed),
         tied=f"{names[id(embedding)]}.weight" if is_tied and (is_first or is_last) else None,
     )
 
@@ -120,10 +120,10 @@ def check_stages(config: PretrainedConfig, count: int, *, trust_remote_code: boo
         whole = (
             small_model(small_config(config), trust_remote_code=trust_remote_code).float().eval()
         )
-        reason = _difference_in_stages(whole)
-    except Exception as error:  # noqa: BLE001 - modeling code of anybody
-        first = (str(error).strip().splitlines() or [""])[0]
-        reason = f"a small copy of it cannot be divided ({type(error).__name__}: {first})"
+        reason = _stage_problem(whole)
+    except Exception as error:  # noqa: BLE001 - third-party modeling code
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        reason = f"a small copy of it cannot be divided ({type(error).__name__}: {first_line})"
     if reason is not None:
         raise ConfigError(
             f"--pp_size {count}: {config.model_type} models cannot be trained in a pipeline; "
@@ -132,7 +132,7 @@ def check_stages(config: PretrainedConfig, count: int, *, trust_remote_code: boo
 
 
 @torch.no_grad()
-def _difference_in_stages(whole: PreTrainedModel) -> str | None:
+def _stage_problem(whole: PreTrainedModel) -> str | None:
     base: Any = whole.base_model
     if len(base.layers) < 2:
         return "a small copy of it has a single layer"
@@ -143,8 +143,8 @@ def _difference_in_stages(whole: PreTrainedModel) -> str | None:
     assert first.entry is None
     assert last.entry is not None
     hidden = stages[0].base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    last.entry.given = hidden
-    found = stages[1](inputs_embeds=torch.zeros_like(hidden), use_cache=False).logits
-    if torch.allclose(found, expected, rtol=1e-5, atol=1e-5):
+    last.entry.stage_input = hidden
+    logits = stages[1](inputs_embeds=torch.zeros_like(hidden), use_cache=False).logits
+    if torch.allclose(logits, expected, rtol=1e-5, atol=1e-5):
         return None
     return "its layers pass on more than hidden states"

@@ -15,7 +15,7 @@ from torch import nn
 from agentrl.data.rows import PackedRow
 from agentrl.distributed import Stages
 from agentrl.models.chunk_states import ChunkStates
-from agentrl.models.chunks import ChunkedPass, Debts, RowChunk
+from agentrl.models.chunks import ChunkedPass, PendingGradients, RowChunk
 from agentrl.models.policy import TargetLogprobs
 from agentrl.models.row_split import RowSplit
 
@@ -52,7 +52,7 @@ class StagedRows:
         self._lengths = [split.share(row).num_own_tokens for row in rows]
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "with_entropy": with_entropy}
         self._around = around
-        self.made: dict[int, TargetLogprobs] = {}
+        self.outputs: dict[int, TargetLogprobs] = {}
         """The last stage's outputs for each row, without a graph; empty on other stages."""
 
     def forward(self) -> None:
@@ -63,10 +63,10 @@ class StagedRows:
         """Pass all rows forward and gradients back (collective)."""
         self._stages.forward_backward(self._lengths, self._compute, loss)
 
-    def _compute(self, number: int, given: torch.Tensor | None) -> torch.Tensor:
+    def _compute(self, number: int, stage_input: torch.Tensor | None) -> torch.Tensor:
         with self._around():
-            made = self._policy(self._rows[number], given=given, **self._options)
-        return _kept(self.made, number, made)
+            outputs = self._policy(self._rows[number], stage_input=stage_input, **self._options)
+        return _record(self.outputs, number, outputs)
 
 
 class StagedChunks(ChunkedPass):
@@ -100,17 +100,19 @@ class StagedChunks(ChunkedPass):
 
     def forward_staged(self, *, with_entropy: bool = False) -> TargetLogprobs | None:
         """Return logprobs (and entropies) of all targets on the last stage (collective)."""
-        made: dict[int, TargetLogprobs] = {}
+        outputs: dict[int, TargetLogprobs] = {}
 
-        def compute(number: int, given: torch.Tensor | None) -> torch.Tensor:
+        def compute(number: int, stage_input: torch.Tensor | None) -> torch.Tensor:
             chunk = self._chunks[number]
-            states = self._given(chunk)
-            output = self._run(chunk, states, with_entropy, given)
-            self._keep(chunk, states)
-            return _kept(made, number, output)
+            states = self._received(chunk)
+            output = self._run(chunk, states, with_entropy, stage_input)
+            self._store(chunk, states)
+            return _record(outputs, number, output)
 
         self._stages.forward(self._lengths, compute)
-        return self._in_order([made[number] for number in sorted(made)]) if made else None
+        return (
+            self._in_row_order([outputs[number] for number in sorted(outputs)]) if outputs else None
+        )
 
     def backward_staged(
         self, gradient: torch.Tensor | None, around: Callable[[], AbstractContextManager[object]]
@@ -122,34 +124,34 @@ class StagedChunks(ChunkedPass):
                 than the last.
             around: context of every forward pass.
         """
-        debts = Debts(self._values, self._states)
+        pending = PendingGradients(self._values, self._states)
         chunks = self._chunks[::-1]
         ended: list[tuple[RowChunk, ChunkStates]] = []
 
-        def compute(number: int, given: torch.Tensor | None) -> torch.Tensor:
+        def compute(number: int, stage_input: torch.Tensor | None) -> torch.Tensor:
             chunk = chunks[number]
-            states = self._given(chunk)
+            states = self._received(chunk)
             for leaf in states.tensors():
                 leaf.requires_grad_()
             with around():
-                output = self._run(chunk, states, False, given)
-            made = output.logprobs if isinstance(output, TargetLogprobs) else output
+                result = self._run(chunk, states, False, stage_input)
+            outputs = result.logprobs if isinstance(result, TargetLogprobs) else result
             if chunk is None:
-                return made
+                return outputs
 
-            def owed() -> Iterator[torch.Tensor]:
-                # A stage finishes its chunks in this order, so the gradients from later chunks are
-                # known by now.
+            def incoming() -> Iterator[torch.Tensor]:
+                # A stage finishes its chunks in this order, so the gradients from later chunks have
+                # been computed.
                 while ended:
-                    debts.add(*ended.pop())
-                for part, debt in debts.of(chunk, states):
+                    pending.add(*ended.pop())
+                for part, total in pending.of(chunk, states):
                     if part.requires_grad:
-                        yield debt.to(part.dtype)
+                        yield total.to(part.dtype)
                 ended.append((chunk, states))
 
-            parts = [part for part, _ in debts.of(chunk, states) if part.requires_grad]
-            paid: torch.Tensor = _Paying.apply(owed, made, *parts)  # type: ignore[no-untyped-call]
-            return paid
+            parts = [part for part, _ in pending.of(chunk, states) if part.requires_grad]
+            output: torch.Tensor = _WithPending.apply(incoming, outputs, *parts)  # type: ignore[no-untyped-call]
+            return output
 
         def loss(number: int, logprobs: torch.Tensor) -> torch.Tensor:
             chunk = chunks[number]
@@ -162,26 +164,29 @@ class StagedChunks(ChunkedPass):
         self._stages.forward_backward(self._lengths[::-1], compute, loss)
 
 
-class _Paying(torch.autograd.Function):
+class _WithPending(torch.autograd.Function):
     """Returns its first input; the backward pass adds pending gradients to the others."""
 
     @staticmethod
     def forward(
-        ctx: Any, owed: Callable[[], Iterator[torch.Tensor]], made: torch.Tensor, *_: torch.Tensor
+        ctx: Any,
+        incoming: Callable[[], Iterator[torch.Tensor]],
+        output: torch.Tensor,
+        *_: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.owed = owed
-        return made.view_as(made)
+        ctx.incoming = incoming
+        return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, gradient, *ctx.owed()
+        return None, gradient, *ctx.incoming()
 
 
-def _kept(
-    made: dict[int, TargetLogprobs], number: int, output: TargetLogprobs | torch.Tensor
+def _record(
+    outputs: dict[int, TargetLogprobs], number: int, output: TargetLogprobs | torch.Tensor
 ) -> torch.Tensor:
-    """Keep the last stage's outputs without their graph; return what torch's stage continues with."""
+    """Record the last stage's outputs without their graph; return what torch passes on."""
     if not isinstance(output, TargetLogprobs):
         return output
-    made[number] = output._replace(logprobs=output.logprobs.detach())
+    outputs[number] = output._replace(logprobs=output.logprobs.detach())
     return output.logprobs

@@ -18,7 +18,9 @@ def unrounded(dtype: torch.dtype) -> AbstractContextManager[object]:
     return _Unrounded() if dtype == torch.float64 else nullcontext()
 
 
-def unrounded_again() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+def unrounded_recomputation() -> tuple[
+    AbstractContextManager[object], AbstractContextManager[object]
+]:
     """Return contexts of a layer's forward pass and of its recomputation, for `checkpoint`."""
     return nullcontext(), _Unrounded()
 
@@ -47,11 +49,11 @@ class _Unrounded(TorchFunctionMode):
             function = torch.Tensor.double
         # Called for every operation: unchanged values are not copied.
         if any(argument is torch.float32 for argument in args):
-            args = tuple(map(_wider, args))
+            args = tuple(map(_widened, args))
         if kwargs and any(argument is torch.float32 for argument in kwargs.values()):
-            kwargs = {name: _wider(argument) for name, argument in kwargs.items()}
+            kwargs = {name: _widened(argument) for name, argument in kwargs.items()}
         return function(*args, **(kwargs or {}))
 
 
-def _wider(argument: Any) -> Any:
+def _widened(argument: Any) -> Any:
     return torch.float64 if argument is torch.float32 else argument

@@ -52,10 +52,10 @@ class Vocabulary:
             return logits_CV[rows_T, targets_T]
         # Exactly one rank holds each target's logit; the others contribute 0 to the sum.
         size = logits_CV.shape[1]
-        places = targets_T - size * self._mesh.get_local_rank()
-        here = (places >= 0) & (places < size)
-        found = logits_CV[rows_T, places.clamp(0, size - 1)]
-        return combine(torch.where(here, found, 0.0), self._mesh.get_group())
+        columns = targets_T - size * self._mesh.get_local_rank()
+        is_local = (columns >= 0) & (columns < size)
+        logits = logits_CV[rows_T, columns.clamp(0, size - 1)]
+        return combine(torch.where(is_local, logits, 0.0), self._mesh.get_group())
 
     def sum(self, values_CV: torch.Tensor) -> torch.Tensor:
         """Return the sum over the whole vocabulary [C], without gradient (collective)."""

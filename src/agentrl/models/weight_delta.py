@@ -1,10 +1,10 @@
 """The changes between two versions of a model's weights, as a file.
 
-In: the tensors of a version, and of the previous one, under their names in the checkpoint. Out: a
-directory with one safetensors file: for each changed tensor, the changed positions and values, or
-the whole tensor if that is smaller; and a checksum (CRC-32) of every tensor of the new version,
-changed or not. With the checksums, a reader can verify that its result equals the version bit for
-bit. Knows neither servers nor policies.
+Input: the tensors of a version, and of the previous one, under their names in the checkpoint.
+Output: a directory with one safetensors file: for each changed tensor, the changed positions and
+values, or the whole tensor if that is smaller; and a checksum (CRC-32) of every tensor of the new
+version, changed or not. With the checksums, a reader can verify that its result equals the version
+bit for bit. Knows neither servers nor policies.
 
 At the learning rates of reinforcement learning, most float32 values change in a step, but few of
 the bfloat16 values that they round to.
@@ -24,14 +24,14 @@ from safetensors.torch import save_file
 
 from agentrl.distributed.dtypes import dtype_name, dtype_named
 from agentrl.errors import ConfigError
-from agentrl.models.checkpoint_export import weights_appear_whole
+from agentrl.models.checkpoint_export import atomic_weights_directory
 
 DELTA_FILE = "delta.safetensors"
 WEIGHT_DTYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
 _WHOLE, _POSITIONS, _VALUES = "whole/", "positions/", "values/"
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _POSITION_BYTES = 4
-_MOST_POSITIONS = 2**31
+_MAX_POSITIONS = 2**31
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def change_between(old: torch.Tensor | None, new: torch.Tensor) -> TensorChange 
         old: the previous version, of the same shape and dtype, contiguous; None if there is none.
         new: contiguous, on the CPU.
     """
-    if old is None or new.numel() >= _MOST_POSITIONS:
+    if old is None or new.numel() >= _MAX_POSITIONS:
         return TensorChange(new)
     bits = _BITS[new.element_size()]
     positions = (old.view(-1).view(bits) != new.view(-1).view(bits)).nonzero().view(-1)
@@ -119,11 +119,13 @@ def write_delta(delta: WeightDelta, directory: Path) -> None:
         else:
             tensors[_POSITIONS + name] = change.positions
             tensors[_VALUES + name] = change.values.detach()
-    about = {"checksums": json.dumps({name: astuple(it) for name, it in delta.checksums.items()})}
+    metadata = {
+        "checksums": json.dumps({name: astuple(sum_) for name, sum_ in delta.checksums.items()})
+    }
     if delta.base is not None:
-        about["base"] = delta.base
-    with weights_appear_whole(directory) as partial:
-        save_file(tensors, partial / DELTA_FILE, metadata=about)
+        metadata["base"] = delta.base
+    with atomic_weights_directory(directory) as partial:
+        save_file(tensors, partial / DELTA_FILE, metadata=metadata)
 
 
 def read_delta(directory: Path) -> WeightDelta:
@@ -135,10 +137,10 @@ def read_delta(directory: Path) -> WeightDelta:
     changes: dict[str, TensorChange] = {}
     try:
         with safe_open(directory / DELTA_FILE, framework="pt") as file:
-            about = file.metadata() or {}
+            metadata = file.metadata() or {}
             checksums = {
                 name: TensorChecksum(int(crc), str(dtype))
-                for name, (crc, dtype) in json.loads(about["checksums"]).items()
+                for name, (crc, dtype) in json.loads(metadata["checksums"]).items()
             }
             for key in file.keys():  # noqa: SIM118
                 kind, _, name = key.partition("/")
@@ -156,4 +158,4 @@ def read_delta(directory: Path) -> WeightDelta:
     kinds |= {dtype_name(change.values.dtype) for change in changes.values()}
     for kind in kinds - WEIGHT_DTYPES:
         raise ConfigError(f"{directory}: {kind:.40} is not a weight precision")
-    return WeightDelta(about.get("base"), changes, checksums)
+    return WeightDelta(metadata.get("base"), changes, checksums)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _FURTHER_TOKENS = re.compile(r"(?:^|\.)mtp(?:\.|_)")
 _LAYER = re.compile(r"^model\.(?:language_model\.)?layers\.(\d+)\.")
 # Tensors of old checkpoints that models now compute.
-_COMPUTED = ("rotary_emb.inv_freq",)
+_COMPUTED_BUFFERS = ("rotary_emb.inv_freq",)
 
 
 @torch.no_grad()
@@ -79,28 +79,30 @@ def read_weights(
     for name, parameter in base_parameters(model):
         # Checkpoints store a tied parameter under any one of its names.
         names = [name, *aliases.get(name, [])]
-        found = next((other for other in names if other in files.names), name)
+        stored = next((other for other in names if other in files.names), name)
         shape = tuple(parameter.shape)
-        is_whole = found in files.names  # some families store stacks of experts unchanged
-        wanted[name] = [whole_piece(found, shape)] if is_whole else list(pieces(found, shape))
+        is_whole = stored in files.names  # some families store stacks of experts unchanged
+        wanted[name] = [whole_piece(stored, shape)] if is_whole else list(pieces(stored, shape))
     buffers = _stored_buffers(model)
     expected = {piece.name for parts in wanted.values() for piece in parts} | buffers.keys()
     if not expected <= files.names and is_converted(model):
         _copy_converted(model, path)
         return
     _check_missing(files, expected)
-    left = filter(has, files.names - expected - set(tied))
-    _check_unexpected(model, path, [name for name in left if not name.endswith(_COMPUTED)])
+    remaining = filter(has, files.names - expected - set(tied))
+    _check_unexpected(
+        model, path, [name for name in remaining if not name.endswith(_COMPUTED_BUFFERS)]
+    )
     for name, buffer in buffers.items():
         piece = whole_piece(name, tuple(buffer.shape))
         buffer.copy_(files.read(piece, (slice(None),) * buffer.dim()))
     for name, parameter in base_parameters(model):
         local, box = _local_part(parameter)
         for piece in wanted[name]:
-            common = box.overlap(piece.box)
-            if common is not None:
-                source = common.seen_from(piece.box.offsets)[-len(piece.shape) :]
-                target = local[common.seen_from(box.offsets)]
+            overlap = box.overlap(piece.box)
+            if overlap is not None:
+                source = overlap.slices_from(piece.box.offsets)[-len(piece.shape) :]
+                target = local[overlap.slices_from(box.offsets)]
                 target.copy_(files.read(piece, source).view(target.shape))
 
 
@@ -111,14 +113,14 @@ def _stored_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def is_converted(model: PreTrainedModel) -> bool:
-    """Return whether a family's checkpoints may be arranged differently than its models."""
+    """Return whether a family's checkpoints may have another layout than its models."""
     return bool(get_model_conversion_mapping(model, add_legacy=False))
 
 
 def converted_model(path: str | Path, config: PretrainedConfig) -> PreTrainedModel:
     """Return a model with a checkpoint's weights, in their precision, through transformers' loader.
 
-    The loader knows the families' arrangements, but reads whole models into host memory.
+    The loader knows the layouts of all families, but reads whole models into host memory.
 
     Raises:
         ConfigError: the weights do not match the configuration.
@@ -137,7 +139,7 @@ def converted_model(path: str | Path, config: PretrainedConfig) -> PreTrainedMod
         if names:
             raise ConfigError(
                 f"weights in {path} do not match its config.json: {problem.replace('_', ' ')} "
-                f"{_listed(names)}"
+                f"{_join_names(names)}"
             )
     return model
 
@@ -146,7 +148,7 @@ def _copy_converted(model: PreTrainedModel, path: Path) -> None:
     values = converted_model(path, model.config).state_dict()
     for name, parameter in base_parameters(model):
         local, box = _local_part(parameter)
-        local.copy_(values[name][box.seen_from((0,) * len(box.shape))])
+        local.copy_(values[name][box.slices_from((0,) * len(box.shape))])
     for name, buffer in _stored_buffers(model).items():
         buffer.copy_(values[name])
 
@@ -162,20 +164,20 @@ class _WeightFiles:
         """
         self._path = path
         if (path / _INDEX).is_file():
-            places: dict[str, str] = json.loads((path / _INDEX).read_text())["weight_map"]
+            file_of: dict[str, str] = json.loads((path / _INDEX).read_text())["weight_map"]
         elif (path / _SINGLE).is_file():
-            with _opened(path / _SINGLE) as file:
-                places = dict.fromkeys(file.keys(), _SINGLE)
+            with _open(path / _SINGLE) as file:
+                file_of = dict.fromkeys(file.keys(), _SINGLE)
         else:
             raise ConfigError(f"no weights in {path}: {_SINGLE} and {_INDEX} are both missing")
-        self._places = places
-        self.names = places.keys()
+        self._file_of = file_of
+        self.names = file_of.keys()
 
     def read(self, piece: Piece, part: tuple[slice, ...]) -> torch.Tensor:
         """Return a part of a tensor, in the precision of the file."""
         # Opened for each piece: safetensors maps the file, and pages that were read count as this
         # process's memory while it is open.
-        with _opened(self._path / self._places[piece.name]) as file:
+        with _open(self._path / self._file_of[piece.name]) as file:
             values = file.get_slice(piece.name)
             shape = tuple(values.get_shape())
             if shape != piece.shape:
@@ -190,7 +192,7 @@ class _WeightFiles:
         return str(self._path)
 
 
-def _opened(path: Path) -> Any:
+def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
@@ -200,7 +202,7 @@ def _opened(path: Path) -> Any:
 def _check_missing(files: _WeightFiles, wanted: set[str]) -> None:
     missing = sorted(wanted - files.names)
     if missing:
-        raise ConfigError(f"weights are missing from {files}: {_listed(missing)}")
+        raise ConfigError(f"weights are missing from {files}: {_join_names(missing)}")
 
 
 def _check_unexpected(model: PreTrainedModel, path: Path, names: Collection[str]) -> None:
@@ -211,32 +213,32 @@ def _check_unexpected(model: PreTrainedModel, path: Path, names: Collection[str]
     """
     config = model.config.get_text_config()
     first = getattr(config, "num_hidden_layers", 0)
-    behind = range(first, first + (getattr(config, "num_nextn_predict_layers", 0) or 0))
+    extra_layers = range(first, first + (getattr(config, "num_nextn_predict_layers", 0) or 0))
     # Names from its class, and those that its configuration adds (Gemma 4's shared keys).
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
 
-    def is_left_out(name: str) -> bool:
+    def is_ignored(name: str) -> bool:
         layer = _LAYER.match(name)
-        if _FURTHER_TOKENS.search(name) or (layer is not None and int(layer[1]) in behind):
+        if _FURTHER_TOKENS.search(name) or (layer is not None and int(layer[1]) in extra_layers):
             return True
         return any(re.search(pattern, name) for pattern in patterns)
 
-    left_out = [name for name in sorted(map(str, names)) if is_left_out(name)]
-    unexpected = sorted({*map(str, names)} - {*left_out})
+    ignored = [name for name in sorted(map(str, names)) if is_ignored(name)]
+    unexpected = sorted({*map(str, names)} - {*ignored})
     if unexpected:
         raise ConfigError(
-            f"{path} has weights that its config.json does not describe: {_listed(unexpected)}"
+            f"{path} has weights that its config.json does not describe: {_join_names(unexpected)}"
         )
-    if left_out:
+    if ignored:
         log.warning(
             "%s: the model has no place for %s (usually heads that predict further tokens): they "
             "are neither trained nor exported",
             path,
-            _listed(left_out),
+            _join_names(ignored),
         )
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

@@ -15,7 +15,7 @@ from agentrl.data.batch import build_step
 from agentrl.models import chunks
 from agentrl.models.attention.attention_registry import TREE_ATTENTION, with_own_attention
 from agentrl.models.attention.backend import RowContext
-from agentrl.models.attention.segments import _Attended
+from agentrl.models.attention.segments import _PartialAttention
 from agentrl.models.chunk_states import ChunkStates, TokenValues
 from agentrl.models.load import wrap_policy
 from agentrl.models.recurrent import scan
@@ -54,14 +54,14 @@ def window_one_off(patch: pytest.MonkeyPatch) -> None:
 
 
 def sink_forgotten_in_a_branch(patch: pytest.MonkeyPatch) -> None:
-    weaken = _Attended.weaken
+    add_sinks = _PartialAttention.add_sinks
 
-    def weaken_some(self: _Attended, sinks: torch.Tensor) -> None:
+    def add_some_sinks(self: _PartialAttention, sinks: torch.Tensor) -> None:
         output, normalizers = self.output[:, :, -5:].clone(), self.normalizers[:, :, -5:].clone()
-        weaken(self, sinks)
+        add_sinks(self, sinks)
         self.output[:, :, -5:], self.normalizers[:, :, -5:] = output, normalizers
 
-    patch.setattr(_Attended, "weaken", weaken_some)
+    patch.setattr(_PartialAttention, "add_sinks", add_some_sinks)
 
 
 def cap_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ def neighbours_in_the_row(tree: RowTree) -> RowTree:
 
 
 def detached_state(patch: pytest.MonkeyPatch) -> None:
-    after_none = scan._after_none
-    patch.setattr(scan, "_after_none", lambda states: after_none(states).detach())
+    with_initial_state = scan._with_initial_state
+    patch.setattr(scan, "_with_initial_state", lambda states: with_initial_state(states).detach())
 
 
 def padding_that_moves_the_state(patch: pytest.MonkeyPatch) -> None:
@@ -109,14 +109,14 @@ def convolution_cut_at_a_chunk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChunkStates, "extend", extend_attention)
 
 
-def debts_of_states_forgotten(patch: pytest.MonkeyPatch) -> None:
-    add = chunks.Debts.add
+def gradients_of_states_forgotten(patch: pytest.MonkeyPatch) -> None:
+    add = chunks.PendingGradients.add
 
     def add_values(self: Any, chunk: Any, given: ChunkStates) -> None:
         given.continued = {}
         add(self, chunk, given)
 
-    patch.setattr(chunks.Debts, "add", add_values)
+    patch.setattr(chunks.PendingGradients, "add", add_values)
 
 
 BUGS: dict[str, tuple[str, int, Plant]] = {
@@ -129,7 +129,7 @@ BUGS: dict[str, tuple[str, int, Plant]] = {
     "detached initial state": ("nemotron_h", WHOLE, detached_state),
     "padding that moves the state": ("nemotron_h", WHOLE, padding_that_moves_the_state),
     "convolution cut at a chunk": ("lfm2", IN_CHUNKS, convolution_cut_at_a_chunk),
-    "gradient of a state lost at a chunk": ("nemotron_h", IN_CHUNKS, debts_of_states_forgotten),
+    "gradient of a state lost at a chunk": ("nemotron_h", IN_CHUNKS, gradients_of_states_forgotten),
 }
 
 

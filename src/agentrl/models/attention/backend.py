@@ -4,9 +4,9 @@ transformers calls a registered function with queries, keys and values after the
 and passes unknown keywords of the model's forward pass to every layer. The keyword `CONTEXT` carries
 the layout of the current row that way, so no model code is forked.
 
-What a layer asks for beyond its whole path (a sliding window, sinks, a cap on scores) arrives as
-further keywords. They become an `AttentionVariant`; a back end declares those that it computes, and
-the adapter refuses all others. Latent attention differs only in the sizes of its heads.
+Further requirements of a layer (a sliding window, sinks, a cap on scores) arrive as further
+keywords. They become an `AttentionVariant`; a back end declares those that it computes, and the
+adapter refuses all others. Latent attention differs only in the sizes of its heads.
 
 A back end does not know about ranks, chunks or autocast; the adapter handles them with `RowContext`.
 
@@ -47,7 +47,7 @@ class AttentionVariant:
     scaling: float
     """Factor on the scores."""
     sliding_window: int | None = None
-    """Most tokens that a query sees: itself and those right above it on its path."""
+    """Maximum number of tokens that a query sees: itself and those right above it on its path."""
     softcap: float | None = None
     """Bound c on scaled scores s, which become c * tanh(s / c)."""
     s_aux: torch.Tensor | None = None
@@ -201,9 +201,9 @@ def register_attention(
         scaling: float,
         **keywords: Any,
     ) -> tuple[torch.Tensor, None]:
-        asked = {name: keywords.pop(name) for name in computes & keywords.keys()}
+        optional = {name: keywords.pop(name) for name in computes & keywords.keys()}
         _refuse_variants(implementation, {"attention_mask": attention_mask, **keywords})
-        variant = AttentionVariant(scaling, **asked)
+        variant = AttentionVariant(scaling, **optional)
         return attend(module, query, key, value, variant=variant, context=keywords[CONTEXT]), None
 
     AttentionInterface.register(implementation, adapter)
@@ -234,9 +234,9 @@ def _attend_to_row(
     size, share = value.shape[-1], context.share
     if hasattr(module, SEES_OWN_TOKENS):
         share = share.of_own_tokens()
-    query, key, value = _of_one_head_size(query, key, value)
+    query, key, value = _pad_heads(query, key, value)
     states = share.to_heads(query, key, value)
-    query, key, value = (_in_one_precision(tensor) for tensor in states)
+    query, key, value = (_to_autocast_dtype(tensor) for tensor in states)
     if variant.s_aux is not None:
         variant = replace(variant, s_aux=share.own_heads(variant.s_aux))
     if context.states is not None:
@@ -248,7 +248,7 @@ def _attend_to_row(
     return share.to_tokens(output)[..., :size]
 
 
-def _of_one_head_size(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _pad_heads(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Pad heads with zeros to one size, as kernels require; scores and outputs do not change.
 
     Latent attention has smaller heads for values than for queries and keys.
@@ -270,7 +270,7 @@ def _refuse_variants(implementation: str, keywords: Mapping[str, object]) -> Non
         )
 
 
-def _in_one_precision(tensor: torch.Tensor) -> torch.Tensor:
+def _to_autocast_dtype(tensor: torch.Tensor) -> torch.Tensor:
     """Return queries, keys or values in autocast's precision.
 
     Under autocast, norms and rotary embedding leave queries and keys in float32 while values are

@@ -48,16 +48,18 @@ class FlexBackend:
         def visible(
             batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
         ) -> torch.Tensor:
-            place = query + num_above
-            on_path = (key <= place) & (place < ends_device[key])
+            position = query + num_above
+            on_path = (key <= position) & (position < ends_device[key])
             if window is None:
                 return on_path
-            return on_path & (depths_device[place] - depths_device[key] < window)
+            return on_path & (depths_device[position] - depths_device[key] < window)
 
         # A window may end within any block, so the kernel evaluates the mask in all of them.
         is_full = plan.full if window is None else np.zeros_like(plan.full)
-        partial_counts, partial_indices = _listed(plan.partial | (plan.full & ~is_full), device)
-        full_counts, full_indices = _listed(is_full, device)
+        partial_counts, partial_indices = _block_lists(
+            plan.partial | (plan.full & ~is_full), device
+        )
+        full_counts, full_indices = _block_lists(is_full, device)
         return BlockMask.from_kv_blocks(
             partial_counts,
             partial_indices,
@@ -80,34 +82,34 @@ class FlexBackend:
         """See `AttentionBackend.attend`."""
         # Uncompiled, FlexAttention computes all N x N scores; tests on CPU check masks with it.
         kernel = _compiled() if query.is_cuda else flex_attention
-        found = kernel(
+        result = kernel(
             query,
             key,
             value,
-            score_mod=None if variant.softcap is None else _capped(variant.softcap),
+            score_mod=None if variant.softcap is None else _softcap(variant.softcap),
             block_mask=layout,
             scale=variant.scaling,
             enable_gqa=True,
             return_aux=None if variant.s_aux is None else AuxRequest(lse=True),
         )
         if variant.s_aux is None:
-            output: torch.Tensor = found
+            output: torch.Tensor = result
         else:
-            # A sink takes its share of the softmax from the values.
-            values, made = found
-            sinks = variant.s_aux.to(made.lse.dtype)[None, :, None]
-            output = values * torch.sigmoid(made.lse - sinks)[..., None].to(values.dtype)
+            # A sink has a share of the softmax, which the values lose.
+            values, extra = result
+            sinks = variant.s_aux.to(extra.lse.dtype)[None, :, None]
+            output = values * torch.sigmoid(extra.lse - sinks)[..., None].to(values.dtype)
         return output.transpose(1, 2)
 
 
-def _capped(bound: float) -> Any:
+def _softcap(bound: float) -> Any:
     def cap(score: torch.Tensor, *_indices: torch.Tensor) -> torch.Tensor:
         return torch.tanh(score / bound) * bound
 
     return cap
 
 
-def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _block_lists(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the selected key blocks of each query block, in FlexAttention's format.
 
     Args:

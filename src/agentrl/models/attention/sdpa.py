@@ -33,7 +33,7 @@ class BlockMasks:
 
     def __init__(self, window: int | None = None) -> None:
         self._window = window
-        self._made: dict[tuple[int, int, bool], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int, bool], torch.Tensor] = {}
 
     def lower_right(
         self, num_queries: int, num_keys: int, like: torch.Tensor, *, is_whole: bool = False
@@ -51,14 +51,14 @@ class BlockMasks:
         if num_queries == 1 or (is_whole and num_keys <= (self._window or num_keys)):
             return None
         shape = (num_queries, num_keys, is_whole)
-        if shape not in self._made:
+        if shape not in self._masks:
             before = num_keys - num_queries
-            hidden = torch.full(shape[:2], -torch.inf, dtype=like.dtype, device=like.device)
-            mask = torch.zeros_like(hidden) if is_whole else hidden.triu(diagonal=before + 1)
+            infinite = torch.full(shape[:2], -torch.inf, dtype=like.dtype, device=like.device)
+            mask = torch.zeros_like(infinite) if is_whole else infinite.triu(diagonal=before + 1)
             if self._window is not None:
-                mask += hidden.tril(diagonal=before - self._window)
-            self._made[shape] = mask
-        return self._made[shape]
+                mask += infinite.tril(diagonal=before - self._window)
+            self._masks[shape] = mask
+        return self._masks[shape]
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class RowLayout:
         Segments see all of their own tokens, so an image longer than the window is not a segment.
         """
         lengths = np.diff(whole_images(self._row), axis=1)
-        fits = self._window is None or int(lengths.max(initial=0)) <= self._window
-        return self._device.type == "cpu" and fits
+        images_fit = self._window is None or int(lengths.max(initial=0)) <= self._window
+        return self._device.type == "cpu" and images_fit
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -160,11 +160,11 @@ def block_layout(
 ) -> BlockLayout:
     """Return the blocks of a row on a device; see `attention_layout` for the arguments."""
     layout = attention_layout(row, max_block=max_block, num_above=num_above, window=window)
-    alone = layout.key_lengths == layout.query_lengths
+    is_local = layout.key_lengths == layout.query_lengths
     return BlockLayout(
         query_lengths=list(layout.query_lengths),
         key_lengths=list(layout.key_lengths),
-        key_index=None if alone else torch.from_numpy(layout.key_index).to(device),
+        key_index=None if is_local else torch.from_numpy(layout.key_index).to(device),
         whole=layout.whole,
         masks=BlockMasks(window),
         window=window,
@@ -182,7 +182,7 @@ def attend_by_blocks(
     group = query.shape[1] // key.shape[1]
     # One gather for all blocks, so the backward pass is one index_add. A gather per block would
     # allocate a gradient of the whole row for each block.
-    keys, values = (_gathered(states, layout.key_index, group) for states in (key, value))
+    keys, values = (_gather(states, layout.key_index, group) for states in (key, value))
     outputs = [
         _block_attention(q, k, v, layout, variant, is_whole=is_whole)
         for q, k, v, is_whole in zip(
@@ -205,7 +205,7 @@ def _block_attention(
     *,
     is_whole: bool,
 ) -> torch.Tensor:
-    """Attend from queries that are the last tokens among their keys."""
+    """Return the attention of queries that are the last tokens among their keys."""
     num_queries, num_keys, scaling = query.shape[2], key.shape[2], variant.scaling
     mask = layout.masks.lower_right(num_queries, num_keys, query, is_whole=is_whole)
     if variant.softcap is not None or variant.s_aux is not None:
@@ -237,7 +237,7 @@ def _explicit_attention(
     return weights[..., : key.shape[2]] @ value
 
 
-def _gathered(states: torch.Tensor, index: torch.Tensor | None, group: int) -> torch.Tensor:
+def _gather(states: torch.Tensor, index: torch.Tensor | None, group: int) -> torch.Tensor:
     if index is not None:
         states = states.index_select(2, index)
     return states.repeat_interleave(group, dim=1)

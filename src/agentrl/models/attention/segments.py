@@ -30,7 +30,7 @@ _kernel_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_c
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of queries, and the locations of its keys."""
+    """Consecutive queries, and the locations of their keys."""
 
     queries: slice
     """The segment's tokens within the row."""
@@ -97,31 +97,29 @@ class _AlongSegments(torch.autograd.Function):
         scaling: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        own, above, leaving = _Attended(query), None, None
-        own_keys, own_values = (_each_head(states, query) for states in (key, value))
+        own, above, leaving = _PartialAttention(query), None, None
+        own_keys, own_values = (_repeat_heads(states, query) for states in (key, value))
         for segment in segments:
-            here, q = segment.queries, query[:, :, segment.queries]
-            keys, values = own_keys[:, :, here], own_values[:, :, here]
-            own.put(here, *_kernel(q, keys, values, 0.0, segment.is_causal, scale=scaling))
+            queries, q = segment.queries, query[:, :, segment.queries]
+            keys, values = own_keys[:, :, queries], own_values[:, :, queries]
+            own.put(queries, *_kernel(q, keys, values, 0.0, segment.is_causal, scale=scaling))
             if segment.leaving is not None:
-                leaving = leaving or _Attended(query)
-                keys, values = (
-                    _gathered(states, segment.leaving, query) for states in (key, value)
-                )
-                found = _kernel(_reversed(q), keys, values, 0.0, True, scale=scaling)
-                leaving.put(_all_but_last(here), *(part.flip(2) for part in found))
+                leaving = leaving or _PartialAttention(query)
+                keys, values = (_gather(states, segment.leaving, query) for states in (key, value))
+                result = _kernel(_reverse_all_but_last(q), keys, values, 0.0, True, scale=scaling)
+                leaving.put(_all_but_last(queries), *(part.flip(2) for part in result))
             if segment.above is not None:
-                above = above or _Attended(query)
+                above = above or _PartialAttention(query)
                 keys, values = (states.index_select(2, segment.above) for states in (key, value))
-                q = _grouped(q, key.shape[1])
-                above.put(here, *_kernel(q, keys, values, 0.0, False, scale=scaling))
-        whole = own
+                q = _group_heads(q, key.shape[1])
+                above.put(queries, *_kernel(q, keys, values, 0.0, False, scale=scaling))
+        total = own
         for part in (above, leaving):
-            whole = whole if part is None else whole.joined(part)
+            total = total if part is None else total.join(part)
         if sinks is not None:
-            whole.weaken(sinks)
-        output = whole.output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, whole.normalizers, sinks)
+            total.add_sinks(sinks)
+        output = total.output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, total.normalizers, sinks)
         ctx.segments, ctx.scaling = segments, scaling
         return output
 
@@ -134,47 +132,45 @@ class _AlongSegments(torch.autograd.Function):
         grad_query, grad_key, grad_value = (
             torch.zeros_like(states, dtype=exact) for states in (query, key, value)
         )
-        own_keys, own_values = (_each_head(states, query) for states in (key, value))
+        own_keys, own_values = (_repeat_heads(states, query) for states in (key, value))
         grad_own_keys, grad_own_values = (
             torch.empty_like(states, dtype=exact) for states in (own_keys, own_values)
         )
         for segment in ctx.segments:
-            here = segment.queries
-            of_segment = [states[:, :, here] for states in rows]
-            keys, values = own_keys[:, :, here], own_values[:, :, here]
+            queries = segment.queries
+            of_segment = [states[:, :, queries] for states in rows]
+            keys, values = own_keys[:, :, queries], own_values[:, :, queries]
             parts = _part_backward(
                 of_segment, keys, values, causal=segment.is_causal, scaling=ctx.scaling
             )
             for total, part in zip(
                 (grad_query, grad_own_keys, grad_own_values), parts, strict=True
             ):
-                total[:, :, here] = part
+                total[:, :, queries] = part
             if segment.leaving is not None:
-                keys, values = (
-                    _gathered(states, segment.leaving, query) for states in (key, value)
-                )
+                keys, values = (_gather(states, segment.leaving, query) for states in (key, value))
                 parts = _part_backward(
-                    [_reversed(states) for states in of_segment],
+                    [_reverse_all_but_last(states) for states in of_segment],
                     keys,
                     values,
                     causal=True,
                     scaling=ctx.scaling,
                 )
-                grad_query[:, :, _all_but_last(here)] += parts[0].flip(2)
+                grad_query[:, :, _all_but_last(queries)] += parts[0].flip(2)
                 for total, part in zip((grad_key, grad_value), parts[1:], strict=True):
-                    summed = _summed_heads(part.to(exact), total.shape[1])
+                    summed = _sum_heads(part.to(exact), total.shape[1])
                     total.index_add_(2, segment.leaving, summed)
             if segment.above is not None:
                 keys, values = (states.index_select(2, segment.above) for states in (key, value))
-                of_segment = [_grouped(states, key.shape[1]) for states in of_segment]
+                of_segment = [_group_heads(states, key.shape[1]) for states in of_segment]
                 parts = _part_backward(of_segment, keys, values, causal=False, scaling=ctx.scaling)
-                place = grad_query[:, :, here]
-                place += parts[0].reshape(place.shape)
+                target = grad_query[:, :, queries]
+                target += parts[0].reshape(target.shape)
                 for total, part in zip((grad_key, grad_value), parts[1:], strict=True):
                     total.index_add_(2, segment.above, part.to(exact))
         num_above = key.shape[2] - query.shape[2]
         for total, of_heads in ((grad_key, grad_own_keys), (grad_value, grad_own_values)):
-            total[:, :, num_above:] += _summed_heads(of_heads, total.shape[1])
+            total[:, :, num_above:] += _sum_heads(of_heads, total.shape[1])
         gradients = (grad_query, grad_key, grad_value)
         return (
             *(gradient.to(query.dtype) for gradient in gradients),
@@ -184,7 +180,7 @@ class _AlongSegments(torch.autograd.Function):
         )
 
 
-class _Attended:
+class _PartialAttention:
     """Attention outputs and normalizers of all queries of a row over a subset of their keys."""
 
     def __init__(self, query: torch.Tensor) -> None:
@@ -195,19 +191,19 @@ class _Attended:
         """[1, H, N], logarithms; minus infinity for queries without keys in the subset."""
 
     def put(self, queries: slice, output: torch.Tensor, normalizers: torch.Tensor) -> None:
-        """Store the kernel's result for some queries; heads may be grouped as by `_grouped`."""
-        place = self.output[:, :, queries]
-        place.copy_(output.reshape(place.shape))
-        self.normalizers[:, :, queries] = normalizers.reshape(place.shape[:3])
+        """Store the kernel's result for some queries; heads may be grouped as by `_group_heads`."""
+        target = self.output[:, :, queries]
+        target.copy_(output.reshape(target.shape))
+        self.normalizers[:, :, queries] = normalizers.reshape(target.shape[:3])
 
-    def weaken(self, sinks: torch.Tensor) -> None:
+    def add_sinks(self, sinks: torch.Tensor) -> None:
         """Add scores without values [H] to every softmax (in place)."""
         scores = sinks.to(self.normalizers.dtype)[None, :, None]
         normalizers = torch.logaddexp(self.normalizers, scores)
         self.output *= (self.normalizers - normalizers).exp()[..., None]
         self.normalizers = normalizers
 
-    def joined(self, other: "_Attended") -> "_Attended":
+    def join(self, other: "_PartialAttention") -> "_PartialAttention":
         """Return attention over the union of two disjoint subsets of keys (in place).
 
         Each output is weighted by its share exp(own normalizer - joint normalizer) of the softmax.
@@ -237,10 +233,10 @@ def _part_backward(
         scaling: factor on the scores.
     """
     grad_output, query, output, normalizers = of_segment
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _kernel_backward(
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _kernel_backward(
         grad_output, query, keys, values, output, normalizers, 0.0, causal, scale=scaling
     )
-    return found
+    return gradients
 
 
 def _sink_gradient(
@@ -259,28 +255,28 @@ def _all_but_last(queries: slice) -> slice:
     return slice(queries.start, queries.stop - 1)
 
 
-def _reversed(states: torch.Tensor) -> torch.Tensor:
+def _reverse_all_but_last(states: torch.Tensor) -> torch.Tensor:
     """Return all but the last query in reverse order."""
     return states[:, :, :-1].flip(2)
 
 
-def _gathered(states: torch.Tensor, index: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def _gather(states: torch.Tensor, index: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Return keys or values at some indices, repeated for each query head."""
     return states.index_select(2, index).repeat_interleave(query.shape[1] // states.shape[1], dim=1)
 
 
-def _each_head(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def _repeat_heads(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Return the row's own keys or values, repeated for each query head: [1, H, N, D]."""
     own = states[:, :, states.shape[2] - query.shape[2] :]
     return own.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
 
 
-def _summed_heads(gradients: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """Sum gradients of repeated heads: the backward pass of `_each_head`."""
+def _sum_heads(gradients: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Sum gradients of repeated heads: the backward pass of `_repeat_heads`."""
     return gradients.reshape(1, num_groups, -1, *gradients.shape[2:]).sum(dim=2)
 
 
-def _grouped(states: torch.Tensor, num_groups: int) -> torch.Tensor:
+def _group_heads(states: torch.Tensor, num_groups: int) -> torch.Tensor:
     """Fold the query heads of a group into queries of one head: [1, K, H / K * queries, ...].
 
     Exact without a causal mask, where a query's position does not matter; keys need no repetition.

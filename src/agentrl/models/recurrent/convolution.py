@@ -36,8 +36,8 @@ def tree_convolution(original: Any) -> Any:
             return output
         share = context.share
         own_NC = share.to_channels(hidden_states[0].to(weight.dtype).transpose(0, 1))  # noqa: N806
-        made = _along_paths(own_NC.transpose(0, 1)[None], share.own_channels(weight), context)
-        output = share.from_channels(made[0].transpose(0, 1)).transpose(0, 1)[None]
+        mixed = _convolve_paths(own_NC.transpose(0, 1)[None], share.own_channels(weight), context)
+        output = share.from_channels(mixed[0].transpose(0, 1)).transpose(0, 1)[None]
         if bias is not None:
             output = output + bias[:, None]
         if activation is not None:
@@ -47,7 +47,7 @@ def tree_convolution(original: Any) -> Any:
     return convolve
 
 
-def _along_paths(
+def _convolve_paths(
     hidden_1CN: torch.Tensor,  # noqa: N803 - shape suffix
     weight_CK: torch.Tensor,  # noqa: N803
     context: RowContext,
@@ -56,9 +56,8 @@ def _along_paths(
         (hidden_1CN,) = context.states.extend((CONVOLUTION, context.layer), hidden_1CN)  # noqa: N806
     width = weight_CK.shape[1]
     keys = torch.from_numpy(context.tree.ancestors(width)).to(hidden_1CN.device)
-    before_any = pad(hidden_1CN, (0, 1))  # index P + N: padding before a path
+    padded = pad(hidden_1CN, (0, 1))  # index P + N: padding before a path
     terms = [
-        before_any.index_select(2, keys[place]) * weight_CK[:, place, None]
-        for place in range(width)
+        padded.index_select(2, keys[offset]) * weight_CK[:, offset, None] for offset in range(width)
     ]
     return torch.stack(terms).sum(dim=0)

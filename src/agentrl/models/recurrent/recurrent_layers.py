@@ -39,14 +39,14 @@ def follow_paths(model: nn.Module) -> None:
 
 def _replace_functions(file: Any) -> bool:
     """Replace the functions of a modeling file that have tree forms; return whether it has any."""
-    found = [name for name in TREE_FORMS if hasattr(file, name)]
-    for name in found:
+    names = [name for name in TREE_FORMS if hasattr(file, name)]
+    for name in names:
         function = getattr(file, name)
         if not hasattr(function, "follows_paths"):
             form = TREE_FORMS[name](function)
             form.follows_paths = True
             setattr(file, name, form)
-    return bool(found)
+    return bool(names)
 
 
 def _enter(module: Any, _arguments: object, keywords: dict[str, Any]) -> None:

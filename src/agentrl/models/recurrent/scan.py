@@ -129,7 +129,7 @@ def tree_mamba2(original: Any) -> Any:
             tensors: Sequence[torch.Tensor], states: torch.Tensor | None
         ) -> tuple[torch.Tensor, torch.Tensor]:
             inputs, steps, writes, reads = tensors
-            done: tuple[torch.Tensor, torch.Tensor] = original(
+            result: tuple[torch.Tensor, torch.Tensor] = original(
                 inputs,
                 steps,
                 share.own_channels(A),
@@ -140,7 +140,7 @@ def tree_mamba2(original: Any) -> Any:
                 return_final_states=True,
                 **keywords,
             )
-            return done
+            return result
 
         return scan_along_paths(run, (x, dt, B, C), context)
 
@@ -157,34 +157,38 @@ def scan_along_paths(
         tensors: its inputs, each [1, N, X]; this rank's tokens, if several share the row.
         context: the row; states that pass between chunks go through its `states`.
     """
-    tree, states, place = context.tree, context.states, (SCAN, context.layer)
+    tree, states, layer = context.tree, context.states, (SCAN, context.layer)
     own = [context.share.to_channels(tensor[0]) for tensor in tensors]
     num_tokens, device = len(own[0]), own[0].device
     padded = [pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, 1)) for tensor in own]
-    known = None
-    if states is not None and place in states.continued:
-        known = _after_none(states.continued[place])
+    known_states = None
+    if states is not None and layer in states.continued:
+        known_states = _with_initial_state(states.continued[layer])
     outputs, tokens = [], []
     for segments in tree.rounds:
-        places = segments.starts[:, None] + np.arange((segments.ends - segments.starts).max())
-        is_inside = places < segments.ends[:, None]
-        index = torch.from_numpy(np.where(is_inside, places, num_tokens)).to(device)
+        positions = segments.starts[:, None] + np.arange((segments.ends - segments.starts).max())
+        is_inside = positions < segments.ends[:, None]
+        index = torch.from_numpy(np.where(is_inside, positions, num_tokens)).to(device)
         parents = torch.from_numpy(segments.parents).to(device)
-        start = None if known is None else known.index_select(0, parents)
-        output, left = scan([tensor[index] for tensor in padded], start)
-        known = _after_none(left) if known is None else torch.cat([known, left])
+        start = None if known_states is None else known_states.index_select(0, parents)
+        output, final_states = scan([tensor[index] for tensor in padded], start)
+        known_states = (
+            _with_initial_state(final_states)
+            if known_states is None
+            else torch.cat([known_states, final_states])
+        )
         # Indexing with a mask would wait for the device to count it.
         inside = torch.from_numpy(np.flatnonzero(is_inside)).to(device)
         outputs.append(output.flatten(0, 1).index_select(0, inside))
-        tokens.append(places[is_inside])
-    assert known is not None, "a row has tokens"
+        tokens.append(positions[is_inside])
+    assert known_states is not None, "a row has tokens"
     if states is not None and len(tree.exports):
         exports = torch.from_numpy(tree.exports).to(device)
-        states.left[place] = known.index_select(0, exports)
-    back = torch.from_numpy(np.argsort(np.concatenate(tokens))).to(device)
-    return context.share.from_channels(torch.cat(outputs).index_select(0, back))[None]
+        states.exported_states[layer] = known_states.index_select(0, exports)
+    inverse = torch.from_numpy(np.argsort(np.concatenate(tokens))).to(device)
+    return context.share.from_channels(torch.cat(outputs).index_select(0, inverse))[None]
 
 
-def _after_none(states: torch.Tensor) -> torch.Tensor:
+def _with_initial_state(states: torch.Tensor) -> torch.Tensor:
     """Return states, preceded by the state before a path, which is number 0."""
     return torch.cat([torch.zeros_like(states[:1]), states])

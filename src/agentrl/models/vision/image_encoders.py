@@ -58,11 +58,11 @@ def shown_features(
         images: of the whole row.
         stretch: tokens of the row that this rank computes; None: all.
     """
-    features = _encoded(model, reader, images.images)
-    features.pooler_output = _each(features.pooler_output, images, stretch)
+    features = _encode(model, reader, images.images)
+    features.pooler_output = _per_shown_image(features.pooler_output, images, stretch)
     if getattr(features, "deepstack_features", None) is not None:
         features.deepstack_features = [
-            _each(part, images, stretch) for part in features.deepstack_features
+            _per_shown_image(part, images, stretch) for part in features.deepstack_features
         ]
     return {"mm_encoder_outputs": {"image": features}}
 
@@ -71,7 +71,7 @@ def unshown_features(
     model: PreTrainedModel, reader: ImageReader, image: ShownImage
 ) -> torch.Tensor:
     """Encode an image without showing it: the result is 0 but depends on the whole encoder."""
-    features = _encoded(model, reader, [image])
+    features = _encode(model, reader, [image])
     made = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
     total = torch.stack([part.sum() for parts in made for part in parts]).sum()
     return total * 0.0
@@ -83,8 +83,8 @@ def kind_keywords(model: PreTrainedModel, images: RowImages, num_tokens: int) ->
     kinds = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
     for start, end in images.spans.tolist():
         kinds[:, start:end] = 1
-    known = inspect.signature(model.base_model.forward).parameters
-    return {name: kinds for name in _KIND_NAMES if name in known}
+    parameters = inspect.signature(model.base_model.forward).parameters
+    return {name: kinds for name in _KIND_NAMES if name in parameters}
 
 
 def grid_keywords(model: PreTrainedModel, reader: ImageReader, images: RowImages) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def grid_keywords(model: PreTrainedModel, reader: ImageReader, images: RowImages
     return {"image_grid_thw": grids[images.which.tolist()].to(next(model.parameters()).device)}
 
 
-def _encoded(model: PreTrainedModel, reader: ImageReader, images: Sequence[ShownImage]) -> Any:
+def _encode(model: PreTrainedModel, reader: ImageReader, images: Sequence[ShownImage]) -> Any:
     base: Any = model.base_model
     device = next(model.parameters()).device
     pixels = {name: part.to(device) for name, part in reader.inputs(images).items()}
@@ -101,8 +101,8 @@ def _encoded(model: PreTrainedModel, reader: ImageReader, images: Sequence[Shown
     return base.get_image_features(**pixels, return_dict=True)
 
 
-def _each(parts: Any, images: RowImages, stretch: slice | None) -> Any:
-    """Return the features of each image that is shown, from those of each that is encoded."""
+def _per_shown_image(parts: Any, images: RowImages, stretch: slice | None) -> Any:
+    """Return the features of each shown image, from those of each encoded image."""
     order = images.which.tolist()
     is_stacked = isinstance(parts, torch.Tensor)
     if stretch is None:

@@ -60,15 +60,15 @@ class ImageReader:
             ImageError: the file cannot be decoded, is too large, or too long and thin.
         """
         key = processor_key(processor)
-        found = self._encoded(data, processor)
-        before, after = self._surroundings
+        processed = self._process(data, processor)
+        before, after = self._surrounding_tokens
         return ShownImage(
             key=f"{key}/{hashlib.sha256(data).hexdigest()}",
             data=data,
             processor=processor,
             image_token_id=self.token_id,
-            num_positions=self._num_positions(found),
-            grid=self._grid(found),
+            num_positions=self._num_positions(processed),
+            grid=self._grid(processed),
             is_whole=sees_images_whole(self._config),
             before=before,
             after=after,
@@ -76,22 +76,22 @@ class ImageReader:
 
     def inputs(self, images: Sequence[ShownImage]) -> dict[str, torch.Tensor]:
         """Return the arguments of a model's `get_image_features` for images, in their order."""
-        each = [self._encoded(image.data, image.processor) for image in images]
+        each = [self._process(image.data, image.processor) for image in images]
         names = [name for name in _INPUTS if name in each[0]]
         return {
-            name: torch.from_numpy(np.concatenate([np.asarray(one[name]) for one in each]))
+            name: torch.from_numpy(np.concatenate([np.asarray(image[name]) for image in each]))
             for name in names
         }
 
-    def _encoded(self, data: bytes, processor: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _process(self, data: bytes, processor: Mapping[str, Any]) -> Mapping[str, Any]:
         picture = decoded(data)
         try:
-            found: Mapping[str, Any] = self._processor(processor)(
+            processed: Mapping[str, Any] = self._processor(processor)(
                 images=[picture], return_tensors="np"
             )
         except ValueError as error:  # the family's own limits on the aspect ratio
             raise ImageError(f"{picture.width} x {picture.height} pixels: {error}") from error
-        return found
+        return processed
 
     def _processor(self, settings: Mapping[str, Any]) -> Any:
         key = processor_key(settings)
@@ -101,24 +101,24 @@ class ImageReader:
                 self._processors[key] = AutoImageProcessor.from_pretrained(folder, backend="pil")
         return self._processors[key]
 
-    def _num_positions(self, found: Mapping[str, Any]) -> int:
-        if "image_grid_thw" in found:
+    def _num_positions(self, processed: Mapping[str, Any]) -> int:
+        if "image_grid_thw" in processed:
             merged = self._config.vision_config.spatial_merge_size**2
-            return int(np.prod(found["image_grid_thw"][0])) // int(merged)
-        if "num_soft_tokens_per_image" in found:
-            return int(found["num_soft_tokens_per_image"][0])
+            return int(np.prod(processed["image_grid_thw"][0])) // int(merged)
+        if "num_soft_tokens_per_image" in processed:
+            return int(processed["num_soft_tokens_per_image"][0])
         return int(self._config.mm_tokens_per_image)
 
-    def _grid(self, found: Mapping[str, Any]) -> tuple[int, int] | None:
+    def _grid(self, processed: Mapping[str, Any]) -> tuple[int, int] | None:
         rope = getattr(self._config.get_text_config(), "rope_parameters", None) or {}
         if _ROWS_AND_COLUMNS not in rope:
             return None
         merge = self._config.vision_config.spatial_merge_size
-        _, rows, columns = (int(size) for size in found["image_grid_thw"][0])
+        _, rows, columns = (int(size) for size in processed["image_grid_thw"][0])
         return rows // merge, columns // merge
 
     @cached_property
-    def _surroundings(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _surrounding_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the tokens that the model's processor writes before and after an image."""
         kind = self._config.model_type
         if kind not in ("gemma3", "gemma4"):
@@ -142,8 +142,8 @@ _INPUTS = ("pixel_values", "image_grid_thw", "image_position_ids")
 def sees_images_whole(config: PretrainedConfig) -> bool:
     """Return whether the tokens of an image attend to one another in both directions."""
     text: Any = config.get_text_config()
-    is_asked = getattr(text, "use_bidirectional_attention", None) == "vision"
-    return config.model_type == "gemma3" or is_asked
+    is_bidirectional = getattr(text, "use_bidirectional_attention", None) == "vision"
+    return config.model_type == "gemma3" or is_bidirectional
 
 
 def decoded(data: bytes) -> PillowImage.Image:

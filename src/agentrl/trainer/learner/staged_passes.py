@@ -79,7 +79,7 @@ class StagedPasses:
 
         rows = self._rows(self.policy, batches, with_entropy=self.with_entropy)
         rows.forward_backward(loss)
-        for number, made in rows.made.items():
+        for number, made in rows.outputs.items():
             yield batches[number], losses[number].outcome(made)
 
     def _long(
@@ -112,7 +112,7 @@ class StagedPasses:
         if short:
             rows = self._rows(policy, short)
             rows.forward()
-            for number, made in rows.made.items():
+            for number, made in rows.outputs.items():
                 yield short[number], made.logprobs
         for batch in batches:
             if batch.num_chunks > 1:
