@@ -34,16 +34,16 @@ def excess(value: object) -> str | None:
     level: list[object] = [value]
     num_values = 0
     for _ in range(_MAX_DEPTH):
-        below: list[object] = []
+        next_level: list[object] = []
         for item in level:
             if isinstance(item, dict | list):
                 num_values += len(item)
                 if num_values > _MAX_VALUES:
                     return f"the response contains more than {_MAX_VALUES} values"
-                below.extend(item.values() if isinstance(item, dict) else item)
-        if not below:
+                next_level.extend(item.values() if isinstance(item, dict) else item)
+        if not next_level:
             return None
-        level = below
+        level = next_level
     return f"the response is nested deeper than {_MAX_DEPTH} levels"
 
 

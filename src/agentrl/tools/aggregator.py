@@ -3,10 +3,10 @@
     GET  /mcpapi/servers             {"servers": [name, ...]}
     GET  /mcpapi/tools               {"tools": [{"type": "function", "function": {"name":
                                      "server.tool", "description", "parameters"}}]}
-    POST /mcpapi/tool/{server.tool}  body: the arguments; answers {"content": ...}
+    POST /mcpapi/tool/{server.tool}  body: the arguments; returns {"content": ...}
 
-A failed tool answers with status 200 and `{"status_code": 500, "detail": "..."}`, or with an
-`error` inside `content`. Both are the tool's own errors, which the model sees.
+A failed tool call returns status 200 and `{"status_code": 500, "detail": "..."}`, or an `error`
+inside `content`. Both are the tool's own errors, which the model sees.
 """
 
 import base64
@@ -81,8 +81,8 @@ class Aggregator:
         for tool in tools:
             server, parsed = self._parse_tool(tool, listed)
             listed[server].append(parsed)
-        for tools_of_one in listed.values():
-            if (problem := listing_problem(tools_of_one)) is not None:
+        for server_tools in listed.values():
+            if (problem := listing_problem(server_tools)) is not None:
                 raise self._error(problem, None)
         return listed
 
@@ -102,7 +102,7 @@ class Aggregator:
                 body = await self._send("POST", path, dict(arguments))
                 return _to_result(body)
             except httpx.ReadTimeout as error:
-                # Find out whether the tool hangs or its server: this raises if it is the server.
+                # Find out whether the tool or the whole server hangs: this raises if the server does.
                 await self._get("/servers")
                 raise CallTimedOut(f"no result within {self._timeout:g} s") from error
             except _RequestFailed as error:
@@ -122,7 +122,7 @@ class Aggregator:
                     raise self._error("is unreachable", error) from error
             else:
                 if not isinstance(body, dict):
-                    raise self._error(f"answered {path} without a JSON object", None)
+                    raise self._error(f"returned no JSON object for {path}", None)
                 return body
             await pause_before_retry(self._config, attempt)
         raise AssertionError("unreachable")
@@ -135,7 +135,7 @@ class Aggregator:
         content = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"} if content is not None else None
         try:
-            status, answer = await read_reply(
+            status, reply = await read_reply(
                 self._http,
                 method,
                 self._url + path,
@@ -153,43 +153,43 @@ class Aggregator:
             raise _RequestFailed(describe(error), sent=not isinstance(error, _NOT_SENT)) from error
         except UnreadableReply as error:
             raise self._unreadable(method, path, str(error)) from error
-        return self._body(method, path, status, answer)
+        return self._parsed(method, path, status, reply)
 
-    def _body(self, method: str, path: str, status: int, answer: bytes) -> object:
+    def _parsed(self, method: str, path: str, status: int, reply: bytes) -> object:
         if status in _STATUS_REFUSED:
             raise self._error("refused the request", _RequestFailed(f"HTTP {status}", sent=False))
         if status in (*_STATUS_NOT_SENT, *_STATUS_LOST):
             raise _RequestFailed(f"HTTP {status}", sent=status in _STATUS_LOST)
-        if (reason := density(num_marks(answer))) is not None:
+        if (reason := density(num_marks(reply))) is not None:
             raise self._unreadable(method, path, reason)
         try:
-            # Python's own, because tools written in Python send NaN.
-            body = json.loads(repaired(answer))
+            # The standard library's parser accepts NaN, which tools written in Python send.
+            body = json.loads(repaired(reply))
         except (ValueError, RecursionError) as error:
             if status >= 400 or method == "GET":
                 raise self._error(
-                    f"answered {path} with HTTP {status} and invalid JSON", None
+                    f"returned HTTP {status} with invalid JSON for {path}", None
                 ) from error
             raise InvalidResult("the response is not JSON") from error
         if (reason := excess(body)) is not None:
             raise self._unreadable(method, path, reason)
         if status >= 400 and method == "GET":
-            raise self._error(f"answered {path} with HTTP {status}", None)
+            raise self._error(f"returned HTTP {status} for {path}", None)
         if status >= 400:
             # The aggregator processed the call and rejected it: an unknown tool, bad arguments.
             return {"status_code": status, "detail": _detail(body)}
         return body
 
     def _unreadable(self, method: str, path: str, reason: str) -> ToolError | InvalidResult:
-        """Return the failure for an unread reply; for a call, the model sees it as an error."""
+        """Return the error for an unreadable reply; for a call, the model sees it."""
         if method == "GET":
-            return self._error(f"answered {path}: {reason}", None)
+            return self._error(f"returned an unreadable response for {path}: {reason}", None)
         return InvalidResult(reason)
 
     def _parse_tool(self, tool: object, servers: Mapping[str, object]) -> tuple[str, Tool]:
         function = tool.get("function") if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
-        # The longest name first, because names of servers may contain dots too.
+        # Try the longest name first: server names may contain dots, too.
         for server in sorted(servers, key=len, reverse=True):
             if isinstance(name, str) and name.startswith(f"{server}."):
                 assert isinstance(function, dict)
@@ -201,13 +201,13 @@ class Aggregator:
                 )
         raise self._error(f"lists a tool that belongs to none of its servers: {name!r}", None)
 
-    def _error(self, what: str, error: BaseException | None) -> ToolError:
+    def _error(self, problem: str, error: BaseException | None) -> ToolError:
         reason = (
             ""
             if error is None
             else f": {error if isinstance(error, _RequestFailed) else describe(error)}"
         )
-        return ToolError(f"aggregator {self.name!r} at {self.server.address} {what}{reason}")
+        return ToolError(f"aggregator {self.name!r} at {self.server.address} {problem}{reason}")
 
 
 class AggregatedServer:

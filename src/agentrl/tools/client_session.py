@@ -38,9 +38,8 @@ logger = logging.getLogger(__name__)
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 
 _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
-_READ_MARGIN_SECONDS = (
-    30.0  # HTTP waits longer than a call may take, so that the call's own timeout decides
-)
+# HTTP waits longer than a call may take, so that the call's own timeout decides.
+_READ_MARGIN_SECONDS = 30.0
 
 
 class McpSession:
@@ -63,35 +62,35 @@ class McpSession:
         self._on_tools_changed = on_tools_changed
         self._config = config
         log_dir = config.log_dir
-        self._started = StdioServer(log_dir and log_dir / f"{config.log_prefix}{name}.log")
+        self._child = StdioServer(log_dir and log_dir / f"{config.log_prefix}{name}.log")
         self._stop = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._own())
+        self._task = asyncio.create_task(self._run())
 
     @property
     def alive(self) -> bool:
-        """Whether the connection is not known to be lost or closed."""
+        """Whether the connection is open, as far as is known."""
         return not self._task.done()
 
     @property
     def pid(self) -> int | None:
         """The process of a server that was started for this connection."""
-        return self._started.pid
+        return self._child.pid
 
     async def opened(self) -> Client:
-        """Return the client once the handshake is done, or raise what went wrong with it."""
+        """Return the client after the handshake, or raise the error that prevented it."""
         limit = (
             self._config.start_timeout_seconds
             if self._server.transport == "stdio"
             else self._config.connect_timeout_seconds
         )
-        waiting = asyncio.timeout(limit)
+        timeout_scope = asyncio.timeout(limit)
         try:
-            async with waiting:
+            async with timeout_scope:
                 return await asyncio.shield(self._opened)
         except BaseException as error:
             await self.close()
-            if isinstance(error, TimeoutError) and waiting.expired():
+            if isinstance(error, TimeoutError) and timeout_scope.expired():
                 raise TimeoutError(f"no response within {limit:g} s") from None
             raise
 
@@ -102,10 +101,10 @@ class McpSession:
             self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def _own(self) -> None:
+    async def _run(self) -> None:
         try:
             async with _open_client(
-                self._server, self._config, self._started, self._questions, self._heard
+                self._server, self._config, self._child, self._questions, self._on_message
             ) as client:
                 self._opened.set_result(client)
                 await self._watch_tools(client)
@@ -113,19 +112,19 @@ class McpSession:
             if self._opened.done():
                 logger.warning("lost MCP server at %s: %s", self._server.address, describe(error))
             else:
-                words = self._last_words()
+                details = self._failure_details()
                 self._opened.set_exception(
-                    ToolError(f"{describe(error)}; {words}") if words else error
+                    ToolError(f"{describe(error)}; {details}") if details else error
                 )
         finally:
             if not self._opened.done():
                 self._opened.cancel()
 
-    def _last_words(self) -> str:
-        """Return the last output of a command that was started for this connection, or its exit."""
-        said, status = self._started.last_line, self._started.exit_status
-        if said:
-            return f"last output: {said}{_variable_hint(self._server, said)}"
+    def _failure_details(self) -> str:
+        """Return the last output of the command that was started, or its exit status; may be empty."""
+        last_line, status = self._child.last_line, self._child.exit_status
+        if last_line:
+            return f"last output: {last_line}{_variable_hint(self._server, last_line)}"
         if status is None or status < 0:
             return ""
         return (
@@ -133,7 +132,7 @@ class McpSession:
             'server.run("stdio")'
         )
 
-    async def _heard(self, message: IncomingMessage) -> None:
+    async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
             self._on_tools_changed()
 
@@ -142,18 +141,18 @@ class McpSession:
 
         Before protocol 2026-07-28, servers send them without a subscription.
         """
-        offered = client.server_capabilities.tools
+        capability = client.server_capabilities.tools
         if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (
-            offered is not None and offered.list_changed
+            capability is not None and capability.list_changed
         ):
             await self._stop.wait()
             return
-        listening = asyncio.create_task(self._listen(client))
+        listener = asyncio.create_task(self._listen(client))
         try:
             await self._stop.wait()
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
 
     async def _listen(self, client: Client) -> None:
         try:
@@ -165,9 +164,9 @@ class McpSession:
             logger.info("%s does not report changes of its tools: %s", self._server.address, error)
 
 
-def _variable_hint(server: McpServer, said: str) -> str:
-    """Return how to pass on a variable that a command misses and this process has, or nothing."""
-    for name in _VARIABLE.findall(said):
+def _variable_hint(server: McpServer, output: str) -> str:
+    """Return a hint for a variable that a command lacks but this process has, or an empty text."""
+    for name in _VARIABLE.findall(output):
         if name in os.environ and name not in server.env:
             return (
                 f' (commands receive only the variables in env: "env": {{"{name}": "${{{name}}}"}})'
@@ -179,7 +178,7 @@ def _variable_hint(server: McpServer, said: str) -> str:
 async def _open_client(
     server: McpServer,
     config: ToolsConfig,
-    started: StdioServer,
+    child: StdioServer,
     questions: ServerQuestions,
     on_message: MessageHandlerFnT,
 ) -> AsyncIterator[Client]:
@@ -188,7 +187,9 @@ async def _open_client(
         transport: Transport
         if server.transport == "stdio":
             transport = repairing(
-                await _started(server, config, started, stack), server.address, questions.note
+                await _command_transport(server, config, child, stack),
+                server.address,
+                questions.note,
             )
         elif server.transport == "sse":
             transport = repairing(
@@ -246,32 +247,32 @@ def _bounded_client(
 
 @cache
 def _scratch_root() -> "tempfile.TemporaryDirectory[str]":
-    """Return the parent of all scratch directories of this process; it is removed at its end."""
+    """Return the parent of all scratch directories; it is removed when this process exits."""
     return tempfile.TemporaryDirectory(prefix="agentrl-tools-", ignore_cleanup_errors=True)
 
 
-async def _started(
-    server: McpServer, config: ToolsConfig, started: StdioServer, stack: AsyncExitStack
+async def _command_transport(
+    server: McpServer, config: ToolsConfig, child: StdioServer, stack: AsyncExitStack
 ) -> Transport:
     """Return the transport that starts a server's command, isolated from other servers."""
     confinement = config.confinement
     if confinement is None:
         scratch = Path(tempfile.mkdtemp(dir=_scratch_root().name))
-        # In a thread: a command may leave a million files, and a process that is still writing
-        # more.
+        # In a thread: a command may leave a million files, and a process that still writes.
         stack.push_async_callback(asyncio.to_thread, shutil.rmtree, scratch, ignore_errors=True)
         confinement = Confinement(scratch=scratch, hidden=config.hidden_paths)
     writable = tuple(Path(path) for path in server.writable)
     confinement = replace(confinement, writable=(*confinement.writable, *writable))
 
-    def filled(text: str) -> str:
+    def with_rollout_dir(text: str) -> str:
         return text.replace(ROLLOUT_DIR, str(confinement.scratch))
 
-    words = [program(server.command or ""), *map(filled, server.args)]
+    words = [program(server.command or ""), *map(with_rollout_dir, server.args)]
     return stdio_transport(
         await asyncio.to_thread(confinement.command, words),
         environment=confinement.environment()
-        | {name: filled(value.get_secret_value()) for name, value in server.env.items()},
-        cwd=filled(server.cwd or "") or (confinement.scratch if confinement.read_only else None),
-        started=started,
+        | {name: with_rollout_dir(value.get_secret_value()) for name, value in server.env.items()},
+        cwd=with_rollout_dir(server.cwd or "")
+        or (confinement.scratch if confinement.read_only else None),
+        child=child,
     )

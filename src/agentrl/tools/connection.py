@@ -46,7 +46,7 @@ class ServerConnection:
         self._config = config
         self._questions = questions or ServerQuestions(name, server)
         self._timeout = server.call_timeout_seconds or config.call_timeout_seconds
-        self._longest = max(self._timeout, config.max_call_seconds)
+        self._max_seconds = max(self._timeout, config.max_call_seconds)
         self._breaker = CircuitBreaker(
             f"MCP server {name!r} at {server.address}",
             threshold=config.failures_until_down,
@@ -54,7 +54,7 @@ class ServerConnection:
             patience=config.down_patience_seconds,
         )
         self._session: McpSession | None = None
-        self._connecting = asyncio.Lock()
+        self._connect_lock = asyncio.Lock()
         self._holds_state = False
         self.num_changes = 0
         """Number of tool list changes that the server announced."""
@@ -84,7 +84,7 @@ class ServerConnection:
             client = await self._client()
             try:
                 async with asyncio.timeout(self._config.connect_timeout_seconds):
-                    tools = self._offered(await _all_tools(client))
+                    tools = self._checked(await _all_tools(client))
                     self.instructions = (client.instructions or "").strip()
                     self.protocol_version = client.protocol_version
                     return tools
@@ -104,7 +104,7 @@ class ServerConnection:
         client = await self._client()
         try:
             async with asyncio.timeout(self._config.connect_timeout_seconds):
-                return self._offered(await _all_tools(client))
+                return self._checked(await _all_tools(client))
         except (MCPError, TimeoutError, ValueError) as error:
             raise self._error("did not list its tools", error) from error
 
@@ -136,7 +136,7 @@ class ServerConnection:
                     name, arguments, repeatable=repeatable, on_progress=on_progress
                 )
             except ToolError:
-                self._holds_state = False  # the caller learns of the loss from this error
+                self._holds_state = False  # this error reports the loss to the caller
                 raise
 
     async def _call_tool(
@@ -152,9 +152,9 @@ class ServerConnection:
             client = await self._client()
             self._holds_state = self.server.per_rollout
             try:
-                return await self._within_time(client, name, dict(arguments), on_progress)
+                return await self._call_with_timeout(client, name, dict(arguments), on_progress)
             except TimeoutError as error:
-                if await self._answers(client):
+                if await self._responds(client):
                     raise CallTimedOut(f"no result within {self._timeout:g} s") from error
                 await self._drop(client)
                 raise self._error("stopped responding during a call", error) from error
@@ -163,14 +163,14 @@ class ServerConnection:
                 logger.warning("%s", self._error(f"returned an invalid result of {name}", error))
                 raise InvalidResult(describe(error)) from error
             except MCPError as error:
-                if not await self._may_repeat(client, error, repeatable=repeatable):
+                if not await self._is_retryable(client, error, repeatable=repeatable):
                     raise
                 if attempt == self._config.max_retries:
                     raise self._error("failed on every attempt", error) from error
             await pause_before_retry(self._config, attempt)
             attempt += 1
 
-    async def _within_time(
+    async def _call_with_timeout(
         self,
         client: Client,
         name: str,
@@ -184,19 +184,21 @@ class ServerConnection:
             TimeoutError: the tool took too long.
         """
         now = asyncio.get_running_loop().time
-        deadline = now() + self._longest
+        deadline = now() + self._max_seconds
         async with asyncio.timeout(self._timeout) as limit:
 
             def extend() -> None:
                 limit.reschedule(min(now() + self._timeout, deadline))
 
-            async def progressed(progress: float, total: float | None, message: str | None) -> None:
+            async def report_progress(
+                progress: float, total: float | None, message: str | None
+            ) -> None:
                 extend()
                 if on_progress is not None:
                     await on_progress(progress, total, message)
 
             still_working.set(extend)
-            result = await client.call_tool(name, arguments, progress_callback=progressed)
+            result = await client.call_tool(name, arguments, progress_callback=report_progress)
             return await with_linked_resources(client, result)
 
     async def close(self) -> None:
@@ -205,12 +207,12 @@ class ServerConnection:
         if session is not None:
             await session.close()
 
-    async def _may_repeat(self, client: Client, error: MCPError, *, repeatable: bool) -> bool:
+    async def _is_retryable(self, client: Client, error: MCPError, *, repeatable: bool) -> bool:
         """Return whether a failed call may be retried; False for the server's own errors.
 
         Raises:
             InvalidResult: the result exceeds the limits of `admission`.
-            ToolError: the infrastructure failed, and a retry might do harm.
+            ToolError: the infrastructure failed, and a retry is unsafe.
         """
         failure = error.data.get(FAILURE_KEY) if isinstance(error.data, dict) else None
         if failure == "refused":
@@ -223,8 +225,8 @@ class ServerConnection:
             await self._drop(client)
         if failure in ("session_ended", "not_sent"):
             return True
-        # Servers also use the SDK's code of a closed connection for their own errors, so check.
-        closed = error.code == CONNECTION_CLOSED and not await self._answers(client)
+        # Servers use the SDK's code of a closed connection for their own errors, too: ping them.
+        closed = error.code == CONNECTION_CLOSED and not await self._responds(client)
         if failure != "lost" and not closed:
             return False
         if closed:
@@ -233,7 +235,7 @@ class ServerConnection:
             return True
         raise self._error("lost the connection during a call", error) from error
 
-    async def _answers(self, client: Client) -> bool:
+    async def _responds(self, client: Client) -> bool:
         try:
             async with asyncio.timeout(_PING_SECONDS):
                 await client.list_tools(cache_mode="bypass")
@@ -248,7 +250,7 @@ class ServerConnection:
             ToolError: the server cannot be reached; or the session that holds the rollout's state
                 was lost, in which case the next call opens a new one.
         """
-        async with self._connecting:
+        async with self._connect_lock:
             if self._session is not None and self._session.alive:
                 return await self._session.opened()
             if self._holds_state:
@@ -259,7 +261,7 @@ class ServerConnection:
                 )
             for attempt in range(self._config.max_retries + 1):
                 session = McpSession(
-                    self.name, self.server, self._config, self._questions, self._changed
+                    self.name, self.server, self._config, self._questions, self._count_change
                 )
                 try:
                     client = await session.opened()
@@ -272,26 +274,26 @@ class ServerConnection:
                 await pause_before_retry(self._config, attempt)
         raise AssertionError("unreachable")
 
-    def _changed(self) -> None:
+    def _count_change(self) -> None:
         self.num_changes += 1
 
     async def _drop(self, client: Client) -> None:
         """Close the connection, unless another call has already replaced it."""
-        async with self._connecting:
+        async with self._connect_lock:
             session = self._session
             if session is not None and session.alive and await session.opened() is not client:
                 return
             await self.close()
 
-    def _offered(self, tools: list[Tool]) -> list[Tool]:
+    def _checked(self, tools: list[Tool]) -> list[Tool]:
         problem = listing_problem(tools)
         if problem is not None:
             raise ToolError(f"MCP server {self.name!r} at {self.server.address} {problem}")
         return tools
 
-    def _error(self, what: str, error: BaseException) -> ToolError:
+    def _error(self, problem: str, error: BaseException) -> ToolError:
         return ToolError(
-            f"MCP server {self.name!r} at {self.server.address} {what}: {describe(error)}"
+            f"MCP server {self.name!r} at {self.server.address} {problem}: {describe(error)}"
         )
 
 

@@ -83,7 +83,7 @@ class _ClientSession:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that were started for it."""
+        """Process ids of the child servers that were started."""
         return [one.pid for one in self.connections.values() if one.pid is not None]
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ class Environment:
         self._token = token
         self._idle_seconds = session_idle_seconds
         self._sessions: dict[str, _ClientSession] = {}
-        self._listing: asyncio.Lock = asyncio.Lock()
+        self._list_lock: asyncio.Lock = asyncio.Lock()
         self._tools: dict[str, list[Tool]] = {}
         self._questions = {
             name: ServerQuestions(name, server) for name, server in config.selected.items()
@@ -173,9 +173,11 @@ class Environment:
         """Return whether a request carries the token."""
         if self._token is None:
             return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        wanted = self._token.get_secret_value().encode()
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted)
+        scheme, _, received = headers.get("authorization", "").partition(" ")
+        expected = self._token.get_secret_value().encode()
+        return scheme.lower() == "bearer" and hmac.compare_digest(
+            received.strip().encode(), expected
+        )
 
     async def end_session(self, session_id: str) -> None:
         """End a client's children; nothing happens if it has none."""
@@ -185,16 +187,16 @@ class Environment:
 
     @asynccontextmanager
     async def _reaper(self) -> AsyncIterator[None]:
-        """End the children of clients that vanished, and all children at the end."""
+        """Stop the children of clients that vanished, and all children on shutdown."""
         with tempfile.TemporaryDirectory(prefix="agentrl-env-", ignore_cleanup_errors=True) as root:
             self._root = Path(root)
-            reaping = asyncio.create_task(self._reap())
+            reaper = asyncio.create_task(self._reap())
             try:
                 yield
             finally:
-                reaping.cancel()
+                reaper.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await reaping
+                    await reaper
                 for session_id in list(self._sessions):
                     await self.end_session(session_id)
 
@@ -237,7 +239,7 @@ class Environment:
         if offer is None:
             names = ", ".join(sorted(offers)) or "none"
             raise MCPError(INVALID_PARAMS, f"no tool {params.name!r} here (tools: {names})")
-        session = self._session(_client_of(headers) or headers[_SESSION_HEADER])
+        session = self._session(_client_name(headers) or headers[_SESSION_HEADER])
         session.calls_in_flight += 1
         try:
             return await self._connection(session, offer.server).call_tool(
@@ -260,7 +262,7 @@ class Environment:
         if name not in session.connections:
             # Children that are reached over HTTP also get a session for each client.
             server = self._config.selected[name].model_copy(update={"per_rollout": True})
-            config = self._confined(session.scratch)
+            config = self._confined_config(session.scratch)
             session.connections[name] = ServerConnection(
                 name, server, config, self._questions[name]
             )
@@ -281,7 +283,7 @@ class Environment:
             self._sessions[session_id] = _ClientSession(Path(tempfile.mkdtemp(dir=self._root)))
         return self._sessions[session_id]
 
-    def _confined(self, scratch: Path) -> ToolsConfig:
+    def _confined_config(self, scratch: Path) -> ToolsConfig:
         confinement = Confinement(
             scratch=scratch,
             hidden=self._config.hidden_paths,
@@ -295,16 +297,16 @@ class Environment:
 
         A name used by several servers is qualified with the server's name.
         """
-        visible = self._visible(headers)
-        async with self._listing:
+        visible = self._visible_servers(headers)
+        async with self._list_lock:
             for name, server in visible.items():
                 if name not in self._tools:
-                    self._tools[name] = await self._tools_of(name, server)
+                    self._tools[name] = await self._list_server_tools(name, server)
         offers = [_Offer(name, tool) for name in visible for tool in self._tools[name]]
         names = unique_names([(offer.server, offer.tool.name) for offer in offers])
         return dict(zip(names, offers, strict=True))
 
-    def _visible(self, headers: Headers) -> dict[str, McpServer]:
+    def _visible_servers(self, headers: Headers) -> dict[str, McpServer]:
         names = {name.strip() for name in headers.get(FILTER_HEADER, "").split(",")} - {""}
         unknown = sorted(names - set(self._config.selected))
         if unknown:
@@ -318,10 +320,10 @@ class Environment:
             if not names or name in names
         }
 
-    async def _tools_of(self, name: str, server: McpServer) -> list[Tool]:
+    async def _list_server_tools(self, name: str, server: McpServer) -> list[Tool]:
         """List a server's tools over a temporary connection: children start lazily."""
         scratch = Path(tempfile.mkdtemp(dir=self._root))
-        config = self._confined(scratch)
+        config = self._confined_config(scratch)
         connection = ServerConnection(name, server, config, self._questions[name])
         try:
             return await connection.list_tools()
@@ -348,7 +350,7 @@ class _SessionGate:
         if rejection is not None:
             await rejection(scope, receive, send)
             return
-        client = _client_of(headers)
+        client = _client_name(headers)
         if scope["method"] == "DELETE" and client is not None:
             await self._environment.end_session(client)
             await Response(status_code=204)(scope, receive, send)
@@ -367,7 +369,7 @@ class _SessionGate:
         version = headers.get(_VERSION_HEADER)
         if version is None or version in HANDSHAKE_PROTOCOL_VERSIONS:
             return None
-        if _client_of(headers) is not None:
+        if _client_name(headers) is not None:
             return None
         # Later versions have no sessions over HTTP, which are needed to distinguish clients.
         error = {
@@ -384,8 +386,8 @@ def _memory_of(pids: Sequence[int]) -> int:
     total = 0
     for pid in pids:
         with contextlib.suppress(psutil.Error):
-            first = psutil.Process(pid)
-            for process in (first, *first.children(recursive=True)):
+            parent = psutil.Process(pid)
+            for process in (parent, *parent.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):
                     total += process.memory_info().rss
     return total
@@ -396,8 +398,8 @@ def _headers(ctx: ServerRequestContext[Any, Request]) -> Headers:
     return ctx.request.headers
 
 
-def _client_of(headers: Headers) -> str | None:
-    """Return the name that a client of a protocol without sessions gave itself."""
+def _client_name(headers: Headers) -> str | None:
+    """Return the name that a client sends if its protocol has no sessions, else None."""
     name = headers.get(CLIENT_HEADER, "")
     if _SESSION_HEADER in headers or not _CLIENT_NAME.fullmatch(name):
         return None

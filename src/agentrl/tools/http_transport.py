@@ -60,16 +60,16 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; a POST that fails becomes a JSON-RPC error response."""
         try:
-            answer = await self._send(request)
-            if (encoding := answer.headers.get("content-encoding", "identity")) != "identity":
-                answer.close()
+            reply = await self._send(request)
+            if (encoding := reply.headers.get("content-encoding", "identity")) != "identity":
+                reply.close()
                 reason = f"the response is compressed ({encoding})"
                 if request.method != "POST":
                     raise httpx2.ReadError(reason, request=request)
                 return _failure(request, "too_large", reason)
-            if request.method != "POST" or _is_event_stream(answer):
-                return _response(request, answer, stream=_Stream(request, answer))
-            content = await _content(answer)
+            if request.method != "POST" or _is_event_stream(reply):
+                return _response(request, reply, stream=_Stream(request, reply))
+            content = await _read_body(reply)
         except _NEVER_SENT as error:
             # aiohttp's own text mentions TLS whether or not it is in use.
             reason = describe(error.__cause__ or error)
@@ -85,7 +85,7 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             return _failure(request, "too_large", f"the response is longer than {size}")
         if (excess := density(num_marks(content))) is not None:
             return _failure(request, "too_large", excess)
-        return _explained(request, _response(request, answer, content=repaired(content)))
+        return _with_explained_status(request, _response(request, reply, content=repaired(content)))
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -98,7 +98,7 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             request.method,
             URL(str(request.url), encoded=True),
             headers=request.headers.multi_items(),
-            # From a file, aiohttp sends long bodies in chunks and yields to other tasks between.
+            # aiohttp sends a file in chunks and yields to other tasks between them.
             data=BytesIO(body) if body else None,
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(sock_connect=limits["connect"], sock_read=limits["read"]),
@@ -111,50 +111,50 @@ class _Stream(httpx2.AsyncByteStream):
     It also ends at an event that exceeds the parsing limits, with an error for the call.
     """
 
-    def __init__(self, request: httpx2.Request, answer: aiohttp.ClientResponse) -> None:
+    def __init__(self, request: httpx2.Request, reply: aiohttp.ClientResponse) -> None:
         self._request = request
-        self._answer = answer
+        self._reply = reply
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        chunks = self._answer.content.iter_any()
-        before = 0
+        chunks = self._reply.content.iter_any()
+        num_before = 0
         try:
             async for lines in repaired_lines(chunks, longest=MAX_MESSAGE_BYTES):
-                if (reason := density(before + num_marks(lines))) is not None:
-                    yield _refusing_event(self._request, reason)
+                if (reason := density(num_before + num_marks(lines))) is not None:
+                    yield _error_event(self._request, reason)
                     return
                 end = max(map(lines.rfind, _EVENT_ENDS))
-                before = num_marks(lines[end:]) if end >= 0 else before + num_marks(lines)
+                num_before = num_marks(lines[end:]) if end >= 0 else num_before + num_marks(lines)
                 yield lines
         except aiohttp.ClientError:
             return
 
     async def aclose(self) -> None:
-        self._answer.close()
+        self._reply.close()
 
 
-async def _content(answer: aiohttp.ClientResponse) -> bytes | None:
+async def _read_body(reply: aiohttp.ClientResponse) -> bytes | None:
     """Return the body of a response, or None when it is too long."""
     chunks: list[bytes] = []
     size = 0
     try:
-        async for chunk in answer.content.iter_any():
+        async for chunk in reply.content.iter_any():
             size += len(chunk)
             if size > MAX_MESSAGE_BYTES:
                 return None
             chunks.append(chunk)
     finally:
-        answer.close()  # has no effect on one that was read to its end
+        reply.close()  # has no effect after the body was read completely
     return b"".join(chunks)
 
 
 def _response(
-    request: httpx2.Request, answer: aiohttp.ClientResponse, **body: Any
+    request: httpx2.Request, reply: aiohttp.ClientResponse, **body: Any
 ) -> httpx2.Response:
-    return httpx2.Response(answer.status, headers=answer.raw_headers, request=request, **body)
+    return httpx2.Response(reply.status, headers=reply.raw_headers, request=request, **body)
 
 
-def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+def _with_explained_status(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
     """Return the response, or a JSON-RPC error that explains its status."""
     status = response.status_code
     if status < 300 and status != _ACCEPTED and response.content and not _is_json(response):
@@ -172,8 +172,8 @@ def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Res
     return _failure(request, _status_failure(status), f"HTTP {status}")
 
 
-def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
-    return answer.status < 400 and answer.content_type == "text/event-stream"
+def _is_event_stream(reply: aiohttp.ClientResponse) -> bool:
+    return reply.status < 400 and reply.content_type == "text/event-stream"
 
 
 def _is_json(response: httpx2.Response) -> bool:
@@ -198,7 +198,7 @@ def _failure(request: httpx2.Request, failure: Failure, message: str) -> httpx2.
     return httpx2.Response(400, json=_error(None, failure, message), request=request)
 
 
-def _refusing_event(request: httpx2.Request, message: str) -> bytes:
+def _error_event(request: httpx2.Request, message: str) -> bytes:
     """Return the event that fails the call of a POST; a GET has no call."""
     if request.method != "POST":
         return b""

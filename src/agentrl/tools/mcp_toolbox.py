@@ -56,7 +56,7 @@ class McpToolBox:
         self._config = config
         self.offer(specs, connections)
         self._num_changes: dict[str, int] | None = None
-        """Of a rollout: changes of each server's tools that the model knows of."""
+        """In a rollout's box: how many changes of each server's tools the model knows of."""
 
     def offer(self, specs: Sequence[ToolSpec], connections: Mapping[str, Connection]) -> None:
         """Offer these tools to new rollouts; running rollouts keep the previous ones."""
@@ -75,10 +75,10 @@ class McpToolBox:
         if not self._config.show_instructions:
             return ""
         used = dict.fromkeys(spec.server for spec in self._specs)
-        said = {name: getattr(self._connections[name], "instructions", "") for name in used}
+        texts = {name: getattr(self._connections[name], "instructions", "") for name in used}
         return "\n\n".join(
             f"Instructions of the tool server {name}:\n{cut_middle(text, MAX_INSTRUCTIONS_CHARS)}"
-            for name, text in said.items()
+            for name, text in texts.items()
             if text
         )
 
@@ -105,7 +105,7 @@ class McpToolBox:
         started = time.monotonic()
         spec = self._by_name.get(name)
         if spec is None:
-            outcome = _Outcome(self._unknown(name), is_error=True)
+            outcome = _Outcome(self._unknown_tool_text(name), is_error=True)
         else:
             outcome = await self._call(spec, arguments)
         added = "" if spec is None else await self._tools_added(spec.server)
@@ -125,13 +125,13 @@ class McpToolBox:
         Servers that keep state in the session (`per_rollout`) get a connection for this rollout,
         opened at its first call and closed at the end; the others stay shared.
         """
-        own = {
+        private = {
             name: connection.for_rollout()
             for name, connection in self._connections.items()
             if isinstance(connection, ServerConnection) and connection.server.per_rollout
         }
         try:
-            box = McpToolBox(self._config, self._specs, {**self._connections, **own})
+            box = McpToolBox(self._config, self._specs, {**self._connections, **private})
             box._num_changes = {
                 name: connection.num_changes
                 for name, connection in box._connections.items()
@@ -139,14 +139,14 @@ class McpToolBox:
             }
             yield box
         finally:
-            for connection in own.values():
+            for connection in private.values():
                 await connection.close()
 
     async def _tools_added(self, server: str) -> str:
         """Offer tools that a server added during the rollout; return a note about them.
 
-        The prompt with the list of tools is already sampled from, so new tools are described in the
-        result of the current call.
+        The prompt, which lists the tools, was already sampled from; therefore the result of the
+        current call describes the new ones.
         """
         connection = self._connections[server]
         if self._num_changes is None or not isinstance(connection, ServerConnection):
@@ -175,14 +175,14 @@ class McpToolBox:
         if not new:
             return ""
         self.offer([*self._specs, *new], self._connections)
-        shown = json.dumps([spec.openai() for spec in new], ensure_ascii=False)
+        schemas = json.dumps([spec.openai() for spec in new], ensure_ascii=False)
         limit = self._config.max_result_chars
-        return f"\n\nNew tools can be called from now on:\n{cut_middle(shown, limit)}"
+        return f"\n\nNew tools can be called from now on:\n{cut_middle(schemas, limit)}"
 
     async def _call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> _Outcome:
         limit = self._config.max_result_chars
         try:
-            # What cannot be sent would end the connection.
+            # Arguments that cannot be sent would end the connection.
             json.dumps(dict(arguments), ensure_ascii=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
             return _Outcome(f"Error: the arguments are not JSON: {error}", is_error=True)
@@ -204,7 +204,7 @@ class McpToolBox:
             images=result_images(result) if show_images else (),
         )
 
-    def _unknown(self, name: str) -> str:
+    def _unknown_tool_text(self, name: str) -> str:
         near = get_close_matches(name, self._by_name, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         text = f"Error: there is no tool named {name!r}.{hint} Tools: {', '.join(self._by_name)}"
@@ -233,25 +233,25 @@ async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
     async with AsyncExitStack() as stack:
         for server in servers.values():
             stack.push_async_callback(server.close)
-        answers = await asyncio.gather(
+        results = await asyncio.gather(
             *(_offer(name, server) for name, server in servers.items()),
             return_exceptions=True,  # let every connection settle before any is closed
         )
         offers: dict[str, Offer] = {}
-        for name, answer in zip(servers, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            offers[name] = answer
+        for name, result in zip(servers, results, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            offers[name] = result
         listed, connections = _merged(offers, config)
         check_filters(listed, config)
         box = McpToolBox(config, select_tools(listed, config), connections)
-        refreshing = asyncio.create_task(_refresh(box, servers, offers, config))
+        refresher = asyncio.create_task(_refresh(box, servers, offers, config))
         try:
             yield box
         finally:
-            refreshing.cancel()
+            refresher.cancel()
             with suppress(asyncio.CancelledError):
-                await refreshing
+                await refresher
 
 
 async def _refresh(
@@ -262,7 +262,7 @@ async def _refresh(
         await asyncio.sleep(config.refresh_seconds)
         for name, server in servers.items():
             try:
-                offers[name] = await _offer(name, server, again=True)
+                offers[name] = await _offer(name, server, is_refresh=True)
             except ToolError as error:
                 logger.warning("keeping the previous tools: %s", error)
         try:
@@ -276,9 +276,9 @@ async def _refresh(
         box.offer(specs, connections)
 
 
-async def _offer(name: str, server: Server, *, again: bool = False) -> Offer:
+async def _offer(name: str, server: Server, *, is_refresh: bool = False) -> Offer:
     if isinstance(server, ServerConnection):
-        tools = await (server.list_tools_again() if again else server.list_tools())
+        tools = await (server.list_tools_again() if is_refresh else server.list_tools())
         return {name: (tools, server)}
     return {
         inner: (tools, AggregatedServer(server, inner))
@@ -292,16 +292,18 @@ def _merged(
     """Return tools and connections of all servers in use, by name.
 
     Raises:
-        ConfigError: two servers have one name, or one in use has none.
+        ConfigError: two servers have the same name, or a selected one does not exist.
     """
     listed: dict[str, Sequence[Tool]] = {}
     connections: dict[str, Connection] = {}
-    for behind, offer in offers.items():
+    for configured_name, offer in offers.items():
         for name, (tools, connection) in offer.items():
             if name in connections:
                 raise ConfigError(f"two MCP servers are named {name!r}; rename one in mcpServers")
             connections[name] = connection
-            if config.server_names is None or not {name, behind}.isdisjoint(config.server_names):
+            if config.server_names is None or not {name, configured_name}.isdisjoint(
+                config.server_names
+            ):
                 listed[name] = tools
     if config.server_names is not None:
         config.check_server_names({*connections, *config.servers})

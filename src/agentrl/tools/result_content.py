@@ -23,7 +23,7 @@ from agentrl.schema.image import image_from_bytes
 
 MAX_LINKS: Final = 5
 """Links of one result that are followed; further links are shown as text."""
-_NO_JSON = object()
+_NOT_JSON = object()
 
 
 def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = False) -> str:
@@ -36,13 +36,13 @@ def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = F
     """
     blocks = [b for b in result.content if not (show_images and _image_url(b) is not None)]
     texts = [*map(_block_text, blocks)]
-    if result.structured_content is not None and not _is_told(result.structured_content, texts):
+    if result.structured_content is not None and not _contain(texts, result.structured_content):
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
     return cut_middle("\n".join(texts), max_chars)
 
 
-def _is_told(structured: dict[str, Any], texts: Sequence[str]) -> bool:
-    """Return whether the texts of a result contain its structured content, as with most servers."""
+def _contain(texts: Sequence[str], structured: dict[str, Any]) -> bool:
+    """Return whether a result's texts contain its structured content, as most servers' do."""
     # The official SDK wraps values that are not objects, and renders a list as one block per item.
     value = structured["result"] if structured.keys() == {"result"} else structured
     if value in texts or (isinstance(value, list) and value and len(value) == len(texts)):
@@ -54,7 +54,7 @@ def _json_value(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return _NO_JSON
+        return _NOT_JSON
 
 
 def cut_middle(text: str, max_chars: int) -> str:
@@ -75,7 +75,7 @@ async def with_linked_resources(client: Client, result: CallToolResult) -> CallT
     links = [block for block in result.content if isinstance(block, ResourceLink)][:MAX_LINKS]
     if not links or client.server_capabilities.resources is None:
         return result
-    found = {link.uri: await _linked(client, link) for link in links}
+    found = {link.uri: await _link_contents(client, link) for link in links}
     blocks: list[ContentBlock] = []
     for block in result.content:
         contents = found.get(block.uri) if isinstance(block, ResourceLink) else None
@@ -83,13 +83,13 @@ async def with_linked_resources(client: Client, result: CallToolResult) -> CallT
     return result.model_copy(update={"content": blocks})
 
 
-async def _linked(client: Client, link: ResourceLink) -> list[ContentBlock]:
+async def _link_contents(client: Client, link: ResourceLink) -> list[ContentBlock]:
     """Return the contents of a link; nothing if the server does not provide them."""
     try:
-        read = await client.read_resource(link.uri)
+        response = await client.read_resource(link.uri)
     except (MCPError, ValidationError):
         return []
-    return [EmbeddedResource(type="resource", resource=one) for one in read.contents]
+    return [EmbeddedResource(type="resource", resource=one) for one in response.contents]
 
 
 def result_images(result: CallToolResult) -> tuple[str, ...]:

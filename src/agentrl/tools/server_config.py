@@ -50,13 +50,15 @@ class McpServer(BaseModel):
     """Response to a server's question to its user: `accept` sends the form's defaults if every
     required field has one."""
     written: tuple[str, ...] = Field(default=(), repr=False)
-    """Its address, or command and arguments, with environment variables not yet filled in."""
+    """Its address, or command and arguments, before environment variables are substituted."""
 
     @model_validator(mode="after")
     def _check_address(self) -> Self:
-        given, missing = ("command", "url") if self.transport == "stdio" else ("url", "command")
-        if getattr(self, given) is None or getattr(self, missing) is not None:
-            raise ValueError(f"a {self.transport} server takes `{given}`, not `{missing}`")
+        required, forbidden = (
+            ("command", "url") if self.transport == "stdio" else ("url", "command")
+        )
+        if getattr(self, required) is None or getattr(self, forbidden) is not None:
+            raise ValueError(f"a {self.transport} server takes `{required}`, not `{forbidden}`")
         if self.per_rollout and self.transport == "aggregator":
             raise ValueError(
                 "per_rollout is not supported by aggregators, which share their servers between "
@@ -134,7 +136,7 @@ class ToolsConfig(BaseModel):
     log_dir: Path | None = None
     """Folder for the standard error of commands; by default it is discarded."""
     log_prefix: str = "tool_"
-    """What names of these files start with."""
+    """Prefix of the names of these files."""
     show_instructions: bool = True
     """Show the servers' usage instructions to the model."""
     show_images: bool = False
@@ -157,14 +159,14 @@ class ToolsConfig(BaseModel):
         """
         if self.server_names is None:
             return dict(self.servers)
-        # The servers behind an aggregator are known only once it has listed them.
-        behind = [name for name, one in self.servers.items() if one.transport == "aggregator"]
-        if not behind:
+        # The servers of an aggregator are known only once it has listed them.
+        aggregators = [name for name, one in self.servers.items() if one.transport == "aggregator"]
+        if not aggregators:
             self.check_server_names(self.servers)
         return {
             name: server
             for name, server in self.servers.items()
-            if name in self.server_names or name in behind
+            if name in self.server_names or name in aggregators
         }
 
     def check_server_names(self, known: Collection[str]) -> None:
@@ -186,8 +188,8 @@ def http_headers(server: McpServer, config: ToolsConfig) -> dict[str, str]:
     }
     # The limits of responses count received bytes, so responses must not be compressed.
     headers["Accept-Encoding"] = "identity"
-    named = {name.lower() for name in headers}
-    if config.auth_token is not None and "authorization" not in named:
+    lower_names = {name.lower() for name in headers}
+    if config.auth_token is not None and "authorization" not in lower_names:
         headers["Authorization"] = f"Bearer {config.auth_token.get_secret_value()}"
     return headers
 
@@ -218,7 +220,14 @@ _TRANSPORT_NAMES: dict[str, Transport] = {
 _VARIABLE = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _OTHER_VARIABLE = re.compile(r"\$\{(?:input|workspaceFolder|userHome|command)\b[^}]*\}")
 # Settings of other clients that are ignored here: who confirms a call, how a server is displayed.
-_NOT_OURS = ("autoApprove", "alwaysAllow", "trust", "description", "icon", "sse_read_timeout")
+_IGNORED_SETTINGS = (
+    "autoApprove",
+    "alwaysAllow",
+    "trust",
+    "description",
+    "icon",
+    "sse_read_timeout",
+)
 _URL_KEYS = ("serverUrl", "httpUrl")
 
 
@@ -275,7 +284,7 @@ def _read_json(source: str | Path) -> object:
         raise ConfigError(f"{origin}: nested too deeply") from None
 
 
-def _filled_in(name: str, value: object) -> object:
+def _substituted(name: str, value: object) -> object:
     """Substitute environment variables for `${NAME}` and `${NAME:-default}` in all strings."""
     if isinstance(value, str):
         if other := _OTHER_VARIABLE.search(value):
@@ -283,15 +292,15 @@ def _filled_in(name: str, value: object) -> object:
                 f"mcpServers.{name}: {other[0]} is a variable of another client; write the value, "
                 "or an environment variable as ${NAME}"
             )
-        return _VARIABLE.sub(lambda match: _variable(name, match), value)
+        return _VARIABLE.sub(lambda match: _variable_value(name, match), value)
     if isinstance(value, Mapping):
-        return {key: _filled_in(name, part) for key, part in value.items()}
+        return {key: _substituted(name, part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_filled_in(name, part) for part in value]
+        return [_substituted(name, part) for part in value]
     return value
 
 
-def _variable(name: str, match: re.Match[str]) -> str:
+def _variable_value(name: str, match: re.Match[str]) -> str:
     if match[0] == ROLLOUT_DIR:
         return match[0]  # known when the command starts
     value = os.environ.get(match["name"], match["default"])
@@ -303,7 +312,7 @@ def _variable(name: str, match: re.Match[str]) -> str:
     return value
 
 
-def _kind(fields: Mapping[str, object]) -> str:
+def _default_transport(fields: Mapping[str, object]) -> str:
     if "command" in fields:
         return "stdio"
     path = str(fields.get("url", "")).split("?", 1)[0].rstrip("/")
@@ -317,14 +326,14 @@ def _parse_server(name: str, value: object) -> McpServer:
         )
     value = {"url" if key in _URL_KEYS else key: part for key, part in value.items()}
     fields = {
-        key: _filled_in(name, part)
+        key: _substituted(name, part)
         for key, part in value.items()
-        if key not in (*_NOT_OURS, "disabled")
+        if key not in (*_IGNORED_SETTINGS, "disabled")
     }
-    fields["written"] = _written(value)
+    fields["written"] = _unsubstituted(value)
     kind = fields.pop("type", None) or fields.pop("transport", None)
     if kind is None:
-        kind = _kind(fields)
+        kind = _default_transport(fields)
     if kind not in _TRANSPORT_NAMES:
         known = ", ".join(sorted(set(_TRANSPORT_NAMES)))
         raise ConfigError(f"mcpServers.{name}: unknown transport {kind!r} (known: {known})")
@@ -336,23 +345,23 @@ def _parse_server(name: str, value: object) -> McpServer:
         server = McpServer.model_validate({**fields, "transport": _TRANSPORT_NAMES[kind]})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(["mcpServers", name, *map(str, first["loc"])])
+        location = ".".join(["mcpServers", name, *map(str, first["loc"])])
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             known = ", ".join(key for key in McpServer.model_fields if key != "written")
             reason = f"unknown setting (known: {known})"
         elif first["type"] == "tuple_type":
             reason = 'expected a list, as in ["server.py", "--verbose"]'
-        raise ConfigError(f"{where}: {reason}") from error
+        raise ConfigError(f"{location}: {reason}") from error
     words = (server.command or "").split()
     if len(words) > 1 and shutil.which(program(server.command or "")) is None:
-        split = json.dumps({"command": words[0], "args": words[1:]})[1:-1]
-        raise ConfigError(f"mcpServers.{name}: program not found; write {split}")
+        suggestion = json.dumps({"command": words[0], "args": words[1:]})[1:-1]
+        raise ConfigError(f"mcpServers.{name}: program not found; write {suggestion}")
     return server
 
 
-def _written(value: Mapping[str, object]) -> tuple[str, ...]:
-    """Return a server's address or command as it was written, before substitution."""
+def _unsubstituted(value: Mapping[str, object]) -> tuple[str, ...]:
+    """Return a server's address or command before substitution of variables."""
     if isinstance(url := value.get("url"), str):
         return (url,)
     args = value.get("args")

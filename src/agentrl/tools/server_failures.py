@@ -44,9 +44,9 @@ class CircuitBreaker:
     success closes the circuit.
     """
 
-    def __init__(self, what: str, *, threshold: int, seconds: float, patience: float) -> None:
-        """Start with a closed circuit; `what` names the server in errors."""
-        self._what = what
+    def __init__(self, server: str, *, threshold: int, seconds: float, patience: float) -> None:
+        """Start with a closed circuit; `server` is its name in errors."""
+        self._server = server
         self._threshold = threshold
         self._seconds = seconds
         self._patience = patience
@@ -99,7 +99,7 @@ class CircuitBreaker:
                 return
             if now >= deadline:
                 seconds = now - self._down_since
-                raise ToolError(f"{self._what} has been down for {seconds:.0f} s")
+                raise ToolError(f"{self._server} has been down for {seconds:.0f} s")
             until = deadline if self._probing else min(deadline, self._retry_at)
             try:
                 async with asyncio.timeout(max(until - now, 0.001)):

@@ -46,21 +46,21 @@ _FIRST_POLL_SECONDS = 0.1
 _MIN_POLL_SECONDS = 0.02
 _MAX_POLL_SECONDS = 5.0
 _CANCEL_SECONDS = 2.0
-_MAX_SAID_CHARS = 200
-_NOT_OFFERED = {"sampling": "a language model", "roots": "roots"}
-"""Capabilities that samplers do not have, in words."""
+_MAX_QUESTION_CHARS = 200
+_UNSUPPORTED = {"sampling": "a language model", "roots": "roots"}
+"""Capabilities that samplers lack, and their description in the log."""
 
 still_working: ContextVar[Callable[[], None] | None] = ContextVar("still_working", default=None)
 """Called whenever the task of the current call reports that it is still running."""
 
 
 class ServerQuestions:
-    """Answers the requests of one server on all connections with it."""
+    """Answers the requests of one server on all connections to it."""
 
     def __init__(self, name: str, server: McpServer) -> None:
         self._name = name
         self._accepts = server.elicitation == "accept"
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     async def answer(
         self, context: object, params: ElicitRequestParams
@@ -69,30 +69,30 @@ class ServerQuestions:
         content = _defaults(params) if self._accepts else None
         if content is not None:
             return ElicitResult(action="accept", content=content)
-        if self._says_first("elicitation"):
+        if self._is_first("elicitation"):
             logger.warning(
                 "MCP server %r asks the user %r: declined, like all its later requests (logged once); "
                 'set "elicitation": "accept" in mcpServers to answer with the defaults of forms',
                 self._name,
-                one_line(params.message, _MAX_SAID_CHARS),
+                one_line(params.message, _MAX_QUESTION_CHARS),
             )
         return ElicitResult(action="decline")
 
     def note(self, message: JSONRPCMessage) -> None:
         """Log once that a message requires an unsupported capability; the SDK answers with an error."""
         for capability in _needed_capabilities(message):
-            if capability in _NOT_OFFERED and self._says_first(capability):
+            if capability in _UNSUPPORTED and self._is_first(capability):
                 logger.warning(
                     "MCP server %r requests %s (%s): unsupported, answered with an error (logged "
                     "once)",
                     self._name,
-                    _NOT_OFFERED[capability],
+                    _UNSUPPORTED[capability],
                     capability,
                 )
 
-    def _says_first(self, what: str) -> bool:
-        is_first = what not in self._said
-        self._said.add(what)
+    def _is_first(self, capability: str) -> bool:
+        is_first = capability not in self._logged
+        self._logged.add(capability)
         return is_first
 
 
@@ -101,8 +101,8 @@ def _needed_capabilities(message: JSONRPCMessage) -> Iterator[str]:
     if isinstance(message, JSONRPCRequest):
         yield message.method.partition("/")[0]
     elif isinstance(message, JSONRPCResponse):
-        asked = message.result.get("inputRequests")
-        for request in asked.values() if isinstance(asked, Mapping) else ():
+        requests = message.result.get("inputRequests")
+        for request in requests.values() if isinstance(requests, Mapping) else ():
             yield (
                 str(request.get("method")).partition("/")[0] if isinstance(request, Mapping) else ""
             )
@@ -118,22 +118,22 @@ def _needed_capabilities(message: JSONRPCMessage) -> Iterator[str]:
 def _defaults(params: ElicitRequestParams) -> dict[str, Any] | None:
     """Return the default of every field of a form; None if a required field has none."""
     if not isinstance(params, ElicitRequestFormParams):
-        return None  # an address that a person would have to visit
+        return None  # a request to visit an address
     schema = params.requested_schema
     fields = schema.get("properties")
     if not isinstance(fields, Mapping):
         return None
-    given = {
+    defaults = {
         name: field["default"]
         for name, field in fields.items()
         if isinstance(field, Mapping) and "default" in field
     }
-    if not all(isinstance(value, str | int | float) for value in given.values()):
+    if not all(isinstance(value, str | int | float) for value in defaults.values()):
         return None
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         return None
-    return given if given.keys() >= set(required) else None
+    return defaults if defaults.keys() >= set(required) else None
 
 
 class TaskHandle(Result):
@@ -145,7 +145,7 @@ class TaskHandle(Result):
 
 
 class TaskState(Result):
-    """A task as the server sees it now."""
+    """The current state of a task on the server."""
 
     status: Literal["working", "input_required", "completed", "failed", "cancelled"]
     status_message: str | None = None
@@ -198,10 +198,10 @@ class PolledTasks(ClientExtension):
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
         """Handle results that are tasks."""
-        return (ResultClaim(result_type="task", model=TaskHandle, resolve=_finished),)
+        return (ResultClaim(result_type="task", model=TaskHandle, resolve=_poll_to_completion),)
 
 
-async def _finished(handle: TaskHandle, context: ClaimContext) -> CallToolResult:
+async def _poll_to_completion(handle: TaskHandle, context: ClaimContext) -> CallToolResult:
     """Poll a task to completion; cancel it when its call is abandoned.
 
     Raises:
@@ -209,43 +209,43 @@ async def _finished(handle: TaskHandle, context: ClaimContext) -> CallToolResult
     """
     params = TaskParams(task_id=handle.task_id)
     pause = _FIRST_POLL_SECONDS
-    asked_for = handle.poll_interval_ms
+    interval_ms = handle.poll_interval_ms
     try:
         while True:
-            await asyncio.sleep(_poll_seconds(pause, asked_for))
+            await asyncio.sleep(_poll_seconds(pause, interval_ms))
             pause *= 2
             state = await context.session.send_request(GetTask(params=params), TaskState)
-            asked_for = state.poll_interval_ms
+            interval_ms = state.poll_interval_ms
             if state.status == "input_required":
                 await _answer_all(handle.task_id, state, context)
             elif state.status != "working":
                 return _outcome(state)
-            heard = still_working.get()
-            if heard is not None:
-                heard()
+            report = still_working.get()
+            if report is not None:
+                report()
     except asyncio.CancelledError:
         await _cancel(params, context)
         raise
 
 
-def _poll_seconds(pause: float, asked_for_ms: int | None) -> float:
+def _poll_seconds(pause: float, interval_ms: int | None) -> float:
     """Return the pause before the next poll of a task: its server's interval, within limits."""
-    if asked_for_ms is None:
+    if interval_ms is None:
         return min(pause, _MAX_POLL_SECONDS)
-    # Bounded as an integer: JSON has integers beyond the range of a float.
-    return max(_MIN_POLL_SECONDS, min(asked_for_ms, round(_MAX_POLL_SECONDS * 1000)) / 1000)
+    # Bounded before the division: JSON integers may exceed the range of a float.
+    return max(_MIN_POLL_SECONDS, min(interval_ms, round(_MAX_POLL_SECONDS * 1000)) / 1000)
 
 
 async def _answer_all(task_id: str, state: TaskState, context: ClaimContext) -> None:
     """Answer a task's requests like those of calls; cancel a task that needs an unsupported capability.
 
     Raises:
-        MCPError: it does.
+        MCPError: a request needs an unsupported capability.
     """
     answers = {}
     for key, request in (state.input_requests or {}).items():
-        asked = ClientRequestContext(session=context.session, request_id=key)
-        answer = await context.session.dispatch_input_request(asked, request)
+        request_context = ClientRequestContext(session=context.session, request_id=key)
+        answer = await context.session.dispatch_input_request(request_context, request)
         if isinstance(answer, ErrorData):
             await _cancel(TaskParams(task_id=task_id), context)
             raise MCPError.from_error_data(answer)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LOG_BYTES = 8 * 2**20
 """Limit on the stored standard error of a server; its start is the most informative part."""
-_MAX_SAID_CHARS = 500
+_MAX_LINE_CHARS = 500
 _LOG_CHUNK_BYTES = 2**16
 _END_SECONDS = 2.0
 """Grace period of a server after its standard input is closed, and again after SIGTERM."""
@@ -58,22 +58,22 @@ class StdioServer:
         """The last non-empty line, made printable."""
         return self._last[0] if self._last else ""
 
-    async def hear(self, stream: asyncio.StreamReader) -> None:
+    async def read_stderr(self, stream: asyncio.StreamReader) -> None:
         """Read all of standard error, so that the server never blocks on writing it."""
         rest = ""
         while chunk := await stream.read(_LOG_CHUNK_BYTES):
             *lines, rest = (rest + chunk.decode(errors="replace")).split("\n")
             rest = rest[-_LOG_CHUNK_BYTES:]
-            self._note(lines)
-        self._note([rest])
+            self._log(lines)
+        self._log([rest])
 
-    def _note(self, lines: Sequence[str]) -> None:
-        said = [one_line(redact(line[:_LOG_CHUNK_BYTES])) for line in lines if line.strip()]
-        if said:
-            self._last.append(said[-1][:_MAX_SAID_CHARS])
-        if self._log_path is None or not said or self._num_logged >= MAX_LOG_BYTES:
+    def _log(self, lines: Sequence[str]) -> None:
+        texts = [one_line(redact(line[:_LOG_CHUNK_BYTES])) for line in lines if line.strip()]
+        if texts:
+            self._last.append(texts[-1][:_MAX_LINE_CHARS])
+        if self._log_path is None or not texts or self._num_logged >= MAX_LOG_BYTES:
             return
-        text = "".join(f"{line}\n" for line in said)
+        text = "".join(f"{line}\n" for line in texts)
         self._num_logged += len(text)
         if self._num_logged >= MAX_LOG_BYTES:
             text += f"--- more than {MAX_LOG_BYTES >> 20} MiB: the rest is discarded\n"
@@ -89,7 +89,7 @@ async def stdio_transport(
     *,
     environment: Mapping[str, str],
     cwd: str | Path | None,
-    started: StdioServer,
+    child: StdioServer,
 ) -> AsyncIterator[_Streams]:
     """Start a command and yield the streams of its connection; it is stopped with the context.
 
@@ -112,11 +112,11 @@ async def stdio_transport(
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    started.pid = process.pid
+    child.pid = process.pid
     incoming, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_send, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     async with asyncio.TaskGroup() as tasks:
-        hearing = tasks.create_task(started.hear(process.stderr))
+        reading_stderr = tasks.create_task(child.read_stderr(process.stderr))
         reading = tasks.create_task(_read(process.stdout, incoming))
         writing = tasks.create_task(_write(process.stdin, outgoing))
         try:
@@ -125,10 +125,10 @@ async def stdio_transport(
             writing.cancel()
             reading.cancel()
             await asyncio.shield(_end(process))
-            started.pid, started.exit_status = None, process.returncode
+            child.pid, child.exit_status = None, process.returncode
             # A process that left the group may keep standard error open.
-            await asyncio.wait({hearing}, timeout=_END_SECONDS)
-            hearing.cancel()
+            await asyncio.wait({reading_stderr}, timeout=_END_SECONDS)
+            reading_stderr.cancel()
             for stream in (incoming, received, to_send, outgoing):
                 await stream.aclose()
 
@@ -145,13 +145,13 @@ async def _read(stream: asyncio.StreamReader, incoming: Any) -> None:
                 logger.warning("an MCP server sent a line of more than %s and is stopped", size)
                 return
             try:
-                await incoming.send(_message(line[:-1]))
+                await incoming.send(_parsed(line[:-1]))
             except (anyio.ClosedResourceError, anyio.BrokenResourceError):
                 return
 
 
-def _message(line: bytes) -> SessionMessage | ValueError:
-    """Return a line's message; or the SDK's error, from which `json_repair` continues."""
+def _parsed(line: bytes) -> SessionMessage | ValueError:
+    """Return a line's message, or the error from which `json_repair` recovers."""
     if (reason := density(num_marks(line))) is not None:
         return refused_line(line, reason)
     try:
@@ -168,19 +168,19 @@ async def _write(stream: asyncio.StreamWriter, outgoing: Any) -> None:
         try:
             await stream.drain()
         except ConnectionError:
-            return  # it died, which reading notices
+            return  # the server exited, which `_read` detects
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Close standard input, then send SIGTERM, then kill everything in its group."""
     assert process.stdin is not None
     process.stdin.close()
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _END_SECONDS)
             break
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signal_number)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     # An unread pipe keeps the transport alive, and no public method closes it.

@@ -75,7 +75,7 @@ Listed = Mapping[str, Sequence[Tool]]
 
 _FIRST_KEYS = ("type", "properties", "required")
 
-# The characters outside of what every tool-call format can write in a name.
+# Characters that some tool-call formats cannot write in a name.
 _UNWRITABLE = re.compile(r"[^\w.-]")
 
 
@@ -119,20 +119,22 @@ def unique_names(tools: Sequence[tuple[str, str]]) -> list[str]:
     while True:
         uses = Counter(names)
         plain = [
-            at for at, (_, tool) in enumerate(tools) if uses[names[at]] > 1 and names[at] == tool
+            index
+            for index, (_, tool) in enumerate(tools)
+            if uses[names[index]] > 1 and names[index] == tool
         ]
         if not plain:
             break
-        for at in plain:
-            server, tool = tools[at]
-            names[at] = f"{_UNWRITABLE.sub('_', server)}.{tool}"
+        for index in plain:
+            server, tool = tools[index]
+            names[index] = f"{_UNWRITABLE.sub('_', server)}.{tool}"
     taken: set[str] = set()
-    for at, name in enumerate(names):
+    for index, name in enumerate(names):
         number = 2
-        while names[at] in taken:
-            names[at] = f"{name}_{number}"
+        while names[index] in taken:
+            names[index] = f"{name}_{number}"
             number += 1
-        taken.add(names[at])
+        taken.add(names[index])
     return names
 
 
@@ -143,7 +145,7 @@ def is_repeatable(tool: Tool) -> bool:
 
 
 def _named(listed: Listed) -> list[ToolSpec]:
-    # A server that lists a name twice means the last one.
+    # If a server lists a name twice, the last entry counts.
     tools = [
         (server, tool)
         for server, offered in listed.items()
@@ -159,14 +161,14 @@ def _spec(name: str, server: str, tool: Tool) -> ToolSpec:
         name=name,
         description=tool.description or "",
         # Chat templates read `properties` even of tools without arguments.
-        parameters=_in_order({**schema, "properties": schema.get("properties") or {}}),
+        parameters=_in_canonical_order({**schema, "properties": schema.get("properties") or {}}),
         server=server,
         remote_name=tool.name,
         repeatable=is_repeatable(tool),
     )
 
 
-def _in_order(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _in_canonical_order(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema with its keys in the canonical order shown to models.
 
     The SDK's older and newer protocols use different orders, and a connection may switch at any

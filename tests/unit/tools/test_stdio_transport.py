@@ -10,16 +10,16 @@ from agentrl.tools import stdio_transport as transport
 
 async def streams_end(code: str) -> transport.StdioServer:
     """Start a program that speaks no MCP; return what is known of it once its messages end."""
-    started = transport.StdioServer(None)
+    child = transport.StdioServer(None)
     command = [sys.executable, "-c", f"import os, sys, time\n{code}"]
     async with transport.stdio_transport(
-        command, environment=os.environ, cwd=None, started=started
+        command, environment=os.environ, cwd=None, child=child
     ) as (received, _):
-        pid = started.pid
+        pid = child.pid
         assert [item async for item in received] == []
     assert pid is not None
     assert not psutil.pid_exists(pid)
-    return started
+    return child
 
 
 async def test_a_line_without_an_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +35,8 @@ async def test_a_server_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPa
 
 
 async def test_its_last_words_are_kept() -> None:
-    started = await streams_end("sys.exit('first\\nno such module: Bearer sk-123456')")
-    assert started.last_line == "no such module: Bearer ***"
+    child = await streams_end("sys.exit('first\\nno such module: Bearer sk-123456')")
+    assert child.last_line == "no such module: Bearer ***"
 
 
 async def test_a_command_that_is_not_there_is_one_line() -> None:
@@ -45,6 +45,6 @@ async def test_a_command_that_is_not_there_is_one_line() -> None:
             ["no-such-command"],
             environment={},
             cwd=None,
-            started=transport.StdioServer(None),
+            child=transport.StdioServer(None),
         ):
             pass

@@ -48,7 +48,7 @@ class Desktop:
 
     async def screenshot(self) -> Image:
         """See the screen."""
-        return Image(data=await self._done(self._display.screenshot()), format="png")
+        return Image(data=await self._checked(self._display.screenshot()), format="png")
 
     async def open_page(self, url: str) -> str:
         """Open a web page in the browser."""
@@ -57,7 +57,7 @@ class Desktop:
                 "the address of a page must start with http:// or https:// and have at most 2,000 "
                 "characters"
             )
-        await self._done(self._display.browse(url))
+        await self._checked(self._display.browse(url))
         return "opened"
 
     async def click(
@@ -68,13 +68,15 @@ class Desktop:
         times: Annotated[int, Field(ge=1, le=MAX_CLICKS)] = 1,
     ) -> str:
         """Click."""
-        await self._use(*self._to(x, y), "click", "--repeat", str(times), _BUTTONS[button])
+        await self._use(*self._move_to(x, y), "click", "--repeat", str(times), _BUTTONS[button])
         return "clicked"
 
     async def drag(self, from_x: Column, from_y: Row, to_x: Column, to_y: Row) -> str:
         """Drag with the left button."""
-        there = self._to(to_x, to_y)
-        await self._use(*self._to(from_x, from_y), "mousedown", "1", *there, "mouseup", "1")
+        destination = self._move_to(to_x, to_y)
+        await self._use(
+            *self._move_to(from_x, from_y), "mousedown", "1", *destination, "mouseup", "1"
+        )
         return "dragged"
 
     async def scroll(
@@ -85,7 +87,7 @@ class Desktop:
         notches: Annotated[int, Field(ge=1, le=MAX_NOTCHES)] = 5,
     ) -> str:
         """Turn the mouse wheel."""
-        await self._use(*self._to(x, y), "click", "--repeat", str(notches), _WHEEL[direction])
+        await self._use(*self._move_to(x, y), "click", "--repeat", str(notches), _WHEEL[direction])
         return "scrolled"
 
     async def type_text(self, text: Annotated[str, Field(max_length=MAX_TYPED_CHARS)]) -> str:
@@ -111,19 +113,19 @@ class Desktop:
         await asyncio.sleep(seconds)
         return "waited"
 
-    def _to(self, x: int, y: int) -> Sequence[str]:
+    def _move_to(self, x: int, y: int) -> Sequence[str]:
         width, height = self._display.width, self._display.height
         if not (0 <= x < width and 0 <= y < height):
             raise Refusal(f"({x}, {y}) is outside of the screen of {width} x {height} pixels")
         return "mousemove", str(x), str(y)
 
     async def _use(self, *words: str, typed: str = "") -> None:
-        await self._done(self._display.use(*words, typed=typed))
+        await self._checked(self._display.use(*words, typed=typed))
         await asyncio.sleep(_SETTLE_SECONDS)
 
-    async def _done(self, doing: Awaitable[T]) -> T:
+    async def _checked(self, action: Awaitable[T]) -> T:
         try:
-            return await doing
+            return await action
         except ToolError as error:
             if await self._display.has_ended():
                 await asyncio.Event().wait()  # no reply to the model: this process ends
@@ -164,18 +166,18 @@ async def serve(arguments: argparse.Namespace) -> None:
             view_password=os.environ.pop("DESKTOP_VIEW_PASSWORD", ""),
         ) as display:
             if display.view_address:
-                _say(f"watch this display at {display.view_address}")
+                _log(f"watch this display at {display.view_address}")
             serving = asyncio.ensure_future(desktop_server(display).run_stdio_async())
             gone = asyncio.ensure_future(display.gone())
             done, _ = await asyncio.wait((serving, gone), return_when=asyncio.FIRST_COMPLETED)
     if serving not in done:
-        _say("the display has exited")
+        _log("the display has exited")
         os._exit(1)  # a thread still waits for standard input
     gone.cancel()
     await serving
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
@@ -193,23 +195,23 @@ def _size(text: str) -> tuple[int, int]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m agentrl.tools.desktop", description="A desktop as an MCP server over stdio."
     )
-    made.add_argument("--size", type=_size, default=(1024, 768), help="pixels: 1024x768")
-    made.add_argument(
+    arguments.add_argument("--size", type=_size, default=(1024, 768), help="pixels: 1024x768")
+    arguments.add_argument(
         *("--view_port", "--view-port"),
         type=int,
         default=0,
         help="port, or the next free one, at which the screen can be watched "
         "in a browser with the password DESKTOP_VIEW_PASSWORD",
     )
-    made.add_argument(
+    arguments.add_argument(
         *("--view_host", "--view-host"),
         default="127.0.0.1",
         help="address that the viewer listens on; 0.0.0.0 in containers",
     )
-    return made
+    return arguments
 
 
 def main() -> None:

@@ -26,12 +26,12 @@ NEEDED = ("Xvfb", "openbox", "chromium", "maim", "xdotool")
 NEEDED_TO_WATCH = ("x11vnc", "websockify")
 NOVNC = Path("/usr/share/novnc")
 MIN_PASSWORD_CHARS = 8
-"""VNC compares the first eight characters, and no more."""
+"""VNC compares only the first eight characters."""
 _START_SECONDS, _ACTION_SECONDS, _END_SECONDS = 30.0, 30.0, 3.0
 _POLL_SECONDS, _NOTICE_SECONDS = 0.05, 0.5
-_MAX_SAID_CHARS = 200
-_CLOSED_MEANWHILE = "BadWindow"
-"""How X names a window that is gone."""
+_MAX_STDERR_CHARS = 200
+_WINDOW_GONE = "BadWindow"
+"""Name of the X error for a window that no longer exists."""
 _BROWSER_FLAGS = (
     *("--no-first-run", "--no-default-browser-check", "--start-maximized", "--disable-gpu"),
     *("--disable-dev-shm-usage", "--password-store=basic", "--hide-crash-restore-bubble"),
@@ -124,9 +124,9 @@ class Display:
         Raises:
             ToolError: it failed, or took too long.
         """
-        _, complaint = await self._run("xdotool", *words, given=typed.encode())
-        if complaint:  # such as an unknown key, which it leaves out
-            raise ToolError(complaint)
+        _, error_text = await self._run("xdotool", *words, stdin=typed.encode())
+        if error_text:  # such as an unknown key, which xdotool skips
+            raise ToolError(error_text)
 
     async def browse(self, url: str) -> None:
         """Open a page in the browser, starting it if needed; return once its window exists.
@@ -136,11 +136,11 @@ class Display:
         """
         # Chromium's sandbox needs namespaces, which it does not use as root. The second flag hides
         # the warning bar about the first.
-        may = os.geteuid() != 0 and confinement_gap() is None
-        sandbox = () if may else ("--no-sandbox", "--test-type")
+        can_use_sandbox = os.geteuid() != 0 and confinement_gap() is None
+        sandbox = () if can_use_sandbox else ("--no-sandbox", "--test-type")
         profile = f"--user-data-dir={self._folder / 'browser'}"
         # If a browser is running, it opens the page and this process exits.
-        await self._keep("chromium", *_BROWSER_FLAGS, *sandbox, profile, "--", url)
+        await self._start_program("chromium", *_BROWSER_FLAGS, *sandbox, profile, "--", url)
         deadline = time.monotonic() + _ACTION_SECONDS
         while True:
             try:
@@ -148,47 +148,49 @@ class Display:
                 await self.use("search", "--sync", "--onlyvisible", "--class", "chromium")
                 return
             except ToolError as error:
-                # It asks every window for its class, and a starting browser closes some meanwhile.
-                if _CLOSED_MEANWHILE not in str(error) or time.monotonic() > deadline:
+                # xdotool queries every window, and a starting browser closes some of them meanwhile.
+                if _WINDOW_GONE not in str(error) or time.monotonic() > deadline:
                     raise
 
     async def _start(self) -> None:
-        own = self._folder / "display"
-        own.mkdir(0o700)
-        cookies = own / "cookies"
+        display_dir = self._folder / "display"
+        display_dir.mkdir(0o700)
+        cookies = display_dir / "cookies"
         _write_private(cookies, _cookie_file(secrets.token_bytes(16)))
         reading, writing = os.pipe()
-        with os.fdopen(reading, "rb") as answer:
+        with os.fdopen(reading, "rb") as number_pipe:
             with os.fdopen(writing, "wb"):
-                await self._keep(*self._server_command(own, writing), pass_fds=(writing,))
-            number = await asyncio.to_thread(answer.readline)  # nothing, if it ends
+                await self._start_program(
+                    *self._server_command(display_dir, writing), pass_fds=(writing,)
+                )
+            number = await asyncio.to_thread(number_pipe.readline)  # empty if Xvfb exits
         if not number.strip():
             raise ToolError("Xvfb cannot be started")
         self._environment |= {"DISPLAY": f":{int(number)}", "XAUTHORITY": str(cookies)}
-        await self._keep("openbox")
+        await self._start_program("openbox")
         if self._view_port:
-            await self._let_watch()
+            await self._start_viewer()
 
-    def _server_command(self, own: Path, answer: int) -> list[str]:
+    def _server_command(self, display_dir: Path, number_fd: int) -> list[str]:
         """Return the command line of the X server.
 
         It requires a writable /tmp, regardless of TMPDIR. Under the confinement of `agentrl env
-        up`, /tmp is read-only, so its own folder is mounted there.
+        up`, /tmp is read-only, so the display's own folder is mounted there.
         """
         screen = f"{self.width}x{self.height}x24"
-        words = ["Xvfb", "-displayfd", str(answer), "-screen", "0", screen, "-nolisten", "tcp"]
-        words += ["-noreset", "-extension", "MIT-SHM"]  # no memory is shared through the walls
+        words = ["Xvfb", "-displayfd", str(number_fd), "-screen", "0", screen, "-nolisten", "tcp"]
+        words += ["-noreset", "-extension", "MIT-SHM"]  # confined programs cannot share memory
         if confinement_gap() is not None:
-            return [*words, "-auth", str(own / "cookies")]
+            return [*words, "-auth", str(display_dir / "cookies")]
         root = self._folder / "root"
         root.mkdir(0o700)
-        walls = Confinement(scratch=root, places={"/tmp": own}, directory="/tmp")
-        return walls.command([*words, "-auth", "/tmp/cookies"])
+        confinement = Confinement(scratch=root, places={"/tmp": display_dir}, directory="/tmp")
+        return confinement.command([*words, "-auth", "/tmp/cookies"])
 
-    async def _let_watch(self) -> None:
+    async def _start_viewer(self) -> None:
         password, socket = self._folder / "password", self._folder / "vnc"
         _write_private(password, self._view_password.encode())
-        await self._keep(
+        await self._start_program(
             *("x11vnc", "-unixsock", str(socket), "-rfbport", "0", "-passwdfile", str(password)),
             *("-viewonly", "-shared", "-forever", "-noremote", "-noshm", "-no6", "-quiet"),
         )
@@ -200,11 +202,11 @@ class Display:
             raise ToolError(f"x11vnc did not start within {_START_SECONDS:g} s")
         with listening_near(self._view_host, self._view_port) as listener:
             viewer = ("websockify", "--inetd", "--unix-target", str(socket), "--web", str(NOVNC))
-            await self._keep(*viewer, stdin=listener.fileno())
+            await self._start_program(*viewer, stdin=listener.fileno())
             port = listener.getsockname()[1]
         self.view_address = f"http://{self._view_host}:{port}/vnc.html?autoconnect=true"
 
-    async def _keep(
+    async def _start_program(
         self, *words: str, stdin: int = asyncio.subprocess.DEVNULL, pass_fds: Sequence[int] = ()
     ) -> None:
         """Start a program that runs as long as the display."""
@@ -222,7 +224,7 @@ class Display:
             program,
         ]
 
-    async def _run(self, *words: str, given: bytes = b"") -> tuple[bytes, str]:
+    async def _run(self, *words: str, stdin: bytes = b"") -> tuple[bytes, str]:
         """Run a program to completion; return its standard output and standard error."""
         program = await asyncio.create_subprocess_exec(
             *words,
@@ -232,19 +234,21 @@ class Display:
             env=self._environment,
         )
         try:
-            output, said = await asyncio.wait_for(program.communicate(given), _ACTION_SECONDS)
+            output, stderr_bytes = await asyncio.wait_for(
+                program.communicate(stdin), _ACTION_SECONDS
+            )
         except TimeoutError:
             raise ToolError(f"{words[0]} did not finish within {_ACTION_SECONDS:g} s") from None
         finally:
             if program.returncode is None:
                 program.kill()
-        complaint = one_line(said.decode(errors="replace")).strip()[:_MAX_SAID_CHARS]
+        error_text = one_line(stderr_bytes.decode(errors="replace")).strip()[:_MAX_STDERR_CHARS]
         if program.returncode != 0:
-            raise ToolError(f"{words[0]}: {complaint or f'exit {program.returncode}'}")
-        return output, complaint
+            raise ToolError(f"{words[0]}: {error_text or f'exit {program.returncode}'}")
+        return output, error_text
 
     async def _end(self) -> None:
-        """End the programs, those that started last first; kill what does not end."""
+        """End the programs, the last one first; kill those that do not exit."""
         running = [program for program in reversed(self._programs) if program.returncode is None]
         for program in running:
             program.terminate()
