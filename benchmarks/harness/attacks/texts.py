@@ -11,7 +11,7 @@ from agentrl.renderers.thinking import split_reasoning
 from agentrl.renderers.tool_calls.call_format_registry import get_tool_call_format
 from agentrl.rewards import extract_answer
 from agentrl.rewards.judge import parse_verdict
-from agentrl.rewards.text_scorers import gaia_equal, gaia_reward_func, normalise
+from agentrl.rewards.text_scorers import gaia_equal, gaia_reward_func, normalize_text
 
 Reader = Callable[[str], object]
 
@@ -108,7 +108,7 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
             '{"a":',
         ),
     ),
-    "em": (normalise, ("a ", "the", "e\u0301", "\ufdfa", "\u0301\u0316")),
+    "em": (normalize_text, ("a ", "the", "e\u0301", "\ufdfa", "\u0301\u0316")),
     "gaia": (lambda text: gaia_equal(text, "1,x"), (",", "1,", "$", "1e9,")),
 }
 

@@ -1,4 +1,4 @@
-"""Scorers, the judge, and answer extraction; importing the room registers the built-in scorers."""
+"""Scorers, the judge, and answer extraction; importing this package registers the built-in scorers."""
 
 from agentrl.rewards import judge as _judge  # noqa: F401  registers `agentcpm` and `asearcher`
 from agentrl.rewards import math_pool as _math_pool  # noqa: F401  registers `math`

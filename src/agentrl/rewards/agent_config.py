@@ -97,7 +97,7 @@ class AgentConfig(BaseModel):
         """Read the file.
 
         Raises:
-            ConfigError: the file is missing, or no YAML mapping.
+            ConfigError: the file is missing, or is not a YAML mapping.
         """
         try:
             data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ class AgentConfig(BaseModel):
         """Return the section `browse_agent`, None when it is absent.
 
         Raises:
-            ConfigError: it has a mistake in it.
+            ConfigError: it is invalid.
         """
         if "browse_agent" in self.problems:
             raise self._problem_with("browse_agent")
@@ -136,7 +136,7 @@ class AgentConfig(BaseModel):
         """Return the section `scorer_agent`.
 
         Raises:
-            ConfigError: it is absent or has a mistake in it.
+            ConfigError: it is absent or invalid.
         """
         if self.scorer_agent is None:
             raise self._problem_with("scorer_agent")
@@ -161,15 +161,15 @@ def _section(
         problems[name] = f"the environment variable {error.args[0]} is not set"
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        problems[name] = f"{where}: {first['msg']}" if where else first["msg"]
+        location = ".".join(map(str, first["loc"]))
+        problems[name] = f"{location}: {first['msg']}" if location else first["msg"]
     return None
 
 
 def _interpolate(value: object) -> object:
     """Replace `${NAME}` in all strings; raises KeyError for a variable that is not set."""
     if isinstance(value, str):
-        return _VARIABLE.sub(_variable, value)
+        return _VARIABLE.sub(_variable_value, value)
     if isinstance(value, dict):
         return {key: _interpolate(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -177,6 +177,6 @@ def _interpolate(value: object) -> object:
     return value
 
 
-def _variable(match: re.Match[str]) -> str:
+def _variable_value(match: re.Match[str]) -> str:
     name, default = match[1], match[2]
     return os.environ[name] if default is None else os.environ.get(name) or default

@@ -124,5 +124,5 @@ async def _ask(
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    # Reading the certificate store takes tens of milliseconds: once is enough.
+    # Cached, because reading the certificate store takes tens of milliseconds.
     return ssl.create_default_context()

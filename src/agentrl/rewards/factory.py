@@ -51,7 +51,7 @@ MAX_SECONDS = 300.0
 # Not the event loop's default pool: slow scorers would block its name look-ups and file reads.
 _threads = ScorerThreads(4)
 _processes: dict[str, ScorerProcess] = {}
-"""By the file or module that registers the scorers."""
+"""Processes of the scorers that a file or module registers, by its name."""
 
 _Function = TypeVar("_Function", bound=ScoringFunction)
 
@@ -89,7 +89,7 @@ class Scorer:
     compares_text: bool = False
     isolated: bool = True
     source: str | None = None
-    """The file or module that registers it in any process; None: nothing does but this one."""
+    """The file or module that registers it in other processes; None if only this process has it."""
 
     def check(self, config: AgentConfig | None) -> None:
         """Raise ConfigError if the scorer cannot work with this configuration."""
@@ -129,7 +129,7 @@ class Scorer:
         if answer is None:
             verdict = Verdict(0.0, detail="no answer")
         else:
-            (verdict,) = await self._judged(max_seconds, answer, truth, config)
+            (verdict,) = await self._run(max_seconds, answer, truth, config)
         return self._score(verdict, answer, truth)
 
     async def score_group(
@@ -145,17 +145,17 @@ class Scorer:
         Raises:
             ScoringError: see `score`.
         """
-        verdicts = await self._judged(max_seconds, tuple(records), truth, config)
+        verdicts = await self._run(max_seconds, tuple(records), truth, config)
         pairs = zip(records, verdicts, strict=True)
         return [self._score(verdict, record.final_answer, truth) for record, verdict in pairs]
 
-    async def _judged(self, max_seconds: float, *arguments: Any) -> list[Verdict]:
+    async def _run(self, max_seconds: float, *arguments: Any) -> list[Verdict]:
         if self.source is None or not self.isolated:
             return await self.judge_here(max_seconds, *arguments)
         if self.source not in _processes:
             _processes[self.source] = ScorerProcess(self.source)
-        found = await _processes[self.source].judge(self.name, max_seconds, *arguments)
-        return [Verdict(**one) for one in found]
+        verdicts = await _processes[self.source].judge(self.name, max_seconds, *arguments)
+        return [Verdict(**one) for one in verdicts]
 
     async def judge_here(
         self,
@@ -169,19 +169,19 @@ class Scorer:
         Raises:
             ScoringError: see `score`.
         """
-        found = await self._called(max_seconds, judged, truth, config)
+        result = await self._call(max_seconds, judged, truth, config)
         if isinstance(judged, str):
-            return [self._as_verdict(found)]
-        is_list = isinstance(found, Iterable) and not isinstance(found, str | Mapping)
-        given = list(islice(found, len(judged) + 1)) if is_list else []
-        verdicts = [self._as_verdict(one) for one in given]
+            return [self._as_verdict(result)]
+        is_list = isinstance(result, Iterable) and not isinstance(result, str | Mapping)
+        items = list(islice(result, len(judged) + 1)) if is_list else []
+        verdicts = [self._as_verdict(one) for one in items]
         if len(verdicts) != len(judged):
-            got = len(verdicts) if is_list else f"a {type(found).__name__}"
+            got = len(verdicts) if is_list else f"a {type(result).__name__}"
             text = f"scorer {self.name!r} returned {got} for {len(judged)} records"
             raise ScorerDefect(text, kind=text)
         return verdicts
 
-    async def _called(
+    async def _call(
         self,
         max_seconds: float,
         judged: str | tuple[Record, ...],
@@ -190,7 +190,7 @@ class Scorer:
     ) -> Any:
         """Return the function's result; its exceptions become `ScoringError`s."""
         arguments = (judged, truth, config) if self.takes_config else (judged, truth)
-        what = f"scorer {self.name!r}"
+        label = f"scorer {self.name!r}"
         limit = asyncio.timeout(max_seconds)
         try:
             result: Any
@@ -198,33 +198,33 @@ class Scorer:
                 result = self.function(*arguments)
             else:
                 # A slow function must not block the event loop.
-                result = await _threads.run(what, max_seconds, self._found, *arguments)
+                result = await _threads.run(label, max_seconds, self._call_function, *arguments)
             async with limit:
                 return await result if inspect.isawaitable(result) else result
         except SystemExit as end:
-            text = f"{what} exited the program ({end.code}) instead of returning a score"
+            text = f"{label} exited the program ({end.code}) instead of returning a score"
             raise ScorerDefect(text, kind=text) from end
         except Exception as error:
             if limit.expired():
-                raise ScoringError(f"{what} returned no score within {max_seconds:g} s") from None
-            failure = as_scoring_error(error, what)
+                raise ScoringError(f"{label} returned no score within {max_seconds:g} s") from None
+            failure = as_scoring_error(error, label)
             if failure is error:
                 raise
             raise failure from error
 
-    def _found(self, judged: str | tuple[Record, ...], *arguments: Any) -> Any:
-        """Call the function; values that it yields are collected here while its code runs."""
-        found = self.function(judged, *arguments)
-        if self.sees_group and isinstance(found, Iterator):
-            return list(islice(found, len(judged) + 1))
-        return found
+    def _call_function(self, judged: str | tuple[Record, ...], *arguments: Any) -> Any:
+        """Call the function; if it is a generator, collect its values here, where its code runs."""
+        result = self.function(judged, *arguments)
+        if self.sees_group and isinstance(result, Iterator):
+            return list(islice(result, len(judged) + 1))
+        return result
 
     def _as_verdict(self, result: object) -> Verdict:
-        what = f"scorer {self.name!r}"
+        label = f"scorer {self.name!r}"
         if not isinstance(result, Verdict):
-            return Verdict(as_number(result, what))
-        parts = {name: as_number(part, f"{what}: {name}") for name, part in result.parts.items()}
-        return replace(result, value=as_number(result.value, what), parts=parts)
+            return Verdict(as_number(result, label))
+        parts = {name: as_number(part, f"{label}: {name}") for name, part in result.parts.items()}
+        return replace(result, value=as_number(result.value, label), parts=parts)
 
     def _score(self, verdict: Verdict, answer: str | None, truth: GroundTruth) -> Score:
         inputs = {
@@ -253,7 +253,7 @@ class MCPScorerFactory:
 
     _scorers: ClassVar[dict[str, Scorer]] = {}
     _source: ClassVar[str | None] = None
-    """The scorer that is being loaded, if any."""
+    """The file or module that is being loaded, if any."""
 
     @overload
     @classmethod
@@ -304,7 +304,7 @@ class MCPScorerFactory:
         """Return the scorer of that name.
 
         Raises:
-            ConfigError: there is none (the known ones are listed), or the package that brings it
+            ConfigError: there is none (the known ones are listed), or the package that provides it
                 fails on import.
         """
         if name not in cls._scorers:
@@ -362,13 +362,13 @@ class MCPScorerFactory:
 
     @classmethod
     def _load_installed(cls, name: str) -> None:
-        """Register the scoring function that an installed package brings under this name."""
-        found = entry_points(group=ENTRY_POINTS)
-        if name not in found.names:
+        """Register the scoring function that an installed package provides under this name."""
+        installed = entry_points(group=ENTRY_POINTS)
+        if name not in installed.names:
             return
         try:
-            with cls.loading(found[name].module):
-                function = found[name].load()
+            with cls.loading(installed[name].module):
+                function = installed[name].load()
                 # Its module may have registered it with the decorator, including a version.
                 if name not in cls._scorers:
                     cls.register_scorer(name, function)
@@ -392,7 +392,7 @@ def _takes_config(name: str, function: ScoringFunction) -> bool:
             f"scorer {name!r}: a scoring function must take (answer, truth) or (answer, truth, "
             "agent_config); with sees_group, it takes the records instead of the answer"
         )
-    # A third one with a default may be the user's own (`tolerance=0.1`).
+    # A third parameter with a default may be the user's own (`tolerance=0.1`).
     return len(required) == 3 or (len(positional) >= 3 and "config" in positional[2].name)
 
 
@@ -402,11 +402,11 @@ def load_scorer_module(source: str | Path) -> ModuleType:
     Raises:
         ConfigError: it is missing or fails on import.
     """
-    where = str(Path(source).resolve()) if Path(source).suffix == ".py" else str(source)
-    with MCPScorerFactory.loading(where):
+    name = str(Path(source).resolve()) if Path(source).suffix == ".py" else str(source)
+    with MCPScorerFactory.loading(name):
         return load_user_module(source, f"scorer module {source}")
 
 
 async def end_scorer_processes() -> None:
-    """End the processes that scoring functions ran in; a further scoring starts one again."""
+    """Stop the processes of scoring functions; the next scoring starts a new one."""
     await asyncio.gather(*(asyncio.to_thread(one.close) for one in _processes.values()))

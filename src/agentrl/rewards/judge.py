@@ -110,8 +110,8 @@ def parse_verdict(reply: str) -> bool | None:
     correct.`), or a JSON object with a verdict under `verdict`, `judgement`, `result`, `correct` or
     `is_correct`.
     """
-    thought, close, said = reply.rpartition(THINK_CLOSE)
-    text = (split_reasoning(thought + close)[1] + said).strip()
+    thought, close, reply_text = reply.rpartition(THINK_CLOSE)
+    text = (split_reasoning(thought + close)[1] + reply_text).strip()
     if len(text) >= 2 * len(_FENCE) and text.startswith(_FENCE) and text.endswith(_FENCE):
         text = text[len(_FENCE) : -len(_FENCE)].removeprefix("json").strip()
     if text.startswith("{"):
@@ -144,6 +144,6 @@ def _verdict_of_object(text: str) -> bool | None:
         if name in _VERDICT_KEYS:
             found.add(_verdict_of_words(item) if isinstance(item, str) else None)
         elif name in _TRUTH_KEYS:
-            said = _TRUTHS.get(item.casefold()) if isinstance(item, str) else item
-            found.add(said if isinstance(said, bool) else None)
+            truth = _TRUTHS.get(item.casefold()) if isinstance(item, str) else item
+            found.add(truth if isinstance(truth, bool) else None)
     return found.pop() if len(found) == 1 else None

@@ -51,16 +51,16 @@ class MathPool:
         return await loop.run_in_executor(self._threads, self._compare, answer, accepted)
 
     def close(self) -> None:
-        """Wait for the comparisons under way, then end all workers."""
+        """Wait for running comparisons, then stop all workers."""
         self._threads.shutdown()
         while not self._idle.empty():
-            _end(self._idle.get())
+            _stop(self._idle.get())
 
     def _compare(self, answer: str, accepted: tuple[str, ...]) -> Verdict:
         worker = self._worker()
         reply = self._ask(worker, answer, accepted)
         if reply is None:
-            returncode = _end(worker)
+            returncode = _stop(worker)
             if returncode == -signal.SIGPROF:
                 return Verdict(0.0, detail=f"comparison timed out after {self._cpu_seconds:g} s")
             raise ScoringError(f"the math worker exited with status {returncode}")
@@ -88,7 +88,7 @@ class MathPool:
         assert worker.stdin is not None
         assert worker.stdout is not None
         request = {"answer": answer, "accepted": accepted, "cpu_seconds": self._cpu_seconds}
-        # For a worker that gets no CPU time, which its own limit does not count.
+        # Kills a worker that gets no CPU time: its own limit counts CPU time alone.
         watchdog = threading.Timer(_START_SECONDS + 20 * self._cpu_seconds, worker.kill)
         watchdog.start()
         try:
@@ -102,8 +102,8 @@ class MathPool:
         return json.loads(line) if line else None
 
 
-def _end(worker: "subprocess.Popen[str]") -> int:
-    """End a worker and return its status."""
+def _stop(worker: "subprocess.Popen[str]") -> int:
+    """Stop a worker and return its exit status."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:
@@ -124,7 +124,7 @@ _pool = MathPool()
 @MCPScorerFactory.register_scorer("math", needs_answer=True, compares_text=True)
 async def math(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer is mathematically equal to a right one (math-verify)."""
-    given = answer.strip()
-    if any(given == right.strip() for right in truth.accepted):
+    text = answer.strip()
+    if any(text == right.strip() for right in truth.accepted):
         return Verdict(1.0)
-    return await _pool.compare(given, truth.accepted)
+    return await _pool.compare(text, truth.accepted)

@@ -18,12 +18,12 @@ _MEMORY_BYTES = 4 * 2**30
 
 def compare(answer: str, accepted: list[str]) -> bool:
     """Return whether `answer` equals one of the accepted answers."""
-    given = _parse(answer)
-    return any(verify(_parse(right), given, timeout_seconds=None) for right in accepted)
+    parsed = _parse(answer)
+    return any(verify(_parse(right), parsed, timeout_seconds=None) for right in accepted)
 
 
 def _parse(text: str) -> list[object]:
-    # Bare LaTeX is only recognised inside an environment.
+    # math-verify recognizes bare LaTeX only inside an environment.
     wrapped = text if "$" in text or "\\boxed" in text else f"\\boxed{{{text}}}"
     return parse(wrapped, parsing_timeout=None) or parse(text, parsing_timeout=None)  # type: ignore[no-any-return]
 

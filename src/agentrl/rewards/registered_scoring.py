@@ -12,7 +12,7 @@ from agentrl.schema import GroundTruth, MCPTask, Record, Score
 
 _BOXED, _FBOX = re.compile(r"\\boxed\s*+\{"), re.compile(r"\\fbox\s*+\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-"""A brace; an escaped one, a character of the answer, is matched with its backslash."""
+"""Also matches escaped characters, so that escaped braces, which belong to the answer, are skipped."""
 
 
 class RegisteredScoring:
@@ -105,7 +105,7 @@ def extract_answer(text: str, schema: str = "answer") -> str | None:
 
 def _last_braced(text: str, command: re.Pattern[str]) -> str | None:
     """Return the argument of the last complete `command{...}`."""
-    arguments = {found.end() for found in command.finditer(text)}
+    arguments = {match.end() for match in command.finditer(text)}
     last: tuple[int, int] | None = None
     open_: list[int] = []
     for brace in _BRACE.finditer(text) if arguments else ():

@@ -49,13 +49,13 @@ async def rescore(
         StoreError: the store failed.
     """
     counts = RescoreCounts()
-    room = asyncio.Semaphore(CONCURRENCY)
+    slots = asyncio.Semaphore(CONCURRENCY)
 
     async def score(record: Record) -> None:
         try:
             await _score(store, scorer, config, record, counts)
         finally:
-            room.release()
+            slots.release()
 
     if scorer.sees_group:
         await _rescore_groups(store, scorer, config, counts)
@@ -64,7 +64,7 @@ async def rescore(
         for status in _SCORABLE:
             async for record in store.records.find(status=status):
                 if record.outcome is not None:
-                    await room.acquire()
+                    await slots.acquire()
                     group.create_task(score(record))
     return counts
 
@@ -81,16 +81,16 @@ async def _score(
         return
     task = await store.tasks.get(record.task_id)
     if not isinstance(task, MCPTask):
-        return  # its sampler class brings its own scoring
+        return  # its sampler class does its own scoring
     if task.status != "completed":
         counts.num_open += 1
         return
     try:
-        found = await scorer.score(record.final_answer, GroundTruth.of(task), config)
+        score = await scorer.score(record.final_answer, GroundTruth.of(task), config)
     except ScoringError as error:
-        _leave(record, error, counts)
+        _count_undecided(record, error, counts)
         return
-    await _keep(store, task, record, found, counts)
+    await _store(store, task, record, score, counts)
 
 
 async def _rescore_groups(
@@ -100,38 +100,38 @@ async def _rescore_groups(
     async for task in store.tasks.find():
         if not isinstance(task, MCPTask):
             continue
-        played = [one for one in await store.records.of_task(task.id) if one.outcome is not None]
-        new = [one for one in played if one.score_of(scorer.name, scorer.version) is None]
-        counts.num_known += len(played) - len(new)
+        finished = [one for one in await store.records.of_task(task.id) if one.outcome is not None]
+        new = [one for one in finished if one.score_of(scorer.name, scorer.version) is None]
+        counts.num_known += len(finished) - len(new)
         if task.status != "completed":
             counts.num_open += len(new)
         elif new:
             try:
-                scores = await scorer.score_group(played, GroundTruth.of(task), config)
+                scores = await scorer.score_group(finished, GroundTruth.of(task), config)
             except ScoringError as error:
                 for record in new:
-                    _leave(record, error, counts)
+                    _count_undecided(record, error, counts)
                 continue
-            for record, score in zip(played, scores, strict=True):
+            for record, score in zip(finished, scores, strict=True):
                 if record in new:
-                    await _keep(store, task, record, score, counts)
+                    await _store(store, task, record, score, counts)
 
 
-def _leave(record: Record, error: ScoringError, counts: RescoreCounts) -> None:
+def _count_undecided(record: Record, error: ScoringError, counts: RescoreCounts) -> None:
     counts.num_undecided += 1
     if len(counts.reasons) < MAX_REASONS:
         counts.reasons.append(f"{record.id}: {error}")
 
 
-async def _keep(
-    store: TrajectoryStore, task: MCPTask, record: Record, found: Score, counts: RescoreCounts
+async def _store(
+    store: TrajectoryStore, task: MCPTask, record: Record, score: Score, counts: RescoreCounts
 ) -> None:
-    if record.status == "failed" and found.scorer == await _scorer_of(store, task):
-        repaired = await store.scores.repair(record.id, found)
+    if record.status == "failed" and score.scorer == await _scorer_of(store, task):
+        repaired = await store.scores.repair(record.id, score)
         counts.num_repaired += repaired
         counts.num_known += not repaired
         return
-    added = await store.scores.add(record.id, found)
+    added = await store.scores.add(record.id, score)
     counts.num_scored += added
     counts.num_known += not added
 
@@ -139,5 +139,5 @@ async def _keep(
 async def _scorer_of(store: TrajectoryStore, task: MCPTask) -> str:
     """Return the name of the scorer that gives a task's records their first score."""
     run = await store.runs.get()
-    other = None if run is None else run.control.scorer
-    return task.scorer if other is None or task.split != "train" else other
+    override = None if run is None else run.control.scorer
+    return task.scorer if override is None or task.split != "train" else override

@@ -18,8 +18,8 @@ from typing import Any
 from agentrl.errors import AgentWorkerError, ConfigError, ScorerDefect, ScorerTimeout, ScoringError
 from agentrl.runtime.request_process import RequestProcess
 
-_NUM_ALONE = 2
-"""Number of functions that are retried concurrently, each alone in its own process."""
+_MAX_ISOLATED_RETRIES = 2
+"""Maximum number of concurrent retries, each alone in its own process."""
 
 
 class ScorerProcess:
@@ -32,7 +32,7 @@ class ScorerProcess:
     def __init__(self, source: str) -> None:
         self._source = source
         self._shared: RequestProcess | None = None
-        self._alone = asyncio.Semaphore(_NUM_ALONE)
+        self._isolated_retries = asyncio.Semaphore(_MAX_ISOLATED_RETRIES)
         atexit.register(self.close)
 
     async def judge(self, name: str, max_seconds: float, *arguments: Any) -> list[dict[str, Any]]:
@@ -50,18 +50,18 @@ class ScorerProcess:
         """
         call = base64.b64encode(pickle.dumps((name, max_seconds, arguments))).decode()
         if self._shared is None or not self._shared.is_alive:
-            self._shared = self._started()
+            self._shared = self._start()
         process = self._shared
         try:
             reply = await process.ask({"call": call})
         except AgentWorkerError:
             # Any of the running functions may have crashed the process: this one is retried alone.
-            async with self._alone:
-                reply = await self._asked_alone(name, call)
+            async with self._isolated_retries:
+                reply = await self._retry_isolated(name, call)
         else:
-            if reply["is_worn"] and process is self._shared:
-                self._shared = None  # a function hangs there; it ends after the others
-        return _verdicts(reply["found"])
+            if reply["is_hung"] and process is self._shared:
+                self._shared = None  # a function hangs there; the process exits after the others
+        return _verdicts(reply["result"])
 
     def close(self) -> None:
         """Stop the process; scorings in progress are lost."""
@@ -69,8 +69,8 @@ class ScorerProcess:
         if process is not None:
             process.close()
 
-    async def _asked_alone(self, name: str, call: str) -> dict[str, Any]:
-        process = self._started()
+    async def _retry_isolated(self, name: str, call: str) -> dict[str, Any]:
+        process = self._start()
         try:
             return await process.ask({"call": call})
         except AgentWorkerError as end:
@@ -79,25 +79,25 @@ class ScorerProcess:
         finally:
             await asyncio.to_thread(process.close)
 
-    def _started(self) -> RequestProcess:
-        # Makes the same modules importable; an environment variable would also affect its child
-        # processes.
-        places = json.dumps([place for place in sys.path if place])
+    def _start(self) -> RequestProcess:
+        # The paths make the same modules importable; an environment variable would also affect the
+        # child processes of the scorers.
+        paths = json.dumps([path for path in sys.path if path])
         return RequestProcess(
             "its process",
-            [sys.executable, "-P", "-m", "agentrl.rewards.scorer_worker", self._source, places],
+            [sys.executable, "-P", "-m", "agentrl.rewards.scorer_worker", self._source, paths],
             os.environ,
         )
 
 
-def _verdicts(found: dict[str, Any]) -> list[dict[str, Any]]:
-    if "defect" in found:
-        timed_out = bool(found["timed_out"])
-        kind_of_error = ScorerTimeout if timed_out else ScorerDefect
-        raise kind_of_error(str(found["defect"]), kind=str(found["kind"]), is_certain=timed_out)
-    if "lacking" in found:
-        raise ConfigError(str(found["lacking"]))
-    if "outage" in found:
-        raise ScoringError(str(found["outage"]))
-    verdicts: list[dict[str, Any]] = found["verdicts"]
+def _verdicts(result: dict[str, Any]) -> list[dict[str, Any]]:
+    if "defect" in result:
+        timed_out = bool(result["timed_out"])
+        error_class = ScorerTimeout if timed_out else ScorerDefect
+        raise error_class(str(result["defect"]), kind=str(result["kind"]), is_certain=timed_out)
+    if "config_error" in result:
+        raise ConfigError(str(result["config_error"]))
+    if "outage" in result:
+        raise ScoringError(str(result["outage"]))
+    verdicts: list[dict[str, Any]] = result["verdicts"]
     return verdicts

@@ -24,8 +24,8 @@ _ADVICE = (
     "a scorer blocks all others; declare it with `def` instead of `async def`, or await an async "
     "client"
 )
-_BEAT_SECONDS = 5.0
-_SILENT_SECONDS = 10.0
+_HEARTBEAT_SECONDS = 5.0
+_MARGIN_SECONDS = 10.0
 """Margin beyond a function's timeout for a blocked event loop (a blocking call in an async
 function, or C code that holds the GIL)."""
 
@@ -35,60 +35,60 @@ class ScorerWorker:
 
     def __init__(self, server: RequestServer) -> None:
         self._server = server
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeat_task: asyncio.Task[None] | None = None
         self._longest_seconds = 0.0
-        self._is_worn = False
+        self._is_hung = False
 
     async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result, and whether a hanging function was abandoned."""
         name, max_seconds, arguments = pickle.loads(base64.b64decode(request["call"]))
         self._longest_seconds = max(self._longest_seconds, max_seconds)
-        self._beat()  # at once: the function may stop this loop before anything else runs
-        if self._beating is None:
-            self._beating = asyncio.create_task(self._keep_beating())
+        self._heartbeat()  # now: the function may block this event loop before another task runs
+        if self._heartbeat_task is None:
+            self._heartbeat_task = asyncio.create_task(self._heartbeat_loop())
         try:
-            found = json.loads(
-                json.dumps(await self._judged(name, max_seconds, arguments), default=_plain)
+            result = json.loads(
+                json.dumps(await self._run(name, max_seconds, arguments), default=_to_json)
             )
         except Exception as error:  # noqa: BLE001  a verdict may hold anything
             text = (
                 f"scorer {name!r} returned a value that cannot be stored: {type(error).__name__}: "
                 f"{error}"
             )
-            found = _defect(text, text)
-        return {"is_worn": self._is_worn, "found": found}
+            result = _defect(text, text)
+        return {"is_hung": self._is_hung, "result": result}
 
-    async def _judged(self, name: str, max_seconds: float, arguments: Any) -> dict[str, Any]:
+    async def _run(self, name: str, max_seconds: float, arguments: Any) -> dict[str, Any]:
         scorer = MCPScorerFactory.get_scorer(name)
         try:
             verdicts = await scorer.judge_here(max_seconds, *arguments)
         except ScorerDefect as defect:
             timed_out = isinstance(defect, ScorerTimeout)
             if timed_out:
-                self._is_worn = True
-                self._server.end_after_these()
+                self._is_hung = True
+                self._server.exit_when_idle()
             return _defect(str(defect), defect.kind, timed_out=timed_out)
         except ConfigError as error:
-            return {"lacking": str(error)}
+            return {"config_error": str(error)}
         except AgentRLError as error:
             return {"outage": str(error)}
         return {"verdicts": [asdict(verdict) for verdict in verdicts]}
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """Exit the process with a dump of all threads unless the next heartbeat arrives in time."""
-        faulthandler.dump_traceback_later(self._longest_seconds + _SILENT_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(self._longest_seconds + _MARGIN_SECONDS, exit=True)
 
-    async def _keep_beating(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         while True:
-            await asyncio.sleep(_BEAT_SECONDS)
-            self._beat()
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            self._heartbeat()
 
 
 def _defect(text: str, kind: str, *, timed_out: bool = False) -> dict[str, Any]:
     return {"defect": text, "kind": kind, "timed_out": timed_out}
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Convert non-JSON values of a verdict: NumPy numbers and arrays, or else their text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 

@@ -31,12 +31,12 @@ def as_scoring_error(error: Exception, what: str) -> AgentRLError:
     if isinstance(error, AgentRLError):
         return error
     name = type(error).__name__
-    said = " ".join(str(error).split())  # some take several lines
-    text = f"{what} failed: {name}: {said}".rstrip(": ")
+    message = " ".join(str(error).split())
+    text = f"{what} failed: {name}: {message}".rstrip(": ")
     if any(map(_is_outage, _causes(error))):
         return ScoringError(text)
-    place = users_place(traceback.extract_tb(error.__traceback__))
-    return ScorerDefect(f"{text} ({place})", kind=f"{what}: {name} at {place}")
+    position = users_place(traceback.extract_tb(error.__traceback__))
+    return ScorerDefect(f"{text} ({position})", kind=f"{what}: {name} at {position}")
 
 
 def as_number(value: object, what: str) -> float:
@@ -62,7 +62,7 @@ def as_number(value: object, what: str) -> float:
 
 
 def _is_outage(error: BaseException) -> bool:
-    """Whether a network or a server is down, for whichever client the function uses."""
+    """Return whether an error of any client library shows that a network or a server is down."""
     if isinstance(error, _OUTAGES):
         return True
     # `status_code` of OpenAI's errors, `response.status_code` of those of httpx and requests.

@@ -34,15 +34,16 @@ _NOT_IN_NUMBERS = str.maketrans("", "", "$%,")
 _DIVIDERS = re.compile("[,;]")
 _SPACE = re.compile(r"\s")
 _ANSWER, _ANSWER_END = "<answer>", "</answer>"
-_LONGEST_WORD = 1000
-"""Python orders n combining characters in a row in n squared steps: longer words are cut."""
+_MAX_WORD_CHARS = 1000
+"""Longer words are normalized in pieces: normalization takes n squared steps for n combining
+characters in a row."""
 
 
 @MCPScorerFactory.register_scorer("exact", needs_answer=True, compares_text=True)
 async def exact(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer equals a correct one, ignoring leading and trailing whitespace."""
-    given = answer.strip()
-    return Verdict(float(any(given == right.strip() for right in truth.accepted)))
+    text = answer.strip()
+    return Verdict(float(any(text == right.strip() for right in truth.accepted)))
 
 
 @MCPScorerFactory.register_scorer("reported")
@@ -58,19 +59,21 @@ async def reported(answer: str, truth: GroundTruth) -> Verdict:
 @MCPScorerFactory.register_scorer("em", needs_answer=True, compares_text=True)
 async def exact_match(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer equals a correct one, ignoring case, punctuation, articles and spacing."""
-    given = normalise(answer)
-    correct = any(given == normalise(right) for right in truth.accepted)
-    return Verdict(float(correct), detail=given)
+    normalized = normalize_text(answer)
+    correct = any(normalized == normalize_text(right) for right in truth.accepted)
+    return Verdict(float(correct), detail=normalized)
 
 
-def normalise(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Return text in lower case without punctuation, articles and superfluous space."""
-    text = " ".join(map(_compatible, text.split())).casefold().translate(_PUNCTUATION)
+    text = " ".join(map(_nfkc, text.split())).casefold().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", text).split())
 
 
-def _compatible(word: str) -> str:
-    pieces = (word[at : at + _LONGEST_WORD] for at in range(0, len(word), _LONGEST_WORD))
+def _nfkc(word: str) -> str:
+    pieces = (
+        word[start : start + _MAX_WORD_CHARS] for start in range(0, len(word), _MAX_WORD_CHARS)
+    )
     return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
 
 
@@ -98,8 +101,8 @@ def gaia_reward_func(
         ground_truth: the reference; None stands for the text `None`.
         extra_info: unused.
     """
-    _, _, behind = solution_str.partition(_ANSWER)
-    answer, end, _ = behind.partition(_ANSWER_END)
+    _, _, rest = solution_str.partition(_ANSWER)
+    answer, end, _ = rest.partition(_ANSWER_END)
     return float(gaia_equal(answer.strip(), str(ground_truth))) if end else 0.0
 
 
@@ -109,19 +112,19 @@ def gaia_equal(answer: str, right: str) -> bool:
         return _same_number(answer, right)
     if not _DIVIDERS.search(right):
         return _bare(answer).translate(_PUNCTUATION) == _bare(right).translate(_PUNCTUATION)
-    given, wanted = _DIVIDERS.split(answer), _DIVIDERS.split(right)
-    return len(given) == len(wanted) and all(map(_same_element, given, wanted))
+    elements, expected = _DIVIDERS.split(answer), _DIVIDERS.split(right)
+    return len(elements) == len(expected) and all(map(_same_element, elements, expected))
 
 
-def _same_element(given: str, wanted: str) -> bool:
-    if _number(wanted) is not None:
-        return _same_number(given, wanted)
-    return _bare(given) == _bare(wanted)
+def _same_element(element: str, expected: str) -> bool:
+    if _number(expected) is not None:
+        return _same_number(element, expected)
+    return _bare(element) == _bare(expected)
 
 
 def _same_number(answer: str, right: str) -> bool:
-    given, wanted = _number(answer.translate(_NOT_IN_NUMBERS)), _number(right)
-    return given is not None and given == wanted
+    number, expected = _number(answer.translate(_NOT_IN_NUMBERS)), _number(right)
+    return number is not None and number == expected
 
 
 def _number(text: str) -> float | None:

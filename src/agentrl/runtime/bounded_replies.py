@@ -40,7 +40,7 @@ async def read_reply(
         **request: as `httpx.AsyncClient.stream` takes it.
 
     Raises:
-        UnreadableReply: the body is compressed, or longer.
+        UnreadableReply: the body is compressed, or longer than `max_bytes`.
         TimeoutError: it did not end in time.
         httpx.HTTPError: the exchange failed.
     """

@@ -29,15 +29,15 @@ _KEEPER = Path(__file__).with_name("process_keeper.py")
 
 
 def program(word: str) -> str:
-    """Return the program that the first word of a user's command line means.
+    """Return the program that the first word of a user's command line stands for.
 
     `python` is this interpreter. Programs of this environment are found even if it is not active,
     so that the programs installed together with AgentRL run.
     """
     if word in ("python", "python3"):
         return sys.executable
-    beside = Path(sys.executable).parent / word
-    return str(beside) if shutil.which(word) is None and beside.is_file() else word
+    sibling = Path(sys.executable).parent / word
+    return str(sibling) if shutil.which(word) is None and sibling.is_file() else word
 
 
 def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
@@ -52,22 +52,22 @@ def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork, after which little is safe
+    libc = ctypes.CDLL(None, use_errno=True)  # load it before the fork: few calls are safe after it
     parent = os.getpid()
 
-    def tie() -> None:
+    def set_death_signal() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
 
-    return tie
+    return set_death_signal
 
 
 def kept(command: Sequence[str]) -> list[str]:
-    """Return the command line with which all that a command starts ends with it, and with this process.
+    """Return a command line that runs a command whose descendants end with it, and with this process.
 
-    Send SIGHUP to the process to end all of it at once (`process_keeper`). Linux only; elsewhere it is
-    the command itself, and what leaves its process group outlives it.
+    SIGHUP to the started process kills all of them (`process_keeper`). Linux only; elsewhere it is the
+    command itself, and descendants that leave its process group outlive it.
     """
     if sys.platform != "linux":
         return list(command)
@@ -83,17 +83,17 @@ class Child:
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     inherits_environment: bool = True
-    """Whether it gets this process's variables, too."""
+    """Whether it inherits this process's environment variables."""
     restarts: Restarts = field(default_factory=Restarts)
     """How often it is restarted after a failure; by default a failure is final."""
     may_restart: Callable[["Child", int], bool] = lambda child, status: True
-    """Whether a failure, given by its exit status, is one that a restart may fix."""
+    """Whether a restart may fix a failure with this exit status."""
     stop_seconds: float = 15.0
-    """How long it may take to end after SIGTERM before it is killed."""
+    """Grace period after SIGTERM before it is killed."""
     process: asyncio.subprocess.Process | None = None
     stopping: bool = False
     log_offset: int = 0
-    """Size of its log file before the last start, in bytes: what earlier lives left."""
+    """Size of its log file at the last start, in bytes; output of earlier starts precedes it."""
 
     @property
     def pid(self) -> int | None:
@@ -113,7 +113,7 @@ class Child:
 
 
 class Supervisor:
-    """Starts children, restarts those that may be restarted, and ends all on exit (async context)."""
+    """Starts children, restarts those that may be restarted, and stops all on exit (async context)."""
 
     def __init__(self) -> None:
         self._children: dict[str, Child] = {}
@@ -124,10 +124,10 @@ class Supervisor:
 
     async def __aexit__(self, *_: object) -> None:
         for child in self._children.values():
-            child.stopping = True  # a child that ends from now on is not restarted
-        # Children of one kind (`sampler_0`, `sampler_1`) end together, later kinds first.
-        last_first = list(reversed(self._children))
-        for _, names in groupby(last_first, key=lambda name: name.rstrip("0123456789")):
+            child.stopping = True  # children that exit from now on are not restarted
+        # Children of one kind (`sampler_0`, `sampler_1`) are stopped together, later kinds first.
+        names_reversed = list(reversed(self._children))
+        for _, names in groupby(names_reversed, key=lambda name: name.rstrip("0123456789")):
             await asyncio.gather(*map(self.stop, names))
 
     async def start(self, child: Child) -> None:
@@ -142,12 +142,12 @@ class Supervisor:
         self._watchers[child.name] = asyncio.create_task(self._watch(child))
 
     async def wait(self, name: str) -> int:
-        """Return the child's exit status once it has ended for good."""
+        """Wait until the child has exited and is not restarted; return its exit status."""
         return await asyncio.shield(self._watchers[name])
 
     @property
     def num_restarts(self) -> dict[str, int]:
-        """Restarts by the name of the child, of those that were restarted."""
+        """Number of restarts of every child that was restarted, by its name."""
         return {
             name: child.restarts.total
             for name, child in self._children.items()
@@ -155,14 +155,14 @@ class Supervisor:
         }
 
     def failed(self) -> Child | None:
-        """Return a child that failed and is not restarted any more, if there is one."""
+        """Return a child that failed and will not be restarted, or None."""
         for name, watcher in self._watchers.items():
             if watcher.done() and watcher.result() != 0 and not self._children[name].stopping:
                 return self._children[name]
         return None
 
     async def stop(self, name: str, *, at_once: bool = False) -> None:
-        """End a child and forget it: SIGTERM to the process, then SIGKILL to its group.
+        """Stop and remove a child: SIGTERM to the process, then SIGKILL to its group.
 
         Args:
             name: of the child.
@@ -186,7 +186,7 @@ class Supervisor:
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watcher
-        # Processes that the child left in its group end with it.
+        # Kill processes that the child left in its group.
         _kill_group(process.pid)
         del self._children[name]
 
@@ -216,10 +216,10 @@ class Supervisor:
                 return status
             # Remaining processes of its group would keep its ports and its memory.
             _kill_group(child.process.pid)
-            said = f"{child.name} {child.restarts.describe(status)}"
-            logger.warning("%s", said)
+            message = f"{child.name} {child.restarts.describe(status)}"
+            logger.warning("%s", message)
             with child.log_path.open("a") as log:
-                log.write(f"--- {said}\n")
+                log.write(f"--- {message}\n")
             await asyncio.sleep(delay)
             await self._spawn(child)
 

@@ -29,16 +29,16 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = (
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _INNER_ID = 1000
-"""What root is mapped to: another number than 0, so that the program starts without capabilities."""
-_MOST_PROCESSES = 512
+"""Id that root is mapped to; it is not 0, so that the program starts without capabilities."""
+_MAX_PROCESSES = 512
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
-_SETTINGS = (
+_ETC_FILES = (
     *("alternatives", "group", "hosts", "ld.so.cache", "localtime", "mime.types"),
     *("nsswitch.conf", "passwd", "resolv.conf", "ssl"),
 )
-"""Of /etc; the rest may hold secrets."""
+"""Visible files of /etc; others may hold secrets."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-"""Of /dev; a disk may be among the rest."""
+"""Visible devices; others may be disks."""
 _CANNOT_START = 127
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -62,41 +62,41 @@ def main(plan: dict[str, Any], command: list[str]) -> int:
         resource.setrlimit(resource.RLIMIT_DATA, (plan["memory_bytes"],) * 2)
     if not plan["namespaces"]:
         _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        return _executed(command)
+        return _exec(command)
     directory = os.getcwd()
     _enter_namespaces(_CLONE_NEWNET if not plan["network"] else 0)
     if plan["places"]:
-        _enter_own_root(plan)
+        _enter_private_root(plan)
     else:
-        _arrange_files(plan)
-        os.chdir(directory)  # the current one is hidden below the new mounts
+        _mount_files(plan)
+        os.chdir(directory)  # the new mounts cover the former working directory
     child = os.fork()
     if child == 0:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os._exit(_first_process(command))
-    return _status_of(child)
+    return _wait_for(child)
 
 
-def _enter_namespaces(more: int) -> None:
+def _enter_namespaces(extra_flags: int) -> None:
     uid, gid = os.geteuid(), os.getegid()
-    flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | more
+    flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | extra_flags
     _check("unshare", _libc.unshare(flags))
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{uid or _INNER_ID} {uid} 1")
     _write("/proc/self/gid_map", f"{gid or _INNER_ID} {gid} 1")
 
 
-def _arrange_files(plan: dict[str, Any]) -> None:
+def _mount_files(plan: dict[str, Any]) -> None:
     scratch = plan["scratch"]
-    own = os.open(scratch, os.O_PATH)
+    scratch_fd = os.open(scratch, os.O_PATH)
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     for path in plan["writable"]:
         if os.path.exists(path):
             _mount(path, path, None, _MS_BIND | _MS_REC)
-    # Over the scratch directories of all, with this one's alone put back.
+    # Hide the scratch directories of all programs, then mount this one's again.
     _mount("tmpfs", os.path.dirname(scratch), "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
     os.mkdir(scratch, 0o700)
-    _mount(f"/proc/self/fd/{own}", scratch, None, _MS_BIND)
+    _mount(f"/proc/self/fd/{scratch_fd}", scratch, None, _MS_BIND)
     for path in plan["hidden"]:
         if os.path.isdir(path):
             _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0000")
@@ -109,19 +109,19 @@ def _arrange_files(plan: dict[str, Any]) -> None:
     _mount_shared_memory("/dev/shm", plan)
 
 
-def _enter_own_root(plan: dict[str, Any]) -> None:
+def _enter_private_root(plan: dict[str, Any]) -> None:
     root = plan["scratch"]
     sources = {name: os.open(path, os.O_PATH) for name, path in plan["places"].items()}
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
-    settings = (f"/etc/{name}" for name in _SETTINGS)
-    for path in (*_PROGRAMS, *settings, *(f"/dev/{name}" for name in _DEVICES)):
+    etc_files = (f"/etc/{name}" for name in _ETC_FILES)
+    for path in (*_PROGRAMS, *etc_files, *(f"/dev/{name}" for name in _DEVICES)):
         if os.path.islink(path) and path in _PROGRAMS:
             os.symlink(os.readlink(path), root + path)
         elif os.path.exists(path):
-            _show(path, root + path, is_folder=os.path.isdir(path))
+            _bind(path, root + path, is_folder=os.path.isdir(path))
     for name, source in sources.items():
-        _show(f"/proc/self/fd/{source}", root + name, is_folder=True)
+        _bind(f"/proc/self/fd/{source}", root + name, is_folder=True)
     for name in ("/proc", "/dev/shm"):
         os.makedirs(root + name, exist_ok=True)
     os.symlink("/proc/self/fd", root + "/dev/fd")
@@ -138,7 +138,7 @@ def _mount_shared_memory(path: str, plan: dict[str, Any]) -> None:
     _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=1777,size={size}")
 
 
-def _show(source: str, target: str, *, is_folder: bool) -> None:
+def _bind(source: str, target: str, *, is_folder: bool) -> None:
     os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
     if not is_folder:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
@@ -146,19 +146,19 @@ def _show(source: str, target: str, *, is_folder: bool) -> None:
 
 
 def _first_process(command: list[str]) -> int:
-    """Start the program as a child of the namespace's first process, whose end is the end of all."""
+    """Start the program as a child of the namespace's first process, whose exit kills all others."""
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
-    resource.setrlimit(resource.RLIMIT_NPROC, (_MOST_PROCESSES,) * 2)
+    resource.setrlimit(resource.RLIMIT_NPROC, (_MAX_PROCESSES,) * 2)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if not command:
         return 0
     child = os.fork()
     if child == 0:
-        os._exit(_executed(command))
-    return _status_of(child)
+        os._exit(_exec(command))
+    return _wait_for(child)
 
 
-def _executed(command: list[str]) -> int:
+def _exec(command: list[str]) -> int:
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -166,13 +166,13 @@ def _executed(command: list[str]) -> int:
     return _CANNOT_START
 
 
-def _status_of(child: int) -> int:
-    """Pass signals on to the child, bury orphans, and return the child's status once it ended."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda given, _: os.kill(child, given))
+def _wait_for(child: int) -> int:
+    """Forward signals to the child, reap orphans, and return the child's exit status."""
+    for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(handled, lambda received, _: os.kill(child, received))
     while True:
-        ended, status = os.wait()
-        if ended == child:
+        reaped, status = os.wait()
+        if reaped == child:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
 
@@ -180,9 +180,11 @@ def _status_of(child: int) -> int:
 def _mount(
     source: str | None, target: str, kind: str | None, flags: int, options: str | None = None
 ) -> None:
-    words = [None if word is None else word.encode() for word in (source, target, kind)]
-    given = None if options is None else options.encode()
-    _check(f"mount {target}", _libc.mount(*words, ctypes.c_ulong(flags), given))
+    arguments = [
+        None if argument is None else argument.encode() for argument in (source, target, kind)
+    ]
+    encoded_options = None if options is None else options.encode()
+    _check(f"mount {target}", _libc.mount(*arguments, ctypes.c_ulong(flags), encoded_options))
 
 
 def _set_attributes(path: str, set_: int = 0, clear: int = 0, *, recursive: bool = False) -> None:
@@ -203,10 +205,10 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _check(what: str, status: int) -> None:
+def _check(operation: str, status: int) -> None:
     if status != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{operation}: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

@@ -20,33 +20,33 @@ _PROBE_SECONDS = 20.0
 _INHERITED = (
     *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "SHELL", "USER", "LOGNAME"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
-    # Only of Windows.
+    # Windows only.
     *("SYSTEMROOT", "PATHEXT", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TEMP"),
 )
-"""The variables that a program is given without being named for it; none holds a secret."""
+"""Variables that every program inherits; none of them holds a secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confinement:
-    """What one program may reach and use."""
+    """What one program can access."""
 
     scratch: Path
     """Its own directory. Sibling directories are hidden from it."""
     hidden: tuple[Path, ...] = ()
-    """Files and directories that are empty for it."""
+    """Files and directories that appear empty to it."""
     writable: tuple[Path, ...] = ()
     """With `read_only`: writable paths in addition to its scratch directory."""
     read_only: bool = False
-    """It writes to its scratch directory alone, which is also its home."""
+    """It can write only to its scratch directory, which is also its home."""
     memory_bytes: int = 0
-    """Bound on the memory of each of its processes; 0 for none."""
+    """Memory limit of each of its processes; 0 for none."""
     places: Mapping[str, Path] = field(default_factory=dict)
-    """With any: it gets a root of its own, with the machine's programs to read and these directories,
-    by their paths there, to write to. Needs namespaces."""
+    """If not empty, it sees a separate root with the machine's programs, which it can only read, and
+    these directories by their paths there, which it can write to. Needs namespaces."""
     directory: str = ""
     """With `places`: its working directory."""
     network: bool = True
-    """Whether it reaches other machines and the servers of this one. Needs namespaces."""
+    """Whether it can reach other machines and the servers of this one. Needs namespaces."""
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the command line that starts a command within these bounds."""
@@ -63,7 +63,7 @@ class Confinement:
         return [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan), *words]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that it starts with: a named few, and where its home is."""
+        """Return the program's environment: inherited variables, its home, and TMPDIR."""
         home = str(self.scratch) if self.read_only else os.environ.get("HOME", str(self.scratch))
         return inherited_environment() | {"HOME": home, "TMPDIR": str(self.scratch)}
 
@@ -77,7 +77,7 @@ def inherited_environment() -> dict[str, str]:
 def confinement_gap() -> str | None:
     """Return why programs cannot run in separate namespaces here; None if they can.
 
-    They then see the processes and files that this user sees.
+    Without namespaces, they see the processes and files that this user sees.
     """
     if sys.platform != "linux":
         return f"{sys.platform} has no namespaces"
@@ -86,7 +86,7 @@ def confinement_gap() -> str | None:
         scratch.mkdir(0o700)
         plan = {**asdict(Confinement(scratch=scratch, read_only=True)), "namespaces": True}
         words = [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan, default=str)]
-        done = subprocess.run(
+        probe = subprocess.run(
             words, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
         )
-    return None if done.returncode == 0 else done.stderr.strip()
+    return None if probe.returncode == 0 else probe.stderr.strip()

@@ -8,13 +8,13 @@ MIN_FREE_BYTES = 64 << 20
 
 
 def full_disk(path: Path) -> str | None:
-    """Return that the disk of a path is full, in words; None while there is room.
+    """Return a message that the disk of a path is full, or None if it is not.
 
     Args:
         path: a file or directory, which need not exist yet.
     """
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
     if free >= MIN_FREE_BYTES:
         return None
     return f"the disk of {path} is full ({free / 2**20:.0f} MB are left)"

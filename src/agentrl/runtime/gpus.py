@@ -12,7 +12,7 @@ from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY = ["--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
-_ANSWER_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 _DEVICE_FILE = re.compile(r"nvidia\d+")
 
 
@@ -31,7 +31,7 @@ class GpuModel:
 
     name: str
     memory_mib: int
-    """Name as reported by nvidia-smi."""
+    """As reported by nvidia-smi."""
     tflops: float
     """Dense bfloat16 peak."""
     gb_per_second: float
@@ -63,18 +63,18 @@ def machine_gpus() -> list[Gpu]:
     program = shutil.which("nvidia-smi")
     if program is not None:
         try:
-            said = subprocess.run(
+            result = subprocess.run(
                 [program, *_QUERY],
                 capture_output=True,
                 text=True,
-                timeout=_ANSWER_SECONDS,
+                timeout=_TIMEOUT_SECONDS,
                 check=False,
             )
         except (subprocess.TimeoutExpired, OSError):
             return []
-        if said.returncode != 0:
+        if result.returncode != 0:
             return []
-        return [_gpu(line) for line in said.stdout.splitlines() if line.strip()]
+        return [_gpu(line) for line in result.stdout.splitlines() if line.strip()]
     # Containers may lack the program.
     devices = [path for path in Path("/dev").glob("nvidia*") if _DEVICE_FILE.fullmatch(path.name)]
     return [Gpu("GPU") for _ in devices]
@@ -86,22 +86,22 @@ def visible_gpus(count: int | None = None) -> tuple[str, ...]:
     Args:
         count: their number, if the user has specified it.
     """
-    shown = os.environ.get(VISIBLE)
-    names = None if shown is None else _named(shown)
+    value = os.environ.get(VISIBLE)
+    names = None if value is None else _visible_names(value)
     if count is not None:
-        # A person who plans for another machine names more than this one has.
-        return names[:count] if names and len(names) >= count else _numbers(count)
-    return _numbers(len(machine_gpus())) if names is None else names
+        # A user who plans for another machine may request more GPUs than this one has.
+        return names[:count] if names and len(names) >= count else _indices(count)
+    return _indices(len(machine_gpus())) if names is None else names
 
 
-def _named(shown: str) -> tuple[str, ...]:
+def _visible_names(value: str) -> tuple[str, ...]:
     """Return the names before the first one that CUDA treats as the end (`-1`, or empty)."""
-    names = [name.strip() for name in shown.split(",")]
+    names = [name.strip() for name in value.split(",")]
     ends = [number for number, name in enumerate(names) if name.startswith("-") or not name]
     return tuple(names[: ends[0]] if ends else names)
 
 
-def _numbers(count: int) -> tuple[str, ...]:
+def _indices(count: int) -> tuple[str, ...]:
     return tuple(str(number) for number in range(count))
 
 

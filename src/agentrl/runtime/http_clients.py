@@ -20,32 +20,32 @@ def open_client(**settings: Any) -> httpx.AsyncClient:
     Raises:
         ConfigError: the environment names a proxy that cannot be used.
     """
-    with _proxy_named():
+    with _explained_proxy_errors():
         return httpx.AsyncClient(**settings)
 
 
 def check_proxy() -> None:
-    """Refuse an environment that names a proxy which agents and judges cannot use.
+    """Check that agents and judges can use the proxy that the environment names.
 
     Raises:
-        ConfigError: see above.
+        ConfigError: they cannot.
     """
-    with _proxy_named():
+    with _explained_proxy_errors():
         httpx.Client().close()
 
 
 @contextmanager
-def _proxy_named() -> Iterator[None]:
-    """Name the variables of a proxy that httpx refuses, without their values: one may hold a password."""
-    named = " or ".join(proxy_variables(os.environ))
+def _explained_proxy_errors() -> Iterator[None]:
+    """Name the variables of a proxy that httpx rejects; their values may hold a password."""
+    variables = " or ".join(proxy_variables(os.environ))
     try:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"{named} is a SOCKS proxy, which requires pip install 'httpx[socks]'; install it, or "
-            "unset the variable"
+            f"{variables} is a SOCKS proxy, which requires pip install 'httpx[socks]'; install it, "
+            "or unset the variable"
         ) from error
     except (httpx.InvalidURL, ValueError) as error:
         raise ConfigError(
-            f"{named} is not a proxy address; write http://HOST:PORT, or unset it"
+            f"{variables} is not a proxy address; write http://HOST:PORT, or unset it"
         ) from error

@@ -25,10 +25,10 @@ def _program() -> str:
     if on_path is not None and script.exists() and os.path.samefile(on_path, script):
         return "agentrl"
     if script.exists():
-        return shlex.quote(_shown(script))
-    return f"{shlex.quote(_shown(Path(sys.executable)))} -m agentrl"
+        return shlex.quote(_display_path(script))
+    return f"{shlex.quote(_display_path(Path(sys.executable)))} -m agentrl"
 
 
-def _shown(path: Path) -> str:
+def _display_path(path: Path) -> str:
     """Return a path, relative if it is inside the working directory."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

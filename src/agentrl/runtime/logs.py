@@ -33,14 +33,14 @@ class _OneLineFormatter(logging.Formatter):
     """Formats records without secrets, and escapes text that could imitate another record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = copy.copy(record)
-        line.exc_info = line.exc_text = line.stack_info = None
-        text = super().format(line)[:_MAX_TRACE_CHARS]
-        shown = one_line(redact(text), _MAX_LINE_CHARS)
+        bare_record = copy.copy(record)
+        bare_record.exc_info = bare_record.exc_text = bare_record.stack_info = None
+        text = super().format(bare_record)[:_MAX_TRACE_CHARS]
+        output = one_line(redact(text), _MAX_LINE_CHARS)
         if record.exc_info:
             trace = redact(self.formatException(record.exc_info)[-_MAX_TRACE_CHARS:])
-            shown += "\n" + textwrap.indent(printable(trace), "    ")
-        return shown
+            output += "\n" + textwrap.indent(printable(trace), "    ")
+        return output
 
 
 def setup_logging(process: str, log_file: Path | None = None, *, console: bool = True) -> None:
@@ -73,7 +73,7 @@ def setup_logging(process: str, log_file: Path | None = None, *, console: bool =
         old.close()
     for handler in handlers:
         root.addHandler(handler)
-    known = logging.getLevelNamesMapping()
-    root.setLevel(known.get(level, logging.INFO))
+    levels = logging.getLevelNamesMapping()
+    root.setLevel(levels.get(level, logging.INFO))
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)

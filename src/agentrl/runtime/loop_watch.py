@@ -21,14 +21,14 @@ ADVICE_FOR_AGENTS = (
     "an agent blocks all others; declare it with `def` instead of `async def` to run it in its own "
     "thread, or await an async client"
 )
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 
 class LoopWatch:
     """Watches whether an event loop is responsive.
 
     Args:
-        what: whose loop it is, for the message.
+        what: name of the loop, for the message.
         advice: what to do about it.
     """
 
@@ -40,40 +40,40 @@ class LoopWatch:
     @contextlib.contextmanager
     def watching(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         """Watch a loop until the context ends."""
-        ended = threading.Event()
-        threading.Thread(target=self._look, args=(loop, ended), daemon=True).start()
+        stopped = threading.Event()
+        threading.Thread(target=self._watch, args=(loop, stopped), daemon=True).start()
         try:
             yield
         finally:
-            ended.set()
+            stopped.set()
 
-    def _look(self, loop: asyncio.AbstractEventLoop, ended: threading.Event) -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop, stopped: threading.Event) -> None:
         thread = 0
 
-        def beat() -> None:
+        def respond() -> None:
             nonlocal thread
             thread = threading.get_ident()
-            went_on.set()
+            responded.set()
 
-        while not ended.wait(_LOOK_SECONDS):
-            went_on = threading.Event()
+        while not stopped.wait(_CHECK_SECONDS):
+            responded = threading.Event()
             try:
-                loop.call_soon_threadsafe(beat)
-            except RuntimeError:  # it is closed
+                loop.call_soon_threadsafe(respond)
+            except RuntimeError:  # the loop is closed
                 return
             # The second wait covers a process that was suspended as a whole.
-            if not (went_on.wait(BLOCKED_SECONDS) or went_on.wait(_LOOK_SECONDS)) and thread:
-                self._say(thread)
-            while not went_on.wait(_LOOK_SECONDS) and not ended.is_set():
+            if not (responded.wait(BLOCKED_SECONDS) or responded.wait(_CHECK_SECONDS)) and thread:
+                self._warn(thread)
+            while not responded.wait(_CHECK_SECONDS) and not stopped.is_set():
                 pass
 
-    def _say(self, thread: int) -> None:
+    def _warn(self, thread: int) -> None:
         frame = sys._current_frames().get(thread)
         if frame is None:
             return
-        place = users_place(traceback.extract_stack(frame))
+        position = users_place(traceback.extract_stack(frame))
         notice = (
-            f"{self._what} has been blocked for {BLOCKED_SECONDS:g} s at {place}: {self._advice}"
+            f"{self._what} has been blocked for {BLOCKED_SECONDS:g} s at {position}: {self._advice}"
         )
         if notice != self.notice:
             logger.warning("%s", notice)

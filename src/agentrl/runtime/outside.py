@@ -18,18 +18,18 @@ def no_answer(url: str) -> str | None:
     Args:
         url: an http(s) address; a proxy of the environment is used.
     """
-    said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    results: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     # An unreachable name server blocks a thread for longer than any timeout of httpx.
-    threading.Thread(target=lambda: said.put(_asked(url)), daemon=True).start()
+    threading.Thread(target=lambda: results.put(_request_problem(url)), daemon=True).start()
     try:
-        return said.get(timeout=ANSWER_SECONDS + 0.5)
+        return results.get(timeout=ANSWER_SECONDS + 0.5)
     except queue.Empty:
         return f"no response within {ANSWER_SECONDS:g} s"
 
 
-def _asked(url: str) -> str | None:
+def _request_problem(url: str) -> str | None:
     try:
-        # Nothing is sent or read, so checking certificates is left to the library.
+        # No content is exchanged; the library that uses the address checks its certificate.
         httpx.head(url, timeout=ANSWER_SECONDS, verify=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return str(error) or type(error).__name__

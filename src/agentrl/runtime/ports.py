@@ -10,7 +10,7 @@ import psutil
 
 from agentrl.errors import ConfigError
 
-_CANDIDATES = 50
+_NUM_CANDIDATES = 50
 
 
 def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
@@ -21,7 +21,7 @@ def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
     Raises:
         ConfigError: `host` is not an address of this machine.
     """
-    for port in (*_from(preferred), 0):
+    for port in (*_candidates(preferred), 0):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
@@ -47,7 +47,7 @@ def listening_near(host: str, preferred: int) -> socket.socket:
     Raises:
         ConfigError: `host` is not an address of this machine.
     """
-    for port in _from(preferred):
+    for port in _candidates(preferred):
         try:
             return socket.create_server((host, port))
         except OSError as error:
@@ -59,7 +59,7 @@ def listening_near(host: str, preferred: int) -> socket.socket:
 def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "the port is in use; choose another with --port"
-    # What `create_server` adds in brackets is the address once more.
+    # `create_server` repeats the address in parentheses.
     return (error.strerror or str(error)).partition(" (while attempting")[0]
 
 
@@ -112,17 +112,17 @@ def listens(pid: int, port: int) -> bool:
 
 def is_taken(port: int) -> bool:
     """Return whether a process accepts connections at a port of the loopback interface."""
-    with socket.socket() as caller:
-        caller.settimeout(1.0)
-        return port != 0 and caller.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as client:
+        client.settimeout(1.0)
+        return port != 0 and client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _from(preferred: int) -> range:
-    return range(preferred, min(preferred + _CANDIDATES, 65536)) if preferred else range(0)
+def _candidates(preferred: int) -> range:
+    return range(preferred, min(preferred + _NUM_CANDIDATES, 65536)) if preferred else range(0)
 
 
 def _bind(host: str, preferred: int) -> socket.socket:
-    for port in _from(preferred) or (0,):
+    for port in _candidates(preferred) or (0,):
         bound = socket.socket()
         try:
             bound.bind((host, port))
@@ -132,6 +132,6 @@ def _bind(host: str, preferred: int) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     raise ConfigError(
-        f"{_CANDIDATES} ports of {host} from {preferred} are all in use; choose another range with "
-        "--inference_port"
+        f"{_NUM_CANDIDATES} ports of {host} from {preferred} are all in use; choose another range "
+        "with --inference_port"
     )

@@ -8,9 +8,8 @@ or start a new line.
 import json
 import re
 
-# Control characters but tab and newline (ESC and the 8-bit CSI are among them); invisible
-# characters and those that reorder text, but for the joiners that scripts and emoji need; halves of
-# surrogate pairs; tags.
+# Control characters except tab and newline (they include ESC and the 8-bit CSI); characters that are
+# invisible or reorder text, except the joiners that scripts and emoji need; lone surrogates; tags.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"
     "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
@@ -21,8 +20,8 @@ _UNSAFE = re.compile(
 def printable(text: str, limit: int | None = None) -> str:
     """Return text that cannot steer a terminal, of at most `limit` characters and a note."""
     cut = text if limit is None else text[:limit]
-    shown = _UNSAFE.sub(_escaped, cut)
-    return shown if len(cut) == len(text) else f"{shown}… ({len(text)} characters)"
+    safe = _UNSAFE.sub(_escaped, cut)
+    return safe if len(cut) == len(text) else f"{safe}… ({len(text)} characters)"
 
 
 def one_line(text: str, limit: int | None = None) -> str:
@@ -37,12 +36,12 @@ def counted(number: int, noun: str) -> str:
 
 def printable_json(text: str) -> str:
     """Return JSON text of the same value that cannot control a terminal."""
-    # Outside of strings, JSON has none of these characters.
-    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    # JSON contains these characters only inside strings.
+    return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

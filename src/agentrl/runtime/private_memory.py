@@ -11,11 +11,11 @@ _PR_SET_DUMPABLE = 4
 def keep_memory_private() -> None:
     """Prevent other programs of this user from reading this process, and disable core files.
 
-    The limit on core files goes over to children. On Linux, reading memory, environment or open files
-    of the process then needs root, and so does a debugger. The ranks of a trainer stay readable to one
-    another, because libraries of GPUs share memory by the right to read a process.
+    Children inherit the limit on core files. On Linux, reading memory, environment or open files of
+    the process, also with a debugger, then requires root. The ranks of a trainer stay readable to one
+    another, because GPU libraries share memory through the right to read a process.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard_limit))
     if sys.platform == "linux" and os.environ.get("WORLD_SIZE", "1") == "1":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -15,13 +15,13 @@ def new_lease_owner() -> str:
 
 
 def is_alive(owner: str) -> bool:
-    """Whether a lease owner is a process that this one can see running."""
+    """Return whether a lease owner is a running process that this one can see."""
     pid = _visible_pid(owner)
     return pid is not None and _exists(pid)
 
 
 def is_dead(owner: str) -> bool:
-    """Whether a lease owner is a process visible to this one that has ended."""
+    """Return whether a lease owner is a process of this host and namespace that has exited."""
     pid = _visible_pid(owner)
     return pid is not None and not _exists(pid)
 

@@ -23,25 +23,25 @@ _CANNOT_START = 127
 
 
 def main(parent: int, command: list[str]) -> int:
-    """Run a command to its end; return its status as `subprocess` has it."""
+    """Run a command and return its exit status, as `subprocess` represents it."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     program = os.fork()
     if program == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os._exit(_executed(command))
-    # The pipes are the program's: who reads them learns of its end.
-    nothing = os.open(os.devnull, os.O_RDWR)
+        os._exit(_exec(command))
+    # Release the program's pipes, so that their readers notice when it exits.
+    devnull = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
-        os.dup2(nothing, number)
-    status = _watched(program, parent)
-    _end_descendants()
+        os.dup2(devnull, number)
+    status = _watch(program, parent)
+    _kill_descendants()
     return status
 
 
-def _executed(command: list[str]) -> int:
+def _exec(command: list[str]) -> int:
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -50,19 +50,19 @@ def _executed(command: list[str]) -> int:
     return _CANNOT_START
 
 
-def _watched(program: int, parent: int) -> int:
-    """Reap children until the program ends or must be stopped."""
+def _watch(program: int, parent: int) -> int:
+    """Reap children until the program exits or has to be killed."""
     while os.getppid() == parent:
-        heard = signal.sigtimedwait(_SIGNALS, _POLL_SECONDS)
-        if heard is not None and heard.si_signo == signal.SIGHUP:
+        received = signal.sigtimedwait(_SIGNALS, _POLL_SECONDS)
+        if received is not None and received.si_signo == signal.SIGHUP:
             break
-        while (ended := _buried()) is not None and ended[0]:
-            if ended[0] == program:
-                return os.waitstatus_to_exitcode(ended[1])
+        while (reaped := _reap()) is not None and reaped[0]:
+            if reaped[0] == program:
+                return os.waitstatus_to_exitcode(reaped[1])
     return -signal.SIGKILL
 
 
-def _buried() -> tuple[int, int] | None:
+def _reap() -> tuple[int, int] | None:
     """Return an exited child with its status; 0 if none has exited, and None if there is no child."""
     try:
         return os.waitpid(-1, os.WNOHANG)
@@ -70,43 +70,43 @@ def _buried() -> tuple[int, int] | None:
         return None
 
 
-def _end_descendants() -> None:
+def _kill_descendants() -> None:
     """Kill children until none are left; this process inherits the children of dead ones."""
-    until = time.monotonic() + _END_SECONDS
-    while (ended := _buried()) is not None and time.monotonic() < until:
-        if ended[0]:
+    deadline = time.monotonic() + _END_SECONDS
+    while (reaped := _reap()) is not None and time.monotonic() < deadline:
+        if reaped[0]:
             continue
         for child in _children():
             try:
                 os.kill(child, signal.SIGKILL)
-            except OSError:  # it is gone, or another user's
+            except OSError:  # it has exited, or belongs to another user
                 continue
         time.sleep(_END_POLL_SECONDS)
 
 
 def _children() -> list[int]:
-    found = []
+    children = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # it has just exited
             continue
         if int(fields[1]) == os.getpid():
-            found.append(int(name))
-    return found
+            children.append(int(name))
+    return children
 
 
-def _end_like(status: int) -> None:
+def _exit_like(status: int) -> None:
     """Exit with the status of the program, or by the signal that killed it."""
     if status >= 0:
         os._exit(status)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if status != -signal.SIGKILL:  # whose handler cannot be set
+    if status != -signal.SIGKILL:  # its handler cannot be set
         signal.signal(-status, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
     os.kill(os.getpid(), -status)
 
 
 if __name__ == "__main__":
-    _end_like(main(int(sys.argv[1]), sys.argv[2:]))
+    _exit_like(main(int(sys.argv[1]), sys.argv[2:]))

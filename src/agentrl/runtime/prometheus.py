@@ -18,7 +18,7 @@ from agentrl.runtime.request_deadlines import PromptProtocol
 logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 1
-"""For a scrape that is under way at the end."""
+"""Time that a running scrape gets to finish on shutdown."""
 
 
 class _OnScrape(Collector):

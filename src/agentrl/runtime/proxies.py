@@ -21,7 +21,7 @@ def direct_to_this_machine(environment: Mapping[str, str]) -> dict[str, str]:
     if not proxy_variables(environment):
         return {}
     # Libraries differ in which of the two they read.
-    given = next((environment[name] for name in _EXCEPTIONS if environment.get(name)), "")
-    hosts = [host.strip() for host in given.split(",") if host.strip()]
+    exceptions = next((environment[name] for name in _EXCEPTIONS if environment.get(name)), "")
+    hosts = [host.strip() for host in exceptions.split(",") if host.strip()]
     hosts += [host for host in _LOOPBACK if host not in hosts]
     return dict.fromkeys(_EXCEPTIONS, ",".join(hosts))

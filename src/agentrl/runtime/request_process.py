@@ -1,11 +1,11 @@
 """`RequestProcess`: a child process that answers JSON requests, one per line, in any order.
 
-    {"id": 1, ...}   ->   {"id": 1, ...}        {"id": 1, "cancel": true} when the asker gave up
+    {"id": 1, ...}   ->   {"id": 1, ...}        {"id": 1, "cancel": true} if the caller gave up
 
 A reply with id 0 has an `error`, the reason why the child is about to exit. The child exits when
 its stdin closes. `RequestServer` is the other end where the child's interpreter has this package.
 
-The child runs foreign code. Its replies are checked against limits before parsing, its output is
+The child runs third-party code. Its replies are checked against limits before parsing, its output is
 truncated at a limit, and its descendants are killed with it. Threads communicate with it, so no
 event loop waits for its pipes.
 """
@@ -31,7 +31,7 @@ from agentrl.runtime.printable import one_line
 from agentrl.runtime.restarts import ending
 
 MAX_REPLY_BYTES = 1 << 24
-MAX_SAID_CHARS = 1 << 23
+MAX_OUTPUT_CHARS = 1 << 23
 """Limit on the forwarded standard error of a child; its start is the most informative part."""
 _MAX_REASON_CHARS = 500
 _LINE_BYTES = 1 << 16
@@ -70,89 +70,89 @@ class RequestProcess:
             start_new_session=True,
         )
         self._encode = encode
-        self._waiting: dict[int, Future[dict[str, Any]]] = {}
-        self._numbers = itertools.count(1)
+        self._pending: dict[int, Future[dict[str, Any]]] = {}
+        self._request_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._reason = ""
-        self._end = ""
+        self._exit_message = ""
         self._to_send: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        work = [self._send, self._listen, *([] if quiet else [self._relay])]
-        self._threads = [threading.Thread(target=one, daemon=True) for one in work]
-        self._watching = threading.Thread(target=self._watch, daemon=True)
-        for thread in (*self._threads, self._watching):
+        targets = [self._send, self._receive, *([] if quiet else [self._forward_output])]
+        self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        for thread in (*self._threads, self._watcher):
             thread.start()
 
     @property
     def process_id(self) -> int:
-        """The id of the process with which the child exits."""
+        """Id of the child's keeper; the two exit together."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
         """Whether it still accepts requests."""
-        return not self._end and not self._reason and self._process.poll() is None
+        return not self._exit_message and not self._reason and self._process.poll() is None
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a reply."""
-        return len(self._waiting)
+        return len(self._pending)
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to a request; a caller that is cancelled has the request cancelled.
+        """Return the reply to a request; cancelling the caller cancels the request.
 
         Raises:
-            AgentWorkerError: the process ended.
+            AgentWorkerError: the process exited.
         """
-        number, reply = self._sent(request)
+        request_id, reply = self._submit(request)
         try:
             return await asyncio.wrap_future(reply)
         except asyncio.CancelledError:
-            self._write({"id": number, "cancel": True})
+            self._write({"id": request_id, "cancel": True})
             raise
         finally:
-            self._waiting.pop(number, None)
+            self._pending.pop(request_id, None)
 
     def ask_and_wait(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Return the reply to a request, from code that is not asynchronous.
 
         Raises:
-            AgentWorkerError: the process ended.
+            AgentWorkerError: the process exited.
             TimeoutError: the timeout expires.
         """
-        number, reply = self._sent(request)
+        request_id, reply = self._submit(request)
         try:
             return reply.result(seconds)
         finally:
-            self._waiting.pop(number, None)
+            self._pending.pop(request_id, None)
 
     def close(self) -> None:
         """Stop the process and its descendants; pending requests are lost."""
         self._to_send.put(None)
-        self._watching.join(_END_SECONDS)
-        for end in (self._kill, self._kill_group):
-            if self._watching.is_alive():
-                end()
-                self._watching.join(_END_SECONDS)
+        self._watcher.join(_END_SECONDS)
+        for kill in (self._kill, self._kill_group):
+            if self._watcher.is_alive():
+                kill()
+                self._watcher.join(_END_SECONDS)
 
-    def _sent(self, request: Mapping[str, Any]) -> tuple[int, Future[dict[str, Any]]]:
-        number = next(self._numbers)
+    def _submit(self, request: Mapping[str, Any]) -> tuple[int, Future[dict[str, Any]]]:
+        request_id = next(self._request_ids)
         reply: Future[dict[str, Any]] = Future()
         with self._lock:
-            if self._end:
-                raise AgentWorkerError(self._end)
-            self._waiting[number] = reply
+            if self._exit_message:
+                raise AgentWorkerError(self._exit_message)
+            self._pending[request_id] = reply
         try:
-            self._write({"id": number, **request})
+            self._write({"id": request_id, **request})
         except BaseException:
-            del self._waiting[number]
+            del self._pending[request_id]
             raise
-        return number, reply
+        return request_id, reply
 
     def _write(self, request: Mapping[str, Any]) -> None:
         self._to_send.put(self._encode(request).encode() + b"\n")
 
     def _kill(self) -> None:
-        """End it at once, and all that it started."""
+        """Kill the process and all its descendants."""
         self._process.send_signal(signal.SIGHUP)
 
     def _kill_group(self) -> None:
@@ -172,61 +172,62 @@ class RequestProcess:
         except OSError:  # the reader is gone
             self._kill()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as replies:
             while line := replies.readline(MAX_REPLY_BYTES):
                 if not line.endswith(b"\n") and len(line) < MAX_REPLY_BYTES:
-                    return  # it died while writing; its status is more informative
+                    return  # it died while writing; its exit status is more informative
                 try:
-                    self._answered(line)
+                    self._resolve(line)
                 except UnreadableReply as error:
                     self._reason = f"{self._name} was stopped: {one_line(str(error))}"
                     self._kill()
                     return
 
-    def _answered(self, line: bytes) -> None:
+    def _resolve(self, line: bytes) -> None:
         if len(line) == MAX_REPLY_BYTES:
             raise UnreadableReply(f"its response is longer than {MAX_REPLY_BYTES >> 20} MiB")
         if (reason := density(num_marks(line))) is not None:
             raise UnreadableReply(reason)
         try:
-            answer = json.loads(line)  # of Python's own writer, which knows NaN
+            # The standard library's parser accepts NaN, which children in Python may write.
+            message = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UnreadableReply(f"the response is not JSON: {error}") from None
-        if not isinstance(answer, dict) or not isinstance(answer.get("id"), int):
+        if not isinstance(message, dict) or not isinstance(message.get("id"), int):
             raise UnreadableReply("the response is not a JSON object with the id of a request")
-        if answer["id"] == 0:
-            self._reason = one_line(str(answer.get("error")), _MAX_REASON_CHARS)
+        if message["id"] == 0:
+            self._reason = one_line(str(message.get("error")), _MAX_REASON_CHARS)
             return
-        reply = self._waiting.get(answer["id"])
+        reply = self._pending.get(message["id"])
         if reply is not None:
             with contextlib.suppress(InvalidStateError):
-                reply.set_result(answer)
+                reply.set_result(message)
 
-    def _relay(self) -> None:
+    def _forward_output(self) -> None:
         """Forward its output as printable lines, up to a limit."""
         assert self._process.stderr is not None
-        left = MAX_SAID_CHARS
-        with self._process.stderr as said:
-            while line := said.readline(_LINE_BYTES):
-                if left <= 0:
+        num_remaining = MAX_OUTPUT_CHARS
+        with self._process.stderr as output:
+            while line := output.readline(_LINE_BYTES):
+                if num_remaining <= 0:
                     continue  # keep reading, so that the child never blocks on the pipe
                 text = one_line(redact(line.decode(errors="replace").rstrip("\n"))) + "\n"
-                left -= len(text)
-                if left <= 0:
+                num_remaining -= len(text)
+                if num_remaining <= 0:
                     text += f"--- {self._name} printed too much; further output is discarded\n"
                 os.write(2, text.encode())
 
     def _watch(self) -> None:
         """Fail pending requests once the process has exited."""
         status = self._process.wait()
-        self._kill_group()  # which its keeper left if it was killed itself
-        for thread in self._threads[1:]:  # the one that sends ends by the None below
+        self._kill_group()  # the group outlives a keeper that was killed itself
+        for thread in self._threads[1:]:  # the sending thread ends at the None below
             thread.join(_LAST_REPLY_SECONDS)
         self._to_send.put(None)
         with self._lock:
-            self._end = self._reason or f"{self._name} {ending(status)}"
-        for reply in list(self._waiting.values()):
-            with contextlib.suppress(InvalidStateError):  # it was cancelled in this moment
-                reply.set_exception(AgentWorkerError(self._end))
+            self._exit_message = self._reason or f"{self._name} {ending(status)}"
+        for reply in list(self._pending.values()):
+            with contextlib.suppress(InvalidStateError):  # it was cancelled concurrently
+                reply.set_exception(AgentWorkerError(self._exit_message))

@@ -20,7 +20,7 @@ from agentrl.errors import AgentRLError
 from agentrl.runtime.loop_watch import LoopWatch
 
 Answer = Callable[[dict[str, Any]], Awaitable[Mapping[str, Any]]]
-"""A request without its id, to the fields of its reply. It raises nothing but cancellation."""
+"""A request without its id, to the fields of its reply. It raises only `CancelledError`."""
 
 _NUM_THREADS = 256
 """Maximum number of concurrent plain functions; they mostly wait."""
@@ -35,20 +35,20 @@ class RequestServer:
 
     def __init__(self, watch: LoopWatch) -> None:
         self._watch = watch
-        self._asked = os.fdopen(os.dup(0), encoding="utf-8")
+        self._request_stream = os.fdopen(os.dup(0), encoding="utf-8")
         self._replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        with open(os.devnull) as nothing:
-            os.dup2(nothing.fileno(), 0)
+        with open(os.devnull) as devnull:
+            os.dup2(devnull.fileno(), 0)
         os.dup2(2, 1)
         self._requests: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._takes_more = True
+        self._accepts_requests = True
 
     def run(self, load: Callable[[], Answer]) -> NoReturn:
         """Answer until stdin closes, then exit the process, including running threads.
 
         Args:
-            load: imports the user's code; its error becomes the reason of the exit.
+            load: imports the user's code; its error becomes the reason for the exit.
         """
         try:
             answer = load()
@@ -59,9 +59,9 @@ class RequestServer:
         sys.stderr.flush()
         os._exit(0)
 
-    def end_after_these(self) -> None:
-        """Exit the process once running requests are answered."""
-        self._takes_more = False
+    def exit_when_idle(self) -> None:
+        """Exit the process once all running requests are answered."""
+        self._accepts_requests = False
 
     async def _serve(self, answer: Answer) -> None:
         loop = asyncio.get_running_loop()
@@ -72,21 +72,21 @@ class RequestServer:
                 self._take(request, answer)
 
     def _take(self, request: dict[str, Any], answer: Answer) -> None:
-        number = request.pop("id")
+        request_id = request.pop("id")
         if "cancel" not in request:
-            task = asyncio.create_task(self._answer(number, request, answer))
-            self._running[number] = task
-            # Not in the task itself, which may be cancelled before its first line.
-            task.add_done_callback(partial(self._forget, number))
-        elif number in self._running:
-            self._running[number].cancel()
+            task = asyncio.create_task(self._answer(request_id, request, answer))
+            self._running[request_id] = task
+            # A callback, because the task may be cancelled before its first line runs.
+            task.add_done_callback(partial(self._forget, request_id))
+        elif request_id in self._running:
+            self._running[request_id].cancel()
 
-    async def _answer(self, number: int, request: dict[str, Any], answer: Answer) -> None:
-        self._reply({"id": number, **await answer(request)})
+    async def _answer(self, request_id: int, request: dict[str, Any], answer: Answer) -> None:
+        self._reply({"id": request_id, **await answer(request)})
 
-    def _forget(self, number: int, _task: "asyncio.Task[None]") -> None:
-        del self._running[number]
-        if not self._takes_more and not self._running:
+    def _forget(self, request_id: int, _task: "asyncio.Task[None]") -> None:
+        del self._running[request_id]
+        if not self._accepts_requests and not self._running:
             self._requests.put_nowait(None)
 
     def _reply(self, reply: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ class RequestServer:
         self._replies.flush()
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed already
-            for line in self._asked:
+        with contextlib.suppress(RuntimeError):  # the loop is already closed
+            for line in self._request_stream:
                 loop.call_soon_threadsafe(self._requests.put_nowait, json.loads(line))
             loop.call_soon_threadsafe(self._requests.put_nowait, None)

@@ -13,50 +13,50 @@ from agentrl.runtime.child_processes import kill_descendants
 logger = logging.getLogger(__name__)
 
 SAME_SIGNAL_SECONDS = 0.5
-"""Signals this close together are one: supervisors signal a process and its group."""
+"""Signals this close together count as one: supervisors signal a process and its group."""
 
 INTERRUPTED = 130
 """Exit status of a process that a signal stopped before its work was done."""
 NO_SIGNAL = 3
-"""Exit status of a training that had nothing to learn from."""
+"""Exit status of a training run that never had a learning signal."""
 
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def stop_on_signals(what_follows: str) -> asyncio.Event:
+def stop_on_signals(announcement: str) -> asyncio.Event:
     """Return an event that the first SIGTERM or SIGINT sets; the second kills the process.
 
     All processes that it started are killed with it.
 
     Args:
-        what_follows: the message to the user at the first signal.
+        announcement: what the process does next, logged at the first signal.
     """
     loop = asyncio.get_running_loop()
 
     def end_at_once(number: signal.Signals) -> None:
         loop.remove_signal_handler(number)
         kill_descendants()
-        # Not Python's own handling of SIGINT, which an event loop would try to shut down
+        # The default action: after Python's own handler of SIGINT, the event loop would shut down
         # gracefully.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     stop = asyncio.Event()
-    _handle_signals(what_follows, stop, end_at_once)
+    _handle_signals(announcement, stop, end_at_once)
     return stop
 
 
 @contextmanager
-def signal_events(what_follows: str, stop: asyncio.Event, at_once: asyncio.Event) -> Iterator[None]:
+def signal_events(announcement: str, stop: asyncio.Event, at_once: asyncio.Event) -> Iterator[None]:
     """Let the first SIGTERM or SIGINT set `stop` and the second `at_once`, while the context lasts.
 
     Args:
-        what_follows: the message to the user at the first signal.
+        announcement: what the process does next, logged at the first signal.
         stop: requests a graceful end.
         at_once: requests an immediate end.
     """
-    _handle_signals(what_follows, stop, lambda number: at_once.set())
+    _handle_signals(announcement, stop, lambda number: at_once.set())
     try:
         yield
     finally:
@@ -65,14 +65,14 @@ def signal_events(what_follows: str, stop: asyncio.Event, at_once: asyncio.Event
 
 
 def _handle_signals(
-    what_follows: str, stop: asyncio.Event, at_second: Callable[[signal.Signals], None]
+    announcement: str, stop: asyncio.Event, at_second: Callable[[signal.Signals], None]
 ) -> None:
     stopped_at = 0.0
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal stopped_at
         if not stop.is_set():
-            logger.warning("%s: %s; a second signal exits immediately", number.name, what_follows)
+            logger.warning("%s: %s; a second signal exits immediately", number.name, announcement)
             stopped_at = time.monotonic()
             stop.set()
         elif time.monotonic() - stopped_at >= SAME_SIGNAL_SECONDS:

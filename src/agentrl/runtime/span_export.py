@@ -26,16 +26,16 @@ from agentrl.config.secret_text import redact
 log = logging.getLogger(__name__)
 
 QUEUE_SPANS = 4096
-"""Spans that wait for the collector at most; the oldest make room."""
+"""Maximum number of spans that wait for the collector; the oldest are dropped first."""
 BATCH_SPANS = 256
 _PERIOD_SECONDS = 2.0
 _REQUEST_SECONDS = 5.0
 """Timeout of one batch, including retries."""
 _REPLY_BYTES = 1 << 16
 """Limit on the bytes read from a collector's reply."""
-_LAST_SECONDS = 5.0
-"""How long the process waits at its end for the spans that are left."""
-_OWN_LOGGERS = (
+_SHUTDOWN_SECONDS = 5.0
+"""How long shutdown waits for the remaining spans to be sent."""
+_EXPORTER_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.sdk._shared_internal",
 )
@@ -61,16 +61,16 @@ def span_export(endpoint: str, attributes: Mapping[str, str]) -> Iterator[Tracer
         resource=Resource.create({**service, **attributes}), shutdown_on_exit=False
     )
     provider.add_span_processor(processor)
-    # They would log every batch and every dropped span; both are counted here.
-    for name in _OWN_LOGGERS:
+    # These loggers report every lost batch and every dropped span; both are counted here.
+    for name in _EXPORTER_LOGGERS:
         logging.getLogger(name).propagate = False
     try:
         yield provider.get_tracer("agentrl")
     finally:
-        # Its own shutdown waits half a minute for a collector that is away.
-        ending = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
-        ending.start()
-        ending.join(_LAST_SECONDS)
+        # The provider's shutdown waits half a minute for an unreachable collector.
+        flushing = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
+        flushing.start()
+        flushing.join(_SHUTDOWN_SECONDS)
         exporter.shutdown()
         num_dropped = processor.num_ended - exporter.num_delivered
         if num_dropped:
@@ -101,7 +101,7 @@ class _CountingExporter(SpanExporter):
         self.num_delivered = 0
         self.reason = ""
         self._endpoint = redact(endpoint)
-        self._is_over = False
+        self._is_shut_down = False
         base = endpoint.rstrip("/")
         path = base if base.endswith("/v1/traces") else f"{base}/v1/traces"
         self._inner = OTLPSpanExporter(
@@ -109,15 +109,15 @@ class _CountingExporter(SpanExporter):
         )
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        if self._is_over:
+        if self._is_shut_down:
             return SpanExportResult.FAILURE
-        with _said_meanwhile() as said:
+        with _captured_log() as messages:
             result = self._inner.export(spans)
         if result is SpanExportResult.SUCCESS:
             self.num_delivered += len(spans)
             return result
-        if not self.reason and not self._is_over:
-            self.reason = said[0] if said else "no reason given"
+        if not self.reason and not self._is_shut_down:
+            self.reason = messages[0] if messages else "no reason given"
             log.warning(
                 "the collector at %s does not accept spans (logged once; sampling continues): %s",
                 self._endpoint,
@@ -126,8 +126,8 @@ class _CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        if not self._is_over:
-            self._is_over = True
+        if not self._is_shut_down:
+            self._is_shut_down = True
             self._inner.shutdown()  # type: ignore[no-untyped-call]
 
 
@@ -140,23 +140,23 @@ class _BoundedSession(requests.Session):
         return response
 
 
-class _Keeping(logging.Handler):
-    def __init__(self, said: list[str]) -> None:
+class _ListHandler(logging.Handler):
+    def __init__(self, messages: list[str]) -> None:
         super().__init__()
-        self._said = said
+        self._messages = messages
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._said.append(redact(" ".join(record.getMessage().split()))[:300])
+        self._messages.append(redact(" ".join(record.getMessage().split()))[:300])
 
 
 @contextmanager
-def _said_meanwhile() -> Iterator[list[str]]:
-    """Collect the exporter's log: its results contain no reason."""
-    said: list[str] = []
-    handler = _Keeping(said)
-    logger = logging.getLogger(_OWN_LOGGERS[0])
+def _captured_log() -> Iterator[list[str]]:
+    """Collect the exporter's log messages, because its results contain no reason."""
+    messages: list[str] = []
+    handler = _ListHandler(messages)
+    logger = logging.getLogger(_EXPORTER_LOGGERS[0])
     logger.addHandler(handler)
     try:
-        yield said
+        yield messages
     finally:
         logger.removeHandler(handler)

@@ -37,9 +37,9 @@ def _check_server(name: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
         return
-    silence = no_answer(url)
-    if silence is not None:
-        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    reason = no_answer(url)
+    if reason is not None:
+        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         raise ConfigError(
-            f"--report_to {name}: the server at {place} ({variable}) does not respond: {silence}"
+            f"--report_to {name}: the server at {address} ({variable}) does not respond: {reason}"
         )

@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 from agentrl.errors import ConfigError
 from agentrl.runtime.outside import no_answer
 
-_LOOK = """
+_SETTINGS_SCRIPT = """
 import json, wandb
-given = wandb.setup().settings
-print(json.dumps([given.mode, given.base_url, bool(given.api_key or given.identity_token_file)]))
+used = wandb.setup().settings
+print(json.dumps([used.mode, used.base_url, bool(used.api_key or used.identity_token_file)]))
 """
-_LOOK_SECONDS = 30
-_SENDING = frozenset({"online", "run", "shared"})
+_SCRIPT_SECONDS = 30
+_ONLINE_MODES = frozenset({"online", "run", "shared"})
 _OFFLINE = "set WANDB_MODE=offline to write files for a later `wandb sync`"
 
 
@@ -36,42 +36,42 @@ def check_login(trackers: Collection[str]) -> None:
     if "wandb" not in trackers:
         return
     try:
-        looked = subprocess.run(
-            [sys.executable, "-c", _LOOK],
+        result = subprocess.run(
+            [sys.executable, "-c", _SETTINGS_SCRIPT],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_LOOK_SECONDS,
+            timeout=_SCRIPT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"--report_to wandb: its settings could not be read within {_LOOK_SECONDS} s; "
+            f"--report_to wandb: its settings could not be read within {_SCRIPT_SECONDS} s; "
             f"{_OFFLINE}"
         ) from None
-    if looked.returncode != 0:
-        reason = (looked.stderr.splitlines() or ["its settings cannot be read"])[-1]
+    if result.returncode != 0:
+        reason = (result.stderr.splitlines() or ["its settings cannot be read"])[-1]
         raise ConfigError(f"--report_to wandb: {reason}")
-    mode, server, has_key = json.loads(looked.stdout.splitlines()[-1])
-    if mode not in _SENDING:
+    mode, server, has_key = json.loads(result.stdout.splitlines()[-1])
+    if mode not in _ONLINE_MODES:
         return
     if not has_key and not _is_in_netrc(server):
         raise ConfigError(
             f"--report_to wandb: no login for {server}; run `wandb login`, set WANDB_API_KEY, or "
             f"{_OFFLINE}"
         )
-    silence = no_answer(server)
-    if silence is not None:
-        raise ConfigError(f"--report_to wandb: {server} cannot be reached ({silence}); {_OFFLINE}")
+    failure = no_answer(server)
+    if failure is not None:
+        raise ConfigError(f"--report_to wandb: {server} cannot be reached ({failure}); {_OFFLINE}")
 
 
 def _is_in_netrc(server: str) -> bool:
-    given = os.environ.get("NETRC")
-    for path in [given] if given else ["~/.netrc", "~/_netrc"]:
+    configured = os.environ.get("NETRC")
+    for path in [configured] if configured else ["~/.netrc", "~/_netrc"]:
         try:
-            found = netrc.netrc(Path(path).expanduser()).authenticators(urlsplit(server).netloc)
+            login = netrc.netrc(Path(path).expanduser()).authenticators(urlsplit(server).netloc)
         except (OSError, netrc.NetrcParseError):
             continue
-        if found is not None:
+        if login is not None:
             return True
     return False

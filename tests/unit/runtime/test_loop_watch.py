@@ -15,7 +15,7 @@ from agentrl.runtime.loop_watch import LoopWatch
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_watch, "BLOCKED_SECONDS", 0.2)
-    monkeypatch.setattr(loop_watch, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(loop_watch, "_CHECK_SECONDS", 0.05)
 
 
 async def test_a_blocked_loop_is_told_with_its_line(caplog: pytest.LogCaptureFixture) -> None:

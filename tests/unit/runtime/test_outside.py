@@ -28,6 +28,6 @@ def test_silence_is_told_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) 
 def test_a_name_server_that_is_away_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(outside, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(outside, "_asked", lambda url: released.wait(60))
+    monkeypatch.setattr(outside, "_request_problem", lambda url: released.wait(60))
     assert no_answer("http://hub.example") == "no response within 0.1 s"
     released.set()

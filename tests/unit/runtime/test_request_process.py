@@ -149,7 +149,7 @@ def test_what_was_started_ends_with_the_process_that_started_it() -> None:
 async def test_a_child_that_prints_without_end_fills_no_log(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_process, "MAX_SAID_CHARS", 2**16)
+    monkeypatch.setattr(request_process, "MAX_OUTPUT_CHARS", 2**16)
     program = "import sys\nsys.stderr.write('\\x1b[2J' + 'x' * 99 + '\\n')\n"
     program += "for _ in range(2**16): sys.stderr.write('y' * 99 + '\\n')\n"
     with child(program + ECHO) as process:

@@ -36,7 +36,7 @@ async def answer(request):
         case "hang":
             await asyncio.to_thread(time.sleep, 60)
         case "end":
-            server.end_after_these()
+            server.exit_when_idle()
     return {"done": request["do"], "cancelled": cancelled}
 
 def load():

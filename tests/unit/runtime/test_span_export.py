@@ -58,7 +58,7 @@ def test_spans_beyond_the_queue_are_counted_and_a_hanging_collector_is_not_waite
     monkeypatch.setattr(exporting, "QUEUE_SPANS", 50)
     monkeypatch.setattr(exporting, "BATCH_SPANS", 20)
     monkeypatch.setattr(exporting, "_REQUEST_SECONDS", HANGING_SECONDS)
-    monkeypatch.setattr(exporting, "_LAST_SECONDS", 0.2)
+    monkeypatch.setattr(exporting, "_SHUTDOWN_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         began = time.perf_counter()
@@ -82,7 +82,7 @@ async def test_spans_do_not_hold_the_event_loop_while_a_collector_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exporting, "_REQUEST_SECONDS", HANGING_SECONDS)
-    monkeypatch.setattr(exporting, "_LAST_SECONDS", 0.1)
+    monkeypatch.setattr(exporting, "_SHUTDOWN_SECONDS", 0.1)
     monkeypatch.setattr(exporting, "_PERIOD_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
