@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError
 from agentrl.runtime.printable import counted, one_line
 
 if TYPE_CHECKING:
-    from agentrl.launcher.fork_run import WantedFork
+    from agentrl.launcher.fork_run import ForkRequest
     from agentrl.schema import Fork, Record
 
 _SAMPLING = (
@@ -66,11 +66,11 @@ def fork(
     config = _as_trained(config, given)
     if show:
         return asyncio.run(_show(config, record_id, turn))
-    from agentrl.launcher.fork_run import WantedFork, edited_messages
+    from agentrl.launcher.fork_run import ForkRequest, edited_messages
     from agentrl.runtime.logs import setup_logging
 
     setup_logging("fork")
-    asked = WantedFork(
+    asked = ForkRequest(
         record_id,
         turn,
         messages=None if edit is None else edited_messages(_read(edit)),
@@ -119,7 +119,7 @@ async def _show(config: RootConfig, record_id: str, turn: int) -> int:
     return 0
 
 
-async def _play(config: RootConfig, wanted: "WantedFork", as_json: bool) -> int:
+async def _play(config: RootConfig, wanted: "ForkRequest", as_json: bool) -> int:
     from agentrl.launcher.fork_run import run_fork
 
     def say(fork: "Fork", records: Sequence[str]) -> None:
@@ -132,7 +132,7 @@ async def _play(config: RootConfig, wanted: "WantedFork", as_json: bool) -> int:
             print(f"{fork.id}: {len(records)} continuations by version {fork.version}", flush=True)
 
     num_failed = 0
-    async for record in run_fork(config, wanted, when_begun=say):
+    async for record in run_fork(config, wanted, on_stored=say):
         num_failed += record.status == "failed"
         if as_json:
             print(record.model_dump_json(), flush=True)

@@ -55,7 +55,7 @@ def tool_server_command(template: str, port: int) -> list[str]:
 
 
 def check_tool_server_command(template: str) -> None:
-    """Refuse a command that cannot start, or that does not receive its port.
+    """Check that a command can start and receives its port.
 
     Raises:
         ConfigError: program or script are missing, or there is no `{port}`.

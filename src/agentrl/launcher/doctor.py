@@ -63,8 +63,8 @@ class Diagnosis:
     text: str
 
 
-Told = tuple[State, str]
-Look = Callable[[], Iterator[Told] | Awaitable[Told]]
+Result = tuple[State, str]
+CheckFunction = Callable[[], Iterator[Result] | Awaitable[Result]]
 
 
 async def examine(
@@ -76,7 +76,7 @@ async def examine(
         config: the checked configuration.
         check_seconds: timeout of one check.
     """
-    checks: list[tuple[str, Look]] = [
+    checks: list[tuple[str, CheckFunction]] = [
         ("python", _python),
         ("packages", lambda: _packages(config)),
         ("GPUs", _gpus),
@@ -88,48 +88,50 @@ async def examine(
         ("servers", lambda: _servers(config)),
     ]
     for subject, check in checks:
-        async for state, text in _told(check, check_seconds):
+        async for state, text in _results(check, check_seconds):
             yield Diagnosis(state, subject, text)
     async for diagnosis in _tools(config):
         yield diagnosis
-    looked_at = ("packages", "database", "tools", "servers")
-    async for finding in findings(config, with_weights=False, without=looked_at):
+    checked = ("packages", "database", "tools", "servers")
+    async for finding in findings(config, with_weights=False, without=checked):
         problem = finding.problem
         text = "as `agentrl run` checks it" if problem is None else str(problem)
         yield Diagnosis("ok" if problem is None else "FAIL", finding.subject, text)
 
 
-async def _told(check: Look, seconds: float) -> AsyncIterator[Told]:
-    # Yield outside of the timeout, which applies to the check and not to its consumer.
-    told: list[Told] = []
+async def _results(check: CheckFunction, seconds: float) -> AsyncIterator[Result]:
+    # Yield outside of the timeout, which limits the check and not its consumer.
+    results: list[Result] = []
     try:
-        said = check()
-        told += [await asyncio.wait_for(said, seconds)] if inspect.isawaitable(said) else said
+        outcome = check()
+        results += (
+            [await asyncio.wait_for(outcome, seconds)] if inspect.isawaitable(outcome) else outcome
+        )
     except TimeoutError:
-        told.append(("FAIL", f"no answer within {seconds:.0f} s"))
+        results.append(("FAIL", f"no response within {seconds:.0f} s"))
     except AgentRLError as error:
-        told.append(("FAIL", str(error)))
-    for one in told:
-        yield one
+        results.append(("FAIL", str(error)))
+    for result in results:
+        yield result
 
 
-def _python() -> Iterator[Told]:
+def _python() -> Iterator[Result]:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     is_known = (platform.system(), platform.machine()) == ("Linux", "x86_64")
     yield "ok" if is_known else "note", text if is_known else f"{text}; tested on Linux x86_64"
 
 
-def _packages(config: RootConfig) -> Iterator[Told]:
+def _packages(config: RootConfig) -> Iterator[Result]:
     extras, needed = missing_packages(), needed_extras(config)
-    whole = [name for name, missing in extras.items() if not missing]
+    complete = [name for name, missing in extras.items() if not missing]
     version = importlib.metadata.version(DISTRIBUTION)
-    yield "ok", f"{DISTRIBUTION} {version} with {', '.join(whole) or 'no extras'}"
+    yield "ok", f"{DISTRIBUTION} {version} with {', '.join(complete) or 'no extras'}"
     for name, missing in extras.items():
         if missing:
             yield "FAIL" if name in needed else "note", what_to_install(name, missing)
 
 
-def _gpus() -> Iterator[Told]:
+def _gpus() -> Iterator[Result]:
     gpus = machine_gpus()
     if not gpus:
         yield "note", "none found by nvidia-smi: the trainer and the embedded engine run on the CPU"
@@ -149,32 +151,32 @@ def _gpus() -> Iterator[Told]:
         yield "ok", f"torch {version} sees {count}"
 
 
-def _placement(config: RootConfig) -> Iterator[Told]:
+def _placement(config: RootConfig) -> Iterator[Result]:
     _, gpus = placed(config)
     rows = list(gpus.rows())
     yield "ok", "; ".join(f"{name}: {words}" for name, words in rows) or "no GPUs to assign"
 
 
-def _ports(config: RootConfig) -> Iterator[Told]:
-    wanted = {"mongo_port": wanted_port(config.private_mongo_dir, config.store.mongo_port)}
+def _ports(config: RootConfig) -> Iterator[Result]:
+    ports = {"mongo_port": wanted_port(config.private_mongo_dir, config.store.mongo_port)}
     if config.store.db_connection_string is not None:
-        wanted = {}
+        ports = {}
     if not config.inference.inference_urls:
-        wanted["inference_port"] = config.inference.inference_port
-    taken = [f"--{name} {port}" for name, port in wanted.items() if is_taken(port)]
+        ports["inference_port"] = config.inference.inference_port
+    taken = [f"--{name} {port}" for name, port in ports.items() if is_taken(port)]
     if taken:
         yield "note", f"{', '.join(taken)} in use: the next free port is used"
-    elif wanted:
-        yield "ok", f"{', '.join(map(str, wanted.values()))} free"
+    elif ports:
+        yield "ok", f"{', '.join(map(str, ports.values()))} free"
     port = config.run.metrics_port
     if port and is_taken(port):
         yield "FAIL", f"--metrics_port {port} is in use: choose another port"
 
 
-def _disk(config: RootConfig) -> Iterator[Told]:
+def _disk(config: RootConfig) -> Iterator[Result]:
     for path in dict.fromkeys((config.run.output_path, config.private_mongo_dir.absolute())):
-        there = next(parent for parent in (path, *path.parents) if parent.exists())
-        free = shutil.disk_usage(there).free / _GIB
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+        free = shutil.disk_usage(existing).free / _GIB
         is_enough = free >= _FREE_GIB
         hint = (
             ""
@@ -184,7 +186,7 @@ def _disk(config: RootConfig) -> Iterator[Told]:
         yield "ok" if is_enough else "FAIL", f"{free:.0f} GiB free for {path}{hint}"
 
 
-def _memory() -> Iterator[Told]:
+def _memory() -> Iterator[Result]:
     memory = psutil.virtual_memory()
     text = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
     is_enough = memory.available >= _FREE_MEMORY_GIB * _GIB
@@ -192,25 +194,25 @@ def _memory() -> Iterator[Told]:
         "ok" if is_enough else "FAIL",
         text if is_enough else f"{text}: close other programs; the demo alone needs 2 GiB",
     )
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < _OPEN_FILES:
-        yield "note", f"the limit of open files is {limit}; raise it with `ulimit -n {most}`"
+        yield "note", f"the limit of open files is {limit}; raise it with `ulimit -n {hard_limit}`"
 
 
-async def _database(config: RootConfig) -> Told:
+async def _database(config: RootConfig) -> Result:
     uri = config.store.db_connection_string
-    began = time.monotonic()
+    started = time.monotonic()
     if uri is not None:
         async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - started
             return "ok", f"{store.redacted_uri} accepts writes ({seconds:.1f} s)"
     with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder)):
         return "ok", (
-            f"a private mongod starts and accepts writes ({time.monotonic() - began:.1f} s)"
+            f"a private mongod starts and accepts writes ({time.monotonic() - started:.1f} s)"
         )
 
 
-async def _servers(config: RootConfig) -> Told:
+async def _servers(config: RootConfig) -> Result:
     return "ok", await check_servers(config.inference)
 
 
@@ -219,14 +221,14 @@ async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
     if command is not None:
         yield Diagnosis("note", "tools", "--tool_server_command starts with the run")
     try:
-        # The written configuration of a run names the server that it had.
+        # The stored configuration of a run contains the address of its former server.
         tools = tools_config(config.tools.model_copy(update={"tool_server_url": None}))
     except AgentRLError as error:
         yield Diagnosis("FAIL", "tools", str(error))
         return
     for name, server in tools.servers.items():
-        one = tools.model_copy(update={"servers": {name: server}})
-        async for state, text in _told(partial(_tool_server, one), _TOOL_SECONDS):
+        single = tools.model_copy(update={"servers": {name: server}})
+        async for state, text in _results(partial(_tool_server, single), _TOOL_SECONDS):
             yield Diagnosis(state, f"tools {name}", text)
     if not tools.servers and command is None:
         yield Diagnosis(
@@ -234,16 +236,16 @@ async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
         )
 
 
-async def _tool_server(tools: ToolsConfig) -> Told:
+async def _tool_server(tools: ToolsConfig) -> Result:
     specs = await probe(tools)
     return "ok", f"{counted(len(specs), 'tool')}: {', '.join(spec.name for spec in specs)[:200]}"
 
 
 def _output(argv: list[str]) -> str:
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             argv, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
         )
     except (subprocess.TimeoutExpired, OSError):
         return ""
-    return ended.stdout.strip()
+    return process.stdout.strip()

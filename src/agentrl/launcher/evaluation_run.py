@@ -28,7 +28,7 @@ from agentrl.launcher.policy_checks import find_model
 from agentrl.launcher.preflight import check_inputs
 from agentrl.launcher.progress_display import QUIET_SECONDS
 from agentrl.launcher.run_panel import duration
-from agentrl.launcher.run_report import print_gpus, say, told_if_slow
+from agentrl.launcher.run_report import print_gpus, report_if_slow, say
 from agentrl.launcher.run_warnings import RunWarnings
 from agentrl.models.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
@@ -38,7 +38,7 @@ from agentrl.schema import Policy, Run
 from agentrl.store import TrajectoryStore
 
 FIRST_PAUSE_SECONDS = 10.0
-"""Before the first line on how far an evaluation is; the pauses double up to `QUIET_SECONDS`."""
+"""Pause before the first progress line; the pauses double up to `QUIET_SECONDS`."""
 
 
 def newest_checkpoint(output_path: Path) -> Path:
@@ -72,7 +72,9 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
     config, gpus = placed(config, trains=False)
     console = Console()
-    async with told_if_slow(console, "checking the model, the questions and the tool servers ..."):
+    async with report_if_slow(
+        console, "checking the model, the questions and the tool servers ..."
+    ):
         notes = await check_inputs(config, trains=False)
     config, fitted = fitted_to_model(config, find_model(config.model))
     for note in (*notes, *fitted):
@@ -113,14 +115,14 @@ async def _evaluate(
     config = cluster.config
     await store.ensure_schema()
     await store.runs.create(Run(name=config.run.run_name, config=flat_values(config)))
-    await store.runs.set_status("created")  # samplers claim no slots of an ended run
+    await store.runs.set_status("created")  # samplers claim no slots of a completed run
     await store.runs.set_phase("evaluating")
     if adapter is not None:
         name = AdapterNames(config.run.run_name).of(0)
         await store.policies.publish(
             Policy(version=0, path=str(adapter), adapter=name, num_bytes=weight_bytes(adapter))
         )
-    async with told_if_slow(console, "waiting for the tool server ..."):
+    async with report_if_slow(console, "waiting for the tool server ..."):
         await cluster.start_tool_server()
     cluster.write_config()
     await cluster.start_servers()
@@ -128,7 +130,7 @@ async def _evaluate(
     tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
     model = str(adapter or config.model.model_name_or_path)
     say(console, f"{counted(len(tasks), 'question')} for {model}")
-    following = asyncio.create_task(follow(console, store))
+    follower = asyncio.create_task(follow(console, store))
     try:
         metrics = await cluster.watch(
             evaluate(
@@ -141,7 +143,7 @@ async def _evaluate(
             )
         )
     finally:
-        following.cancel()
+        follower.cancel()
     assert metrics is not None, "nothing sets the stop event"
     await store.runs.set_status("completed")
     result = {
@@ -165,7 +167,7 @@ async def _evaluate(
 
 async def follow(console: Console, store: TrajectoryStore) -> None:
     """Report progress of the evaluation, and warnings, until cancelled."""
-    began, pause = time.monotonic(), FIRST_PAUSE_SECONDS
+    started, pause = time.monotonic(), FIRST_PAUSE_SECONDS
     warnings = RunWarnings(store)
     while True:
         await asyncio.sleep(pause)
@@ -173,12 +175,12 @@ async def follow(console: Console, store: TrajectoryStore) -> None:
         for text in await warnings.new():
             say(console, f"warning: {text}", "yellow")
         try:
-            standing = await store.reports.evaluations()
-        except StoreError:  # the database returns, or the evaluation itself ends
+            evaluations = await store.reports.evaluations()
+        except StoreError:  # either the database recovers, or the evaluation itself fails
             continue
-        for one in standing[-1:]:
-            answered = f"{one.num_completed} of {one.num_tasks} questions answered"
-            say(console, f"{duration(time.monotonic() - began):>6}  {answered}")
+        for evaluation in evaluations[-1:]:
+            answered = f"{evaluation.num_completed} of {evaluation.num_tasks} questions answered"
+            say(console, f"{duration(time.monotonic() - started):>6}  {answered}")
 
 
 def _table(metrics: EvalMetrics) -> Table:

@@ -25,9 +25,9 @@ def missing_packages() -> dict[str, list[str]]:
     """Return the packages of every extra that are not installed."""
     missing: dict[str, list[str]] = {name: [] for name in EXTRAS}
     for requirement in importlib.metadata.requires(DISTRIBUTION) or ():
-        found = _REQUIREMENT.match(requirement)
-        if found is not None and found[2] in missing and not _is_installed(found[1]):
-            missing[found[2]].append(found[1])
+        match = _REQUIREMENT.match(requirement)
+        if match is not None and match[2] in missing and not _is_installed(match[1]):
+            missing[match[2]].append(match[1])
     return missing
 
 
@@ -53,7 +53,7 @@ def what_to_install(name: str, missing: list[str]) -> str:
 
 
 def check_extras(config: RootConfig, *, trains: bool = True) -> None:
-    """Refuse a run whose processes would lack packages.
+    """Check that the processes of a run have their packages.
 
     Raises:
         ConfigError: a required extra is not completely installed.

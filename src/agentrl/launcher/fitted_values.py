@@ -9,13 +9,13 @@ from pathlib import Path
 from agentrl.config.sections import RootConfig
 from agentrl.rollout.worker.resources import served_context_length
 
-_LEAST_REPLY = 1024
-"""Tokens that a context keeps free for one more reply, in models that have four times as many."""
+_MIN_REPLY_TOKENS = 1024
+"""Tokens of the context that are kept free for a reply, but at most a quarter of the context."""
 CPU_TOKENS = 8192
 """Tokens per forward pass on a CPU; more would need memory without saving time."""
 FITTED_OF_TRAINER = frozenset({"max_tokens", "gradient_checkpointing"})
 """Trainer flags that may be filled in; with several machines, machine 0 does it for all."""
-_LONG_CONTEXT = 8192
+_LONG_CONTEXT_TOKENS = 8192
 """Path length in tokens from which activations are recomputed."""
 
 
@@ -39,24 +39,24 @@ def fitted_to_model(
             "tools, such as `stock(item)` and `add(a, b)`"
         )
     if trains_on_cpu:
-        config = _fitted(config, "trainer", "max_tokens", CPU_TOKENS, "without a GPU", notes)
+        config = _with_default(config, "trainer", "max_tokens", CPU_TOKENS, "without a GPU", notes)
     context = served_context_length(config.inference, model_path)
     if context is None:
         return config, notes
-    why = f"because the model's context is {context} tokens"
-    prompt = min(config.sampling.max_prompt_tokens, context - min(_LEAST_REPLY, context // 4))
-    config = _fitted(config, "sampling", "max_prompt_tokens", prompt, why, notes)
-    if min(context, config.trainer.max_tokens) > _LONG_CONTEXT:
-        config = _fitted(config, "trainer", "gradient_checkpointing", True, why, notes)
+    reason = f"because the model's context is {context} tokens"
+    prompt = min(config.sampling.max_prompt_tokens, context - min(_MIN_REPLY_TOKENS, context // 4))
+    config = _with_default(config, "sampling", "max_prompt_tokens", prompt, reason, notes)
+    if min(context, config.trainer.max_tokens) > _LONG_CONTEXT_TOKENS:
+        config = _with_default(config, "trainer", "gradient_checkpointing", True, reason, notes)
     return config, notes
 
 
-def _fitted(
-    config: RootConfig, section: str, key: str, value: object, why: str, notes: list[str]
+def _with_default(
+    config: RootConfig, section: str, key: str, value: object, reason: str, notes: list[str]
 ) -> RootConfig:
-    """Return the configuration with a value that was not given, and add a note if it changes."""
+    """Return the configuration with a value for a flag that was not given; add a note if it changes."""
     values = getattr(config, section)
     if key in values.model_fields_set or getattr(values, key) == value:
         return config
-    notes.append(f"--{key} {str(value).lower()}, {why}")
+    notes.append(f"--{key} {str(value).lower()}, {reason}")
     return config.model_copy(update={section: values.model_copy(update={key: value})})

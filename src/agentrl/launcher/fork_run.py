@@ -38,7 +38,7 @@ _ROLES = ("system", "user", "tool")
 
 
 @dataclass(frozen=True)
-class WantedFork:
+class ForkRequest:
     """The requested fork."""
 
     record_id: str
@@ -60,14 +60,14 @@ class _Weights:
 
 
 async def run_fork(
-    config: RootConfig, wanted: WantedFork, *, when_begun: Callable[[Fork, Sequence[str]], None]
+    config: RootConfig, request: ForkRequest, *, on_stored: Callable[[Fork, Sequence[str]], None]
 ) -> AsyncIterator[Record]:
     """Run a fork, and yield its rollouts as they end.
 
     Args:
         config: configuration of the run, with its database.
-        wanted: the requested fork.
-        when_begun: called with the fork and the ids of its records as soon as they are stored.
+        request: the requested fork.
+        on_stored: called with the fork and the ids of its records as soon as they are stored.
 
     Raises:
         ConfigError: the fork cannot run as requested.
@@ -77,11 +77,11 @@ async def run_fork(
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(LocalCluster(config, role="fork"))
         store = await cluster.open_store()
-        detail = await store.holding(wanted.record_id).reports.record_detail(wanted.record_id)
-        check_fork_turn(detail.turns, wanted.turn)
-        serving = await _serving(store, wanted.version)
-        weights = None if serving else await weights_of(cluster.config, store, wanted.version)
-        await _reach_tools(cluster)
+        detail = await store.holding(request.record_id).reports.record_detail(request.record_id)
+        check_fork_turn(detail.turns, request.turn)
+        serving = await _serving(store, request.version)
+        weights = None if serving else await weights_of(cluster.config, store, request.version)
+        await _ensure_tool_server(cluster)
         if weights is None:
             version = max(one.policy_version for one in serving)
         else:
@@ -94,11 +94,11 @@ async def run_fork(
         context = await stack.enter_async_context(open_context(cluster.config, scoring, summarizer))
         context.servers.update(serving)
         if weights is None:
-            following = asyncio.create_task(_follow(store, context.servers, wanted.version))
-            stack.callback(following.cancel)
-        fork = await _fork(store, wanted, detail, version)
-        task = await store_fork(store, fork, detail.task, wanted.num_tries)
-        when_begun(fork, [f"{fork.id}/{number}" for number in range(wanted.num_tries)])
+            follower = asyncio.create_task(_follow(store, context.servers, request.version))
+            stack.callback(follower.cancel)
+        fork = await _new_fork(store, request, detail, version)
+        task = await store_fork(store, fork, detail.task, request.num_tries)
+        on_stored(fork, [f"{fork.id}/{number}" for number in range(request.num_tries)])
         tools = tools_config(cluster.config.tools)
         stateless = cluster.config.tools.resumable_tools or tools.is_resumable
         async for record in play(
@@ -113,40 +113,40 @@ async def run_fork(
             yield record
 
 
-def edited_messages(given: Any) -> tuple[Message, ...]:
+def edited_messages(edit: Any) -> tuple[Message, ...]:
     """Return the messages of an edit.
 
     Args:
-        given: the parsed JSON: `{"messages": [{"role": ..., "content": ...}]}`.
+        edit: the parsed JSON: `{"messages": [{"role": ..., "content": ...}]}`.
 
     Raises:
-        ConfigError: it is malformed; the message names the place.
+        ConfigError: it is malformed; the error names the position.
     """
-    if not isinstance(given, dict) or set(given) != {"messages"}:
-        keys = f", not {', '.join(map(repr, given))}" if isinstance(given, dict) else ""
+    if not isinstance(edit, dict) or set(edit) != {"messages"}:
+        keys = f", not {', '.join(map(repr, edit))}" if isinstance(edit, dict) else ""
         raise ConfigError(f'an edit must be a JSON object with the single key "messages"{keys}')
-    messages = given["messages"]
+    messages = edit["messages"]
     if not isinstance(messages, list) or not messages:
         raise ConfigError('"messages" must be a non-empty list of messages')
-    for number, one in enumerate(messages):
-        where = f"message {number}"
-        if not isinstance(one, dict):
-            raise ConfigError(f"{where} is not a JSON object")
-        unknown = sorted(set(one) - {"role", "content", "tool_call_id", "name"})
+    for number, message in enumerate(messages):
+        label = f"message {number}"
+        if not isinstance(message, dict):
+            raise ConfigError(f"{label} is not a JSON object")
+        unknown = sorted(set(message) - {"role", "content", "tool_call_id", "name"})
         if unknown:
             raise ConfigError(
-                f"{where}: unknown key {unknown[0]!r}; a message has role and content, and a tool "
+                f"{label}: unknown key {unknown[0]!r}; a message has role and content, and a tool "
                 "message also tool_call_id and name"
             )
-        if one.get("role") not in _ROLES:
+        if message.get("role") not in _ROLES:
             raise ConfigError(
-                f"{where}: unknown role {str(one.get('role'))[:40]!r}; expected one of "
+                f"{label}: unknown role {str(message.get('role'))[:40]!r}; expected one of "
                 f"{', '.join(_ROLES)}"
             )
-        if not isinstance(one.get("content"), str | list):
-            raise ConfigError(f"{where}: content must be text")
-        if one["role"] == "tool" and not isinstance(one.get("tool_call_id"), str):
-            raise ConfigError(f"{where}: a tool message needs a tool_call_id")
+        if not isinstance(message.get("content"), str | list):
+            raise ConfigError(f"{label}: content must be text")
+        if message["role"] == "tool" and not isinstance(message.get("tool_call_id"), str):
+            raise ConfigError(f"{label}: a tool message needs a tool_call_id")
     return tuple(messages)
 
 
@@ -164,8 +164,10 @@ async def messages_of_turn(store: TrajectoryStore, record_id: str, turn: int) ->
 
 async def _serving(store: TrajectoryStore, version: int | None) -> list[InferenceService]:
     """Return the run's live servers that serve a version, or any version if none is requested."""
-    found = await store.services.all(alive_within=ALIVE_SECONDS)
-    return [one for one in found if one.status != "down" and version in (None, one.policy_version)]
+    services = await store.services.all(alive_within=ALIVE_SECONDS)
+    return [
+        one for one in services if one.status != "down" and version in (None, one.policy_version)
+    ]
 
 
 async def _follow(store: TrajectoryStore, servers: ServerPool, version: int | None) -> None:
@@ -180,33 +182,33 @@ async def weights_of(config: RootConfig, store: TrajectoryStore, version: int | 
     Args:
         config: of the run.
         store: of the run.
-        version: None for the newest that there is.
+        version: None for the newest available one.
 
     Raises:
         ConfigError: there are none; the message lists the available versions.
     """
-    found = {0: resolve_model(config.model.model_name_or_path)}
+    paths = {0: resolve_model(config.model.model_name_or_path)}
     for path in (config.run.output_path / "checkpoints").glob("[0-9]*/model"):
         if any(path.glob("*config.json")):
-            found[int(path.parent.name)] = path
+            paths[int(path.parent.name)] = path
     for policy in await store.policies.all():
         path = Path(policy.path)
         if policy.is_written and any(path.glob("*config.json")):
-            found[policy.version] = path
-    wanted = max(found) if version is None else version
-    if wanted not in found:
-        known = ", ".join(map(str, sorted(found)))
+            paths[policy.version] = path
+    chosen = max(paths) if version is None else version
+    if chosen not in paths:
+        known = ", ".join(map(str, sorted(paths)))
         raise ConfigError(
-            f"--version {wanted}: no server serves it and its files were deleted; available: "
+            f"--version {chosen}: no server serves it and its files were deleted; available: "
             f"{known}"
         )
-    path = found[wanted]
-    name = AdapterNames(config.run.run_name).of(wanted) if is_adapter(path) else None
-    return _Weights(wanted, path, name)
+    path = paths[chosen]
+    name = AdapterNames(config.run.run_name).of(chosen) if is_adapter(path) else None
+    return _Weights(chosen, path, name)
 
 
-async def _reach_tools(cluster: LocalCluster) -> None:
-    """Start the run's tool server unless it is already up, as in a live run."""
+async def _ensure_tool_server(cluster: LocalCluster) -> None:
+    """Start the run's tool server unless it is already running, as in a live run."""
     tools = cluster.config.tools
     if tools.tool_server_url is not None:
         try:
@@ -219,19 +221,19 @@ async def _reach_tools(cluster: LocalCluster) -> None:
     await cluster.start_tool_server()
 
 
-async def _fork(
-    store: TrajectoryStore, wanted: WantedFork, detail: RecordDetail, version: int
+async def _new_fork(
+    store: TrajectoryStore, request: ForkRequest, detail: RecordDetail, version: int
 ) -> Fork:
-    parent = await store.forks.of_record(wanted.record_id)
+    parent = await store.forks.of_record(request.record_id)
     return Fork(
-        id=new_fork_id(wanted.record_id, wanted.turn),
-        record_id=wanted.record_id,
+        id=new_fork_id(request.record_id, request.turn),
+        record_id=request.record_id,
         attempt=detail.attempt,
         task_id=detail.record.task_id if parent is None else parent.task_id,
-        turn=wanted.turn,
+        turn=request.turn,
         version=version,
-        messages=wanted.messages,
-        sampling=dict(wanted.sampling or {}),
+        messages=request.messages,
+        sampling=dict(request.sampling or {}),
         created_by=f"{getpass.getuser()}@{socket.gethostname()}",
         created_at=store.clock.now(),
     )

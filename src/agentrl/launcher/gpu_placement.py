@@ -30,7 +30,7 @@ class GpuMap:
     """
 
     names: tuple[str, ...] = ()
-    """What CUDA_VISIBLE_DEVICES calls each GPU."""
+    """Name of each GPU in CUDA_VISIBLE_DEVICES."""
     first_rank: int = 0
     """Number of this machine's first trainer rank."""
     trainer: tuple[int, ...] = ()
@@ -48,11 +48,11 @@ class GpuMap:
         """Return the variables that show a child these GPUs and no others."""
         if not self.names:
             return {}
-        shown = {VISIBLE: ",".join(self.names[gpu] for gpu in gpus)}
+        variables = {VISIBLE: ",".join(self.names[gpu] for gpu in gpus)}
         if VISIBLE not in os.environ:
-            # The numbers are nvidia-smi's, and CUDA's own order would be another.
-            shown[_ORDER] = "PCI_BUS_ID"
-        return shown
+            # The indices are those of nvidia-smi; CUDA's default order may differ.
+            variables[_ORDER] = "PCI_BUS_ID"
+        return variables
 
     def of_server(self, number: int) -> tuple[int, ...]:
         """Return the GPUs of one server."""
@@ -65,17 +65,17 @@ class GpuMap:
         if self.trainer:
             first, last = self.first_rank, self.first_rank + len(self.trainer) - 1
             ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
-            yield "trainer", f"{ranks} on {self._words(self.trainer)}"
+            yield "trainer", f"{ranks} on {self._text(self.trainer)}"
         for number, group in enumerate(self.servers):
-            yield f"server {number}", self._words(group)
-        yield "others", self._words(self.free)
+            yield f"server {number}", self._text(group)
+        yield "others", self._text(self.free)
 
-    def _words(self, gpus: Sequence[int]) -> str:
+    def _text(self, gpus: Sequence[int]) -> str:
         if not gpus:
             return "no GPU"
-        words = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {in_words(gpus)}"
+        text = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {in_words(gpus)}"
         names = [self.names[gpu] for gpu in gpus]
-        return words if names == [str(gpu) for gpu in gpus] else f"{words} ({','.join(names)})"
+        return text if names == [str(gpu) for gpu in gpus] else f"{text} ({','.join(names)})"
 
 
 NO_GPUS = GpuMap()
@@ -103,12 +103,14 @@ def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuM
         and (config.rollout.enable_sampling or not trains)
         and (trainer.machine_rank == 0 or not trains)
     )
-    for flag, named in (
+    for flag, requested in (
         ("trainer_gpus", trainer.trainer_gpus if trains else ()),
         ("inference_gpus", inference.inference_gpus if starts_servers else ()),
     ):
-        if missing := [gpu for gpu in named if gpu >= len(names)]:
-            raise ConfigError(f"--{flag} {in_words(named)}: {_lacking(missing, len(names))}")
+        if missing := [gpu for gpu in requested if gpu >= len(names)]:
+            raise ConfigError(
+                f"--{flag} {in_words(requested)}: {_missing_text(missing, len(names))}"
+            )
     if not names:
         _check_without_gpus(config, starts_servers=starts_servers)
         return config, NO_GPUS
@@ -134,24 +136,26 @@ def _server_groups(
     config: RootConfig, names: Sequence[str], ranks: Sequence[int], num_ranks: int
 ) -> tuple[RootConfig, tuple[tuple[int, ...], ...]]:
     inference = config.inference
-    each, shares = gpus_per_server(inference), inference.colocated and num_ranks > 0
+    group_size, is_shared = gpus_per_server(inference), inference.colocated and num_ranks > 0
     free = [gpu for gpu in range(len(names)) if gpu not in ranks]
-    gpus = inference.inference_gpus or tuple(ranks if shares else free)
+    gpus = inference.inference_gpus or tuple(ranks if is_shared else free)
     if "num_inference_servers" not in inference.model_fields_set:
-        update = {"num_inference_servers": max(1, len(gpus) // each)}
+        update = {"num_inference_servers": max(1, len(gpus) // group_size)}
         inference = inference.model_copy(update=update)
         config = config.model_copy(update={"inference": inference})
-    needed = each * inference.num_inference_servers
-    if len(ranks) < num_ranks or needed > len(gpus) or (shares and needed < len(gpus)):
-        raise ConfigError(_unfitting(config, num_ranks, len(names), each))
-    groups = tuple(tuple(gpus[start : start + each]) for start in range(0, needed, each))
+    needed = group_size * inference.num_inference_servers
+    if len(ranks) < num_ranks or needed > len(gpus) or (is_shared and needed < len(gpus)):
+        raise ConfigError(_mismatch_text(config, num_ranks, len(names), group_size))
+    groups = tuple(
+        tuple(gpus[start : start + group_size]) for start in range(0, needed, group_size)
+    )
     return config, groups
 
 
-def _unfitting(config: RootConfig, num_ranks: int, num_gpus: int, each: int) -> str:
-    """Return why ranks and servers do not fit, and what would."""
+def _mismatch_text(config: RootConfig, num_ranks: int, num_gpus: int, group_size: int) -> str:
+    """Return why ranks and servers do not fit the GPUs, and which flags to change."""
     servers = config.inference.num_inference_servers
-    sizes = f"{servers} server(s) of {each} GPU(s)"
+    sizes = f"{servers} server(s) of {group_size} GPU(s)"
     if config.inference.colocated and num_ranks:
         return (
             f"--colocated: {num_ranks} trainer rank(s) share their GPUs with {sizes}, so both must "
@@ -160,18 +164,18 @@ def _unfitting(config: RootConfig, num_ranks: int, num_gpus: int, each: int) -> 
         )
     if not num_ranks:
         return (
-            f"{sizes} need {servers * each} GPUs, and this machine has {num_gpus}; lower "
+            f"{sizes} need {servers * group_size} GPUs, and this machine has {num_gpus}; lower "
             "--num_inference_servers or --inf_tp_size"
         )
     return (
-        f"{num_ranks} trainer rank(s) and {sizes} need {num_ranks + servers * each} GPUs, and this "
+        f"{num_ranks} trainer rank(s) and {sizes} need {num_ranks + servers * group_size} GPUs, and this "
         f"machine has {num_gpus}; lower --num_processes, --num_inference_servers or --inf_tp_size, "
         "or let both share GPUs with --colocated"
     )
 
 
-def _lacking(missing: Sequence[int], num_gpus: int) -> str:
-    """Return that the machine has no GPU of these numbers."""
+def _missing_text(missing: Sequence[int], num_gpus: int) -> str:
+    """Return a message that the machine lacks GPUs with these indices."""
     if not num_gpus:
         return (
             "no GPU found (nvidia-smi, CUDA_VISIBLE_DEVICES); remove the flag, or set the number "

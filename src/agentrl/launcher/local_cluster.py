@@ -47,16 +47,16 @@ TOOL_SERVER_START_SECONDS = 30.0
 SAMPLER_END_SECONDS = 25.0
 SAMPLER_RESTARTS = 20
 RESTARTS = 5
-"""How often any other process is started again within `restarts.WINDOW_SECONDS`."""
+"""How often any other process is restarted within `restarts.WINDOW_SECONDS`."""
 STOP_SECONDS = 15.0
 """Grace period of a child after SIGTERM before it is killed."""
 SUPERVISOR_STOP_SECONDS = 2 * STOP_SECONDS
 """Grace period of `agentrl serve`, which first gives its server `STOP_SECONDS`."""
 TRAINER_STOP_SECONDS = 120.0
-"""The trainer finishes its step and saves. On several machines it cannot: they end one by one."""
+"""The trainer finishes its step and saves; on several machines, which stop one by one, it cannot."""
 _KEYS = ("inference_api_key", "inference_admin_key")
 _KEY_BYTES = 32
-_NOT_FOR_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
+_HIDDEN_FROM_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
 
 
 class LocalCluster:
@@ -77,11 +77,11 @@ class LocalCluster:
         self.config = config
         self._gpus = gpus
         self._role = f"{role}_" if role else ""
-        self._made_keys: list[str] = []
+        self._generated_keys: list[str] = []
         self._stack = AsyncExitStack()
         self._supervisor = Supervisor()
         self._mongod_restarts = Restarts(RESTARTS)
-        self._keeping_mongod: asyncio.Task[None] | None = None
+        self._mongod_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -101,58 +101,62 @@ class LocalCluster:
         return self.config.run.output_path / f"{self._role}config.yaml"
 
     async def open_store(self) -> TrajectoryStore:
-        """Start the private mongod unless a database was given, connect, and make missing keys.
+        """Start the private mongod unless a database was given, connect, and generate missing keys.
 
-        The password of a private mongod goes to children by environment; what joins later, from the
-        written configuration, finds it in the directory of the data.
+        Children receive the password of a private mongod in their environment; processes that join
+        later with the written configuration read it from the data directory.
         """
         output = self.config.run.output_path
         make_private(output)
-        # Absolute, for those who join from another directory.
+        # Absolute, for processes that join from another directory.
         run = self.config.run.model_copy(update={"output_dir": output})
         self.config = self.config.model_copy(update={"run": run})
-        self._make_keys()
+        self._generate_keys()
         uri = self.config.store.db_connection_string
         if uri is None:
             data_dir = self.config.private_mongo_dir.absolute()
             uri = SecretStr(await self._private_uri(data_dir))
-            places = {"db_connection_string": uri, "mongo_data_dir": data_dir}
-            section = self.config.store.model_copy(update=places)
+            update = {"db_connection_string": uri, "mongo_data_dir": data_dir}
+            section = self.config.store.model_copy(update=update)
             self.config = self.config.model_copy(update={"store": section})
         store = await self._stack.enter_async_context(
             TrajectoryStore.connect(uri.get_secret_value(), self.config.run.run_name)
         )
-        # After the store: children are stopped while the store is still there.
+        # Entered after the store, so that children are stopped before the store closes.
         await self._stack.enter_async_context(self._supervisor)
         return store
 
     @asynccontextmanager
-    async def _kept_running(self, mongo: EmbeddedMongo) -> AsyncIterator[None]:
-        self._keeping_mongod = asyncio.create_task(keep_running(mongo, self._mongod_restarts))
+    async def _supervised(self, mongo: EmbeddedMongo) -> AsyncIterator[None]:
+        self._mongod_task = asyncio.create_task(keep_running(mongo, self._mongod_restarts))
         try:
             yield
         finally:
-            self._keeping_mongod.cancel()
-            await asyncio.wait({self._keeping_mongod})
+            self._mongod_task.cancel()
+            await asyncio.wait({self._mongod_task})
 
     @property
     def num_restarts(self) -> dict[str, int]:
-        """Restarts by process, of those that died and were started again."""
-        of_mongod = self._mongod_restarts.total
-        return self._supervisor.num_restarts | ({"mongod": of_mongod} if of_mongod else {})
+        """Number of restarts of every process that was restarted, by its name."""
+        mongod_restarts = self._mongod_restarts.total
+        return self._supervisor.num_restarts | (
+            {"mongod": mongod_restarts} if mongod_restarts else {}
+        )
 
-    def _make_keys(self) -> None:
+    def _generate_keys(self) -> None:
         """Generate the missing keys of servers that are started here.
 
-        Loopback is open to every user of the machine, and to web pages in their browsers.
+        Every user of the machine, and web pages in their browsers, can reach loopback addresses.
         """
         inference = self.config.inference
         if inference.inference_urls:
             return
-        self._made_keys = [name for name in _KEYS if getattr(inference, name) is None]
-        made = {name: SecretStr(secrets.token_urlsafe(_KEY_BYTES)) for name in self._made_keys}
-        remember(key.get_secret_value() for key in made.values())
-        section = inference.model_copy(update=made)
+        self._generated_keys = [name for name in _KEYS if getattr(inference, name) is None]
+        generated = {
+            name: SecretStr(secrets.token_urlsafe(_KEY_BYTES)) for name in self._generated_keys
+        }
+        remember(key.get_secret_value() for key in generated.values())
+        section = inference.model_copy(update=generated)
         self.config = self.config.model_copy(update={"inference": section})
 
     async def _private_uri(self, data_dir: Path) -> str:
@@ -161,13 +165,12 @@ class LocalCluster:
         if running is not None:
             return with_database(running, self.config.run.run_name)
         mongo = EmbeddedMongo(data_dir, wanted_port(data_dir, self.config.store.mongo_port))
-        # Entered here, in the main thread: the kernel kills it when the thread that started it
-        # ends.
+        # Entered in the main thread: the kernel kills mongod when the thread that started it ends.
         try:
             self._stack.enter_context(mongo)
         except DataInUse as error:
             raise already_running(self.config.run.run_name, error.holder) from None
-        await self._stack.enter_async_context(self._kept_running(mongo))
+        await self._stack.enter_async_context(self._supervised(mongo))
         return mongo.uri(self.config.run.run_name)
 
     async def start_tool_server(self) -> None:
@@ -183,16 +186,16 @@ class LocalCluster:
         confinement = self._tool_confinement()
         words = tool_server_command(command.get_secret_value(), port)
         child = self._child("tools", confinement.command(words), RESTARTS, gpus=self._gpus.free)
-        wanted = self.config.tools.tool_server_env
-        missing = [name for name in wanted if name not in os.environ]
+        names = self.config.tools.tool_server_env
+        missing = [name for name in names if name not in os.environ]
         if missing:
             raise ConfigError(
                 f"--tool_server_env: the environment variable {missing[0]} is not set"
             )
-        named = {name: os.environ[name] for name in wanted}
+        passed = {name: os.environ[name] for name in names}
         child.environment = (
             confinement.environment()
-            | named
+            | passed
             | self._gpus.environment(self._gpus.free)
             | {"PYTHONUNBUFFERED": "1"}
         )
@@ -200,11 +203,11 @@ class LocalCluster:
         await self._supervisor.start(child)
         address = SecretUrl(f"http://127.0.0.1:{port}/mcp")
         tools = self.config.tools.model_copy(update={"tool_server_url": address})
-        specs = await self._answered_specs(tools_config(tools), child)
+        specs = await self._wait_for_tools(tools_config(tools), child)
         self.config = self.config.model_copy(update={"tools": tools})
         check_shown_tools(self.config, specs)
 
-    async def _answered_specs(self, tools: ToolsConfig, child: Child) -> tuple[ToolSpec, ...]:
+    async def _wait_for_tools(self, tools: ToolsConfig, child: Child) -> tuple[ToolSpec, ...]:
         """Return the tools of a newly started server, once it responds."""
         deadline = time.monotonic() + TOOL_SERVER_START_SECONDS
         while True:
@@ -212,7 +215,7 @@ class LocalCluster:
                 return await probe(tools)
             except ConfigError as error:
                 if not isinstance(error.__cause__, ToolError):
-                    raise  # it responds, but lacks something that the flags name
+                    raise  # it responds, but lacks a tool that the flags name
                 if time.monotonic() > deadline or self._supervisor.failed() is not None:
                     raise AgentRLError(
                         f"the tool server did not start; last lines of {child.log_path}: "
@@ -228,8 +231,8 @@ class LocalCluster:
         return Confinement(scratch=scratch, hidden=hidden)
 
     def write_config(self) -> None:
-        """Write the configuration with all addresses for children and for people."""
-        write_config(self.config, self.config_path, self._made_keys)
+        """Write the configuration, with all addresses, for children and users."""
+        write_config(self.config, self.config_path, self._generated_keys)
 
     async def start_servers(self) -> None:
         """Start one `agentrl serve` for each server, or a single one for all `--inference_urls`.
@@ -262,7 +265,7 @@ class LocalCluster:
                 argv,
                 SAMPLER_RESTARTS,
                 gpus=self._gpus.free,
-                withheld=_NOT_FOR_SAMPLERS,
+                withheld=_HIDDEN_FROM_SAMPLERS,
                 stop_seconds=self.config.rollout.drain_seconds + STOP_SECONDS,
             )
             await self._supervisor.start(child)
@@ -273,10 +276,10 @@ class LocalCluster:
         They exit once the run is completed; `SAMPLER_END_SECONDS` limits the wait.
         """
         names = [f"sampler_{number}" for number in range(self.config.rollout.num_samplers)]
-        ending = [asyncio.create_task(self._supervisor.wait(name)) for name in names]
-        if ending:
-            await asyncio.wait(ending, timeout=SAMPLER_END_SECONDS)
-            for task in ending:
+        tasks = [asyncio.create_task(self._supervisor.wait(name)) for name in names]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SAMPLER_END_SECONDS)
+            for task in tasks:
                 task.cancel()
 
     async def start_trainer(self) -> Child:
@@ -302,32 +305,32 @@ class LocalCluster:
         return child
 
     async def wait(self, name: str) -> int:
-        """Return a child's exit status once it ended.
+        """Wait for a child to exit, and return its exit status.
 
         Raises:
             AgentRLError: see `watch`.
         """
-        return await self.watch(self._supervisor.wait(name), but=name)
+        return await self.watch(self._supervisor.wait(name), except_child=name)
 
-    async def watch(self, work: Coroutine[Any, Any, T], *, but: str = "") -> T:
+    async def watch(self, work: Coroutine[Any, Any, T], *, except_child: str = "") -> T:
         """Return the result of `work`, unless a child fails permanently first.
 
         Args:
-            work: what to wait for; it is cancelled when a child failed.
-            but: a child whose failure `work` itself deals with.
+            work: the awaited work; it is cancelled if a child fails.
+            except_child: name of a child whose failure `work` handles.
 
         Raises:
             AgentRLError: a child failed; its log is named and quoted.
-            StoreError: the private mongod ended too often.
+            StoreError: the private mongod exited too often.
         """
         working = asyncio.create_task(work)
         try:
             while not working.done():
                 await asyncio.wait({working}, timeout=0.5)
-                if self._keeping_mongod is not None and self._keeping_mongod.done():
-                    self._keeping_mongod.result()  # it only ever ends with an error
+                if self._mongod_task is not None and self._mongod_task.done():
+                    self._mongod_task.result()  # it ends only with an error: raise it
                 failed = self._supervisor.failed()
-                if failed is not None and failed.name != but:
+                if failed is not None and failed.name != except_child:
                     raise AgentRLError(
                         f"{failed.name} failed; last lines of {failed.log_path}: "
                         f"{failed.log_tail(3)}"
@@ -357,7 +360,7 @@ class LocalCluster:
             name=name,
             argv=argv,
             log_path=run.logs_dir / f"{run.run_name}_{self._role}{name}.log",
-            # Empty rather than absent: the child would inherit them otherwise.
+            # Withheld variables are empty rather than absent: the child would inherit them otherwise.
             environment=secret_environment(self.config)
             | dict.fromkeys(withheld, "")
             | self._gpus.environment(gpus)
@@ -371,7 +374,7 @@ class LocalCluster:
 async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
     """Return the result of `work`, or None after SIGINT or SIGTERM.
 
-    A second signal ends this process at once, and the kernel ends its children with it.
+    A second signal kills this process, and the kernel kills its children.
     """
     working = asyncio.create_task(work)
     interrupted = stop_on_signals("stopping all processes")
@@ -387,9 +390,9 @@ async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
 
 
 def _child_settings(stop_seconds: float) -> dict[str, str]:
-    """Return a child's environment: no spinning on cores that others need, an end in time."""
+    """Return environment variables that prevent busy waiting and make a child stop in time."""
     return {
-        # Ranks run in separate sessions, so their launcher must end them before it is killed.
+        # Ranks run in separate sessions, so their launcher must stop them before it is killed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(stop_seconds) - 3),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_WAIT_POLICY": "PASSIVE",

@@ -25,19 +25,19 @@ def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> Cluste
 
 
 def check_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> list[str]:
-    """Refuse a run that its GPUs cannot hold; see `planned_memory` for the arguments.
+    """Check that the GPUs can hold a run; see `planned_memory` for the arguments.
 
     Returns:
-        Notes for a person.
+        Notes for the user.
 
     Raises:
-        ConfigError: the configuration does not fit; the message says what would.
+        ConfigError: the configuration does not fit; the message names flags that would fit.
     """
     plan = planned_memory(config, gpus, model_path)
     if plan is None:
         return []
     if plan.problems:
-        would = [remedy.flags for remedy in plan.remedies]
-        hint = f"; it fits with {' or '.join(would)}" if would else ""
+        remedies = [remedy.flags for remedy in plan.remedies]
+        hint = f"; it fits with {' or '.join(remedies)}" if remedies else ""
         raise ConfigError(f"{plan.problems[0]}{hint} (`agentrl plan` shows the parts)")
     return [f"memory: {plan.rank_words}"]

@@ -23,21 +23,21 @@ from agentrl.launcher.run_report import last_error, print_gpus
 from agentrl.launcher.training_run import already_done
 from agentrl.runtime.signals import INTERRUPTED
 
-# As long as torch waits for the last machine.
+# The time that torch waits for the last machine.
 _FIRST_MACHINE_SECONDS = 900.0
-_ANSWER_SECONDS = 5.0
-_LOOK_SECONDS = 0.5
-# Network file systems show a new file late.
+_CONNECT_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+# Network file systems show new files with a delay.
 _FILE_SECONDS = 60.0
-_OF_THE_MACHINE = {*MACHINE_ENVIRONMENT, "trainer_gpus"}
+_MACHINE_FLAGS = {*MACHINE_ENVIRONMENT, "trainer_gpus"}
 
 
 async def join_training(config: RootConfig) -> int:
     """Wait for machine 0 and train with it until it ends; return the exit status.
 
     Raises:
-        AgentRLError: a mistake of the user (before anything starts), machine 0 did not come, or the
-            ranks failed.
+        AgentRLError: a mistake of the user (before anything starts), machine 0 did not start, or
+            the ranks failed.
     """
     check_machines(config)
     config, gpus = placed(config)
@@ -65,10 +65,10 @@ async def join_training(config: RootConfig) -> int:
 
 async def _train(console: Console, cluster: LocalCluster) -> int:
     config, trainer = cluster.config, cluster.config.trainer
-    place = f"{trainer.main_process_ip}:{trainer.main_process_port}"
+    address = f"{trainer.main_process_ip}:{trainer.main_process_port}"
     console.print(
         f"run [bold]{config.run.run_name}[/]: machine {trainer.machine_rank} of "
-        f"{trainer.num_machines}, waiting for machine 0 at {place}",
+        f"{trainer.num_machines}, waiting for machine 0 at {address}",
         highlight=False,
         soft_wrap=True,
     )
@@ -104,7 +104,7 @@ async def wait_for_first(
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with asyncio.timeout(_CONNECT_SECONDS):
                 _, writer = await asyncio.open_connection(host, port)
         except (socket.gaierror, UnicodeError) as error:
             raise ConfigError(f"--main_process_ip {host} is not a valid address: {error}") from None
@@ -115,7 +115,7 @@ async def wait_for_first(
                     f"{host}:{port} does not respond ({type(error).__name__}); start it, or "
                     "correct --main_process_ip and --main_process_port"
                 ) from None
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         else:
             writer.close()
             return
@@ -141,7 +141,7 @@ async def check_same_flags(
                 f"{path}, written by machine 0, is not visible here: --output_dir must be a "
                 "directory shared by all machines under the same path"
             )
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
     first = load_config({"config": path})
     for mine, theirs in (
         (config.model, first.model),
@@ -151,7 +151,7 @@ async def check_same_flags(
         for name, value in mine:
             other = getattr(theirs, name)
             is_fitted = name in FITTED_OF_TRAINER and name not in mine.model_fields_set
-            if name not in _OF_THE_MACHINE and not is_fitted and value != other:
+            if name not in _MACHINE_FLAGS and not is_fitted and value != other:
                 raise ConfigError(
                     f"--{name} is {value} here and {other} on machine 0; start all machines with "
                     "the same flags"

@@ -34,21 +34,21 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
         model.
     """
     path = find_model(config.model, with_weights=with_weights)
-    inference, found = config.inference, raw_config(path)
+    inference, model_config = config.inference, raw_config(path)
     if trains or (inference.inference_backend == "embedded" and not inference.inference_urls):
         trusted = config.model.trust_remote_code
-        check_can_be_computed(path, found, trust_remote_code=trusted)
+        check_can_be_computed(path, model_config, trust_remote_code=trusted)
     if trains:
         if not config.run.fresh:
-            _check_goes_on(config, found)
+            _check_resumes(config, model_config)
         check_machines(config)
-        check_parallel_support(found, MeshSizes.of(config.trainer))
+        check_parallel_support(model_config, MeshSizes.of(config.trainer))
         reference = config.algorithm.reference_model
         if config.algorithm.kl_coefficient and reference is not None:
             resolve_model(reference, with_weights=with_weights, flag="reference_model")
     parser = config.inference.tool_call_parser
     renderer = Renderer.of_policy(config.model, path, tool_call_parser=parser)
-    decoder = vars(decoder_config(found))
+    decoder = vars(decoder_config(model_config))
     if isinstance(num_rows := decoder.get("vocab_size"), int):
         renderer.check_fits(num_rows)
     _check_context_length(config.inference.context_length, decoder)
@@ -57,14 +57,19 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
     return renderer
 
 
-def _check_context_length(wanted: int | None, decoder: Mapping[str, Any]) -> None:
-    """Refuse a context that is longer than the model's, unless its positions are scaled."""
+def _check_context_length(requested: int | None, decoder: Mapping[str, Any]) -> None:
+    """Reject a context that is longer than the model's, unless its positions are scaled."""
     length = decoder.get("max_position_embeddings")
     positions = decoder.get("rope_scaling") or decoder.get("rope_parameters") or {}
-    if wanted and isinstance(length, int) and wanted > length and "factor" not in str(positions):
+    if (
+        requested
+        and isinstance(length, int)
+        and requested > length
+        and "factor" not in str(positions)
+    ):
         raise ConfigError(
-            f"--context_length {wanted}: the model has {length} positions (max_position_embeddings "
-            "in its config.json); lower it to that at most"
+            f"--context_length {requested}: the model has {length} positions (max_position_embeddings "
+            f"in its config.json); lower it to {length} or less"
         )
 
 
@@ -86,26 +91,28 @@ def find_model(model: ModelSection, *, with_weights: bool = True) -> Path:
     return path
 
 
-def _check_goes_on(config: RootConfig, given: Any) -> None:
-    """Refuse to resume with a model that does not fit the weights of the run's checkpoints."""
+def _check_resumes(config: RootConfig, model_config: Any) -> None:
+    """Check that a resumed run continues with the model of its checkpoints."""
     checkpoints = config.run.output_path.glob("checkpoints/[0-9]*/model/config.json")
     newest = max(checkpoints, default=None)
     if newest is None:
         return
-    before, now = _shape(raw_config(newest.parent)), _shape(given)
-    # An exported configuration leaves out what its family has by default.
+    before, now = _identity(raw_config(newest.parent)), _identity(model_config)
+    # An exported configuration omits values that are the defaults of its family.
     differing = [name for name in before.keys() & now.keys() if before[name] != now[name]]
     if differing:
-        what = ", ".join(f"{name} {before[name]}, not {now[name]}" for name in sorted(differing))
+        differences = ", ".join(
+            f"{name} {before[name]}, not {now[name]}" for name in sorted(differing)
+        )
         raise ConfigError(
             f"--model_name_or_path {config.model.model_name_or_path}: the run trained a different "
-            f"model ({newest.parent.parent} has {what}); use another --run_name"
+            f"model ({newest.parent.parent} has {differences}); use another --run_name"
         )
 
 
-def _shape(config: Any) -> dict[str, object]:
-    """Return the fields that identify the model, as far as this configuration has them."""
+def _identity(config: Any) -> dict[str, object]:
+    """Return those of the identifying fields of a model that its configuration has."""
     decoder = vars(decoder_config(config))
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers")
-    found = {"model_type": config.model_type} | {name: decoder.get(name) for name in sizes}
-    return {name: value for name, value in found.items() if value is not None}
+    fields = {"model_type": config.model_type} | {name: decoder.get(name) for name in sizes}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -91,18 +91,18 @@ async def findings(
         with_weights: fetch the whole model of a hub id, not just its small files.
         without: subjects to skip.
     """
-    # The renderer, if the model has one.
-    shown: list[Renderer] = []
+    # Empty until the model is checked, or if that fails.
+    renderers: list[Renderer] = []
 
     def model() -> None:
-        shown.append(check_policy(config, trains=trains, with_weights=with_weights))
+        renderers.append(check_policy(config, trains=trains, with_weights=with_weights))
 
     def trackers() -> None:
         check_login(check_trackers(config.trainer.report_to))
 
     async def tools() -> None:
-        path = find_model(config.model, with_weights=with_weights) if shown else None
-        await _check_tools(config, path, *shown)
+        path = find_model(config.model, with_weights=with_weights) if renderers else None
+        await _check_tools(config, path, *renderers)
 
     checks: dict[str, Check] = {
         "packages": partial(_check_packages, config, trains=trains),
@@ -111,7 +111,7 @@ async def findings(
         "model": model,
         "trackers": trackers,
         "groups and ranks": partial(_check_groups_and_ranks, config, trains=trains),
-        "questions": lambda: check_questions(config, *shown, trains=trains),
+        "questions": lambda: check_questions(config, *renderers, trains=trains),
         "agent": partial(_check_agent, config),
         "database": partial(_check_store, config, trains=trains),
         "tools": tools,
@@ -124,8 +124,8 @@ async def findings(
 
 async def _finding(subject: str, check: Check) -> Finding:
     try:
-        said = check()
-        notes = await said if inspect.isawaitable(said) else said
+        result = check()
+        notes = await result if inspect.isawaitable(result) else result
     except AgentRLError as error:
         return Finding(subject, error)
     return Finding(subject, notes=tuple(notes or ()))
@@ -162,18 +162,18 @@ def _check_packages(config: RootConfig, *, trains: bool) -> None:
 
 
 def _check_folders(config: RootConfig) -> None:
-    """Refuse locations that are not writable; missing folders are created later."""
-    for flag, path in written_places(config).items():
-        there = next(folder for folder in (path, *path.parents) if folder.exists())
-        if not there.is_dir():
-            raise ConfigError(f"--{flag} {path}: {there} is a file; choose another folder")
+    """Reject locations that are not writable; missing folders are created later."""
+    for flag, path in written_directories(config).items():
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not existing.is_dir():
+            raise ConfigError(f"--{flag} {path}: {existing} is a file; choose another folder")
         try:
-            # Permissions are not sufficient: root has all, and a disk may be full or read-only.
-            with tempfile.TemporaryFile(dir=there) as trial:
-                trial.write(b"trial")
+            # Checking permissions is not enough: root has all, and a disk may be full or read-only.
+            with tempfile.TemporaryFile(dir=existing) as probe:
+                probe.write(b"trial")
         except OSError as error:
             raise ConfigError(
-                f"--{flag} {path}: {there} is not writable ({error.strerror}); choose another "
+                f"--{flag} {path}: {existing} is not writable ({error.strerror}); choose another "
                 "folder"
             ) from None
         full = full_disk(path)
@@ -181,16 +181,16 @@ def _check_folders(config: RootConfig) -> None:
             raise ConfigError(f"--{flag}: {full}; free some space, or choose another folder")
 
 
-def written_places(config: RootConfig) -> dict[str, Path]:
+def written_directories(config: RootConfig) -> dict[str, Path]:
     """Return the directories that a run on this machine writes to, by the flag that names them."""
-    places = {"output_dir": config.run.output_path, "logs_dir": config.run.logs_dir.absolute()}
+    directories = {"output_dir": config.run.output_path, "logs_dir": config.run.logs_dir.absolute()}
     if config.store.db_connection_string is None:
-        places["mongo_data_dir"] = config.private_mongo_dir.absolute()
-    return places
+        directories["mongo_data_dir"] = config.private_mongo_dir.absolute()
+    return directories
 
 
 @asynccontextmanager
-async def full_disk_named(config: RootConfig) -> AsyncIterator[None]:
+async def full_disk_reported(config: RootConfig) -> AsyncIterator[None]:
     """Report a full disk as the cause of any error in the block.
 
     Raises:
@@ -199,12 +199,12 @@ async def full_disk_named(config: RootConfig) -> AsyncIterator[None]:
     try:
         yield
     except (AgentRLError, OSError) as error:
-        fulls = map(full_disk, written_places(config).values())
-        full = next((words for words in fulls if words is not None), None)
-        if full is None:
+        messages = map(full_disk, written_directories(config).values())
+        message = next((text for text in messages if text is not None), None)
+        if message is None:
             raise
         raise WriteError(
-            f"{full}; free some space; all stored data is kept, and the same command resumes the "
+            f"{message}; free some space; all stored data is kept, and the same command resumes the "
             "run"
         ) from error
 
@@ -214,10 +214,10 @@ def _check_agent(config: RootConfig) -> list[str]:
         return []
     configured_agent(config.agents)
     tools = config.tools
-    given = (tools.mcp_servers, tools.mcp_manager_url, tools.tool_server_command)
-    if not any(given):
+    servers = (tools.mcp_servers, tools.mcp_manager_url, tools.tool_server_command)
+    if not any(servers):
         return []
-    return ["the agent brings its own tools: the model does not see the tool servers of this run"]
+    return ["the agent uses its own tools: the model does not see the tool servers of this run"]
 
 
 async def _check_own_servers(config: RootConfig) -> None:
@@ -237,7 +237,7 @@ def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
 
 
 def _check_ports(config: RootConfig, *, trains: bool) -> None:
-    """Refuse given ports that are in use; default ports move to the next free one."""
+    """Reject explicit ports that are in use; default ports move to the next free one."""
     trainer, first = config.trainer, config.run.metrics_port
     if trains and trainer.num_machines > 1 and is_taken(trainer.main_process_port):
         raise ConfigError(
@@ -273,7 +273,7 @@ async def _check_store(config: RootConfig, *, trains: bool) -> None:
 
 
 async def check_has_questions(data: DataSection, store: TrajectoryStore) -> None:
-    """Refuse a run without a question file if its database contains no questions.
+    """Check that a run has a question file, or questions in its database.
 
     Raises:
         ConfigError: there is nothing to train on.
@@ -292,7 +292,7 @@ def _no_questions(database: str) -> ConfigError:
 async def _check_tools(
     config: RootConfig, model_path: Path | None, renderer: Renderer | None = None
 ) -> None:
-    # The written configuration of a run names the server that it had.
+    # The stored configuration of a run contains the address of its former server.
     tools = tools_config(config.tools.model_copy(update={"tool_server_url": None}))
     command = config.tools.tool_server_command
     if command is not None:
@@ -305,7 +305,7 @@ async def _check_tools(
 
 
 async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> None:
-    """Refuse `--fresh` while an earlier run of this name has a database or output.
+    """Reject `--fresh` if an earlier run of this name has a database or output.
 
     With `--delete_existing`, both are deleted instead, unless a process works on that run.
 
@@ -314,7 +314,7 @@ async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> Non
     """
     run = await store.runs.get()
     output = section.output_path
-    # TRL's configuration makes its directory.
+    # TRL's configuration creates an empty output directory.
     if run is None and not (output.exists() and any(output.iterdir())):
         return
     if not section.delete_existing:

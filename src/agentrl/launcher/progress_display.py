@@ -22,7 +22,7 @@ from agentrl.store import RunProgress, TrajectoryStore
 
 REFRESH_SECONDS = 0.5
 QUIET_SECONDS = 60.0
-"""Without a terminal: the longest time without a line."""
+"""Without a terminal: maximum time between two lines."""
 EVALUATIONS_SECONDS = 5.0
 RATE_WINDOW_SECONDS = 20.0
 _EACH_STEP = ("sampling", "training", "publishing")
@@ -42,7 +42,7 @@ class Rates:
     """Samples and tokens a second over the last `RATE_WINDOW_SECONDS`."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int, int]] = deque()
+        self._counts: deque[tuple[float, int, int]] = deque()
         self.samples = 0.0
         """Scored samples a second, evaluations included."""
         self.tokens = 0.0
@@ -52,14 +52,14 @@ class Rates:
         """Update the display with the current counts."""
         scored = progress.records.get("scored", 0) + progress.eval_records.get("scored", 0)
         now = time.monotonic()
-        self._seen.append((now, scored, progress.num_output_tokens))
-        while now - self._seen[0][0] > RATE_WINDOW_SECONDS:
-            self._seen.popleft()
-        then, scored_then, tokens_then = self._seen[0]
-        passed = max(now - then, 1e-9)
-        # Counts may fall: a database that was dropped starts at zero again.
-        self.samples = max(0.0, (scored - scored_then) / passed)
-        self.tokens = max(0.0, (progress.num_output_tokens - tokens_then) / passed)
+        self._counts.append((now, scored, progress.num_output_tokens))
+        while now - self._counts[0][0] > RATE_WINDOW_SECONDS:
+            self._counts.popleft()
+        first_time, first_scored, first_tokens = self._counts[0]
+        elapsed = max(now - first_time, 1e-9)
+        # Counts may decrease: a database that was dropped starts at zero again.
+        self.samples = max(0.0, (scored - first_scored) / elapsed)
+        self.tokens = max(0.0, (progress.num_output_tokens - first_tokens) / elapsed)
 
 
 class ProgressDisplay:
@@ -93,12 +93,12 @@ class ProgressDisplay:
         self._inode = 0
         self._rates = Rates()
         self._warnings = RunWarnings(store)
-        self._began = self._phase_began = self._said_at = time.monotonic()
+        self._started = self._phase_started = self._printed_at = time.monotonic()
         self._evaluations_at = float("-inf")
-        self._said_phase = ""
+        self._printed_phase = ""
         self._has_stepped = False
-        # A resumed run starts with the lines of its earlier steps.
-        self._said_until = time.time()
+        # The metrics file of a resumed run contains the lines of its earlier steps.
+        self._printed_until = time.time()
         self.view = RunView(run_name, max_steps)
 
     async def follow(self) -> None:
@@ -116,7 +116,7 @@ class ProgressDisplay:
                 await asyncio.sleep(REFRESH_SECONDS)
 
     async def update(self) -> None:
-        """Read what changed, and print warnings."""
+        """Read new data, and print new warnings."""
         view = self.view
         self._read_steps()
         for text in await self._warnings.new():
@@ -127,7 +127,7 @@ class ProgressDisplay:
             view.progress = await self._store.reports.progress()
             if view.phase == "evaluating" or self._is_due():
                 view.evaluations = await self._store.reports.evaluations()
-        except StoreError:  # before the run exists, or while the store is unreachable
+        except StoreError:  # the run does not exist yet, or the store is unreachable
             view.progress = None
         now = time.monotonic()
         if view.progress is not None:
@@ -138,31 +138,31 @@ class ProgressDisplay:
             )
             phase = view.progress.phase or "starting"
             if phase != view.phase:
-                view.phase, self._phase_began = phase, now
-        view.phase_seconds, view.seconds = now - self._phase_began, now - self._began
+                view.phase, self._phase_started = phase, now
+        view.phase_seconds, view.seconds = now - self._phase_started, now - self._started
 
     def _is_due(self) -> bool:
-        """Return whether to check for evaluations during training; true periodically."""
+        """Return whether the evaluations have to be read again."""
         is_due = time.monotonic() - self._evaluations_at >= EVALUATIONS_SECONDS
         if is_due:
             self._evaluations_at = time.monotonic()
         return is_due
 
     def _new_lines(self) -> list[str]:
-        """Return one line per step and one for every other phase, and never none for long."""
-        new = [step for step in self.view.steps if step["time"] > self._said_until]
-        lines = [step_line(step, self.view.max_steps) for step in new]
-        self._said_until = max([self._said_until, *(step["time"] for step in new)])
+        """Return a line for every new step or phase, or for the current state after a long silence."""
+        new_steps = [step for step in self.view.steps if step["time"] > self._printed_until]
+        lines = [step_line(step, self.view.max_steps) for step in new_steps]
+        self._printed_until = max([self._printed_until, *(step["time"] for step in new_steps)])
         phase = self.view.phase
-        self._has_stepped = self._has_stepped or bool(new)
-        is_new = phase != self._said_phase and not (phase in _EACH_STEP and self._has_stepped)
+        self._has_stepped = self._has_stepped or bool(new_steps)
+        is_new = phase != self._printed_phase and not (phase in _EACH_STEP and self._has_stepped)
         if is_new:
-            self._said_phase = phase
+            self._printed_phase = phase
             lines.append(f"{self.view.seconds:4.0f} s  {phase_text(self.view)}")
-        elif not lines and time.monotonic() - self._said_at >= QUIET_SECONDS:
+        elif not lines and time.monotonic() - self._printed_at >= QUIET_SECONDS:
             lines.append(standing_line(self.view))
         if lines:
-            self._said_at = time.monotonic()
+            self._printed_at = time.monotonic()
         return lines
 
     def _read_steps(self) -> None:
@@ -172,10 +172,12 @@ class ProgressDisplay:
         with self._metrics_path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
             if inode != self._inode:
-                # A trainer that resumes replaces the file with the steps that it builds on.
+                # A resuming trainer replaces the file; it then contains the steps before its checkpoint.
                 self._inode, self._offset, self.view.steps = inode, 0, []
             file.seek(self._offset)
             chunk = file.read()
-        whole = chunk.rpartition(b"\n")[0]
-        self._offset += len(whole) + 1 if whole else 0
-        self.view.steps += [json.loads(line) for line in whole.splitlines() if line.strip()]
+        complete_lines = chunk.rpartition(b"\n")[0]
+        self._offset += len(complete_lines) + 1 if complete_lines else 0
+        self.view.steps += [
+            json.loads(line) for line in complete_lines.splitlines() if line.strip()
+        ]

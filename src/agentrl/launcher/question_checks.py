@@ -29,7 +29,7 @@ from agentrl.runtime.printable import counted
 from agentrl.store import TrajectoryStore
 
 _MAX_KEYS = 8
-"""Keys that a note lists."""
+"""Maximum number of keys in a note."""
 _MAX_COMPARED = 2000
 """Number of a file's questions that are compared with those of a resumed run."""
 
@@ -67,7 +67,7 @@ async def check_questions(
                 _check_images(config, path, renderer)
             if renderer is not None:
                 notes += _long_questions(config, path, questions, renderer)
-            notes += _oddities(config, path, questions)
+            notes += _file_notes(config, path, questions)
             notes += await try_scorers(path, questions)
     notes += _environment_notes(config, trains=trains)
     if trains:
@@ -81,9 +81,10 @@ async def check_questions(
 
 
 async def check_unchanged(data: DataSection, store: TrajectoryStore) -> None:
-    """Refuse a file of questions that has changed since the run took its questions from it.
+    """Reject a question file that has changed since the run read it.
 
-    The first ones are compared, for an answer before anything starts; the trainer compares all.
+    Only the first questions are compared, to report a change before anything starts; the trainer
+    compares all.
 
     Raises:
         DatasetError: an id belongs to another question of the run.
@@ -101,11 +102,13 @@ def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) ->
     """Yield a note if the user's scorer module registers no scorer."""
     if rollout.scorer_module is None:
         return
-    known = MCPScorerFactory.registered_functions()
+    registered = MCPScorerFactory.registered_functions()
     module = load_scorer_module(rollout.scorer_module)
-    # A module that was imported before has already registered its scorers.
-    is_own = any(getattr(function, "__module__", "") == module.__name__ for function in known)
-    if len(known) == len(before) and not is_own:
+    # A module that was already imported has already registered its scorers.
+    has_scorer = any(
+        getattr(function, "__module__", "") == module.__name__ for function in registered
+    )
+    if len(registered) == len(before) and not has_scorer:
         yield (
             f"--scorer_module {rollout.scorer_module} registers no scorer; decorate its function "
             'with @MCPScorerFactory.register_scorer("NAME")'
@@ -113,8 +116,8 @@ def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) ->
 
 
 def _check_named_scorers(data: DataSection) -> None:
-    named = {"default_scorer": data.default_scorer, "env_scorer": data.env_scorer}
-    for flag, name in named.items():
+    names = {"default_scorer": data.default_scorer, "env_scorer": data.env_scorer}
+    for flag, name in names.items():
         try:
             sees_group = name is not None and MCPScorerFactory.get_scorer(name).sees_group
         except ConfigError as error:
@@ -148,7 +151,7 @@ def _environment_notes(config: RootConfig, *, trains: bool) -> Iterator[str]:
             yield from _steps_beyond(config, num_tasks) if flag == "env" else ()
 
 
-def _oddities(config: RootConfig, path: Path, questions: QuestionFile) -> Iterator[str]:
+def _file_notes(config: RootConfig, path: Path, questions: QuestionFile) -> Iterator[str]:
     """Yield notes on the questions of a file."""
     if questions.unread_keys:
         keys = list(questions.unread_keys)
@@ -170,24 +173,24 @@ def _long_questions(
     """Yield a note if a question alone exceeds the prompt limit.
 
     Raises:
-        ConfigError: all of them are.
+        ConfigError: all questions exceed it.
     """
-    room = config.sampling.max_prompt_tokens
+    max_tokens = config.sampling.max_prompt_tokens
     model_dir = find_model(config.model, with_weights=False)
     context_length = served_context_length(config.inference, model_dir)
     if context_length is not None:
-        room = min(room, context_length - 1)
+        max_tokens = min(max_tokens, context_length - 1)
     shortest, longest = (
         len(renderer.encode(_as_stored(question.system_prompt + question.query)))
         for question in questions.extremes
     )
     limits = (
-        f"the limit of a prompt is {room} (--max_prompt_tokens, --context_length, the model's "
+        f"the limit of a prompt is {max_tokens} (--max_prompt_tokens, --context_length, the model's "
         "limit)"
     )
-    if shortest >= room:
+    if shortest >= max_tokens:
         raise ConfigError(f"{path}: every question has {shortest} tokens or more, and {limits}")
-    if longest >= room:
+    if longest >= max_tokens:
         yield (
             f"{path}: a question has {longest} tokens, and {limits}: its rollouts end without an "
             "answer"
@@ -195,7 +198,7 @@ def _long_questions(
 
 
 def _as_stored(text: str) -> str:
-    """Return a text as the store keeps it, which has no halves of surrogate pairs."""
+    """Return a text as the store keeps it, with lone surrogates escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -233,5 +236,5 @@ def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
     if not renderer.image_processor:
         raise ConfigError(
             f"{path} has images, and {config.model.model_name_or_path} has no "
-            "preprocessor_config.json, which the images are prepared with"
+            "preprocessor_config.json, which is required to prepare images"
         )

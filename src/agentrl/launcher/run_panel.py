@@ -1,7 +1,7 @@
 """The console output of a run: a panel on a terminal, and plain lines otherwise.
 
-Input: a `RunView`, which `display` keeps up to date. Output: renderables and lines. Nothing is read
-here. The panel fits 80x24; a taller terminal also gets the last steps.
+Input: a `RunView`, which `progress_display` keeps up to date. Output: renderables and lines. Nothing
+is read here. The panel fits 80x24; a taller terminal also gets the last steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ from agentrl.store.repositories.learning_signal import MissingScores
 from agentrl.store.repositories.reports import EvaluationStanding
 
 PACE_STEPS = 10
-"""Steps over which the seconds a step are averaged."""
+"""Number of steps for the median duration of a step."""
 MEAN_STEPS = 5
 _TABLE_LINES = 30
-"""Lines of a terminal that also shows the last steps."""
+"""Minimum height of a terminal that also shows the last steps."""
 _TABLE_STEPS = 8
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -40,12 +40,12 @@ class RunView:
     phase_seconds: float = 0.0
     """How long it has been in this phase."""
     seconds: float = 0.0
-    """Since this command was started."""
+    """Time since this command was started."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     """Lines of metrics.jsonl."""
     progress: RunProgress | None = None
     evaluations: Sequence[EvaluationStanding] = ()
-    """The last ones, oldest first; the newest may be under way."""
+    """The last evaluations, oldest first; the newest may be running."""
     missing: MissingScores | None = None
     lacks_signal: bool = False
     """Whether nothing could be learned yet."""
@@ -65,10 +65,10 @@ class RunView:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Wall time a step of late, evaluations left out; None before the second step."""
+        """Typical wall time of recent steps without evaluations; None before the second step."""
         ends = [step["time"] for step in self.steps[-PACE_STEPS - 1 :]]
         gaps = sorted(later - earlier for earlier, later in pairwise(ends))
-        # The median: a pause between two runs, or an evaluation, is one long gap.
+        # The median ignores the long gaps of evaluations and of pauses between two runs.
         return gaps[len(gaps) // 2] if gaps else None
 
 
@@ -89,11 +89,15 @@ def phase_text(view: RunView) -> str:
         case "loading":
             return "loading the model"
         case "evaluating":
-            running = [one for one in view.evaluations if one.num_completed < one.num_tasks]
-            of = f" version {_questions(running[-1])}" if running else ""
-            return f"evaluating{of}"
+            running = [
+                evaluation
+                for evaluation in view.evaluations
+                if evaluation.num_completed < evaluation.num_tasks
+            ]
+            version = f" version {_questions(running[-1])}" if running else ""
+            return f"evaluating{version}"
         case "sampling":
-            ready = f": {_ready(view.progress)}" if view.progress is not None else ""
+            ready = f": {_ready_groups(view.progress)}" if view.progress is not None else ""
             return f"sampling{ready}"
         case "training":
             return f"training step {view.num_done + 1}"
@@ -104,10 +108,10 @@ def phase_text(view: RunView) -> str:
 def step_line(step: Mapping[str, Any], max_steps: int) -> str:
     """Return one step as a line."""
     reward = step.get("reward_mean")
-    shown = "   -  " if reward is None else f"{reward:6.3f}"
+    reward_text = "   -  " if reward is None else f"{reward:6.3f}"
     seconds = step.get("seconds", {})
     return (
-        f"step {step['step']:4d}/{max_steps}  reward {shown}  "
+        f"step {step['step']:4d}/{max_steps}  reward {reward_text}  "
         f"staleness {mean_staleness(step):4.2f}  groups {step['num_groups']:3d}  "
         f"tokens {step['num_trained_tokens']:6d}  {sum(seconds.values()):5.1f} s "
         f"(waited {seconds.get('wait_samples', 0.0):4.1f})"
@@ -115,13 +119,13 @@ def step_line(step: Mapping[str, Any], max_steps: int) -> str:
 
 
 def standing_line(view: RunView) -> str:
-    """Return the run's standing as a line, for the time between two steps."""
+    """Return the state of the run as a line, for the time between two steps."""
     parts = [f"{duration(view.seconds):>6}  {phase_text(view)}"]
     if view.phase_seconds >= 1:
         parts[0] += f" for {duration(view.phase_seconds)}"
     if view.progress is not None and view.phase in ("sampling", "evaluating"):
         parts.append(_rollouts(view))
-    return ", ".join(parts + _trouble(view))
+    return ", ".join(parts + _problems(view))
 
 
 def mean_staleness(step: Mapping[str, Any]) -> float:
@@ -132,7 +136,7 @@ def mean_staleness(step: Mapping[str, Any]) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in the unit that fits."""
+    """Format a duration in a suitable unit."""
     if seconds < 120:
         return f"{max(seconds, 0.0):.0f} s"
     if seconds < 7200:
@@ -165,27 +169,27 @@ def _bar(view: RunView) -> RenderableType:
     grid.add_row(
         f"step {view.num_done}/{view.max_steps}",
         ProgressBar(view.max_steps, view.num_done),
-        _pace(view),
+        _pace_text(view),
     )
     return grid
 
 
-def _pace(view: RunView) -> str:
+def _pace_text(view: RunView) -> str:
     pace = view.seconds_per_step
     if pace is None:
         return f"{duration(view.seconds)} so far"
-    left = (view.max_steps - view.num_done) * pace
-    return f"{pace:.1f} s a step, {duration(left)} left"
+    remaining = (view.max_steps - view.num_done) * pace
+    return f"{pace:.1f} s a step, {duration(remaining)} left"
 
 
 def _figures(view: RunView) -> RenderableType:
     rows = {
         "reward": _reward(view),
-        "evaluation": ", ".join(map(_evaluated, view.evaluations)),
+        "evaluation": ", ".join(map(_evaluation_text, view.evaluations)),
         "last step": _last_step(view),
         "speed": f"{view.samples_per_second:.1f} samples/s, {view.tokens_per_second:.0f} tokens/s",
         "rollouts": _rollouts(view),
-        "attention": "; ".join(_trouble(view)),
+        "attention": "; ".join(_problems(view)),
     }
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="dim", no_wrap=True)
@@ -229,41 +233,41 @@ def _rollouts(view: RunView) -> str:
     return f"{counts['running']} running, {waiting}{counts['scored']} scored"
 
 
-def _trouble(view: RunView) -> list[str]:
-    """Return the current problems; the console has printed each in full before."""
-    found = []
+def _problems(view: RunView) -> list[str]:
+    """Return the current problems in short; the console has already printed each in full."""
+    problems = []
     if view.lacks_signal and view.progress is not None:
-        found.append(
+        problems.append(
             f"no learning signal yet in {view.progress.num_groups_consumed} groups: equal scores"
         )
     if view.missing is not None:
         missing = view.missing
         if missing.num_unscorable:
-            found.append(
+            problems.append(
                 f"no score for {counted(missing.num_unscorable, 'record')}: the scorer fails"
             )
         if missing.num_waiting:
-            found.append(f"no score yet for {counted(missing.num_waiting, 'record')}: retrying")
+            problems.append(f"no score yet for {counted(missing.num_waiting, 'record')}: retrying")
         if missing.num_failed:
-            found.append(f"{counted(missing.num_failed, 'record')} failed")
+            problems.append(f"{counted(missing.num_failed, 'record')} failed")
     if view.restarts:
         names = ", ".join(f"{name} {count}" for name, count in view.restarts.items())
-        found.append(f"restarts: {names}")
-    return found
+        problems.append(f"restarts: {names}")
+    return problems
 
 
-def _evaluated(one: EvaluationStanding) -> str:
-    if one.num_completed < one.num_tasks:
-        return f"version {_questions(one)}"
-    shown = "no scores" if one.mean_score is None else f"{one.mean_score:.3f}"
-    return f"{shown} at version {one.version}"
+def _evaluation_text(evaluation: EvaluationStanding) -> str:
+    if evaluation.num_completed < evaluation.num_tasks:
+        return f"version {_questions(evaluation)}"
+    score = "no scores" if evaluation.mean_score is None else f"{evaluation.mean_score:.3f}"
+    return f"{score} at version {evaluation.version}"
 
 
-def _questions(one: EvaluationStanding) -> str:
-    return f"{one.version}: {one.num_completed} of {one.num_tasks} questions"
+def _questions(evaluation: EvaluationStanding) -> str:
+    return f"{evaluation.version}: {evaluation.num_completed} of {evaluation.num_tasks} questions"
 
 
-def _ready(progress: RunProgress) -> str:
+def _ready_groups(progress: RunProgress) -> str:
     return f"{progress.num_groups_ready} of {progress.groups_per_step} groups ready"
 
 
@@ -291,7 +295,7 @@ def _figure(value: float | None) -> str:
 
 
 def _curve(rewards: Sequence[float]) -> str:
-    """Return the rewards as a line of bars; the scale is 0 to 1, or wider when they are."""
+    """Return the rewards as a line of bars on a scale from 0 to 1, or wider if rewards exceed it."""
     low, high = min(0.0, *rewards), max(1.0, *rewards)
     top = len(_BARS) - 1
     return "".join(_BARS[round((reward - low) / (high - low) * top)] for reward in rewards)

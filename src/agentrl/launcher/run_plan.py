@@ -84,8 +84,8 @@ class RunPlan:
         for section, cls in SECTIONS.items():
             yield f"{section}:"
             for name in cls.model_fields:
-                shown = _shown(values[name])
-                yield f"  {name:{_NAME_WIDTH}} {shown:{_VALUE_WIDTH}} {self.origins[name]}"
+                value = _value_text(values[name])
+                yield f"  {name:{_NAME_WIDTH}} {value:{_VALUE_WIDTH}} {self.origins[name]}"
         yield "processes on this machine:"
         for process in self._processes():
             yield f"  {process.count} x {process.name:12} {process.what}"
@@ -98,8 +98,8 @@ class RunPlan:
             yield from (f"  {line}" for line in self.memory.lines())
         yield "checks:"
         for finding in self.findings:
-            said = "ok" if finding.problem is None else f"PROBLEM {finding.problem}"
-            yield f"  {finding.subject:18} {said}"
+            result = "ok" if finding.problem is None else f"PROBLEM {finding.problem}"
+            yield f"  {finding.subject:18} {result}"
             yield from (f"  {'':18} note: {note}" for note in finding.notes)
 
     def _processes(self) -> Iterator[PlannedProcess]:
@@ -155,7 +155,7 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
 async def _memory(
     config: RootConfig, gpus: GpuMap, path: Path, found: list[Finding]
 ) -> ClusterPlan | None:
-    """Return the plan of memory, and add the findings."""
+    """Return the memory plan, and append its findings to `found`."""
     try:
         plan = await asyncio.to_thread(planned_memory, config, gpus, path)
     except AgentRLError as error:
@@ -175,13 +175,13 @@ def _values(config: RootConfig) -> dict[str, Any]:
     public = flat_values(config)
     values = {}
     for name, flag in FLAGS.items():
-        # Omitted from the plan: secrets, and flags that apply to this start only.
+        # `flat_values` omits secrets, and flags that apply to this start only.
         value = getattr(getattr(config, flag.section), name)
         values[name] = public.get(name, HIDDEN if isinstance(value, SecretStr) else value)
     return values
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

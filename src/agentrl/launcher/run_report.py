@@ -1,4 +1,4 @@
-"""Console messages of the launcher: waiting, the result, and the reason of a failure."""
+"""Console messages of the launcher: waiting, the result, and the reason for a failure."""
 
 import asyncio
 import json
@@ -29,18 +29,18 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 @asynccontextmanager
-async def told_if_slow(console: Console, text: str) -> AsyncIterator[None]:
+async def report_if_slow(console: Console, text: str) -> AsyncIterator[None]:
     """Report what is being waited for, if the block takes longer than `SLOW_SECONDS`."""
 
-    async def tell() -> None:
+    async def report() -> None:
         await asyncio.sleep(SLOW_SECONDS)
         say(console, text)
 
-    telling = asyncio.create_task(tell())
+    reporter = asyncio.create_task(report())
     try:
         yield
     finally:
-        telling.cancel()
+        reporter.cancel()
 
 
 def last_error(child: Child) -> str:
@@ -49,8 +49,8 @@ def last_error(child: Child) -> str:
     `accelerate launch` appends its own report, without a reason, to the ranks' output.
     """
     errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
-    said = [error[1] for error in errors if error is not None]
-    return said[-1] if said else child.log_tail(1)
+    messages = [error[1] for error in errors if error is not None]
+    return messages[-1] if messages else child.log_tail(1)
 
 
 def print_gpus(console: Console, gpus: GpuMap) -> None:
@@ -77,34 +77,34 @@ async def print_missing_scores(
     missing = await store.reports.missing_scores()
     if missing.num_unscorable:
         path = f"{config.run.output_path}/config.yaml"
-        mend = typed_command("store", "rescore", "--scorer", "NAME", "--config", path)
+        command = typed_command("store", "rescore", "--scorer", "NAME", "--config", path)
         say(
             console,
             f"no score for {counted(missing.num_unscorable, 'record')}, because the scorer failed; "
-            f"for example {missing.unscorable}\n  after fixing it: {mend}",
+            f"for example {missing.unscorable}\n  after fixing it: {command}",
             "yellow",
         )
 
 
 def finished(config: RootConfig, seconds: float) -> str:
-    """Return how a trained run ended: at its last step, or at the end of its questions."""
+    """Return a message that training ended, at its last step or when the questions were used up."""
     path = config.run.output_path / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {}
     if summary.get("status") != "data_ended":
         return f"finished in {seconds:.0f} s"
     epochs = config.data.num_train_epochs
-    more = (
+    hint = (
         "add some with `agentrl tasks add`"
         if config.data.train_file is None
         else f"--num_train_epochs {2 * epochs} repeats them"
     )
     return (
         f"finished in {seconds:.0f} s, after step {summary.get('steps')} of "
-        f"{config.trainer.max_steps}: all questions were used; {more}"
+        f"{config.trainer.max_steps}: all questions were used; {hint}"
     )
 
 
-def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -> None:
+def print_locations(console: Console, config: RootConfig, store: TrajectoryStore) -> None:
     """Print the result and the locations of the run's logs, files and database."""
     output = config.run.output_path
     summary_path = output / "summary.json"
@@ -117,24 +117,24 @@ def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -
         ("picture", str(output / "reward.png")),
         ("database", store.redacted_uri),
     ]
-    for name, place in rows:
-        say(console, f"  {name:15} {place}")
-    print_looks(console, config)
+    for name, location in rows:
+        say(console, f"  {name:15} {location}")
+    print_inspection_commands(console, config)
 
 
-def print_looks(console: Console, config: RootConfig) -> None:
+def print_inspection_commands(console: Console, config: RootConfig) -> None:
     """Print the commands that inspect the run."""
     is_default = config.store == StoreSection(mongo_port=config.store.mongo_port)
     name, path = config.run.run_name, f"{config.run.output_path}/config.yaml"
-    which = ("--run_name", name) if is_default else ("--config", path)
-    looks = [
-        ("to look into it", typed_command("inspect", "progress", *which)),
-        ("in a browser", typed_command("ui", *which)),
+    selection = ("--run_name", name) if is_default else ("--config", path)
+    commands = [
+        ("inspect it", typed_command("inspect", "progress", *selection)),
+        ("in a browser", typed_command("ui", *selection)),
     ]
     if config.store.db_connection_string is None:
-        opened = typed_command("store", "up", "--show_password", *which)
-        looks.append(("in Compass", f"{opened}  (paste the connection string that it prints)"))
-    for purpose, command in looks:
+        store_up = typed_command("store", "up", "--show_password", *selection)
+        commands.append(("in Compass", f"{store_up}  (paste the connection string that it prints)"))
+    for purpose, command in commands:
         say(console, f"  {purpose:15} {command}")
 
 
@@ -151,10 +151,10 @@ def _print_result(console: Console, summary: dict[str, object]) -> None:
     evaluation = summary.get("eval_reward")
     if isinstance(evaluation, dict) and evaluation.get("after") is not None:
         before = evaluation.get("before")
-        shown = "-" if before is None else f"{before:.3f}"
-        console.print(f"held-out reward {shown} -> [bold]{evaluation['after']:.3f}[/]")
+        before_text = "-" if before is None else f"{before:.3f}"
+        console.print(f"held-out reward {before_text} -> [bold]{evaluation['after']:.3f}[/]")
 
 
 def _numbers(values: object) -> list[float]:
-    """Return the numbers of a JSON list; steps without a score have null there."""
+    """Return the numbers of a JSON list, without the nulls of steps that have no score."""
     return [v for v in values if isinstance(v, float | int)] if isinstance(values, list) else []

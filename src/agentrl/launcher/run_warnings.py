@@ -13,60 +13,58 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.learning_signal import SLOW_SECONDS, MissingScores
 from agentrl.store.repositories.reports import Failure, RunProgress
 
-LOOK_SECONDS = 2.0
+CHECK_SECONDS = 2.0
 MIN_GROUPS = 4
 """Number of groups without signal that triggers the warning."""
 MAX_STEPS_DROPPED = 4
-"""Steps' worth of groups dropped for equal scores by one step that triggers the warning."""
+"""A step that drops the groups of this many steps for equal scores triggers the warning."""
 MIN_ATTEMPTS = 4
-"""Failed attempts without any score that trigger the warning: each record has several."""
+"""Number of failed attempts, without any score, that triggers the warning."""
 _NEARLY_ALL = 0.9
 _COLLAPSED_SCORE = 0.5
 _MAX_ERROR_CHARS = 400
 _SAMPLER_SECONDS = 60.0
-"""Greatest heartbeat age at which a sampler still counts as alive."""
+"""Maximum heartbeat age of a live sampler."""
 
 
 class RunWarnings:
-    """Checks for problems every `LOOK_SECONDS`."""
+    """Checks for problems every `CHECK_SECONDS`."""
 
     def __init__(self, store: TrajectoryStore) -> None:
         self._store = store
-        self._looked_at = float("-inf")
-        self._said: set[str] = set()
+        self._checked_at = float("-inf")
+        self._reported: set[str] = set()
         self.missing: MissingScores | None = None
         self.lacks_signal = False
         """Whether the groups consumed so far had no learning signal."""
 
     async def new(self) -> list[str]:
         """Return the new warnings; none while the store is unreachable."""
-        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+        if time.monotonic() - self._checked_at < CHECK_SECONDS:
             return []
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         try:
-            found = await self._found()
+            found = await self._current_warnings()
         except StoreError:
             return []
-        new = [text for kind, text in found.items() if kind not in self._said]
-        self._said.update(found)
+        new = [text for kind, text in found.items() if kind not in self._reported]
+        self._reported.update(found)
         return new
 
-    async def _found(self) -> dict[str, str]:
+    async def _current_warnings(self) -> dict[str, str]:
         """Return all current problems by kind, with their messages."""
         reports = self._store.reports
         missing = self.missing = await reports.missing_scores()
         progress = await reports.progress()
-        found = {**_of_scores(missing), **await self._of_samplers()}
-        if missing.num_failed and "failed" not in self._said:
+        found = {**_score_warnings(missing), **await self._sampler_notices()}
+        if missing.num_failed and "failed" not in self._reported:
             (last,) = await reports.failures(1)
             failed = counted(missing.num_failed, "record")
-            found["failed"] = f"all attempts failed for {failed}, {self._described(last)}"
+            found["failed"] = f"all attempts failed for {failed}, {self._describe(last)}"
         if progress.policy_version == 0 and not progress.records.get("scored"):
             failures = await reports.failures(MIN_ATTEMPTS)
             if sum(failure.num_failed_attempts for failure in failures) >= MIN_ATTEMPTS:
-                found["failing"] = (
-                    f"every attempt has failed so far, {self._described(failures[0])}"
-                )
+                found["failing"] = f"every attempt has failed so far, {self._describe(failures[0])}"
         may_lack = progress.policy_version == 0 and progress.num_groups_consumed >= MIN_GROUPS
         if may_lack and not self.lacks_signal:
             signal = await reports.signal()
@@ -74,39 +72,40 @@ class RunWarnings:
                 found["signal"] = f"no learning signal so far: {signal}"
         self.lacks_signal = may_lack and (self.lacks_signal or "signal" in found)
         may_drop = progress.policy_version > 0 and progress.phase == "sampling"
-        if may_drop and "dropping" not in self._said:
-            found.update(await self._of_step(progress))
+        if may_drop and "dropping" not in self._reported:
+            found.update(await self._step_warning(progress))
         return found
 
-    async def _of_step(self, progress: RunProgress) -> dict[str, str]:
+    async def _step_warning(self, progress: RunProgress) -> dict[str, str]:
         """Return a warning about a step that waits for samples and drops nearly all of them."""
         step = progress.policy_version + 1
         signal = await self._store.reports.signal(step=step)
-        enough = MAX_STEPS_DROPPED * progress.groups_per_step
-        if signal.num_equal < max(enough, _NEARLY_ALL * signal.num_groups):
+        min_dropped = MAX_STEPS_DROPPED * progress.groups_per_step
+        if signal.num_equal < max(min_dropped, _NEARLY_ALL * signal.num_groups):
             return {}
         text = f"step {step} drops nearly every group: {signal}"
         if signal.mean_score is not None and signal.mean_score < _COLLAPSED_SCORE:
             text += (
                 "\n  if the reward fell in the preceding steps, the policy has collapsed and "
-                "will not recover: "
-                "stop the run, and start a new one with a smaller --learning_rate or with "
-                "--dual_clip 3"
+                "will not recover: stop the run, and start a new one with a smaller "
+                "--learning_rate or with --dual_clip 3"
             )
         return {"dropping": text}
 
-    async def _of_samplers(self) -> dict[str, str]:
+    async def _sampler_notices(self) -> dict[str, str]:
         samplers = await self._store.samplers.all(alive_within=_SAMPLER_SECONDS)
-        said = {sampler.notice: sampler.id for sampler in samplers if sampler.notice}
-        return {f"notice: {notice}": f"sampler {name}: {notice}" for notice, name in said.items()}
+        notices = {sampler.notice: sampler.id for sampler in samplers if sampler.notice}
+        return {
+            f"notice: {notice}": f"sampler {name}: {notice}" for notice, name in notices.items()
+        }
 
-    def _described(self, failure: Failure) -> str:
+    def _describe(self, failure: Failure) -> str:
         reason = textwrap.shorten(failure.last_error or failure.error or "", _MAX_ERROR_CHARS)
-        see = typed_command("inspect", "failures", "--run_name", self._store.database_name)
-        return f"last {failure.record_id}: {reason}; see {see}"
+        command = typed_command("inspect", "failures", "--run_name", self._store.database_name)
+        return f"last {failure.record_id}: {reason}; see {command}"
 
 
-def _of_scores(missing: MissingScores) -> dict[str, str]:
+def _score_warnings(missing: MissingScores) -> dict[str, str]:
     found = {}
     if missing.num_unscorable:
         found["unscorable"] = (

@@ -1,7 +1,7 @@
-"""The user's scorers before a run: each judges the right answer of a question, once.
+"""Tests the user's scorers before a run: each scores the right answer of one question.
 
 Input: the open questions of a file, and the scorers. Output: notes, or the first scorer that
-returns no number. Included scorers, scorers that call a model and scorers of whole groups are
+returns no number. Built-in scorers, scorers that call a model and scorers of whole groups are
 skipped.
 """
 
@@ -18,31 +18,31 @@ from agentrl.rewards.factory import Scorer, end_scorer_processes
 from agentrl.schema import GroundTruth
 
 TRIAL_SECONDS = 20.0
-_MAX_LOOKED_AT = 1000
+_MAX_SCANNED = 1000
 _MAX_ANSWER_CHARS = 60
 
 
 async def try_scorers(path: Path, questions: QuestionFile) -> list[str]:
-    """Have each scorer of the user's judge the first question that names it and has an answer.
+    """Test each of the user's scorers on the first question that names it and has an answer.
 
     Args:
-        path: of the questions, for messages.
-        questions: they themselves; all their scorers are known.
+        path: the question file, for messages.
+        questions: the questions; all their scorers are registered.
 
     Returns:
-        What could not be tried, as a service that it needs is away.
+        Notes on scorers that could not be tested, because a service that they need is unavailable.
 
     Raises:
         ConfigError: a scorer raises, or returns no number.
     """
     try:
-        found = [await _tried(scorer, question, path) for scorer, question in _trials(questions)]
+        notes = [await _try(scorer, question, path) for scorer, question in _trials(questions)]
     finally:
         await end_scorer_processes()
-    return [note for note in found if note]
+    return [note for note in notes if note]
 
 
-async def _tried(scorer: Scorer, question: Question, path: Path) -> str:
+async def _try(scorer: Scorer, question: Question, path: Path) -> str:
     truth = GroundTruth(
         query=question.query, answer=question.answer, aug_answers=tuple(question.aug_answers)
     )
@@ -63,14 +63,16 @@ async def _tried(scorer: Scorer, question: Question, path: Path) -> str:
 
 def _trials(questions: QuestionFile) -> Iterator[tuple[Scorer, Question]]:
     scorers = map(MCPScorerFactory.get_scorer, sorted(questions.scorers))
-    wanted = {scorer.name: scorer for scorer in scorers if _can_be_tried(scorer)}
+    untested = {scorer.name: scorer for scorer in scorers if _is_testable(scorer)}
     # Only the first questions are used, because a file may have millions.
-    for question in islice(questions, _MAX_LOOKED_AT) if wanted else ():
-        if question.scorer in wanted and question.answer is not None:
-            yield wanted.pop(question.scorer), question
+    for question in islice(questions, _MAX_SCANNED) if untested else ():
+        if question.scorer in untested and question.answer is not None:
+            yield untested.pop(question.scorer), question
 
 
-def _can_be_tried(scorer: Scorer) -> bool:
-    asks = scorer.takes_config or scorer.needs_judge or scorer.sees_group
-    # Functions of C may belong to no module.
-    return not asks and not str(getattr(scorer.function, "__module__", "")).startswith("agentrl.")
+def _is_testable(scorer: Scorer) -> bool:
+    needs_more = scorer.takes_config or scorer.needs_judge or scorer.sees_group
+    # Functions written in C may have no module.
+    return not needs_more and not str(getattr(scorer.function, "__module__", "")).startswith(
+        "agentrl."
+    )

@@ -1,6 +1,6 @@
-"""Inference servers before a run: do those that are given answer, and can the others be started?
+"""Checks of inference servers before a run: given ones must respond, others must be startable.
 
-Input: the section of the servers. Output: words about them, or the first problem. Nothing is
+Input: the section of the servers. Output: a description of them, or the first problem. Nothing is
 started.
 """
 
@@ -14,14 +14,14 @@ from agentrl.errors import ConfigError, InferenceError, ServerRefused
 from agentrl.inference import SGLangClient
 from agentrl.inference.supervisor.server_process import check_keys, sglang_python
 
-_ANSWER_SECONDS = 4.0
+_RESPONSE_SECONDS = 4.0
 
 
 async def check_servers(inference: InferenceSection) -> str:
-    """Check that servers answer, or can be started; return in words which they are.
+    """Check that servers respond, or can be started; return a description of them.
 
     Raises:
-        ConfigError: one does not, or SGLang or a key is missing.
+        ConfigError: a server does not respond, or SGLang or a key is missing.
     """
     if not inference.inference_urls:
         check_keys(inference)
@@ -29,16 +29,16 @@ async def check_servers(inference: InferenceSection) -> str:
             return "the embedded engine, which `agentrl run` starts"
         return f"SGLang of {sglang_python()}, which `agentrl run` starts"
     for url in inference.inference_urls:
-        await _check_answers("--inference_urls", url)
+        await _check_responds("--inference_urls", url)
         await _check_is_server(url, inference.inference_api_key)
     if inference.inference_gateway is not None:
-        await _check_answers("--inference_gateway", inference.inference_gateway)
+        await _check_responds("--inference_gateway", inference.inference_gateway)
     return f"{len(inference.inference_urls)} of --inference_urls respond"
 
 
-async def _check_answers(flag: str, url: str) -> None:
-    # A run connects to its servers directly, so this check ignores proxies too.
-    async with httpx.AsyncClient(timeout=_ANSWER_SECONDS, trust_env=False) as client:
+async def _check_responds(flag: str, url: str) -> None:
+    # A run connects to its servers directly, so this check ignores proxies, too.
+    async with httpx.AsyncClient(timeout=_RESPONSE_SECONDS, trust_env=False) as client:
         try:
             async with client.stream("GET", f"{url.rstrip('/')}/health"):
                 return  # the content is irrelevant and may be endless
@@ -50,10 +50,10 @@ async def _check_answers(flag: str, url: str) -> None:
 
 
 async def _check_is_server(url: str, key: SecretStr | None) -> None:
-    """Refuse an address that responds but cannot receive weights, such as a gateway."""
+    """Reject an address that responds but cannot receive weights, such as a gateway."""
     async with SGLangClient(url, api_key=key) as client:
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with asyncio.timeout(_RESPONSE_SECONDS):
                 await client.model_info()
         except (InferenceError, TimeoutError) as error:
             hint = "see its log"

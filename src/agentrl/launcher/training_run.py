@@ -20,7 +20,7 @@ from agentrl.launcher.preflight import (
     check_has_questions,
     check_inputs,
     check_name_is_free,
-    full_disk_named,
+    full_disk_reported,
 )
 from agentrl.launcher.progress_display import ProgressDisplay
 from agentrl.launcher.question_checks import check_unchanged
@@ -29,26 +29,26 @@ from agentrl.launcher.run_report import (
     finished,
     last_error,
     print_gpus,
-    print_looks,
+    print_inspection_commands,
+    print_locations,
     print_missing_scores,
-    print_places,
+    report_if_slow,
     say,
-    told_if_slow,
 )
 from agentrl.launcher.second_start import (
     changes_since,
+    check_checkpoints,
     check_no_trainer,
     check_not_running,
-    look_at_files,
 )
 from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
 
 
 async def run_training(config: RootConfig) -> int:
-    """Start everything, show progress, end everything; return the exit status.
+    """Start everything, show progress, stop everything; return the exit status.
 
-    Ctrl-C and SIGTERM end the children and leave all data: the same command resumes the run.
+    Ctrl-C and SIGTERM stop the children and keep all data: the same command resumes the run.
 
     Raises:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
@@ -56,7 +56,9 @@ async def run_training(config: RootConfig) -> int:
     check_not_running(config)
     config, gpus = placed(config)
     console = Console()
-    async with told_if_slow(console, "checking the model, the questions and the tool servers ..."):
+    async with report_if_slow(
+        console, "checking the model, the questions and the tool servers ..."
+    ):
         notes = await check_inputs(config)
         model_path = find_model(config.model)
         config, fitted = fitted_to_model(config, model_path, trains_on_cpu=not gpus.trainer)
@@ -65,14 +67,14 @@ async def run_training(config: RootConfig) -> int:
         say(console, f"note: {note}")
     print_gpus(console, gpus)
     started = time.monotonic()
-    async with full_disk_named(config), LocalCluster(config, gpus=gpus) as cluster:
+    async with full_disk_reported(config), LocalCluster(config, gpus=gpus) as cluster:
         store = await cluster.open_store()
         if config.run.fresh:
             await check_name_is_free(config.run, store)
         await check_no_trainer(config, store)
-        gone = await look_at_files(config, store)
+        missing_note = await check_checkpoints(config, store)
         for note in (
-            *([] if gone is None else [gone]),
+            *([] if missing_note is None else [missing_note]),
             *changes_since(config, await store.runs.get()),
         ):
             say(console, f"note: {note}")
@@ -81,7 +83,7 @@ async def run_training(config: RootConfig) -> int:
         done = await already_done(config.trainer, store)
         if done is not None:
             say(console, done)
-            print_places(console, config, store)
+            print_locations(console, config, store)
             return 0
         await store.runs.set_phase("starting")
         try:
@@ -94,7 +96,7 @@ async def run_training(config: RootConfig) -> int:
                 f"interrupted after {time.monotonic() - started:.0f} s; all data is kept, and the "
                 "same command resumes the run",
             )
-            print_looks(console, config)
+            print_inspection_commands(console, config)
             return INTERRUPTED
         seconds = time.monotonic() - started
         if status == NO_SIGNAL:
@@ -103,7 +105,7 @@ async def run_training(config: RootConfig) -> int:
         else:
             say(console, finished(config, seconds))
         await print_missing_scores(console, config, store)
-        print_places(console, config, store)
+        print_locations(console, config, store)
         return status
 
 
@@ -111,7 +113,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     config = cluster.config
     say(console, f"run {config.run.run_name}: database {store.redacted_uri}")
     if config.rollout.enable_sampling:
-        async with told_if_slow(console, "waiting for the tool server ..."):
+        async with report_if_slow(console, "waiting for the tool server ..."):
             await cluster.start_tool_server()
         cluster.write_config()
         await cluster.start_servers()
@@ -134,15 +136,15 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
         max_steps=config.trainer.max_steps,
         restarts=lambda: cluster.num_restarts,
     )
-    following = asyncio.create_task(display.follow())
+    follower = asyncio.create_task(display.follow())
     try:
         status = await cluster.wait(trainer.name)
-        # One more look, so that the last step is shown.
+        # Wait for one more update, so that the last step is shown.
         await asyncio.sleep(0.6)
     finally:
-        following.cancel()
+        follower.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await following
+            await follower
     if status == INTERRUPTED:
         return status
     run = await store.runs.get()

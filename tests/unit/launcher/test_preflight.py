@@ -44,7 +44,7 @@ async def test_tools_beside_an_agent_are_noted(tmp_path: Path) -> None:
         "tool_server_command": command,
     }
     (note,) = await check_inputs(load_config(given))
-    assert note.startswith("the agent brings its own tools")
+    assert note.startswith("the agent uses its own tools")
 
 
 async def test_held_out_questions_that_are_trained_on_are_noted(tmp_path: Path) -> None:

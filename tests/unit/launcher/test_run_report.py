@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agentrl.config.loading import load_config
 from agentrl.launcher import run_report
-from agentrl.launcher.run_report import finished, last_error, print_places
+from agentrl.launcher.run_report import finished, last_error, print_locations
 from agentrl.runtime.child_processes import Child
 from agentrl.store import TrajectoryStore
 
@@ -60,10 +60,10 @@ def test_the_first_steps_are_compared_with_the_last(
     config = load_config({"run_name": "demo", "output_dir": str(tmp_path)})
     (tmp_path / "summary.json").write_text(json.dumps({"reward_mean": rewards}))
     text = io.StringIO()
-    print_places(Console(file=text, width=80), config, store)
+    print_locations(Console(file=text, width=80), config, store)
     first, *places = text.getvalue().splitlines()
     assert first == said
-    assert {line[:18].strip() for line in places} >= {"log files", "to look into it"}
+    assert {line[:18].strip() for line in places} >= {"log files", "inspect it"}
     assert all(line[17] == " " != line[18] for line in places)
 
 
@@ -97,8 +97,8 @@ async def test_only_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(run_report, "SLOW_SECONDS", 0.02)
     text = io.StringIO()
     console = Console(file=text, width=80)
-    async with run_report.told_if_slow(console, "quick"):
+    async with run_report.report_if_slow(console, "quick"):
         pass
-    async with run_report.told_if_slow(console, "slow"):
+    async with run_report.report_if_slow(console, "slow"):
         await asyncio.sleep(0.1)
     assert text.getvalue() == "slow\n"

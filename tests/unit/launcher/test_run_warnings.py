@@ -15,7 +15,7 @@ from agentrl.store.repositories.learning_signal import LearningSignal, ScoredAns
 
 @pytest.fixture(autouse=True)
 def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_warnings, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(run_warnings, "CHECK_SECONDS", 0.0)
 
 
 async def test_every_trouble_is_said_once(store: TrajectoryStore) -> None:

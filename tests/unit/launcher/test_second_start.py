@@ -14,9 +14,9 @@ from agentrl.launcher import second_start
 from agentrl.launcher.local_cluster import LocalCluster
 from agentrl.launcher.second_start import (
     changes_since,
+    check_checkpoints,
     check_no_trainer,
     check_not_running,
-    look_at_files,
 )
 from agentrl.launcher.training_run import already_done
 from agentrl.runtime.process_identity import new_lease_owner
@@ -86,12 +86,12 @@ async def test_files_and_database_that_do_not_belong_together_are_told(
     with monkeypatch.context() as patched:
         patched.setattr(second_start, "latest_checkpoint", lambda path: kept)
         with pytest.raises(ConfigError, match="of a run whose database is empty; use another"):
-            await look_at_files(config, store)
-    assert await look_at_files(config, store) is None
+            await check_checkpoints(config, store)
+    assert await check_checkpoints(config, store) is None
     await store.runs.create(Run(name=store.database_name))
-    assert await look_at_files(config, store) is None
+    assert await check_checkpoints(config, store) is None
     await store.policies.publish(Policy(version=3, path="p", num_bytes=1))
-    note = await look_at_files(config, store)
+    note = await check_checkpoints(config, store)
     assert note is not None
     assert "was at version 3, and" in note
     assert "training restarts from version 0" in note
