@@ -1,6 +1,6 @@
 """The documents and values of AgentRL: frozen, validated, without I/O.
 
-This room defines only what processes exchange through the store. `store` knows how documents are
+This package defines only what processes exchange through the store. `store` knows how documents are
 stored, claimed and changed.
 """
 

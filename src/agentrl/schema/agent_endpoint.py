@@ -1,11 +1,11 @@
-"""Where an agent reaches its model. Every process that runs agents knows it, so it needs nothing."""
+"""`AgentEndpoint`: how an agent reaches its model; used by every process that runs agents."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class AgentEndpoint:
-    """The model of one rollout, as an OpenAI-compatible client wants to know it."""
+    """The model of one rollout, as an OpenAI-compatible client needs it."""
 
     base_url: str
     """`http://host:port/s/<session>/v1`: every call to it belongs to this rollout."""
@@ -17,5 +17,5 @@ class AgentEndpoint:
 
     @property
     def anthropic_base_url(self) -> str:
-        """The same for Anthropic's clients, which add `/v1` themselves."""
+        """The base URL for Anthropic's clients, which append `/v1` themselves."""
         return self.base_url.removesuffix("/v1")

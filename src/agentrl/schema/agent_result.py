@@ -106,9 +106,9 @@ def _number(name: str, value: object) -> float | None:
 
 
 def _finite(name: str, value: object) -> float:
-    """Return a finite number; scalars of NumPy and torch are numbers, too."""
+    """Return a finite number; scalars of NumPy and torch are accepted."""
     number = float(value) if isinstance(value, SupportsFloat) else math.nan
     if not math.isfinite(number):
-        shown = number if isinstance(value, SupportsFloat) else f"a {type(value).__name__}"
-        raise ValueError(f"the agent's {name} is {shown}, not a finite number")
+        description = number if isinstance(value, SupportsFloat) else f"a {type(value).__name__}"
+        raise ValueError(f"the agent's {name} is {description}, not a finite number")
     return number

@@ -25,7 +25,7 @@ class Fork(Value):
     record_id: str
     """The parent: a Record, or a rollout of another fork."""
     attempt: int
-    """Whose turns it continues."""
+    """The parent's attempt whose turns it continues."""
     task_id: str
     """The question with whose rollouts those of the fork are displayed."""
     turn: int
@@ -33,9 +33,9 @@ class Fork(Value):
     version: int
     """Policy version requested for the rollouts."""
     messages: tuple[Message, ...] | None = None
-    """What turn `turn` is shown after the turn before it; None: what the parent was shown."""
+    """Messages shown to turn `turn` after the preceding turn; None: those that the parent was shown."""
     sampling: dict[str, Any] = Field(default_factory=dict)
-    """Sampling parameters that were given; the others are those of the parent's turn."""
+    """Overridden sampling parameters; the others are those of the parent's turn."""
     created_by: str = ""
     created_at: datetime = Field(default_factory=utc_now)
 
@@ -44,7 +44,7 @@ def check_fork_turn(turns: Sequence[DispatchedSamplingTask], turn: int) -> None:
     """Check that a fork may start at a turn.
 
     Raises:
-        ConfigError: there is no such turn, or another model's call is.
+        ConfigError: there is no such turn, or it is a call of another model.
     """
     if not turns:
         raise ConfigError("the record has no turns yet")

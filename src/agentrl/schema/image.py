@@ -22,8 +22,8 @@ _SIGNATURES = (
 )
 
 
-_NO_FRAMES = (0xC4, 0xC8, 0xCC)
-"""Markers of JPEG among those of frames, which say the size, that are none."""
+_NON_FRAME_MARKERS = (0xC4, 0xC8, 0xCC)
+"""JPEG markers in the range of frame headers, which contain the size, that are not frame headers."""
 
 
 class Image(Value):
@@ -67,18 +67,18 @@ def _size(data: bytes, mime_type: str) -> tuple[int, int]:
         return _jpeg_size(data)
     if data[12:16] == b"VP8X":
         return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
-    return 0, 0  # WebP's other forms have sides of up to 14 bits
+    return 0, 0  # the sides of other forms of WebP have at most 14 bits
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    place = 2
-    while place + 9 <= len(data) and data[place] == 0xFF:
-        marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4])
-        if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAMES:
-            sides = data[place + 5 : place + 7], data[place + 7 : place + 9]
+    offset = 2
+    while offset + 9 <= len(data) and data[offset] == 0xFF:
+        marker, length = data[offset + 1], int.from_bytes(data[offset + 2 : offset + 4])
+        if 0xC0 <= marker <= 0xCF and marker not in _NON_FRAME_MARKERS:
+            sides = data[offset + 5 : offset + 7], data[offset + 7 : offset + 9]
             height, width = map(int.from_bytes, sides)
             return width, height
-        place += 2 + length
+        offset += 2 + length
     return 0, 0
 
 
@@ -120,7 +120,7 @@ def content_with_images(text: str, addresses: Sequence[str]) -> str | list[dict[
 
 
 def shown_text(content: object) -> str:
-    """Return the text of a message's content; parts that are no text are named by their kind."""
+    """Return the text of a message's content; parts that are not text are named by their kind."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, Sequence) else ()
@@ -133,11 +133,11 @@ def shown_text(content: object) -> str:
 
 def image_addresses(messages: Iterable[Message]) -> tuple[str, ...]:
     """Return the addresses of all images in messages, in order."""
-    found: list[str] = []
+    addresses: list[str] = []
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             if part.get("type") == "image_url":
                 image = part["image_url"]
-                found.append(image["url"] if isinstance(image, dict) else image)
-    return tuple(found)
+                addresses.append(image["url"] if isinstance(image, dict) else image)
+    return tuple(addresses)

@@ -10,17 +10,17 @@ from agentrl.schema.record import Lease
 
 SCHEMA_VERSION = 2
 RunStatus = Literal["created", "training", "completed", "no_signal", "failed"]
-"""`no_signal`: the questions are used up, and not one optimizer step could be made of them."""
+"""`no_signal`: all questions were used without a single optimizer step."""
 RunState = RunStatus | Literal["interrupted"]
 """The displayed status: an `interrupted` run is unfinished and has no active process. No process is
 left to store this status, so the store derives it."""
 RunPhase = Literal["starting", "loading", "evaluating", "sampling", "training", "publishing"]
-"""What the trainer does; `sampling` is its wait for samples."""
+"""The trainer's current activity; in `sampling` it waits for samples."""
 ENDED_RUNS: frozenset[RunStatus] = frozenset({"completed", "no_signal", "failed"})
 
 
 class Control(Value):
-    """What may change while a run continues; samplers and trainer read it every second.
+    """Settings that may change during a run; samplers and trainer read them every second.
 
     None means the value that the process was started with.
     """
@@ -82,7 +82,7 @@ class Run(Value):
     phase_at: datetime | None = None
     """When this phase began."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """The resolved configuration, secrets left out."""
+    """The resolved configuration without secrets."""
     control: Control = Field(default_factory=Control)
     control_log: tuple[ControlChange, ...] = ()
     """The last changes of `control`, oldest first."""
@@ -105,8 +105,8 @@ class Run(Value):
 
 
 ServiceStatus = Literal["up", "updating", "asleep", "down"]
-"""`updating` and `asleep` servers hold requests until they continue; an `asleep` server has released
-the memory of weights and cache to the trainer."""
+"""`updating` and `asleep` servers hold requests until they resume; an `asleep` server has released the
+memory of weights and cache to the trainer."""
 
 _FULL_SHARE = 0.9
 _QUEUE_SHARE = 8
@@ -125,7 +125,7 @@ class ServerLoad(Value):
 
     @property
     def is_pressed(self) -> bool:
-        """Whether further requests would only wait, or evict others from the cache.
+        """Whether further requests would only wait or evict others from the cache.
 
         A short queue is normal: requests that arrive during a step wait for the next one.
         """
@@ -147,7 +147,7 @@ class InferenceService(Value):
     error: str | None = None
     data_proof: str | None = None
     control_proof: str | None = None
-    """What shows that the one who registered it has the keys (`agentrl.inference.vouching`)."""
+    """Proofs that the process that registered it has the keys (`agentrl.inference.vouching`)."""
     load: ServerLoad | None = None
     """From the last heartbeat; None during an update, or if the server does not report it."""
     started_at: datetime = Field(default_factory=utc_now)

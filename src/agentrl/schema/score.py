@@ -1,4 +1,4 @@
-"""`Score`: what a scorer made of a Record."""
+"""`Score`: the result of a scorer for a Record."""
 
 import math
 from collections.abc import Iterable
@@ -24,10 +24,10 @@ class Score(Value):
     parts: dict[str, FiniteFloat] = Field(default_factory=dict)
     """Components of `value`, by name; for display only."""
     step_scores: tuple[FiniteFloat | None, ...] = ()
-    """Rewards of single turns by index, where the scorer gives any; None, and turns past the last
-    entry, have what their rollout gave them (`DispatchedSamplingTask.reward`). A turn is trained on
-    what the record earned from it on, `value` at the end included, against the same of the other
-    records of its group."""
+    """Rewards of single turns by index, if the scorer gives any. Turns with None, and turns past the
+    last entry, keep the reward of their rollout (`DispatchedSamplingTask.reward`). A turn is trained on
+    the rewards of its record from that turn on, including the final `value`, relative to those of the
+    other records of its group."""
     value_includes_steps: bool = False
     """`value` is the whole return, including step scores, as in Gym-style environments; by default
     it is added to them."""
@@ -36,7 +36,7 @@ class Score(Value):
     @field_validator("value")
     @classmethod
     def _finite(cls, value: float) -> float:
-        # One NaN would make the baseline of its group NaN, and thereby the whole step.
+        # One NaN would turn the baseline of its group, and thus the whole step, into NaN.
         if not math.isfinite(value):
             raise ValueError(f"a score must be a finite number, not {value}")
         return value
@@ -46,9 +46,9 @@ def score_of(
     scores: Iterable[Score | None], scorer: str, version: str | None = None
 ) -> Score | None:
     """Return the last of `scores` that came from this scorer (in this version), if any."""
-    fitting = [
+    matching = [
         score
         for score in scores
         if score is not None and score.scorer == scorer and version in (None, score.version)
     ]
-    return fitting[-1] if fitting else None
+    return matching[-1] if matching else None

@@ -14,7 +14,7 @@ TaskStatus = Literal["created", "completed"]
 
 
 def id_of_task(split: str, epoch: int, question_id: str) -> str:
-    """Return the id of the task that asks a question in an epoch, or of a policy version."""
+    """Return the id of a question's task in an epoch, or of its evaluation at a policy version."""
     return f"{split}/{epoch}/{question_id}"
 
 
@@ -106,9 +106,9 @@ class GroundTruth(Value):
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """All right answers as text, in the spelling of JSON where they are not strings."""
-        given = (self.answer, *self.aug_answers)
-        return tuple(_as_text(answer) for answer in given if answer is not None)
+        """All right answers as text; those that are not strings as JSON."""
+        answers = (self.answer, *self.aug_answers)
+        return tuple(_as_text(answer) for answer in answers if answer is not None)
 
     def __getitem__(self, name: str) -> Any:
         if name not in type(self).model_fields:
@@ -136,7 +136,7 @@ def _as_text(answer: object) -> str:
     if isinstance(answer, str):
         return answer
     if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)  # tables turn a column of integers with a gap in it into floats
+        answer = int(answer)  # tables convert a column of integers with missing values to floats
     return json.dumps(answer, ensure_ascii=False)
 
 

@@ -13,7 +13,7 @@ from agentrl.schema.turn import DispatchedSamplingTask
 
 LedgerStatus = Literal["ready", "reserved", "trained", "dropped"]
 EQUAL_SCORES: Final = "zero_variance"
-"""Why the records of a group were dropped that has no gradient."""
+"""Reason for dropping the records of a group without a gradient."""
 
 
 class LedgerEntry(Value):
@@ -78,18 +78,18 @@ class RatioStats(Value):
 
 
 TOKEN_USES = ("trained", "clipped", "ratio_out_of_range", "importance_correction")
-"""What became of a sampled token: in the loss; in it with its gradient clipped; masked, and why."""
+"""Uses of a sampled token: in the loss, in the loss with a clipped gradient, or masked for a reason."""
 
 
 class TokenTrainings(Value):
-    """What an optimizer step saw at each of the T sampled tokens of one turn."""
+    """Per-token values of an optimizer step for the T sampled tokens of one turn."""
 
     log_ratios: bytes
     """float16 [T], log (policy / behavior probability)."""
     entropies: bytes
     """float16 [T], of the policy, in nats; empty without `--log_entropy`."""
     uses: bytes
-    """uint8 [T], places in `TOKEN_USES`."""
+    """uint8 [T], indices into `TOKEN_USES`."""
 
 
 class TurnTraining(Value):
@@ -103,8 +103,8 @@ class TurnTraining(Value):
     record_id: str
     task_id: str
     position: int | None = None
-    """Place of the turn in the step's batch, from 0: a step is rebuilt in the order in which it was
-    computed. None for a turn that was left out."""
+    """Position of the turn in the step's batch, from 0, so that a step can be rebuilt in its original
+    order. None for a turn that was left out."""
     num_tokens: int
     """Sampled tokens of the turn."""
     num_trained_tokens: int
@@ -114,13 +114,13 @@ class TurnTraining(Value):
     masked: dict[str, int] = Field(default_factory=dict)
     """Reason for leaving tokens out (`stale`, `ratio_out_of_range`, ...) -> number of tokens."""
     advantage: float | None = None
-    """None when the turn was left out before it had one."""
+    """None if the turn was left out before its advantage was computed."""
     staleness: int
     """Policy version that the step started from, minus the oldest version in the turn."""
     ratio: RatioStats | None = None
-    """None when the turn did not go through the model."""
+    """None if the turn did not go through the model."""
     tokens: TokenTrainings | None = None
-    """The same of single tokens. Only the pages that show them read it."""
+    """Values of single tokens; only the pages that display them read this field."""
 
 
 class Policy(Value):
@@ -139,5 +139,5 @@ class Policy(Value):
     is_written: bool = True
     """Whether the files exist; broadcast weights are written after they were published."""
     held_until: datetime | None = None
-    """Servers may be reading the files until then; they are not deleted earlier."""
+    """Until then servers may be reading the files, which are not deleted earlier."""
     created_at: datetime = Field(default_factory=utc_now)

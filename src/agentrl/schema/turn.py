@@ -1,8 +1,8 @@
 """`DispatchedSamplingTask`: one model call of a Record, stored as what it added to its parent.
 
 The prompt of a turn is not stored. It is `full(parent)[:shared_len] + added_ids`, where
-`full(turn) = prompt(turn) + output_ids(turn)`; `rebuild_prompts` puts it together. Storage
-therefore grows with the tokens and not with turns times tokens.
+`full(turn) = prompt(turn) + output_ids(turn)`; `rebuild_prompts` assembles it. Storage
+therefore grows with the number of tokens, not with turns times tokens.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class SamplingParams(Value):
 
     @property
     def has_penalties(self) -> bool:
-        """Whether behavior logprobs depend on the tokens before, which the policy's do not."""
+        """Whether behavior logprobs depend on earlier tokens through penalties, unlike the policy's."""
         neutral = (0.0, 0.0, 1.0)
         return neutral != (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
 
@@ -77,8 +77,8 @@ class ToolResult(Value):
     """The tool itself reported an error. A failure of the infrastructure is not a ToolResult."""
     seconds: float = 0.0
     images: tuple[str, ...] = ()
-    """Images that the model is shown with `content`: addresses of stored images; `data:` URLs until
-    they are."""
+    """Images that the model is shown with `content`: addresses of stored images, or `data:` URLs before
+    they are stored."""
 
 
 class DispatchedSamplingTask(Value):
