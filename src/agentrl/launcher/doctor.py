@@ -63,8 +63,8 @@ class Diagnosis:
     text: str
 
 
-Result = tuple[State, str]
-CheckFunction = Callable[[], Iterator[Result] | Awaitable[Result]]
+CheckResult = tuple[State, str]
+CheckFunction = Callable[[], Iterator[CheckResult] | Awaitable[CheckResult]]
 
 
 async def examine(
@@ -99,9 +99,9 @@ async def examine(
         yield Diagnosis("ok" if problem is None else "FAIL", finding.subject, text)
 
 
-async def _results(check: CheckFunction, seconds: float) -> AsyncIterator[Result]:
+async def _results(check: CheckFunction, seconds: float) -> AsyncIterator[CheckResult]:
     # Yield outside of the timeout, which limits the check and not its consumer.
-    results: list[Result] = []
+    results: list[CheckResult] = []
     try:
         outcome = check()
         results += (
@@ -115,13 +115,13 @@ async def _results(check: CheckFunction, seconds: float) -> AsyncIterator[Result
         yield result
 
 
-def _python() -> Iterator[Result]:
+def _python() -> Iterator[CheckResult]:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     is_known = (platform.system(), platform.machine()) == ("Linux", "x86_64")
     yield "ok" if is_known else "note", text if is_known else f"{text}; tested on Linux x86_64"
 
 
-def _packages(config: RootConfig) -> Iterator[Result]:
+def _packages(config: RootConfig) -> Iterator[CheckResult]:
     extras, needed = missing_packages(), needed_extras(config)
     complete = [name for name, missing in extras.items() if not missing]
     version = importlib.metadata.version(DISTRIBUTION)
@@ -131,7 +131,7 @@ def _packages(config: RootConfig) -> Iterator[Result]:
             yield "FAIL" if name in needed else "note", what_to_install(name, missing)
 
 
-def _gpus() -> Iterator[Result]:
+def _gpus() -> Iterator[CheckResult]:
     gpus = machine_gpus()
     if not gpus:
         yield "note", "none found by nvidia-smi: the trainer and the embedded engine run on the CPU"
@@ -151,13 +151,13 @@ def _gpus() -> Iterator[Result]:
         yield "ok", f"torch {version} sees {count}"
 
 
-def _placement(config: RootConfig) -> Iterator[Result]:
+def _placement(config: RootConfig) -> Iterator[CheckResult]:
     _, gpus = placed(config)
     rows = list(gpus.rows())
     yield "ok", "; ".join(f"{name}: {words}" for name, words in rows) or "no GPUs to assign"
 
 
-def _ports(config: RootConfig) -> Iterator[Result]:
+def _ports(config: RootConfig) -> Iterator[CheckResult]:
     ports = {"mongo_port": wanted_port(config.private_mongo_dir, config.store.mongo_port)}
     if config.store.db_connection_string is not None:
         ports = {}
@@ -173,7 +173,7 @@ def _ports(config: RootConfig) -> Iterator[Result]:
         yield "FAIL", f"--metrics_port {port} is in use: choose another port"
 
 
-def _disk(config: RootConfig) -> Iterator[Result]:
+def _disk(config: RootConfig) -> Iterator[CheckResult]:
     for path in dict.fromkeys((config.run.output_path, config.private_mongo_dir.absolute())):
         existing = next(parent for parent in (path, *path.parents) if parent.exists())
         free = shutil.disk_usage(existing).free / _GIB
@@ -186,7 +186,7 @@ def _disk(config: RootConfig) -> Iterator[Result]:
         yield "ok" if is_enough else "FAIL", f"{free:.0f} GiB free for {path}{hint}"
 
 
-def _memory() -> Iterator[Result]:
+def _memory() -> Iterator[CheckResult]:
     memory = psutil.virtual_memory()
     text = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
     is_enough = memory.available >= _FREE_MEMORY_GIB * _GIB
@@ -199,7 +199,7 @@ def _memory() -> Iterator[Result]:
         yield "note", f"the limit of open files is {limit}; raise it with `ulimit -n {hard_limit}`"
 
 
-async def _database(config: RootConfig) -> Result:
+async def _database(config: RootConfig) -> CheckResult:
     uri = config.store.db_connection_string
     started = time.monotonic()
     if uri is not None:
@@ -212,7 +212,7 @@ async def _database(config: RootConfig) -> Result:
         )
 
 
-async def _servers(config: RootConfig) -> Result:
+async def _servers(config: RootConfig) -> CheckResult:
     return "ok", await check_servers(config.inference)
 
 
@@ -236,7 +236,7 @@ async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
         )
 
 
-async def _tool_server(tools: ToolsConfig) -> Result:
+async def _tool_server(tools: ToolsConfig) -> CheckResult:
     specs = await probe(tools)
     return "ok", f"{counted(len(specs), 'tool')}: {', '.join(spec.name for spec in specs)[:200]}"
 

@@ -168,9 +168,9 @@ def _mismatch_text(config: RootConfig, num_ranks: int, num_gpus: int, group_size
             "--num_inference_servers or --inf_tp_size"
         )
     return (
-        f"{num_ranks} trainer rank(s) and {sizes} need {num_ranks + servers * group_size} GPUs, and this "
-        f"machine has {num_gpus}; lower --num_processes, --num_inference_servers or --inf_tp_size, "
-        "or let both share GPUs with --colocated"
+        f"{num_ranks} trainer rank(s) and {sizes} need {num_ranks + servers * group_size} GPUs, "
+        f"and this machine has {num_gpus}; lower --num_processes, --num_inference_servers or "
+        "--inf_tp_size, or let both share GPUs with --colocated"
     )
 
 

@@ -402,8 +402,8 @@ def load_scorer_module(source: str | Path) -> ModuleType:
     Raises:
         ConfigError: it is missing or fails on import.
     """
-    name = str(Path(source).resolve()) if Path(source).suffix == ".py" else str(source)
-    with MCPScorerFactory.loading(name):
+    origin = str(Path(source).resolve()) if Path(source).suffix == ".py" else str(source)
+    with MCPScorerFactory.loading(origin):
         return load_user_module(source, f"scorer module {source}")
 
 

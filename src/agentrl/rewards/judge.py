@@ -110,8 +110,8 @@ def parse_verdict(reply: str) -> bool | None:
     correct.`), or a JSON object with a verdict under `verdict`, `judgement`, `result`, `correct` or
     `is_correct`.
     """
-    thought, close, reply_text = reply.rpartition(THINK_CLOSE)
-    text = (split_reasoning(thought + close)[1] + reply_text).strip()
+    thought, close, rest = reply.rpartition(THINK_CLOSE)
+    text = (split_reasoning(thought + close)[1] + rest).strip()
     if len(text) >= 2 * len(_FENCE) and text.startswith(_FENCE) and text.endswith(_FENCE):
         text = text[len(_FENCE) : -len(_FENCE)].removeprefix("json").strip()
     if text.startswith("{"):

@@ -195,23 +195,23 @@ def _size(text: str) -> tuple[int, int]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    arguments = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         prog="python -m agentrl.tools.desktop", description="A desktop as an MCP server over stdio."
     )
-    arguments.add_argument("--size", type=_size, default=(1024, 768), help="pixels: 1024x768")
-    arguments.add_argument(
+    command_line.add_argument("--size", type=_size, default=(1024, 768), help="pixels: 1024x768")
+    command_line.add_argument(
         *("--view_port", "--view-port"),
         type=int,
         default=0,
         help="port, or the next free one, at which the screen can be watched "
         "in a browser with the password DESKTOP_VIEW_PASSWORD",
     )
-    arguments.add_argument(
+    command_line.add_argument(
         *("--view_host", "--view-host"),
         default="127.0.0.1",
         help="address that the viewer listens on; 0.0.0.0 in containers",
     )
-    return arguments
+    return command_line
 
 
 def main() -> None:
