@@ -43,15 +43,15 @@ def tool_server_command(template: str, port: int) -> list[str]:
         ConfigError: a quotation mark is never closed.
     """
     try:
-        words = [word.replace("{port}", str(port)) for word in shlex.split(template)]
+        argv = [argument.replace("{port}", str(port)) for argument in shlex.split(template)]
     except ValueError as error:
         raise ConfigError(f"--tool_server_command: {error}") from None
-    if words:
-        words[0] = program(words[0])
-    if words[:1] == [sys.executable] and len(words) > 1:
-        script = existing_or_shipped(Path(words[1]))
-        words[1] = str(script) if script.is_absolute() else words[1]
-    return words
+    if argv:
+        argv[0] = program(argv[0])
+    if argv[:1] == [sys.executable] and len(argv) > 1:
+        script = existing_or_shipped(Path(argv[1]))
+        argv[1] = str(script) if script.is_absolute() else argv[1]
+    return argv
 
 
 def check_tool_server_command(template: str) -> None:
@@ -60,11 +60,11 @@ def check_tool_server_command(template: str) -> None:
     Raises:
         ConfigError: program or script are missing, or there is no `{port}`.
     """
-    words = tool_server_command(template, port=0)
-    if not words or shutil.which(words[0]) is None:
-        raise ConfigError(f"--tool_server_command {words[0] if words else ''!r}: program not found")
-    script = Path(words[1]) if len(words) > 1 else Path()
-    if words[0] == sys.executable and script.suffix == ".py" and not script.is_file():
+    argv = tool_server_command(template, port=0)
+    if not argv or shutil.which(argv[0]) is None:
+        raise ConfigError(f"--tool_server_command {argv[0] if argv else ''!r}: program not found")
+    script = Path(argv[1]) if len(argv) > 1 else Path()
+    if argv[0] == sys.executable and script.suffix == ".py" and not script.is_file():
         raise ConfigError(
             f"--tool_server_command: {script}: no such file in {script.absolute().parent}"
         )

@@ -154,7 +154,7 @@ def _gpus() -> Iterator[CheckResult]:
 def _placement(config: RootConfig) -> Iterator[CheckResult]:
     _, gpus = placed(config)
     rows = list(gpus.rows())
-    yield "ok", "; ".join(f"{name}: {words}" for name, words in rows) or "no GPUs to assign"
+    yield "ok", "; ".join(f"{name}: {text}" for name, text in rows) or "no GPUs to assign"
 
 
 def _ports(config: RootConfig) -> Iterator[CheckResult]:

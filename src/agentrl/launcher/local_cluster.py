@@ -1,7 +1,7 @@
 """The processes of one machine around a trainer or an evaluation: store, tools, servers, samplers.
 
 Input: a checked configuration. Output: running children, each with its own log file, and a
-configuration that names their addresses. All of them end with the cluster. This module is
+configuration that names their addresses. All of them stop with the cluster. This module is
 independent of what they compute.
 """
 
@@ -184,8 +184,8 @@ class LocalCluster:
             return
         port = free_port()
         confinement = self._tool_confinement()
-        words = tool_server_command(command.get_secret_value(), port)
-        child = self._child("tools", confinement.command(words), RESTARTS, gpus=self._gpus.free)
+        argv = tool_server_command(command.get_secret_value(), port)
+        child = self._child("tools", confinement.command(argv), RESTARTS, gpus=self._gpus.free)
         names = self.config.tools.tool_server_env
         missing = [name for name in names if name not in os.environ]
         if missing:

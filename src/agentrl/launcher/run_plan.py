@@ -91,8 +91,8 @@ class RunPlan:
             yield f"  {process.count} x {process.name:12} {process.what}"
         rows = dict(self.gpus.rows())
         yield "GPUs:" if rows else "GPUs: none"
-        for name, words in rows.items():
-            yield f"  {name:12} {words}"
+        for name, text in rows.items():
+            yield f"  {name:12} {text}"
         if self.memory is not None:
             yield "memory:"
             yield from (f"  {line}" for line in self.memory.lines())

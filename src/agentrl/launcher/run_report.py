@@ -55,8 +55,8 @@ def last_error(child: Child) -> str:
 
 def print_gpus(console: Console, gpus: GpuMap) -> None:
     """Print the assignment of GPUs to processes, if there are GPUs."""
-    for name, words in gpus.rows():
-        console.print(f"  {name:12} {words}", highlight=False, soft_wrap=True)
+    for name, text in gpus.rows():
+        console.print(f"  {name:12} {text}", highlight=False, soft_wrap=True)
 
 
 def add_restarts(output_path: Path, num_restarts: dict[str, int]) -> None:

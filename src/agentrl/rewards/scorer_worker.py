@@ -96,7 +96,7 @@ def _to_json(value: Any) -> Any:
 def main() -> None:
     """Serve until stdin closes; the arguments are the scorers' file or module, and its import path."""
     server = RequestServer(LoopWatch("the scorers' event loop", _ADVICE))
-    sys.path += [place for place in json.loads(sys.argv[2]) if place not in sys.path]
+    sys.path += [path for path in json.loads(sys.argv[2]) if path not in sys.path]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
 
     def load() -> Answer:

@@ -48,10 +48,10 @@ class Confinement:
     network: bool = True
     """Whether it can reach other machines and the servers of this one. Needs namespaces."""
 
-    def command(self, words: Sequence[str]) -> list[str]:
+    def command(self, argv: Sequence[str]) -> list[str]:
         """Return the command line that starts a command within these bounds."""
         if sys.platform != "linux":
-            return list(words)
+            return list(argv)
         plan = {
             **asdict(self),
             "scratch": os.path.realpath(self.scratch),
@@ -60,7 +60,7 @@ class Confinement:
             "places": {name: os.path.realpath(path) for name, path in self.places.items()},
             "namespaces": confinement_gap() is None,
         }
-        return [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan), *words]
+        return [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan), *argv]
 
     def environment(self) -> dict[str, str]:
         """Return the program's environment: inherited variables, its home, and TMPDIR."""
@@ -85,8 +85,8 @@ def confinement_gap() -> str | None:
         scratch = Path(root) / "probe"
         scratch.mkdir(0o700)
         plan = {**asdict(Confinement(scratch=scratch, read_only=True)), "namespaces": True}
-        words = [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan, default=str)]
+        argv = [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan, default=str)]
         probe = subprocess.run(
-            words, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+            argv, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
         )
     return None if probe.returncode == 0 else probe.stderr.strip()

@@ -51,7 +51,7 @@ class Restarts:
 
 
 def ending(status: int) -> str:
-    """Describe an exit status, in words that follow a process's name."""
+    """Describe an exit status as a phrase that follows the name of a process."""
     if status >= 0:
         return f"exited with status {status}"
     try:

@@ -50,11 +50,11 @@ def get_agent_tool_env_and_servers(
             f"tool_config: unknown option {unknown[0]!r}; one of {', '.join(_OPTIONS)}"
         )
     address = url or options.get("url") or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    wanted = mcp_server_list or options.get("mcp_servers") or ""
+    server_names = mcp_server_list or options.get("mcp_servers") or ""
     server: dict[str, Any] = {
         "type": options.get("type", "streamable-http"),
         "url": address,
-        "headers": _headers(options.get("authorization"), wanted),
+        "headers": _headers(options.get("authorization"), server_names),
     }
     for limit in ("timeout", "sse_read_timeout", "client_session_timeout_seconds"):
         server[limit] = float(options.get(limit, DEFAULT_TIMEOUT_SECONDS))
@@ -84,7 +84,7 @@ def _headers(authorization: str | None, servers: str | Sequence[str]) -> dict[st
     elif token:
         headers["Authorization"] = f"Bearer {token.removeprefix('Bearer ')}"
     names = servers.split(",") if isinstance(servers, str) else servers
-    wanted = ",".join(name.strip() for name in names if name.strip())
-    if wanted:
-        headers["MCP_SERVERS"] = wanted
+    joined = ",".join(name.strip() for name in names if name.strip())
+    if joined:
+        headers["MCP_SERVERS"] = joined
     return headers

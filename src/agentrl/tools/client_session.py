@@ -267,9 +267,9 @@ async def _command_transport(
     def with_rollout_dir(text: str) -> str:
         return text.replace(ROLLOUT_DIR, str(confinement.scratch))
 
-    words = [program(server.command or ""), *map(with_rollout_dir, server.args)]
+    argv = [program(server.command or ""), *map(with_rollout_dir, server.args)]
     return stdio_transport(
-        await asyncio.to_thread(confinement.command, words),
+        await asyncio.to_thread(confinement.command, argv),
         environment=confinement.environment()
         | {name: with_rollout_dir(value.get_secret_value()) for name, value in server.env.items()},
         cwd=with_rollout_dir(server.cwd or "")

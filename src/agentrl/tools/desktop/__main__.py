@@ -119,8 +119,8 @@ class Desktop:
             raise Refusal(f"({x}, {y}) is outside of the screen of {width} x {height} pixels")
         return "mousemove", str(x), str(y)
 
-    async def _use(self, *words: str, typed: str = "") -> None:
-        await self._checked(self._display.use(*words, typed=typed))
+    async def _use(self, *arguments: str, typed: str = "") -> None:
+        await self._checked(self._display.use(*arguments, typed=typed))
         await asyncio.sleep(_SETTLE_SECONDS)
 
     async def _checked(self, action: Awaitable[T]) -> T:
@@ -168,12 +168,12 @@ async def serve(arguments: argparse.Namespace) -> None:
             if display.view_address:
                 _log(f"watch this display at {display.view_address}")
             serving = asyncio.ensure_future(desktop_server(display).run_stdio_async())
-            gone = asyncio.ensure_future(display.gone())
-            done, _ = await asyncio.wait((serving, gone), return_when=asyncio.FIRST_COMPLETED)
+            exited = asyncio.ensure_future(display.gone())
+            done, _ = await asyncio.wait((serving, exited), return_when=asyncio.FIRST_COMPLETED)
     if serving not in done:
         _log("the display has exited")
         os._exit(1)  # a thread still waits for standard input
-    gone.cancel()
+    exited.cancel()
     await serving
 
 

@@ -2,8 +2,8 @@
 
 It uses installed programs: Xvfb, openbox, Chromium, maim and xdotool; for viewers, x11vnc and
 websockify with noVNC. All users of the machine can reach the display's socket, so the X server
-requires a secret (an MIT magic cookie), which is stored in the display's folder. Knows nothing of
-MCP.
+requires a secret (an MIT magic cookie), which is stored in the display's folder. This module is
+independent of MCP.
 """
 
 import asyncio
@@ -118,13 +118,13 @@ class Display:
         picture, _ = await self._run("maim", "--format", "png")
         return picture
 
-    async def use(self, *words: str, typed: str = "") -> None:
+    async def use(self, *argv: str, typed: str = "") -> None:
         """Run `xdotool` with these arguments; `typed` is its standard input.
 
         Raises:
             ToolError: it failed, or took too long.
         """
-        _, error_text = await self._run("xdotool", *words, stdin=typed.encode())
+        _, error_text = await self._run("xdotool", *argv, stdin=typed.encode())
         if error_text:  # such as an unknown key, which xdotool skips
             raise ToolError(error_text)
 
@@ -178,14 +178,14 @@ class Display:
         up`, /tmp is read-only, so the display's own folder is mounted there.
         """
         screen = f"{self.width}x{self.height}x24"
-        words = ["Xvfb", "-displayfd", str(number_fd), "-screen", "0", screen, "-nolisten", "tcp"]
-        words += ["-noreset", "-extension", "MIT-SHM"]  # confined programs cannot share memory
+        argv = ["Xvfb", "-displayfd", str(number_fd), "-screen", "0", screen, "-nolisten", "tcp"]
+        argv += ["-noreset", "-extension", "MIT-SHM"]  # confined programs cannot share memory
         if confinement_gap() is not None:
-            return [*words, "-auth", str(display_dir / "cookies")]
+            return [*argv, "-auth", str(display_dir / "cookies")]
         root = self._folder / "root"
         root.mkdir(0o700)
         confinement = Confinement(scratch=root, places={"/tmp": display_dir}, directory="/tmp")
-        return confinement.command([*words, "-auth", "/tmp/cookies"])
+        return confinement.command([*argv, "-auth", "/tmp/cookies"])
 
     async def _start_viewer(self) -> None:
         password, socket = self._folder / "password", self._folder / "vnc"
@@ -207,11 +207,11 @@ class Display:
         self.view_address = f"http://{self._view_host}:{port}/vnc.html?autoconnect=true"
 
     async def _start_program(
-        self, *words: str, stdin: int = asyncio.subprocess.DEVNULL, pass_fds: Sequence[int] = ()
+        self, *argv: str, stdin: int = asyncio.subprocess.DEVNULL, pass_fds: Sequence[int] = ()
     ) -> None:
         """Start a program that runs as long as the display."""
         program = await asyncio.create_subprocess_exec(
-            *words,
+            *argv,
             stdin=stdin,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
@@ -224,10 +224,10 @@ class Display:
             program,
         ]
 
-    async def _run(self, *words: str, stdin: bytes = b"") -> tuple[bytes, str]:
+    async def _run(self, *argv: str, stdin: bytes = b"") -> tuple[bytes, str]:
         """Run a program to completion; return its standard output and standard error."""
         program = await asyncio.create_subprocess_exec(
-            *words,
+            *argv,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -238,13 +238,13 @@ class Display:
                 program.communicate(stdin), _ACTION_SECONDS
             )
         except TimeoutError:
-            raise ToolError(f"{words[0]} did not finish within {_ACTION_SECONDS:g} s") from None
+            raise ToolError(f"{argv[0]} did not finish within {_ACTION_SECONDS:g} s") from None
         finally:
             if program.returncode is None:
                 program.kill()
         error_text = one_line(stderr_bytes.decode(errors="replace")).strip()[:_MAX_STDERR_CHARS]
         if program.returncode != 0:
-            raise ToolError(f"{words[0]}: {error_text or f'exit {program.returncode}'}")
+            raise ToolError(f"{argv[0]}: {error_text or f'exit {program.returncode}'}")
         return output, error_text
 
     async def _end(self) -> None:
