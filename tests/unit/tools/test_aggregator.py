@@ -264,7 +264,7 @@ async def test_an_aggregator_stands_beside_other_servers(
 async def test_what_is_no_aggregator_is_named(manager: Manager, config_for: ConfigFor) -> None:
     with pytest.raises(ConfigError, match=r"at http://127\.0\.0\.1:9/mcpapi is unreachable"):
         await probe(config_for("http://user:pw@127.0.0.1:9/mcpapi"))
-    with pytest.raises(ConfigError, match="returned HTTP 404 for /servers"):
+    with pytest.raises(ConfigError, match="returned HTTP 404 with invalid JSON for /servers"):
         await probe(config_for(manager.url.replace("/mcpapi", "/x/mcpapi")))
     manager.tools.append(function("other.search"))
     with pytest.raises(
