@@ -63,7 +63,7 @@ def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     return set_death_signal
 
 
-def kept(command: Sequence[str]) -> list[str]:
+def keeper_command(command: Sequence[str]) -> list[str]:
     """Return a command line that runs a command whose descendants end with it, and with this process.
 
     SIGHUP to the started process kills all of them (`process_keeper`). Linux only; elsewhere it is the

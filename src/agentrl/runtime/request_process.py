@@ -26,7 +26,7 @@ from typing import Any
 from agentrl.config.secret_text import redact
 from agentrl.errors import AgentWorkerError, UnreadableReply
 from agentrl.runtime.bounded_replies import density, num_marks
-from agentrl.runtime.child_processes import kept
+from agentrl.runtime.child_processes import keeper_command
 from agentrl.runtime.printable import one_line
 from agentrl.runtime.restarts import ending
 
@@ -62,7 +62,7 @@ class RequestProcess:
     ) -> None:
         self._name = name
         self._process = subprocess.Popen(
-            kept(argv),
+            keeper_command(argv),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else subprocess.PIPE,

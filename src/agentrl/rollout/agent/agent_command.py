@@ -19,7 +19,7 @@ from pathlib import Path
 from agentrl.config.sections import AgentSection
 from agentrl.errors import AgentError, ConfigError, UserCodeError
 from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE, AgentFunction, load_agent
-from agentrl.runtime.child_processes import kept
+from agentrl.runtime.child_processes import keeper_command
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -147,7 +147,7 @@ async def _run(arguments: list[str], environment: Mapping[str, str], folder: str
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *kept(arguments),
+            *keeper_command(arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
