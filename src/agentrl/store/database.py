@@ -64,8 +64,8 @@ UNAUTHORIZED = 13
 NAMESPACE_EXISTS = 48
 """Error codes of the server."""
 
-_PRIMARY_LEFT = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
-"""Error codes of a server that is no primary, or stops being one."""
+_NOT_PRIMARY = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
+"""Error codes of a server that is not the primary, or is stepping down."""
 _KEYS_NOT_LOADED = 211
 """Error code of a server that has just started, or whose clock jumped, and cannot verify signed
 times yet."""
@@ -74,7 +74,7 @@ _NO_SPACE = "No space left on device"
 _LOGIN_REFUSED = frozenset({18, 8000})
 _TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
-_OF_TRIES = frozenset({"tasks", "records", "turns", "record_data", "tallies"})
+_FORKED_COLLECTIONS = frozenset({"tasks", "records", "turns", "record_data", "tallies"})
 """Collections that are separate for forks."""
 
 
@@ -126,7 +126,11 @@ class RunDatabase:
 
     def stored_name(self, collection: str) -> str:
         """Return the name under which the server knows a collection."""
-        return f"forks.{collection}" if self._of_forks and collection in _OF_TRIES else collection
+        return (
+            f"forks.{collection}"
+            if self._of_forks and collection in _FORKED_COLLECTIONS
+            else collection
+        )
 
     def of_forks(self) -> "RunDatabase":
         """Return the same database with the collections of forks."""
@@ -154,7 +158,7 @@ class RunDatabase:
         """Return all results of an aggregation pipeline."""
         cursor: Any = collection.aggregate(pipeline)
         if inspect.isawaitable(cursor):
-            cursor = await cursor  # PyMongo's is a coroutine; Motor's returns the cursor at once
+            cursor = await cursor  # PyMongo returns a coroutine, Motor the cursor itself
         found: list[Document] = await cursor.to_list()
         return found
 
@@ -176,23 +180,26 @@ class RunDatabase:
         return True
 
     async def server_time(self) -> datetime:
-        """Return the database server's clock, which all leases are measured by."""
+        """Return the database server's time, by which all leases are measured."""
         hello = await self.handle.command("hello", codec_options=_AWARE)
         now: datetime = hello["localTime"]
-        # Identifies the process and the election that made it the primary. Routers answer in turns.
+        # Identifies the process and the election that made it the primary. Behind several routers,
+        # any of them may reply, so a router's process is ignored.
         process = None if "msg" in hello else hello.get("topologyVersion", {}).get("processId")
         self.clock.note(now, (process, hello.get("electionId")))
         return now
 
     @asynccontextmanager
-    async def boundary(self, what: str) -> AsyncIterator[None]:
-        """Turn errors of the driver inside the block into a StoreError that starts with `what`."""
+    async def boundary(self, action: str) -> AsyncIterator[None]:
+        """Turn errors of the driver inside the block into a StoreError that starts with `action`."""
         try:
             yield
         except (PyMongoError, BSONError) as error:
-            is_away = is_passing(error) or isinstance(error, ConnectionFailure | ConfigurationError)
-            kind = StoreUnreachable if is_away else StoreError
-            raise kind(f"{what}: {_one_line(error, self.uri)}") from error
+            is_unreachable = is_passing(error) or isinstance(
+                error, ConnectionFailure | ConfigurationError
+            )
+            kind = StoreUnreachable if is_unreachable else StoreError
+            raise kind(f"{action}: {_one_line(error, self.uri)}") from error
 
     async def retried(self, attempt: Callable[[], Awaitable[R]]) -> R:
         """Retry an operation after transient failures, for at most `outage_seconds`."""
@@ -205,7 +212,7 @@ class RunDatabase:
                 if not is_passing(error):
                     raise
                 now, delay = time.monotonic(), next(delays)
-                # The first failure starts the outage: an attempt itself may take long.
+                # The first failure starts the outage, because an attempt may take long.
                 deadline = deadline or now + self._outage_seconds
                 if now + delay > deadline:
                     raise
@@ -236,16 +243,16 @@ class Repository:
 # --- operations ---------------------------------------------------------------------------------
 
 
-class _OnDatabase(Protocol):
+class _HasDatabase(Protocol):
     _db: RunDatabase
 
 
-D = TypeVar("D", bound=_OnDatabase)
+D = TypeVar("D", bound=_HasDatabase)
 _Method = Callable[Concatenate[D, P], Coroutine[Any, Any, R]]
 
 
 def operation(
-    what: str, *, repeatable: bool = True
+    action: str, *, repeatable: bool = True
 ) -> Callable[[_Method[D, P, R]], _Method[D, P, R]]:
     """Make a method an operation on the database.
 
@@ -253,7 +260,7 @@ def operation(
     is retried for a bounded time after the connection or the primary was lost.
 
     Args:
-        what: what is being done, for the error text.
+        action: what the method does, for the error text.
         repeatable: False if running twice differs from running once: a claim whose reply was lost
             has taken a slot, and a second claim would take another.
     """
@@ -262,7 +269,7 @@ def operation(
         @functools.wraps(method)
         async def wrapper(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
             attempt = functools.partial(method, self, *args, **kwargs)
-            async with self._db.boundary(what):
+            async with self._db.boundary(action):
                 return await (self._db.retried(attempt) if repeatable else attempt())
 
         return wrapper
@@ -280,9 +287,9 @@ def is_passing(error: Exception) -> bool:
         return True
     if isinstance(error, BulkWriteError):
         unconfirmed = (error.details or {}).get("writeConcernErrors", ())
-        return any(one["code"] in _PRIMARY_LEFT for one in unconfirmed)
+        return any(one["code"] in _NOT_PRIMARY for one in unconfirmed)
     if isinstance(error, WriteConcernError):
-        return error.code in _PRIMARY_LEFT
+        return error.code in _NOT_PRIMARY
     return isinstance(error, AutoReconnect) or (
         isinstance(error, OperationFailure) and error.code == _KEYS_NOT_LOADED
     )
@@ -291,8 +298,8 @@ def is_passing(error: Exception) -> bool:
 def _is_disk_full(error: Exception) -> bool:
     if not isinstance(error, OperationFailure):
         return False
-    refused = [error.details or {}, *(error.details or {}).get("writeErrors", ())]
-    return any(str(one.get("errmsg", "")).endswith(_NO_SPACE) for one in refused)
+    errors = [error.details or {}, *(error.details or {}).get("writeErrors", ())]
+    return any(str(one.get("errmsg", "")).endswith(_NO_SPACE) for one in errors)
 
 
 def _one_line(error: Exception, uri: str) -> str:
@@ -335,7 +342,7 @@ def _hosts_of(uri: str) -> str:
     return uri.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
 
 
-def hosts_in_the_clear(uri: str) -> list[str]:
+def unencrypted_hosts(uri: str) -> list[str]:
     """Return the hosts beyond this machine that a URI reaches without TLS."""
     options = parse_qsl(uri.partition("?")[2].lower())
     has_tls = any(name.startswith(("tls", "ssl")) and value != "false" for name, value in options)
@@ -362,11 +369,11 @@ async def connected(
         StoreError: no server responds, or it refuses the login.
     """
     client = _client(uri, server_selection_timeout)
-    if clear := hosts_in_the_clear(uri):
+    if unencrypted := unencrypted_hosts(uri):
         logger.warning(
             "connecting to MongoDB at %s without TLS: questions and texts cross the network "
             "unencrypted; add tls=true unless you trust the network",
-            ", ".join(clear),
+            ", ".join(unencrypted),
         )
     try:
         handle = _durable_database(client, name)
@@ -379,7 +386,7 @@ async def connected(
         await client.close()
 
 
-def given(client: Any, name: str | None) -> RunDatabase:
+def given_database(client: Any, name: str | None) -> RunDatabase:
     """Return the database of the caller's client, PyMongo's asynchronous one or Motor's.
 
     Motor has reached its end of life and is not imported here. For our purposes the two clients

@@ -20,7 +20,7 @@ DEFAULT_PORT = 27417
 CLAIM_SECONDS = 3.0
 """How long a start waits for a process that currently serves the data; readers release it soon."""
 _POLL_SECONDS = 0.02
-_CLAIM_BYTES = 4096
+_MAX_HOLDER_BYTES = 4096
 
 
 def running_port(data_dir: Path) -> int | None:
@@ -44,21 +44,21 @@ def wanted_port(data_dir: Path, given: int | None) -> int:
 def serving(data_dir: Path) -> str | None:
     """Return a description of the process that serves `data_dir`; None if none does."""
     try:
-        claim = os.open(_claim_file(data_dir), os.O_RDWR)
+        lock = os.open(_lock_file(data_dir), os.O_RDWR)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        # Shared: those who only look do not get into each other's way.
-        fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # A shared lock, so that processes that only look do not block each other.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return os.pread(claim, _CLAIM_BYTES, 0).decode() or "a process that is starting"
+        return os.pread(lock, _MAX_HOLDER_BYTES, 0).decode() or "a process that is starting"
     else:
         return None
     finally:
-        os.close(claim)
+        os.close(lock)
 
 
-def claimed(data_dir: Path) -> int:
+def acquire_lock(data_dir: Path) -> int:
     """Return the open lock that gives this process exclusive use of `data_dir`.
 
     The kernel releases it when the process ends, even after a kill.
@@ -67,26 +67,26 @@ def claimed(data_dir: Path) -> int:
         DataInUse: another process holds it for `CLAIM_SECONDS`.
     """
     deadline = time.monotonic() + CLAIM_SECONDS
-    claim = os.open(_claim_file(data_dir), os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(_lock_file(data_dir), os.O_RDWR | os.O_CREAT, 0o600)
     while True:
         try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
             if time.monotonic() > deadline:
-                holder = os.pread(claim, _CLAIM_BYTES, 0).decode()
-                os.close(claim)
+                holder = os.pread(lock, _MAX_HOLDER_BYTES, 0).decode()
+                os.close(lock)
                 raise DataInUse(f"{data_dir} is in use by {holder}", holder) from None
             time.sleep(_POLL_SECONDS)
     command = " ".join([Path(sys.argv[0]).name.replace("__main__.py", "agentrl"), *sys.argv[1:2]])
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
     holder = f"`{command}` on {socket.gethostname()}, process {os.getpid()}, since {now}"
-    os.ftruncate(claim, 0)
-    os.pwrite(claim, holder.encode(), 0)
-    return claim
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, holder.encode(), 0)
+    return lock
 
 
-def _claim_file(data_dir: Path) -> Path:
+def _lock_file(data_dir: Path) -> Path:
     return data_dir / "agentrl-lock"
 
 

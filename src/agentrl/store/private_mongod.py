@@ -29,7 +29,7 @@ from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.ports import free_port, is_taken
 from agentrl.runtime.printable import one_line
 from agentrl.store.mongod_folder import (
-    claimed,
+    acquire_lock,
     key_file,
     last_port,
     password_file,
@@ -47,11 +47,11 @@ START_SECONDS = 300.0
 NOTICE_SECONDS = 15.0
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
-_MAX_WORDS = 300
+_MAX_MESSAGE_CHARS = 300
 _REPLICA_SET = "rs0"
 _URI_OPTIONS = f"replicaSet={_REPLICA_SET}&w=majority&journal=true&authSource=admin"
-# A page of an index is written when a checkpoint comes. By default (5 and 20 % of the cache), pages that
-# were changed since take so little room that most are written after every few keys.
+# Pages of an index should be written at checkpoints only. The default limits for changed pages (5 and
+# 20 % of the cache) are so low that most pages are written after every few keys.
 _ENGINE = (
     "log=(file_max=20MB,prealloc=false),eviction_dirty_target=30,eviction_dirty_trigger=50,"
     "eviction_updates_target=15,eviction_updates_trigger=30"
@@ -124,7 +124,7 @@ class EmbeddedMongo:
         self.port = port
         self._wanted_port = port
         self._process: subprocess.Popen[bytes] | None = None
-        self._claim: int | None = None
+        self._data_lock: int | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -155,21 +155,21 @@ class EmbeddedMongo:
         """
         self.prepare()
         try:
-            self._start_on_a_port_of_its_own()
+            self._start_on_free_port()
         except BaseException:
             self._release()
             raise
 
-    def _start_on_a_port_of_its_own(self) -> None:
+    def _start_on_free_port(self) -> None:
         for _ in range(_PORT_TRIES):
             try:
                 self.spawn()
                 self.until_writable()
                 return
-            except PortTaken:  # by another process that found it free in the same moment
+            except PortTaken:  # another process took it after it was found free
                 self.port = self._wanted_port = free_port()
         raise StoreError(
-            f"the private mongod found no free port in {_PORT_TRIES} attempts: {self._last_words()}"
+            f"the private mongod found no free port in {_PORT_TRIES} attempts: {self._exit_reason()}"
         )
 
     def prepare(self) -> None:
@@ -181,13 +181,13 @@ class EmbeddedMongo:
         """
         find_mongod()
         make_private(self.data_dir)
-        self._claim = claimed(self.data_dir)
+        self._data_lock = acquire_lock(self.data_dir)
         try:
             for file in (key_file(self.data_dir), password_file(self.data_dir)):
                 if not file.exists():
                     write_private(file, secrets.token_hex(_PASSWORD_BYTES))
             self.port = free_port(preferred=self._wanted_port or last_port(self.data_dir))
-            self._wanted_port = self.port  # started again, it comes back where its clients look
+            self._wanted_port = self.port  # a restart uses the port that the clients know
         except BaseException:
             self._release()
             raise
@@ -232,12 +232,12 @@ class EmbeddedMongo:
         write_private(state_file(self.data_dir), json.dumps(state))
 
     def stop(self) -> None:
-        """End the mongod, in good order if it can, and let others serve the data."""
+        """End the mongod, cleanly if possible, and release the data to other processes."""
         self._end()
         self._release()
 
     def _end(self) -> None:
-        process = self._process  # a thread that waits for a start may end it as well
+        process = self._process  # a thread in `until_writable` may end it concurrently
         if process is None:
             return
         process.terminate()
@@ -249,9 +249,9 @@ class EmbeddedMongo:
         self._process = None
 
     def _release(self) -> None:
-        if self._claim is not None:
-            os.close(self._claim)
-            self._claim = None
+        if self._data_lock is not None:
+            os.close(self._data_lock)
+            self._data_lock = None
 
     def _arguments(self) -> list[str]:
         options = {
@@ -264,25 +264,25 @@ class EmbeddedMongo:
             "--networkMessageCompressors": "snappy,zstd",  # zlib had a memory disclosure
             "--wiredTigerEngineConfigString": _ENGINE,
             "--logpath": str(self.data_dir / "mongod.log"),
-            "--keyFile": str(key_file(self.data_dir)),  # turns logins on
+            "--keyFile": str(key_file(self.data_dir)),  # turns authentication on
             # Otherwise any user of this machine could create the first user.
             "--setParameter": "enableLocalhostAuthBypass=false",
         }
         return ["--nounixsocket", "--quiet", *(part for item in options.items() for part in item)]
 
     def _wait_until_writable(self) -> None:
-        began = time.monotonic()
-        next_notice = began + NOTICE_SECONDS
-        # This login is there before any user is.
-        with self._as_itself() as client:
+        started = time.monotonic()
+        next_notice = started + NOTICE_SECONDS
+        # This login works before any user exists.
+        with self._internal_client() as client:
             configured = False
-            while (now := time.monotonic()) < began + START_SECONDS:
+            while (now := time.monotonic()) < started + START_SECONDS:
                 self._check_alive()
                 if now > next_notice:
                     next_notice = now + NOTICE_SECONDS
                     logger.warning(
                         "the private mongod is still starting after %.0f s, timeout %.0f s (%s)",
-                        *(now - began, START_SECONDS, self.data_dir / "mongod.log"),
+                        *(now - started, START_SECONDS, self.data_dir / "mongod.log"),
                     )
                 try:
                     configured = configured or self._configure_replica_set(client)
@@ -298,7 +298,7 @@ class EmbeddedMongo:
                 time.sleep(_POLL_SECONDS)
         raise StoreError(
             f"the private mongod did not accept writes within {START_SECONDS:.0f} s: "
-            f"{self._last_words()}"
+            f"{self._exit_reason()}"
         )
 
     def _configure_replica_set(self, client: MongoClient[dict[str, Any]]) -> bool:
@@ -325,7 +325,7 @@ class EmbeddedMongo:
     def _create_user(self, client: MongoClient[dict[str, Any]]) -> None:
         """Create the login of `uri`; the data of a copied directory may have another password."""
         password = password_file(self.data_dir).read_text(encoding="utf-8")
-        _put_user(client, _USER, password, _ROLES)
+        _create_or_update_user(client, _USER, password, _ROLES)
 
     def reader_uri(self) -> str:
         """Return the connection string of a read-only login, which is created if needed.
@@ -336,11 +336,11 @@ class EmbeddedMongo:
         if not file.exists():
             write_private(file, secrets.token_hex(_PASSWORD_BYTES))
         password = file.read_text(encoding="utf-8")
-        with self._as_itself() as client:
-            _put_user(client, _READER, password, _READER_ROLES)
+        with self._internal_client() as client:
+            _create_or_update_user(client, _READER, password, _READER_ROLES)
         return f"mongodb://{_READER}:{password}@127.0.0.1:{self.port}/?{_URI_OPTIONS}"
 
-    def _as_itself(self) -> MongoClient[dict[str, Any]]:
+    def _internal_client(self) -> MongoClient[dict[str, Any]]:
         """Return a client with the internal login of replica set members."""
         return MongoClient(
             f"mongodb://127.0.0.1:{self.port}/?directConnection=true",
@@ -361,13 +361,13 @@ class EmbeddedMongo:
             # Its exit status depends on whether the other process listened already.
             raise PortTaken(f"port {self.port} of the private mongod is in use by another process")
         raise StoreError(
-            f"the private mongod exited during startup (exit {code}): {self._last_words()}"
+            f"the private mongod exited during startup (exit {code}): {self._exit_reason()}"
         )
 
-    def _last_words(self) -> str:
+    def _exit_reason(self) -> str:
         """Return the mongod's last message that explains its exit, or where to read it."""
         full = full_disk(self.data_dir)
-        if full is not None:  # of which it says nothing, or prints its stack
+        if full is not None:  # mongod then logs no error, or prints its stack
             return f"{full}; free some space; all stored data is kept"
         output = (self.data_dir / "mongod.out").read_text(errors="replace").strip()
         log = self.data_dir / "mongod.log"
@@ -380,7 +380,7 @@ class EmbeddedMongo:
             if entry.get("s") in ("F", "E"):
                 error = entry.get("attr", {}).get("error", "")
                 return f"{entry['msg']} {error}".strip() + f" (see {log})"
-        return one_line(output.splitlines()[-1], _MAX_WORDS) if output else f"see {log}"
+        return one_line(output.splitlines()[-1], _MAX_MESSAGE_CHARS) if output else f"see {log}"
 
 
 def running_uri(data_dir: Path) -> str | None:
@@ -406,10 +406,10 @@ def _cache_gigabytes() -> float:
     return min(4.0, max(0.25, psutil.virtual_memory().total / 2**30 / 16))
 
 
-def _put_user(
-    client: MongoClient[dict[str, Any]], user: str, password: str, names: tuple[str, ...]
+def _create_or_update_user(
+    client: MongoClient[dict[str, Any]], user: str, password: str, role_names: tuple[str, ...]
 ) -> None:
-    roles = [{"role": name, "db": "admin"} for name in names]
+    roles = [{"role": name, "db": "admin"} for name in role_names]
     try:
         client.admin.command("createUser", user, pwd=password, roles=roles)
     except OperationFailure as error:

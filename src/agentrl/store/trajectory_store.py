@@ -19,7 +19,7 @@ from agentrl.store.database import (
     SELECTION_SECONDS,
     RunDatabase,
     connected,
-    given,
+    given_database,
     operation,
 )
 from agentrl.store.repositories.blobs import BlobRepository, ImageRepository
@@ -145,10 +145,10 @@ class TrajectoryStore:
             uri, database, server_selection_timeout, outage_seconds
         ) as run_database:
             store = cls(run_database)
-            # This release knows how to read earlier schema versions, but not later ones.
+            # This release can read earlier schema versions, but not later ones.
             version = await store._schema_version()
             if version > SCHEMA_VERSION:
-                raise store._other_release(version)
+                raise store._schema_mismatch(version)
             yield store
 
     @classmethod
@@ -163,7 +163,7 @@ class TrajectoryStore:
         Raises:
             ConfigError: no database is named.
         """
-        return cls(given(client, database))
+        return cls(given_database(client, database))
 
     @property
     def database_name(self) -> str:
@@ -184,7 +184,7 @@ class TrajectoryStore:
         """
         version = await self._schema_version()
         if version != SCHEMA_VERSION:
-            raise self._other_release(version)
+            raise self._schema_mismatch(version)
         await ensure_validators(self._db)
         for collection, indexes in INDEXES.items():
             await self._db[collection].create_indexes(indexes)
@@ -198,7 +198,7 @@ class TrajectoryStore:
         run = await self._db["runs"].find_one({}, {"schema_version": 1})
         return SCHEMA_VERSION if run is None else int(run["schema_version"])
 
-    def _other_release(self, version: int) -> StoreError:
+    def _schema_mismatch(self, version: int) -> StoreError:
         release = "a later" if version > SCHEMA_VERSION else "an earlier"
         return StoreError(
             f"database {self.database_name!r} has schema version {version}, and this AgentRL uses "
@@ -208,7 +208,7 @@ class TrajectoryStore:
 
     @functools.cached_property
     def forked(self) -> "TrajectoryStore":
-        """The rollouts of forks: Tasks, Records and turns in collections of their own.
+        """The rollouts of forks: Tasks, Records and turns in separate collections.
 
         Images and other large values, servers and policies are the run's.
         """

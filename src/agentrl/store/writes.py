@@ -53,7 +53,7 @@ async def insert_new(
     except DuplicateKeyError:
         return 0
     except BulkWriteError as error:
-        return int(_raise_but_duplicates(error)["nInserted"])
+        return int(_raise_unless_duplicates(error)["nInserted"])
     return len(documents)
 
 
@@ -63,7 +63,7 @@ async def insert_until_taken(
     *,
     bypass_validator: bool = False,
 ) -> tuple[int, str | None]:
-    """Insert documents in their order, up to the first that has the value of a unique field.
+    """Insert documents in order, up to the first whose value of a unique field already exists.
 
     For `bypass_validator`, see `insert_new`.
 
@@ -73,8 +73,8 @@ async def insert_until_taken(
     try:
         await collection.insert_many(documents, True, bypass_validator)
     except BulkWriteError as error:
-        [clash] = _raise_but_duplicates(error)["writeErrors"]
-        return int(clash["index"]), next(iter(clash["keyPattern"]))
+        [duplicate] = _raise_unless_duplicates(error)["writeErrors"]
+        return int(duplicate["index"]), next(iter(duplicate["keyPattern"]))
     return len(documents), None
 
 
@@ -98,7 +98,7 @@ async def insert_and_update(
     try:
         await collection.bulk_write(requests, ordered=False)
     except BulkWriteError as error:
-        _raise_but_duplicates(error)
+        _raise_unless_duplicates(error)
 
 
 async def update_each(collection: AsyncCollection[Document], updates: Sequence[Update]) -> int:
@@ -114,7 +114,7 @@ async def update_each(collection: AsyncCollection[Document], updates: Sequence[U
     return (await collection.bulk_write(requests, ordered=False)).matched_count
 
 
-def _raise_but_duplicates(error: BulkWriteError) -> Document:
+def _raise_unless_duplicates(error: BulkWriteError) -> Document:
     """Return the details of an error that reports only duplicates; raise any other error."""
     details: Document = dict(error.details or {})
     if any(e["code"] != DUPLICATE_KEY for e in details.get("writeErrors", ())):
@@ -141,7 +141,7 @@ class Coalescer(Generic[T, R]):
     """
 
     def __init__(self, run: Callable[[Sequence[T]], Awaitable[Sequence[R | StoreError]]]) -> None:
-        """Create a coalescer without waiting items.
+        """Create a coalescer.
 
         Args:
             run: processes a batch; returns a result or an error for each item, in order.

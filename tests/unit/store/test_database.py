@@ -13,7 +13,7 @@ from support.stored import fill, make_task
 from agentrl.errors import ConfigError, StoreUnreachable
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.database import RunDatabase, connected, hosts_in_the_clear
+from agentrl.store.database import RunDatabase, connected, unencrypted_hosts
 from agentrl.store.private_mongod import EmbeddedMongo
 
 QUICK = "heartbeatFrequencyMS=500"
@@ -67,7 +67,7 @@ async def test_a_given_client_serves_the_whole_life_of_a_group(
     ],
 )
 def test_hosts_beyond_this_machine_are_to_be_spoken_to_with_tls(uri: str, hosts: list[str]) -> None:
-    assert hosts_in_the_clear(uri) == hosts
+    assert unencrypted_hosts(uri) == hosts
 
 
 async def test_mongodb_in_the_clear_is_said(
@@ -134,7 +134,7 @@ def failing_mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
 def fail(mongo: EmbeddedMongo, command: str, times: int, **how: object) -> None:
     """Let the server fail a command so many times."""
     data = {"failCommands": [command], **how}
-    with mongo._as_itself() as client:
+    with mongo._internal_client() as client:
         client.admin.command("configureFailPoint", "failCommand", mode={"times": times}, data=data)
 
 

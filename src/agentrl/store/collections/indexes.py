@@ -11,7 +11,10 @@ from agentrl.store.documents.expressions import HAS_FAILURE
 
 # Index words unchanged: code, numbers and all languages. Otherwise MongoDB would interpret a field
 # `language`, which people may add to a document, as the name of a dictionary.
-_WORDS: dict[str, Any] = {"default_language": "none", "language_override": "agentrl_language"}
+_TEXT_OPTIONS: dict[str, Any] = {
+    "default_language": "none",
+    "language_override": "agentrl_language",
+}
 BROWSED = ("outcome", "score.value", "attempt", "min_version", "max_version", "num_tokens")
 """Fields of `record_data` by which groups are filtered: written once, unless a score is repaired."""
 
@@ -19,7 +22,7 @@ INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
         # tasks.next_train_order, tasks.find, browse.groups
         IndexModel([("split", UP), ("order", UP), ("_id", UP)], name="in_order"),
-        # tasks.add: processes that add tasks at the same time give no order twice
+        # tasks.add: orders stay unique when several processes add tasks concurrently
         IndexModel(
             [("order", UP)],
             name="one_order",
@@ -28,7 +31,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         # tasks.first_open_order, tasks.count, tallies
         IndexModel([("split", UP), ("status", UP), ("order", UP)], name="by_standing"),
-        # tasks.count(tag=...): only tasks that carry a tag
+        # tasks.count(tag=...): only tasks with a tag are indexed
         IndexModel(
             [("tag", UP), ("status", UP)],
             name="by_tag",
@@ -41,12 +44,12 @@ INDEXES: dict[str, list[IndexModel]] = {
             partialFilterExpression={"tags": {"$gt": ""}},
         ),
         # browse.search
-        IndexModel([("query", TEXT)], name="words", **_WORDS),
+        IndexModel([("query", TEXT)], name="words", **_TEXT_OPTIONS),
     ],
     "records": [
         # records.claim: the filter and the sort in one; tallies count over it
         IndexModel([("status", UP), ("order", UP), ("traj_id", UP)], name="claimable"),
-        # groups.reap, records.claim, scores.claim: nothing to keep for slots without a lease
+        # groups.reap, records.claim, scores.claim: slots without a lease are not indexed
         IndexModel(
             [("status", UP), ("lease.expires_at", UP)],
             name="leased",
@@ -54,7 +57,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         # groups.complete, records.of_task
         IndexModel([("task_id", UP), ("traj_id", UP)], name="groups"),
-        # reports.find_records, and people who look for good or bad scores
+        # reports.find_records, and users' own queries for high or low scores
         IndexModel(
             [("score.value", UP), ("order", UP), ("traj_id", UP)],
             name="by_score",
@@ -84,10 +87,10 @@ INDEXES: dict[str, list[IndexModel]] = {
             partialFilterExpression={"tool_names": {"$gt": ""}},
         ),
         # browse.search
-        IndexModel([("final_answer", TEXT), ("score.detail", TEXT)], name="words", **_WORDS),
+        IndexModel([("final_answer", TEXT), ("score.detail", TEXT)], name="words", **_TEXT_OPTIONS),
     ],
     "turns": [
-        # turns.of_record, and people who look for the turns of a record
+        # turns.of_record, and users' own queries for the turns of a record
         IndexModel([("record_id", UP), ("attempt", UP), ("index", UP)], name="by_attempt"),
     ],
     "record_data": [
@@ -102,16 +105,16 @@ INDEXES: dict[str, list[IndexModel]] = {
     "turn_training": [
         # lineage.of_step, ledger.recover
         IndexModel([("consumer", UP), ("step", UP)], name="by_step"),
-        # lineage.of_record, and people who look for a turn
+        # lineage.of_record, and users' own queries for a turn
         IndexModel([("record_id", UP), ("turn_id", UP), ("step", UP)], name="by_turn"),
     ],
     "forks": [
-        # forks.of_task, and the rollouts of a question beside which they are shown
+        # forks.of_task, which lists the forks next to the rollouts of a question
         IndexModel([("task_id", UP), ("created_at", UP)], name="by_task"),
     ],
 }
 TURN_WORDS = IndexModel(
-    [("output_text", TEXT), ("tool_results.content", TEXT)], name="words", **_WORDS
+    [("output_text", TEXT), ("tool_results.content", TEXT)], name="words", **_TEXT_OPTIONS
 )
 """browse.search in turns. Created on demand, because it makes every later insertion of a turn
 slower."""

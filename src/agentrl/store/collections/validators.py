@@ -64,7 +64,7 @@ _LEVEL = "moderate"
 def validator(collection: str) -> Document:
     """Return the `$jsonSchema` of a collection's documents."""
     model = _MODELS[collection]
-    schema = _object(model)
+    schema = _object_schema(model)
     for name in NOT_STORED.get(model, ()):
         del schema["properties"][name]
     own_id = id_field(model)
@@ -83,19 +83,19 @@ async def ensure_validators(database: RunDatabase) -> None:
     """Set the validator of every collection; if all are up to date, this is one read."""
     existing = await database.collections()
     for collection in _MODELS:
-        name, wanted = database.stored_name(collection), validator(collection)
+        name, expected = database.stored_name(collection), validator(collection)
         if name not in existing and await database.create_collection(
-            name, validator=wanted, validationLevel=_LEVEL
+            name, validator=expected, validationLevel=_LEVEL
         ):
             continue
-        has = existing.get(name, {})
-        if (has.get("validator"), has.get("validationLevel")) != (wanted, _LEVEL):
-            await _replace(database, name, wanted)
+        current = existing.get(name, {})
+        if (current.get("validator"), current.get("validationLevel")) != (expected, _LEVEL):
+            await _replace(database, name, expected)
 
 
-async def _replace(database: RunDatabase, name: str, wanted: Document) -> None:
+async def _replace(database: RunDatabase, name: str, expected: Document) -> None:
     try:
-        await database.handle.command("collMod", name, validator=wanted, validationLevel=_LEVEL)
+        await database.handle.command("collMod", name, validator=expected, validationLevel=_LEVEL)
     except OperationFailure as error:
         if error.code != UNAUTHORIZED:
             raise
@@ -104,7 +104,7 @@ async def _replace(database: RunDatabase, name: str, wanted: Document) -> None:
         )
 
 
-def _object(model: type[BaseModel]) -> Document:
+def _object_schema(model: type[BaseModel]) -> Document:
     fields = model.model_fields
     schema: Document = {
         "bsonType": "object",
@@ -115,7 +115,7 @@ def _object(model: type[BaseModel]) -> Document:
 
 
 def _schema(annotation: Any) -> Document:
-    """Return the schema of one field's type; an empty one lets everything through."""
+    """Return the schema of one field's type; an empty schema accepts any value."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in _SCALARS:
         return {"bsonType": list(_SCALARS[annotation])}
@@ -124,30 +124,30 @@ def _schema(annotation: Any) -> Document:
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, types.UnionType):
-        return _either([_schema(argument) for argument in arguments])
+        return _any_of([_schema(argument) for argument in arguments])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return _object(annotation)
+        return _object_schema(annotation)
     if origin in _CONTAINERS:
-        return _container(_CONTAINERS[origin], arguments)
+        return _container_schema(_CONTAINERS[origin], arguments)
     return {}
 
 
-def _container(kind: str, arguments: tuple[Any, ...]) -> Document:
+def _container_schema(kind: str, arguments: tuple[Any, ...]) -> Document:
     if kind == "object":
         values = _schema(arguments[1])
         return {"bsonType": "object", **({"additionalProperties": values} if values else {})}
     return {"bsonType": "array", "items": _schema(arguments[0])}
 
 
-def _either(choices: list[Document]) -> Document:
+def _any_of(choices: list[Document]) -> Document:
     if {} in choices:
         return {}
     if all(set(choice) == {"bsonType"} for choice in choices):
-        kinds = [kind for choice in choices for kind in _kinds(choice)]
+        kinds = [kind for choice in choices for kind in _bson_types(choice)]
         return {"bsonType": list(dict.fromkeys(kinds))}
     return {"anyOf": choices}
 
 
-def _kinds(choice: Document) -> list[str]:
+def _bson_types(choice: Document) -> list[str]:
     kinds = choice["bsonType"]
     return kinds if isinstance(kinds, list) else [kinds]

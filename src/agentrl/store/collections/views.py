@@ -11,7 +11,7 @@ from agentrl.store.documents.expressions import (
 
 
 def _num_ids(field: str) -> Document:
-    """Return the number of token ids in a field, also where they are kept in a blob."""
+    """Return the number of token ids in a field, including ids stored in a blob."""
     return {
         "$cond": [
             {"$eq": [{"$type": f"${field}"}, "binData"]},
@@ -58,7 +58,7 @@ _SUMMARY: Document = {
     "question": {"$first": "$task.query"},
     "reference": {"$first": "$task.answer"},
     **shown("status", "outcome", "final_answer"),
-    # As it is stored, so that a filter on `score.value` reaches the index.
+    # In its stored form, so that a filter on `score.value` uses the index.
     "score": shown("value", "scorer", "version", "detail"),
     **shown("attempt", "min_version", "max_version"),
     **shown("num_prompt_tokens", "num_output_tokens", "num_tool_calls"),
@@ -85,7 +85,7 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
             },
         ],
     ),
-    # One row a group: its standing and its mean score.
+    # One row per group: its status and its mean score.
     "v_progress": (
         "tasks",
         [
@@ -134,7 +134,7 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
             {"$project": shown("task_id", "traj_id", "split", "status", "order")},
         ],
     ),
-    # What went wrong in the infrastructure: failed records, attempts that ended badly, late scores.
+    # Infrastructure failures: failed records, failed attempts, postponed scores.
     "v_failures": (
         "records",
         [

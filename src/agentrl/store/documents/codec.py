@@ -30,10 +30,10 @@ Document = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
 
 _INT64 = 2**63
-_AS_THEY_ARE = frozenset({type(None), bool, float, datetime})
+_UNENCODED_TYPES = frozenset({type(None), bool, float, datetime})
 ARRAY_TYPES = {"i": "<i4", "f": "<f4"}
-"""NumPy kind -> stored element type: little endian, whatever the machine's order is."""
-_TASK_STANDING = frozenset(
+"""NumPy kind -> stored element type: little endian on every machine."""
+_TASK_POSITION_FIELDS = frozenset(
     {"_id", "split", "epoch", "order", "num_generations", "status", "tag"}
     | {"created_at", "completed_at", "group_scores"}
 )
@@ -45,7 +45,7 @@ _ID_FIELDS: dict[type[BaseModel], str] = {Run: "name", DBRecordData: "record_id"
 
 def encode(value: Any) -> Any:
     """Return `value` in a form that BSON stores without loss of meaning (see the module docstring)."""
-    if type(value) in _AS_THEY_ARE:
+    if type(value) in _UNENCODED_TYPES:
         return value
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
@@ -60,7 +60,7 @@ def encode(value: Any) -> Any:
     return value
 
 
-@functools.lru_cache(maxsize=4096)  # nearly always the name of a field
+@functools.lru_cache(maxsize=4096)  # nearly all keys are field names
 def _encoded_key(key: str) -> str:
     encoded: str = encode(key)
     return encoded.replace("\0", "\\0")
@@ -73,9 +73,9 @@ def to_document(value: BaseModel) -> Document:
     stored: Document = {"_id": encode(fields.pop(own_id))}
     if isinstance(value, Task):
         stored["kind"] = value.kind
-    # Names of fields need no encoding, and most values none: questions come by the million.
+    # Field names and most values need no encoding, which would be slow for millions of questions.
     for name, item in fields.items():
-        stored[name] = item if type(item) in _AS_THEY_ARE else encode(item)
+        stored[name] = item if type(item) in _UNENCODED_TYPES else encode(item)
     return stored
 
 
@@ -125,13 +125,13 @@ def require(document: Any, what: str) -> Document:
 
 
 def without_none(**conditions: Any) -> Document:
-    """Return the filter of those conditions that are given."""
+    """Return a filter of the conditions that are not None."""
     return {field: value for field, value in conditions.items() if value is not None}
 
 
 def task_version(document: Mapping[str, Any]) -> str:
     """Return a short hash of a stored Task's content: what was asked and how it is judged."""
-    content = {name: value for name, value in document.items() if name not in _TASK_STANDING}
+    content = {name: value for name, value in document.items() if name not in _TASK_POSITION_FIELDS}
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -29,12 +29,12 @@ _JSON: JSONOptions = RELAXED_JSON_OPTIONS.with_options(tz_aware=True)
 _MAX_LINE_CHARS = 128 * 2**20
 """Documents are limited to 16 MB of BSON, which can be several times as long in JSON."""
 _MAX_DEPTH = 100
-_SCHEMA_WORDS = {
+_SCHEMA_KEYWORDS = {
     *("$schema", "$id", "$ref", "$defs", "$comment", "$anchor", "$vocabulary"),
     *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
 }
 """Fields of JSON schemas, which describe tools. Other names with a `$` are MongoDB's own."""
-_DATA = (str, int, float, bool, type(None), bytes, datetime, ObjectId, Decimal128)
+_DATA_TYPES = (str, int, float, bool, type(None), bytes, datetime, ObjectId, Decimal128)
 ARRAYS = {
     name: np.dtype(kind)
     for name, kind in (("added_ids", "<i4"), ("output_ids", "<i4"), ("output_logprobs", "<f4"))
@@ -81,7 +81,7 @@ _COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "finished_at": (_TIME, "finished_at"),
     },
 }
-"""Collection -> column -> its type, and where its value stands in the document; of a list, the length."""
+"""Collection -> column -> (type, path of the value in the document); a list counts as its length."""
 
 
 def writer(format_: Format) -> Callable[[Path, str], AbstractContextManager[Write]]:
@@ -119,7 +119,7 @@ def read_documents(path: Path, format_: Format) -> Iterator[Document]:
 
 
 def _problem_of(document: object) -> str | None:
-    """Say why a document is no data of a run: code, operators, references; or return None."""
+    """Return why a document cannot belong to a run (code, operators, references); None if it can."""
     if not isinstance(document, dict) or not isinstance(document.get("_id"), str):
         return "a document must be an object with a text _id"
     level: list[object] = [document]
@@ -128,17 +128,17 @@ def _problem_of(document: object) -> str | None:
         for item in level:
             if isinstance(item, dict):
                 for key in item:
-                    if (key.startswith("$") and key not in _SCHEMA_WORDS) or "\0" in key:
-                        return f"a field is named {key[:40]!r}"
+                    if (key.startswith("$") and key not in _SCHEMA_KEYWORDS) or "\0" in key:
+                        return f"the field name {key[:40]!r} is not allowed"
                 below.extend(item.values())
             elif isinstance(item, list):
                 below.extend(item)
-            elif isinstance(item, Code) or not isinstance(item, _DATA):
-                return f"a value is a {type(item).__name__}"
+            elif isinstance(item, Code) or not isinstance(item, _DATA_TYPES):
+                return f"values of type {type(item).__name__} are not allowed"
         if not below:
             return None
         level = below
-    return f"is nested deeper than {_MAX_DEPTH} levels"
+    return f"it is nested deeper than {_MAX_DEPTH} levels"
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def _parquet_writer(path: Path, collection: str) -> Iterator[Write]:
     schema = arrow.schema(
         [
             arrow.field("id", arrow.string()),
-            *(arrow.field(name, _type(arrow, kind)) for name, (kind, _) in columns.items()),
+            *(arrow.field(name, _arrow_type(arrow, kind)) for name, (kind, _) in columns.items()),
             *(
                 arrow.field(name, arrow.list_(arrow.from_numpy_dtype(kind)))
                 for name, kind in arrays.items()
@@ -179,12 +179,12 @@ def _parquet_writer(path: Path, collection: str) -> Iterator[Write]:
         for document in batch:
             rest = dict(document)
             for name, kind in arrays.items():
-                held = rest.get(name)
-                if isinstance(held, bytes):
-                    rest[name] = None  # its place among the fields is kept
+                data = rest.get(name)
+                if isinstance(data, bytes):
+                    rest[name] = None  # the order of the fields is kept
                 else:
-                    held = blobs.get(blob_key(held) or "")
-                rows[name].append(None if held is None else np.frombuffer(held, dtype=kind))
+                    data = blobs.get(blob_key(data) or "")
+                rows[name].append(None if data is None else np.frombuffer(data, dtype=kind))
             for name, (_, path) in columns.items():
                 rows[name].append(_value_at(document, path))
             rows["id"].append(str(document["_id"]))
@@ -195,12 +195,12 @@ def _parquet_writer(path: Path, collection: str) -> Iterator[Write]:
         yield write
 
 
-def _type(arrow: Any, name: str) -> Any:
+def _arrow_type(arrow: Any, name: str) -> Any:
     return arrow.timestamp("ms", tz="UTC") if name == _TIME else arrow.type_for_alias(name)
 
 
 def _value_at(document: Document, path: str) -> Any:
-    """Return the value at a dotted path, the length of a list; None where there is none."""
+    """Return the value at a dotted path (of a list, its length); None if it is missing."""
     value: Any = document
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -215,7 +215,7 @@ def _read_parquet(path: Path) -> Iterator[Document]:
                 document: Document = loads(columns["document"][number].as_py(), json_options=_JSON)
                 for name, kind in ARRAYS.items():
                     cell = columns[name][number] if name in columns else None
-                    # An array in a blob is already there.
+                    # The document already refers to an array that is stored as a blob.
                     if cell is not None and cell.is_valid and document.get(name, 0) is None:
                         values = cell.values.to_numpy(zero_copy_only=False)
                         document[name] = Binary(values.astype(kind).tobytes())

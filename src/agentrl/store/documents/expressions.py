@@ -1,6 +1,6 @@
 """Filters and pipeline updates that the operations on a Record's lifecycle share.
 
-All lease times are the server's (`$$NOW`), so clocks of different hosts never meet. Free text is
+All lease times are the server's (`$$NOW`), so the clocks of other hosts do not matter. Free text is
 wrapped in `$literal`: a `$` in it would otherwise be read as a field path.
 """
 
@@ -14,7 +14,7 @@ NEXT_FENCE = {"$add": ["$fence", 1]}
 NO_HOLDER = 0
 """Fence in the lease of a Record that waits for a scorer."""
 FAILED_ENDS = ["expired", "error"]
-"""How an attempt ends because of the infrastructure."""
+"""Values of `ended_by` for infrastructure failures."""
 FAILED_ATTEMPTS: Document = {
     "$filter": {"input": "$attempts", "cond": {"$in": ["$$this.ended_by", FAILED_ENDS]}}
 }
@@ -33,7 +33,7 @@ HAS_FAILURE: Document = {
 
 
 def literal(value: Any) -> Document:
-    """Return an expression that means `value` and nothing else."""
+    """Return the expression of `value` as it is, without interpretation."""
     return {"$literal": value}
 
 

@@ -46,7 +46,7 @@ _CODEC: CodecOptions[Document] = CodecOptions(tz_aware=True)
 
 
 class Blob:
-    """One value on its way into the store.
+    """One value to be stored.
 
     Example:
         `Blob("tools", schemas).key` is what a turn keeps in place of `schemas`.
@@ -115,7 +115,7 @@ def pack(turn: DispatchedSamplingTask, tools: ToolsPacker) -> tuple[Document, li
     document["added_ids"] = _pack("added_ids", document["added_ids"], limit, blobs)
     for field in ("output_ids", "output_logprobs", "output_text", "routed_experts"):
         document[field] = _pack(field, document[field], LARGE_BYTES, blobs)
-    # A run has one image processor, whichever turn shows an image.
+    # All turns of a run with images have the same image processor.
     processor = _pack("image_processor", document["image_processor"], SHARED_BYTES, blobs)
     document["image_processor"] = processor
     for field, bound in (("added_messages", limit), ("tool_results", LARGE_BYTES)):

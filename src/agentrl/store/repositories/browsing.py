@@ -63,18 +63,18 @@ class GroupFilter(Value):
     min_tokens: _Count | None = None
 
     @property
-    def asks_of_tries(self) -> bool:
+    def depends_on_rollouts(self) -> bool:
         """Whether the filter depends on the rollouts of a group."""
-        return bool(self.of_tries()) or self.min_spread is not None
+        return bool(self.rollout_expressions()) or self.min_spread is not None
 
     @property
-    def is_by_tries(self) -> bool:
-        """Whether the rollouts alone decide, and no word, tool or tag."""
-        return self.asks_of_tries and self.text is self.tool is self.tag is None
+    def depends_only_on_rollouts(self) -> bool:
+        """Whether the filter depends on rollouts, but not on text, tool or tag."""
+        return self.depends_on_rollouts and self.text is self.tool is self.tag is None
 
-    def of_tries(self) -> list[Document]:
+    def rollout_expressions(self) -> list[Document]:
         """Return the expressions that one rollout of the group must all match."""
-        asked = [
+        conditions = [
             ("$eq", "$outcome", self.outcome),
             ("$gte", "$score.value", self.min_score),
             ("$lte", "$score.value", self.max_score),
@@ -83,14 +83,14 @@ class GroupFilter(Value):
             ("$lte", "$min_version", self.version),
             ("$gte", "$max_version", self.version),
         ]
-        found: list[Document] = [
-            {op: [name, value]} for op, name, value in asked if value is not None
+        expressions: list[Document] = [
+            {op: [name, value]} for op, name, value in conditions if value is not None
         ]
-        if self.max_score is not None:  # nothing is less than every number
-            found.append({"$isNumber": "$score.value"})
+        if self.max_score is not None:  # in BSON's order, a missing score is less than any number
+            expressions.append({"$isNumber": "$score.value"})
         if self.version is not None:
-            found.append({"$isNumber": "$min_version"})
-        return found
+            expressions.append({"$isNumber": "$min_version"})
+        return expressions
 
 
 class Try(Value):
@@ -161,7 +161,7 @@ class BrowseRepository(Repository):
     async def groups(
         self, wanted: GroupFilter, *, limit: int, newest: bool = False, after: Place | None = None
     ) -> GroupPage:
-        """Return the next groups that fit, in the order of the run or from the newest back.
+        """Return the next matching groups, in the order of the run or from the newest back.
 
         A page may hold fewer than `limit` groups, or none, although more follow: a slow search
         returns what it has found. Only completed groups match a filter on rollouts.
@@ -172,21 +172,21 @@ class BrowseRepository(Repository):
         while place is not None and len(found) < limit:
             if time.monotonic() - started > _SEARCH_SECONDS:
                 break
-            if wanted.is_by_tries:
-                taken, following = await self._window(wanted, place, newest=newest)
+            if wanted.depends_only_on_rollouts:
+                page, next_place = await self._window(wanted, place, newest=newest)
             else:
-                candidates, following = await self._candidates(wanted, place, newest=newest)
-                fitting = await self._fitting(wanted, [one.task_id for one in candidates])
-                taken = [one for one in candidates if one.task_id in fitting]
-            if len(found) + len(taken) > limit:
-                taken = taken[: limit - len(found)]
-                following = taken[-1]
-            found += [one.task_id for one in taken]
-            place = following
+                candidates, next_place = await self._candidates(wanted, place, newest=newest)
+                matching = await self._matching_ids(wanted, [one.task_id for one in candidates])
+                page = [one for one in candidates if one.task_id in matching]
+            if len(found) + len(page) > limit:
+                page = page[: limit - len(found)]
+                next_place = page[-1]
+            found += [one.task_id for one in page]
+            place = next_place
         return GroupPage(groups=tuple(await self.rows(found)), next=place)
 
     async def _first_place(self, split: Split, *, newest: bool) -> Place | None:
-        """Return the place before all groups; from the newest back, before those admitted."""
+        """Return the place before all groups; with `newest`, the one after all admitted groups."""
         if not newest:
             return Place(-(2**31), "")
         if split != "train":
@@ -202,9 +202,9 @@ class BrowseRepository(Repository):
             ids = {one.task_id for one in (await self.search(wanted.text, limit=_CANDIDATES)).found}
             named = {"_id": {"$in": sorted(ids)}, "split": wanted.split}
             tasks = self._db.tasks.find(named, {"order": 1}).max_time_ms(MAX_MILLISECONDS)
-            every = [Place(one["order"], one["_id"]) async for one in tasks]
-            behind = [one for one in every if _is_behind(one, place, newest)]
-            return sorted(behind, reverse=newest), None
+            matching = [Place(one["order"], one["_id"]) async for one in tasks]
+            remaining = [one for one in matching if _is_after(one, place, newest)]
+            return sorted(remaining, reverse=newest), None
         source, key, fields = self._db.tasks, "_id", without_none(split=wanted.split)
         if wanted.tool is not None:
             source, key, fields = self._db.records, "task_id", {"tool_names": wanted.tool}
@@ -217,8 +217,8 @@ class BrowseRepository(Repository):
         cursor = source.find({**fields, "order": orders}, {"_id": 0, "order": 1, key: 1})
         keys = cursor.sort([("order", sign), (key, sign)]).limit(_CANDIDATES)
         read = [Place(one["order"], one[key]) async for one in keys.max_time_ms(MAX_MILLISECONDS)]
-        behind = [one for one in dict.fromkeys(read) if _is_behind(one, place, newest)]
-        return behind, read[-1] if len(read) == _CANDIDATES else None
+        remaining = [one for one in dict.fromkeys(read) if _is_after(one, place, newest)]
+        return remaining, read[-1] if len(read) == _CANDIDATES else None
 
     async def _window(
         self, wanted: GroupFilter, place: Place, *, newest: bool
@@ -237,31 +237,31 @@ class BrowseRepository(Repository):
         orders = (
             {"$lte": first["order"], "$gt": end} if newest else {"$gte": first["order"], "$lt": end}
         )
-        passing = await self._passing(wanted, {"split": wanted.split, "order": orders})
-        found = sorted(passing, reverse=newest)
+        matching = await self._matching_groups(wanted, {"split": wanted.split, "order": orders})
+        found = sorted(matching, reverse=newest)
         # Every group of the last order has been seen.
         last = Place(end - sign, "" if newest else _LAST_ID)
-        return [one for one in found if _is_behind(one, place, newest)], last
+        return [one for one in found if _is_after(one, place, newest)], last
 
-    async def _fitting(self, wanted: GroupFilter, task_ids: Sequence[str]) -> set[str]:
+    async def _matching_ids(self, wanted: GroupFilter, task_ids: Sequence[str]) -> set[str]:
         """Return those of the groups that match the whole filter."""
         if not task_ids:
             return set()
-        fitting = set(task_ids)
-        if wanted.asks_of_tries:
-            passing = await self._passing(wanted, {"task_id": {"$in": list(task_ids)}})
-            fitting &= {one.task_id for one in passing}
-        by_tool: Document = {"task_id": {"$in": list(fitting)}, "tool_names": wanted.tool}
+        matching = set(task_ids)
+        if wanted.depends_on_rollouts:
+            groups = await self._matching_groups(wanted, {"task_id": {"$in": list(task_ids)}})
+            matching &= {one.task_id for one in groups}
+        by_tool: Document = {"task_id": {"$in": list(matching)}, "tool_names": wanted.tool}
         if wanted.tool is not None:
             found = self._db.records.find({**by_tool, "split": wanted.split}, {"task_id": 1})
-            fitting &= {one["task_id"] async for one in found.max_time_ms(MAX_MILLISECONDS)}
+            matching &= {one["task_id"] async for one in found.max_time_ms(MAX_MILLISECONDS)}
         if wanted.tag is not None:
-            labelled: Document = {"$or": [{"tags": wanted.tag}, {"tag": wanted.tag}]}
-            found = self._db.tasks.find({"_id": {"$in": list(fitting)}, **labelled}, {"_id": 1})
-            fitting &= {one["_id"] async for one in found.max_time_ms(MAX_MILLISECONDS)}
-        return fitting
+            labeled: Document = {"$or": [{"tags": wanted.tag}, {"tag": wanted.tag}]}
+            found = self._db.tasks.find({"_id": {"$in": list(matching)}, **labeled}, {"_id": 1})
+            matching &= {one["_id"] async for one in found.max_time_ms(MAX_MILLISECONDS)}
+        return matching
 
-    async def _passing(self, wanted: GroupFilter, match: Document) -> list[Place]:
+    async def _matching_groups(self, wanted: GroupFilter, match: Document) -> list[Place]:
         """Return the matching groups whose rollouts match; reads index keys only."""
         keys = {"_id": 0, **shown("order", "task_id", *BROWSED)}
         spread = {"$subtract": ["$high", "$low"]}
@@ -271,7 +271,7 @@ class BrowseRepository(Repository):
             {
                 "$group": {
                     "_id": {"order": "$order", "task_id": "$task_id"},
-                    "fits": {"$max": {"$and": wanted.of_tries() or [True]}},
+                    "fits": {"$max": {"$and": wanted.rollout_expressions() or [True]}},
                     "high": {"$max": "$score.value"},
                     "low": {"$min": "$score.value"},
                 }
@@ -346,8 +346,8 @@ class BrowseRepository(Repository):
         found = [
             Passage(kind="question", task_id=one["_id"], text=one["query"]) for one in tasks or ()
         ]
-        found += [passage for one in records or () for passage in _of_record(one, phrases)]
-        found += [passage for one in turns or () for passage in _of_turn(one, phrases)]
+        found += [passage for one in records or () for passage in _record_passages(one, phrases)]
+        found += [passage for one in turns or () for passage in _turn_passages(one, phrases)]
         return Passages(
             found=tuple(found[:limit]),
             is_cut=len(found) >= limit,
@@ -374,22 +374,22 @@ class BrowseRepository(Repository):
         await self._db.turns.create_indexes([TURN_WORDS])
 
 
-def _is_behind(one: Place, place: Place, newest: bool) -> bool:
+def _is_after(one: Place, place: Place, newest: bool) -> bool:
     return one < place if newest else one > place
 
 
-def _of_record(one: Document, phrases: Sequence[str]) -> list[Passage]:
+def _record_passages(one: Document, phrases: Sequence[str]) -> list[Passage]:
     task_id = one["_id"].rpartition("/")[0]
     texts = {"answer": one.get("final_answer"), "judge": (one.get("score") or {}).get("detail")}
     return [
         Passage(kind=kind, task_id=task_id, record_id=one["_id"], text=text)
         for kind, text in texts.items()
-        if text and _holds_any(text, phrases)
+        if text and _contains_any(text, phrases)
     ]
 
 
-def _of_turn(one: Document, phrases: Sequence[str]) -> list[Passage]:
-    where: dict[str, Any] = {
+def _turn_passages(one: Document, phrases: Sequence[str]) -> list[Passage]:
+    ids: dict[str, Any] = {
         "task_id": one["task_id"],
         "record_id": one["record_id"],
         "turn": one["index"],
@@ -397,12 +397,12 @@ def _of_turn(one: Document, phrases: Sequence[str]) -> list[Passage]:
     texts = [("output", one["output_text"])]
     texts += [("tool", result.get("content")) for result in one["tool_results"]]
     return [
-        Passage(kind=kind, text=text, **where)
+        Passage(kind=kind, text=text, **ids)
         for kind, text in texts
-        if isinstance(text, str) and _holds_any(text, phrases)
+        if isinstance(text, str) and _contains_any(text, phrases)
     ]
 
 
-def _holds_any(text: str, phrases: Sequence[str]) -> bool:
+def _contains_any(text: str, phrases: Sequence[str]) -> bool:
     folded = text.casefold()
     return any(phrase.casefold() in folded for phrase in phrases)

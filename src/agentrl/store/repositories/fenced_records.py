@@ -19,7 +19,7 @@ from agentrl.store.writes import Coalescer, update_each
 
 @dataclass(frozen=True, kw_only=True)
 class _Move:
-    """One Record on its way to a status."""
+    """The transition of one Record to a status."""
 
     record_id: str
     fence: int
@@ -77,9 +77,9 @@ class FencedRecords(Repository):
                 for move in moves
             ],
         )
-        refused = {} if matched == len(moves) else await self._not_moved(moves)
-        # Including refused moves: one without a holder cannot be distinguished from another's, and
-        # a group is completed only if all of its Records have ended.
+        refused = {} if matched == len(moves) else await self._refused_moves(moves)
+        # Refused moves are included: a repeated move without a holder looks refused although it took
+        # place. This is safe, because a group is completed only if all of its Records have ended.
         ended = [move.record_id for move in moves if move.to in TERMINAL_STATUSES]
         for record_id in ended:
             self._db.leases.forget(record_id)
@@ -90,7 +90,7 @@ class FencedRecords(Repository):
         await self._groups.complete({one for one in tasks if not self._db.leases.holds_of(one)})
         return [refused.get(move.record_id) for move in moves]
 
-    async def _not_moved(self, moves: Sequence[_Move]) -> dict[str, LeaseLost]:
+    async def _refused_moves(self, moves: Sequence[_Move]) -> dict[str, LeaseLost]:
         """Return the error, by record id, of the moves that did not take place.
 
         A record in the status under the mover's own fence was moved by it: now, or by an earlier

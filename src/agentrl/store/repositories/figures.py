@@ -40,20 +40,20 @@ class FigureRepository(Repository):
     ) -> None:
         """Make the figures those of a resumed trainer: forget later ones, add the missing ones."""
         for name in ("steps", "evaluations"):
-            await self._db[name].delete_many(_behind(consumer, last_step))
+            await self._db[name].delete_many(_after_step(consumer, last_step))
         newest = await self.last_steps(consumer, 1)
         known = newest[0]["step"] if newest else 0
         await self._put("steps", consumer, "step", [one for one in steps if one["step"] > known])
         await self._put("evaluations", consumer, "version", evaluations)
 
-    async def _put(self, name: str, consumer: str, key: str, found: Iterable[Figures]) -> None:
+    async def _put(self, name: str, consumer: str, key: str, figures: Iterable[Figures]) -> None:
         writes = [
             ReplaceOne(
                 {"_id": _id(consumer, one[key])},
                 encode({**one, "consumer": consumer}),
                 upsert=True,
             )
-            for one in found
+            for one in figures
         ]
         if writes:
             await self._db[name].bulk_write(writes, ordered=False)
@@ -64,13 +64,13 @@ class FigureRepository(Repository):
     ) -> list[Document]:
         """Return these figures of the steps after `after`, in order; of the first `limit` (0: all)."""
         columns = {"_id": 0, **shown("step", *names)}
-        found = self._db["steps"].find(_behind(consumer, after), columns)
+        found = self._db["steps"].find(_after_step(consumer, after), columns)
         return await found.sort("_id", 1).limit(limit).to_list()
 
     @operation("read the figures of the last steps")
     async def last_steps(self, consumer: str, limit: int) -> list[Document]:
         """Return all figures of the last steps, in order."""
-        found = self._db["steps"].find(_behind(consumer, -1), {"_id": 0})
+        found = self._db["steps"].find(_after_step(consumer, -1), {"_id": 0})
         newest = await found.sort("_id", -1).limit(limit).to_list()
         return newest[::-1]
 
@@ -85,7 +85,7 @@ class FigureRepository(Repository):
     @operation("read the figures of evaluations")
     async def evaluations(self, consumer: str) -> list[Document]:
         """Return the figures of all evaluations by version."""
-        found = self._db["evaluations"].find(_behind(consumer, -1), {"_id": 0})
+        found = self._db["evaluations"].find(_after_step(consumer, -1), {"_id": 0})
         return await found.sort("_id", 1).to_list()
 
 
@@ -93,6 +93,8 @@ def _id(consumer: str, step: int) -> str:
     return f"{consumer}/{step:012d}"
 
 
-def _behind(consumer: str, step: int) -> Document:
+def _after_step(consumer: str, step: int) -> Document:
     """Return the filter of a trainer's figures after a step (-1: all)."""
-    return {"_id": {"$gte": _id(consumer, step + 1), "$lt": f"{consumer}0"}}  # 0 follows on /
+    return {
+        "_id": {"$gte": _id(consumer, step + 1), "$lt": f"{consumer}0"}
+    }  # "0" is the character after "/"

@@ -17,9 +17,10 @@ class PolicyRepository(Repository):
         """Store a policy and make it the version that servers are expected to serve.
 
         A version that was published before is replaced: a trainer that resumed from an earlier
-        checkpoint publishes its versions again, and later ones of the lost future are forgotten.
+        checkpoint publishes its versions again, and later versions are deleted.
         """
-        # The document before the pointer to it: a server that reads the run's version finds it.
+        # The document is written before the pointer to it, so a server that reads the run's version
+        # finds it.
         document = to_document(policy)
         await self._db.policies.replace_one({"_id": policy.version}, document, upsert=True)
         await self._db.policies.delete_many({"_id": {"$gt": policy.version}})
@@ -54,10 +55,11 @@ class PolicyRepository(Repository):
     async def hold_latest(self, seconds: float) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first.
 
-        Its files stay for at least so many seconds.
+        Its files are kept for at least `seconds`.
         """
         # A publisher that removes old versions reads `held_versions` after publishing a later one.
-        # Hold first, then check again: either it sees the hold, or we see the later version.
+        # Hold first, then check again: either the publisher sees the hold, or this process sees the
+        # later version.
         policy = await self.latest()
         while policy is not None:
             until = {"$max": ["$held_until", after(seconds)]}

@@ -39,8 +39,8 @@ class ScoredAnswer(Value):
             if self.answer is None
             else f"answered {_shortened(self.answer, _ANSWER_CHARACTERS)!r}"
         )
-        because = "" if self.error is None else f" ({_shortened(self.error, _ERROR_CHARACTERS)})"
-        return f"{self.record_id}: {answer}, {score}{because}"
+        reason = "" if self.error is None else f" ({_shortened(self.error, _ERROR_CHARACTERS)})"
+        return f"{self.record_id}: {answer}, {score}{reason}"
 
 
 class LearningSignal(Value):
@@ -72,10 +72,10 @@ class LearningSignal(Value):
                 "fix the errors above, then score the existing answers with `agentrl store rescore`"
             )
         if self.examples and all(example.answer is None for example in self.examples):
-            which = ("--run_name", self.run_name)
-            see = typed_command("inspect", "record", self.examples[0].record_id, *which)
+            run_option = ("--run_name", self.run_name)
+            command = typed_command("inspect", "record", self.examples[0].record_id, *run_option)
             return (
-                f"see what the model did instead of answering: {see}; use a stronger model, easier "
+                f"see what the model did instead of answering: {command}; use a stronger model, easier "
                 "questions, or a higher --max_turns or --max_new_tokens"
             )
         return (
@@ -135,10 +135,10 @@ async def read_signal(
         ],
     )
     num_scores = sum(group["num"] for group in found)
-    first = [group["_id"] for group in found[:NUM_EXAMPLES]]
+    first_ids = [group["_id"] for group in found[:NUM_EXAMPLES]]
     examples = {
         document["task_id"]: document
-        async for document in database.records.find({"task_id": {"$in": first}, "traj_id": 0})
+        async for document in database.records.find({"task_id": {"$in": first_ids}, "traj_id": 0})
     }
     return LearningSignal(
         run_name=database.name,
@@ -146,7 +146,7 @@ async def read_signal(
         num_equal=sum(group["equal"] and not group["kept"] for group in found),
         num_kept=sum(group["kept"] for group in found),
         mean_score=sum(group["sum"] for group in found) / num_scores if num_scores else None,
-        examples=tuple(_example(examples[task_id]) for task_id in first if task_id in examples),
+        examples=tuple(_example(examples[task_id]) for task_id in first_ids if task_id in examples),
     )
 
 

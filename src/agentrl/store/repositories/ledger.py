@@ -89,15 +89,15 @@ class LedgerRepository(Repository):
     async def _read_groups(self, task_ids: list[str], hydrate: bool) -> list[list[DBRecordData]]:
         groups: dict[str, list[DBRecordData]] = {task_id: [] for task_id in task_ids}
         found = self._db.record_data.find({"task_id": {"$in": task_ids}}).sort("traj_id", 1)
-        promoted: dict[str, bool] = dict.fromkeys(task_ids, True)
+        is_complete: dict[str, bool] = dict.fromkeys(task_ids, True)
         async for document in found:
             data = from_document(DBRecordData, document)
             groups[data.task_id].append(data)
-            promoted[data.task_id] &= data.group_completed
+            is_complete[data.task_id] &= data.group_completed
         # Records of a group are marked `group_completed` one by one. A group with unmarked records is
         # skipped, or the trainer would mistake a part for the whole group.
-        whole = [groups[task_id] for task_id in task_ids if promoted[task_id]]
-        return await self._hydrate(whole) if hydrate else whole
+        complete = [groups[task_id] for task_id in task_ids if is_complete[task_id]]
+        return await self._hydrate(complete) if hydrate else complete
 
     async def _hydrate(self, groups: list[list[DBRecordData]]) -> list[list[DBRecordData]]:
         ids = [turn_id for group in groups for data in group for turn_id in data.turn_ids]
@@ -118,7 +118,7 @@ class LedgerRepository(Repository):
 
         Args:
             consumer: name of the trainer.
-            record_ids: ready records, and such that earlier steps trained.
+            record_ids: ready records, and records that earlier steps trained.
             step: the step that will train on them.
             max_trained_count: how often a record may be trained; above 1, a record that an earlier
                 step reserved counts as trained by that step.
@@ -132,7 +132,7 @@ class LedgerRepository(Repository):
         field = f"ledger.{consumer}"
         # Reserving again for the same step is allowed, because an operation is repeated if its reply
         # is lost. A record reserved for another step would be trained more often than it may.
-        free = [
+        reservable = [
             {f"{field}.status": None},
             {f"{field}.status": "reserved", f"{field}.step": step},
             {f"{field}.status": "trained", f"{field}.step": {"$lt": step}},
@@ -143,7 +143,7 @@ class LedgerRepository(Repository):
             },
         ]
         result = await self._db.record_data.update_many(
-            {"_id": {"$in": list(record_ids)}, "$or": free},
+            {"_id": {"$in": list(record_ids)}, "$or": reservable},
             [{"$set": {field: _entry(consumer, "reserved", step)}}],
         )
         if result.matched_count != len(set(record_ids)):
@@ -272,7 +272,7 @@ class LedgerRepository(Repository):
                 data = from_document(DBRecordData, document)
                 yield (await self._hydrate([[data]]))[0][0] if hydrate else data
 
-    @operation("look for groups that are left")
+    @operation("look for remaining groups")
     async def is_exhausted(
         self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
     ) -> bool:
@@ -280,8 +280,8 @@ class LedgerRepository(Repository):
         # Open groups first: one that completes in between is then found by neither query, or both.
         if await self._db.tasks.find_one({"split": split, "status": "created"}, {"_id": 1}):
             return False
-        left = {"split": split, "group_completed": {"$in": [False, True]}, **_ready(consumer)}
-        return await self._db.record_data.find_one(left, {"_id": 1}) is None
+        remaining = {"split": split, "group_completed": {"$in": [False, True]}, **_ready(consumer)}
+        return await self._db.record_data.find_one(remaining, {"_id": 1}) is None
 
     @operation("read which groups had equal scores")
     async def equal_scores(self, consumer: str, task_ids: Iterable[str]) -> dict[str, bool]:
@@ -290,18 +290,18 @@ class LedgerRepository(Repository):
         Groups that are not consumed, or were dropped for another reason, are left out.
         """
         names = {encode(task_id): task_id for task_id in task_ids}
-        entry = f"ledger.{consumer}"
+        field = f"ledger.{consumer}"
         cursor = self._db.record_data.find(
             {"task_id": {"$in": [*names]}},
-            {"task_id": 1, f"{entry}.status": 1, f"{entry}.reason": 1},
+            {"task_id": 1, f"{field}.status": 1, f"{field}.reason": 1},
         )
         found: dict[str, bool] = {}
         async for document in cursor:
-            standing = (document.get("ledger") or {}).get(consumer) or {}
+            entry = (document.get("ledger") or {}).get(consumer) or {}
             task_id = names[document["task_id"]]
-            if standing.get("reason") == EQUAL_SCORES:
+            if entry.get("reason") == EQUAL_SCORES:
                 found[task_id] = True
-            elif standing.get("status") in ("reserved", "trained"):
+            elif entry.get("status") in ("reserved", "trained"):
                 found.setdefault(task_id, False)
         return found
 
@@ -323,11 +323,11 @@ class LedgerRepository(Repository):
             {"split": split, "group_completed": True, **_ready(consumer), "traj_id": 0}
         )
 
-    @operation("read what a step trained on")
+    @operation("read the trained groups of a step")
     async def trained_groups(
         self, consumer: str, step: int
     ) -> tuple[list[TurnTraining], list[list[DBRecordData]]]:
-        """Return what a step made of the turns in its batch, and the groups that they are of.
+        """Return the trainings of the turns in a step's batch, and the groups of these turns.
 
         Returns:
             The trainings in the order of the batch, and whole groups in the order in which the batch
@@ -339,7 +339,7 @@ class LedgerRepository(Repository):
         task_ids = list(dict.fromkeys(training.task_id for training in trainings))
         return trainings, await self._read_groups(task_ids, hydrate=True)
 
-    @operation("read which tasks steps trained on")
+    @operation("read the trained tasks of steps")
     async def trained_tasks(self, consumer: str, first: int, last: int) -> list[str]:
         """Return the ids of the tasks that the steps `first` to `last` trained on."""
         wanted = {
@@ -349,7 +349,7 @@ class LedgerRepository(Repository):
         }
         return sorted(await self._db.turn_training.distinct("task_id", wanted))
 
-    @operation("store what a step made of its turns")
+    @operation("store the turn trainings of a step")
     async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:
         """Store the trainings of one step with one bulk write; a repeated step replaces them."""
         if trainings:
@@ -371,17 +371,17 @@ def _trained_before(
 ) -> list[Document]:
     """Return the conditions of records that may be trained again.
 
-    No record is younger than the version that the step which trained it began with. So the bound on
-    versions bounds the steps as well, and their index skips the run's past.
+    A step trains only on versions that exist when it begins. The bound on versions therefore bounds
+    the steps as well, so that their index skips the run's past.
     """
     field = f"ledger.{consumer}"
-    again: Document = {
+    retrainable: Document = {
         f"{field}.step": {"$gt": oldest_version, "$lte": last_step},
         "min_version": {"$not": {"$lt": oldest_version}},
     }
-    # A reserved record was trained once more than its count says, which the commit raises.
+    # A reserved record was trained once more than its count shows; the commit raises the count.
     return [
-        {f"{field}.status": status, f"{field}.trained_count": {"$lt": times}, **again}
+        {f"{field}.status": status, f"{field}.trained_count": {"$lt": times}, **retrainable}
         for status, times in (("trained", max_trained_count), ("reserved", max_trained_count - 1))
     ]
 
@@ -389,8 +389,8 @@ def _trained_before(
 def _entry(consumer: str, status: str, step: int, reason: str | None = None) -> Document:
     """Return the expression of a ledger entry that keeps the history of trainings.
 
-    A record taken again before the checkpoint of the step that it is reserved for was trained by that
-    step: both are undone together if the checkpoint never comes.
+    A record that is taken again before the checkpoint of the step that reserved it counts as trained
+    by that step; if the checkpoint is never written, recovery undoes both.
     """
     field = f"$ledger.{consumer}"
     before: Document = {

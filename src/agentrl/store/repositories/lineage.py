@@ -116,21 +116,21 @@ class LineageRepository(Repository):
         """
         field = f"ledger.{consumer}"
         trained = await self._data({f"{field}.trained_at": step})
-        here = await self._data({f"{field}.status": "reserved", f"{field}.step": step})
+        reserved = await self._data({f"{field}.status": "reserved", f"{field}.step": step})
         dropped = await self._data({f"{field}.status": "dropped", f"{field}.step": step})
         policy = await self._db.policies.find_one({"_id": step})
-        if not (trained or here or dropped):
+        if not (trained or reserved or dropped):
             raise StoreError(
                 f"the trainer {consumer!r} consumed no records at step {step} of {self._db.name!r}"
             )
-        known = await self._trainings({"consumer": consumer, "step": step})
-        lineages = await self._lineages([*trained, *here, *dropped], known)
+        trainings = await self._trainings({"consumer": consumer, "step": step})
+        lineages = await self._lineages([*trained, *reserved, *dropped], trainings)
         return StepLineage(
             step=step,
             consumer=consumer,
             policy=None if policy is None else from_document(Policy, policy),
-            trained=tuple(lineages[: len(trained) + len(here)]),
-            dropped=tuple(lineages[len(trained) + len(here) :]),
+            trained=tuple(lineages[: len(trained) + len(reserved)]),
+            dropped=tuple(lineages[len(trained) + len(reserved) :]),
         )
 
     @operation("read the records of a step")
@@ -139,9 +139,9 @@ class LineageRepository(Repository):
     ) -> list[StepRecord]:
         """Return the records that a step trained, reserved and dropped, without texts or tokens."""
         field = f"ledger.{consumer}"
-        known = await self._trainings({"consumer": consumer, "step": step})
+        by_turn = await self._trainings({"consumer": consumer, "step": step})
         of_record: defaultdict[str, list[TurnTraining]] = defaultdict(list)
-        for trainings in known.values():
+        for trainings in by_turn.values():
             of_record[trainings[0].record_id] += trainings
         found = [
             *await self._data({f"{field}.trained_at": step}),
@@ -167,10 +167,10 @@ class LineageRepository(Repository):
         data = await self._data({"_id": record_id})
         if not data:  # its group is not complete yet
             data = [record_data(from_document(Record, document), task_version="")]
-        known = await self._trainings({"record_id": record_id})
-        return (await self._lineages(data, known))[0]
+        trainings = await self._trainings({"record_id": record_id})
+        return (await self._lineages(data, trainings))[0]
 
-    @operation("read what a step saw at the tokens of a turn")
+    @operation("read the last training of a turn")
     async def last_training(self, turn: DispatchedSamplingTask) -> TurnTraining | None:
         """Return the training of a turn by the last step that used it, token by token."""
         document = await self._db.turn_training.find_one(
@@ -200,7 +200,7 @@ class LineageRepository(Repository):
         return by_turn
 
     async def _lineages(
-        self, data: Sequence[DBRecordData], known: dict[str, list[TurnTraining]]
+        self, data: Sequence[DBRecordData], trainings: dict[str, list[TurnTraining]]
     ) -> list[RecordLineage]:
         tasks = {one.task_id for one in data}
         versions = {
@@ -220,7 +220,7 @@ class LineageRepository(Repository):
                 scorer_version=one.score.version if one.score else None,
                 score=one.score.value if one.score else None,
                 ledger=one.ledger,
-                turns=tuple(_turn_lineage(next(turns), known) for _ in one.turn_ids),
+                turns=tuple(_turn_lineage(next(turns), trainings) for _ in one.turn_ids),
             )
             for one in data
         ]
@@ -254,7 +254,7 @@ def _step_record(
 
 
 def _turn_lineage(
-    turn: DispatchedSamplingTask, known: dict[str, list[TurnTraining]]
+    turn: DispatchedSamplingTask, trainings: dict[str, list[TurnTraining]]
 ) -> TurnLineage:
     return TurnLineage(
         id=turn.id,
@@ -264,5 +264,7 @@ def _turn_lineage(
         server=turn.server,
         tool_calls=turn.tool_calls,
         tool_results=turn.tool_results,
-        trainings=tuple(sorted(known.get(turn.id, ()), key=lambda one: (one.consumer, one.step))),
+        trainings=tuple(
+            sorted(trainings.get(turn.id, ()), key=lambda one: (one.consumer, one.step))
+        ),
     )

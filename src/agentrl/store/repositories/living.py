@@ -1,7 +1,7 @@
 """The processes that work on a run now, derived from leases and heartbeats in server time.
 
-An ended process of this machine is recognised immediately; one of another machine once its lease
-has expired or its heartbeat is old.
+An ended process of this machine is recognized immediately, one of another machine when its lease has
+expired or its heartbeat is old.
 """
 
 from datetime import datetime, timedelta

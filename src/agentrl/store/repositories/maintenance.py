@@ -105,7 +105,7 @@ class MaintenanceRepository(Repository):
     @operation("plan the compaction")
     async def plan_compaction(self) -> CompactPlan:
         """Return the plan of what `compact` would delete now."""
-        plan, _, _ = await self._find_useless()
+        plan, _, _ = await self._find_unneeded()
         return plan
 
     @operation("compact the database", repeatable=False)
@@ -123,30 +123,30 @@ class MaintenanceRepository(Repository):
             StoreError: a process still works on the run.
         """
         await self.check_idle()
-        plan, turns, blobs = await self._find_useless()
+        plan, turns, blobs = await self._find_unneeded()
         await self._delete("turns", turns)
         await self._delete("blobs", blobs)
         if turns or blobs:
             await self._release_space()
         return plan
 
-    async def _find_useless(self) -> tuple[CompactPlan, list[str], list[str]]:
+    async def _find_unneeded(self) -> tuple[CompactPlan, list[str], list[str]]:
         """Return the unneeded data: counts, ids of turns and ids of blobs."""
-        superseded, refused, size = await self._useless_turns()
-        turns = [*superseded, *refused]
+        superseded, rejected, size = await self._unneeded_turns()
+        turns = [*superseded, *rejected]
         blobs, blob_bytes = await self._unreferenced_blobs(set(turns))
         plan = CompactPlan(
             superseded_turns=len(superseded),
-            unreferenced_turns=len(refused),
+            unreferenced_turns=len(rejected),
             unreferenced_blobs=len(blobs),
             num_bytes=size + blob_bytes,
         )
         return plan, turns, blobs
 
-    async def _useless_turns(self) -> tuple[list[str], list[str], int]:
+    async def _unneeded_turns(self) -> tuple[list[str], list[str], int]:
         """Return the ids of superseded turns, those of rejected turns, and the bytes of both."""
         ended_before = {"$lt": ["$attempt", "$record.attempt"]}
-        of_the_last = {"$eq": ["$attempt", "$record.attempt"]}
+        is_current = {"$eq": ["$attempt", "$record.attempt"]}
         acknowledged = {"$in": ["$_id", {"$ifNull": ["$record.turns", []]}]}
         pipeline: list[Document] = [
             {"$project": {**shown("record_id", "attempt"), "bytes": {"$bsonSize": "$$ROOT"}}},
@@ -159,24 +159,24 @@ class MaintenanceRepository(Repository):
                 "$project": {
                     "bytes": 1,
                     "superseded": {"$and": [{"$eq": ["$record.status", "scored"]}, ended_before]},
-                    "refused": {"$and": [of_the_last, {"$not": acknowledged}]},
+                    "refused": {"$and": [is_current, {"$not": acknowledged}]},
                 }
             },
             {"$match": {"$or": [{"superseded": True}, {"refused": True}]}},
         ]
         superseded: list[str] = []
-        refused: list[str] = []
+        rejected: list[str] = []
         size = 0
         for found in await self._db.aggregate(self._db.turns, pipeline):
-            (superseded if found["superseded"] else refused).append(found["_id"])
+            (superseded if found["superseded"] else rejected).append(found["_id"])
             size += found["bytes"]
-        return superseded, refused, size
+        return superseded, rejected, size
 
-    async def _unreferenced_blobs(self, without: set[str]) -> tuple[list[str], int]:
-        """Return ids and bytes of blobs that no turn, or only the turns `without`, refer to."""
+    async def _unreferenced_blobs(self, excluded: set[str]) -> tuple[list[str], int]:
+        """Return ids and bytes of the blobs to which no turn, or only `excluded` turns, refer."""
         used: set[str] = set()
         async for turn in self._db.turns.find():
-            if turn["_id"] not in without:
+            if turn["_id"] not in excluded:
                 used.update(blob_keys(turn))
         async for turn in self._db["forks.turns"].find():
             used.update(blob_keys(turn))
@@ -200,7 +200,7 @@ class MaintenanceRepository(Repository):
     async def _release_space(self) -> None:
         for name in ("turns", "blobs"):
             try:
-                # `force`: a replica set's only member is its primary.
+                # A primary, which a replica set's only member is, compacts with `force` only.
                 await self._db.handle.command("compact", name, force=True)
             except OperationFailure as error:
                 if error.code != UNAUTHORIZED:

@@ -79,11 +79,11 @@ async def find_records(
     """
     match, sort = _match(wanted)
     if wanted.step is not None:
-        match["_id"] = {"$in": await _of_step(database, wanted.step, consumer)}
+        match["_id"] = {"$in": await _ids_of_step(database, wanted.step, consumer)}
     pipeline: list[Document] = [
         {"$match": match},
-        {"$sort": dict.fromkeys([*sort, "order", "traj_id"], 1 if _is_rising(wanted) else -1)},
-        *_in_turns(wanted),
+        {"$sort": dict.fromkeys([*sort, "order", "traj_id"], 1 if _is_ascending(wanted) else -1)},
+        *_turn_stages(wanted),
         {"$limit": limit},
         {"$project": {"found": 0, "task": 0}},
     ]
@@ -98,24 +98,27 @@ def _match(wanted: RecordFilter) -> tuple[Document, list[str]]:
         match["num_tool_calls"] = {"$gt": 0}
     if wanted.score is not None and wanted.score.condition:
         return {**match, "score.value": wanted.score.condition}, ["score.value"]
-    played = ["running", "finished", "failed"] + ["scored"] * (wanted.score is None)
-    return {**match, "status": {"$in": played}}, []
+    statuses = ["running", "finished", "failed"] + ["scored"] * (wanted.score is None)
+    return {**match, "status": {"$in": statuses}}, []
 
 
-def _is_rising(wanted: RecordFilter) -> bool:
+def _is_ascending(wanted: RecordFilter) -> bool:
     return wanted.score is not None and bool(wanted.score.condition) and wanted.score.is_upper_bound
 
 
-def _in_turns(wanted: RecordFilter) -> list[Document]:
+def _turn_stages(wanted: RecordFilter) -> list[Document]:
     """Return the stages that search the turns and the question of each record in sequence."""
     stages: list[Document] = []
     if wanted.tool is not None:
-        stages += [_turns({"tool_calls.name": wanted.tool}), {"$match": {"found": {"$ne": []}}}]
+        stages += [
+            _turn_lookup({"tool_calls.name": wanted.tool}),
+            {"$match": {"found": {"$ne": []}}},
+        ]
     if wanted.search is not None:
         text: dict[str, Any] = {"$regex": re.escape(wanted.search), "$options": "i"}
-        said = ("output_text", "tool_results.content", "added_messages.content")
+        fields = ("output_text", "tool_results.content", "added_messages.content")
         stages += [
-            _turns({"$or": [{field: text} for field in said]}),
+            _turn_lookup({"$or": [{field: text} for field in fields]}),
             lookup("tasks", "task_id", "_id", "task", {"$project": {"query": 1}}),
             {
                 "$match": {
@@ -129,14 +132,14 @@ def _in_turns(wanted: RecordFilter) -> list[Document]:
     return stages
 
 
-def _turns(match: Document) -> Document:
+def _turn_lookup(match: Document) -> Document:
     return lookup(
         *("turns", "_id", "record_id", "found"),
         *({"$match": match}, {"$limit": 1}, {"$project": {"_id": 1}}),
     )
 
 
-async def _of_step(database: RunDatabase, step: int, consumer: str) -> list[str]:
+async def _ids_of_step(database: RunDatabase, step: int, consumer: str) -> list[str]:
     entry = f"ledger.{consumer}"
     consumed: Document = {
         "$or": [

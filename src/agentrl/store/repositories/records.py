@@ -253,7 +253,7 @@ def claim_update(owner: str, lease_seconds: float, *, resumable: bool = False) -
         "ended_by": None,
         "error": None,
     }
-    begun: Document = {
+    started: Document = {
         "status": "running",
         "fence": NEXT_FENCE,
         "resumable": resumable,
@@ -264,7 +264,7 @@ def claim_update(owner: str, lease_seconds: float, *, resumable: bool = False) -
         "metrics": literal({}),
         "error": None,
     }
-    anew: Document = {
+    new_attempt: Document = {
         "attempt": {"$add": ["$attempt", 1]},
         "started_at": "$$NOW",
         "turns": [],
@@ -276,9 +276,11 @@ def claim_update(owner: str, lease_seconds: float, *, resumable: bool = False) -
         "max_version": "$$REMOVE",
     }
     if resumable:
-        anew = {name: {"$cond": [MAY_BE_RESUMED, f"${name}", new]} for name, new in anew.items()}
+        new_attempt = {
+            name: {"$cond": [MAY_BE_RESUMED, f"${name}", new]} for name, new in new_attempt.items()
+        }
     return [
-        {"$set": {**begun, **anew}},
+        {"$set": {**started, **new_attempt}},
         {
             "$set": {
                 "lease": lease(owner, "$fence", lease_seconds),

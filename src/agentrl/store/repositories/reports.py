@@ -134,7 +134,7 @@ class Failure(Value):
 _EVALUATIONS: Document = {"tag": {"$gte": "eval@", "$lt": "eval@~"}}
 
 
-def _tag_order(tag: str) -> tuple[int, ...]:
+def _tag_numbers(tag: str) -> tuple[int, ...]:
     return tuple(int(part) for part in tag.removeprefix("eval@").split("."))
 
 
@@ -169,7 +169,7 @@ class ReportRepository(Repository):
         """
         run = await self._run()
         training = (await self._tallies.by_split()).get("train", SplitCounts())
-        _, num_output_tokens = await self._sampled()
+        _, num_output_tokens = await self._sampler_totals()
         return RunSummary(
             name=run["_id"],
             status=await state_of(self._db, run),
@@ -190,22 +190,22 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no run.
         """
-        run, sampled, in_work, standing, num_ready, num_reserved = await asyncio.gather(
+        run, sampler_totals, num_active, standing, num_ready, num_reserved = await asyncio.gather(
             self._run(),
-            self._sampled(),
-            self._num_in_work(),
+            self._sampler_totals(),
+            self._num_active(),
             self._tallies.standing(),
             self._ledger.num_ready_groups(consumer),
             self._ledger.num_reserved_groups(consumer),
         )
-        num_samplers, num_output_tokens = sampled
+        num_samplers, num_output_tokens = sampler_totals
         return RunProgress(
             policy_version=run["policy_version"],
             phase=run.get("phase"),
             groups_per_step=run["control"]["groups_per_step"],
             admitted_groups=run["admitted_groups"],
-            records=_by_status(standing.training, in_work, is_training=True),
-            eval_records=_by_status(standing.evaluation, in_work, is_training=False),
+            records=_by_status(standing.training, num_active, is_training=True),
+            eval_records=_by_status(standing.evaluation, num_active, is_training=False),
             num_groups=standing.num_groups,
             num_groups_completed=standing.num_completed,
             num_groups_ready=num_ready,
@@ -227,13 +227,13 @@ class ReportRepository(Repository):
             raise self._db.no_run()
         return run
 
-    async def _sampled(self) -> tuple[int, int]:
-        """Return the number of samplers that have ever registered, and that of their tokens."""
+    async def _sampler_totals(self) -> tuple[int, int]:
+        """Return the number of samplers that have ever registered, and of the tokens they sampled."""
         sums: Document = {"num": {"$sum": 1}, "tokens": {"$sum": "$num_output_tokens"}}
         found = await self._db.aggregate(self._db.samplers, [{"$group": {"_id": None, **sums}}])
         return (found[0]["num"], found[0]["tokens"]) if found else (0, 0)
 
-    async def _num_in_work(self) -> dict[tuple[RecordStatus, bool], int]:
+    async def _num_active(self) -> dict[tuple[RecordStatus, bool], int]:
         """Return the number of running and finished records, by status and training or not."""
         key: Document = {"status": "$status", "is_training": {"$gte": ["$order", 0]}}
         found = await self._db.aggregate(
@@ -257,7 +257,7 @@ class ReportRepository(Repository):
         """Return how many ended records have no score, and why."""
         return await read_missing_scores(self._db)
 
-    @operation("read who takes part")
+    @operation("read servers and samplers")
     async def processes(self) -> Liveness:
         """Return all servers and samplers that have ever registered, and the server's time."""
         return Liveness(
@@ -286,7 +286,7 @@ class ReportRepository(Repository):
     async def evaluations(self, limit: int = 2) -> list[EvaluationStanding]:
         """Return the evaluations of the last versions, the oldest first."""
         tags = await self._db.tasks.distinct("tag", _EVALUATIONS)
-        newest = sorted(tags, key=_tag_order)[-limit:]
+        newest = sorted(tags, key=_tag_numbers)[-limit:]
         return [await self._evaluation(tag) for tag in newest]
 
     async def _evaluation(self, tag: str) -> EvaluationStanding:
@@ -306,7 +306,7 @@ class ReportRepository(Repository):
             ],
         )
         return EvaluationStanding(
-            version=_tag_order(tag)[0],
+            version=_tag_numbers(tag)[0],
             num_tasks=found["tasks"],
             num_completed=found["completed"],
             mean_score=found["score"] / found["scored"] if found["scored"] else None,
@@ -333,9 +333,9 @@ class ReportRepository(Repository):
         """
         document = await self._db.records.find_one({"_id": record_id})
         if document is None:
-            raise StoreError(await self._no_such_record(record_id))
+            raise StoreError(await self._unknown_record_text(record_id))
         record = from_document(Record, document)
-        shown = record.attempt if attempt is None else attempt
+        shown_attempt = record.attempt if attempt is None else attempt
         if attempt is not None and attempt not in {one.attempt for one in record.attempts}:
             raise StoreError(f"record {record_id!r} has {record.attempt} attempt(s), not {attempt}")
         task = require(
@@ -346,8 +346,8 @@ class ReportRepository(Repository):
         return RecordDetail(
             record=record,
             task=task_from_document(task),
-            attempt=shown,
-            turns=tuple(await self._turns.of_record(record_id, shown)),
+            attempt=shown_attempt,
+            turns=tuple(await self._turns.of_record(record_id, shown_attempt)),
             policy_version=run["policy_version"] if run else 0,
             lineage=await self._lineage.of_record(record_id),
         )
@@ -359,7 +359,7 @@ class ReportRepository(Repository):
         """Return at most `limit` matching records, by score or from the latest questions."""
         return await find_records(self._db, wanted, consumer=consumer, limit=limit)
 
-    async def _no_such_record(self, record_id: str) -> str:
+    async def _unknown_record_text(self, record_id: str) -> str:
         similar = await self._db.records.find_one({"task_id": record_id}, {"_id": 1})
         similar = similar or await self._db.records.find_one({}, {"_id": 1}, sort=[("_id", 1)])
         hint = f"; ids look like {similar['_id']!r}" if similar else "; there are no records yet"
@@ -372,16 +372,16 @@ class ReportRepository(Repository):
         failures = []
         async for document in self._db.records.find(HAS_FAILURE).sort(latest_first).limit(limit):
             record = from_document(Record, document)
-            bad = [one for one in record.attempts if one.ended_by in FAILED_ENDS]
+            failed = [one for one in record.attempts if one.ended_by in FAILED_ENDS]
             failures.append(
                 Failure(
                     record_id=record.id,
                     status=record.status,
                     num_attempts=record.attempt,
-                    num_failed_attempts=len(bad),
+                    num_failed_attempts=len(failed),
                     error=record.error,
-                    last_error=bad[-1].error if bad else None,
-                    owner=bad[-1].owner if bad else None,
+                    last_error=failed[-1].error if failed else None,
+                    owner=failed[-1].owner if failed else None,
                 )
             )
         return failures
@@ -389,17 +389,17 @@ class ReportRepository(Repository):
 
 def _by_status(
     counted: RecordCounts,
-    in_work: Mapping[tuple[RecordStatus, bool], int],
+    num_active: Mapping[tuple[RecordStatus, bool], int],
     *,
     is_training: bool,
 ) -> dict[RecordStatus, int]:
-    running = in_work.get(("running", is_training), 0)
-    finished = in_work.get(("finished", is_training), 0)
-    begun = running + finished + counted.num_scored + counted.num_failed
+    running = num_active.get(("running", is_training), 0)
+    finished = num_active.get(("finished", is_training), 0)
+    num_started = running + finished + counted.num_scored + counted.num_failed
     counts: dict[RecordStatus, int] = {
         # Computed as the remainder, because only this number can be as large as the run. It may be
         # briefly inexact: the other counts were taken one after another while the run continued.
-        "pending": max(0, counted.num_records - begun),
+        "pending": max(0, counted.num_records - num_started),
         "running": running,
         "finished": finished,
         "scored": counted.num_scored,

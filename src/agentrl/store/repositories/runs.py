@@ -70,7 +70,7 @@ class RunRepository(Repository):
         try:
             checked = Control.model_validate(changes, strict=True)
         except ValueError as error:
-            raise ConfigError(f"bad control value: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"invalid control value: {' '.join(str(error).split())}") from error
         return await self._set_control(encode(checked.model_dump(include=set(changes))), by)
 
     @operation("apply the flags to the run's controls")
@@ -127,8 +127,8 @@ class RunRepository(Repository):
     @operation("set the run's phase")
     async def set_phase(self, phase: RunPhase) -> None:
         """Store the run's current phase; no effect before the run exists."""
-        begun = {"phase": literal(phase), "phase_at": "$$NOW"}
-        await self._db.runs.update_one({}, [{"$set": begun}])
+        changes = {"phase": literal(phase), "phase_at": "$$NOW"}
+        await self._db.runs.update_one({}, [{"$set": changes}])
 
     @operation("set admission")
     async def set_admission(self, admitted_groups: int) -> Run:
@@ -217,7 +217,7 @@ class TrainerLeaseRepository(Repository):
         """
         await self._set_as_trainer(consumer, {_expiry(consumer): {"$subtract": ["$$NOW", 1]}})
 
-    @operation("say who has the device")
+    @operation("store who has the device")
     async def set_has_device(self, has_device: bool) -> None:
         """Record whether the trainer, whose lease this store object acquired, has the device.
 
@@ -229,9 +229,9 @@ class TrainerLeaseRepository(Repository):
     @operation("read who has the device")
     async def holder_has_device(self) -> bool:
         """Return whether a trainer with a valid lease has the servers' device."""
-        lives = {"$gt": [f"${_expiry(DEFAULT_CONSUMER)}", "$$NOW"]}
+        is_valid = {"$gt": [f"${_expiry(DEFAULT_CONSUMER)}", "$$NOW"]}
         found = await self._db.runs.find_one(
-            {"trainer_has_device": True, "$expr": lives}, {"_id": 1}
+            {"trainer_has_device": True, "$expr": is_valid}, {"_id": 1}
         )
         return found is not None
 

@@ -1,6 +1,6 @@
-"""Scores of Records: facts that name their scorer. A missing score is retried and never becomes 0.
+"""Scores of Records. Every score names its scorer; a missing score is retried and never becomes 0.
 
-Claims for scoring, first scores, further scores and postponements go through here. Knows no scorer.
+Input: claims for scoring, first scores, further scores and postponements. Knows no scorer.
 """
 
 import secrets
@@ -53,7 +53,7 @@ class ScoreRepository(Repository):
             The Record under a new lease, its Task and its turns; None when there is none.
         """
         now = await self._db.server_time()
-        # After a step of the clock, live scorers must renew first; nobody holds a waiting Record.
+        # After a step of the clock, live scorers must renew first; a waiting Record has no holder.
         is_settled = self._db.clock.is_settled(lease_seconds)
         unheld = {} if is_settled else {"lease.owner": ""}
         # The status stays `finished`: only the lease shows that a process is scoring the Record.
@@ -117,7 +117,7 @@ class ScoreRepository(Repository):
             return False
         return True
 
-    @operation("give a scoring up")
+    @operation("give up a scoring")
     async def fail(self, record_id: str, fence: int, error: str) -> None:
         """Dead-letter a finished Record that cannot be scored; its group continues without it.
 
@@ -145,8 +145,8 @@ class ScoreRepository(Repository):
     @operation("repair a scoring")
     async def _repair(self, record_id: str, score: Score, writer: str) -> bool:
         wanted = {"_id": record_id}
-        played = await self._db.records.find_one({**wanted, "outcome": {"$ne": None}}, {"order": 1})
-        if played is None or not await self._db.record_data.count_documents(wanted, limit=1):
+        record = await self._db.records.find_one({**wanted, "outcome": {"$ne": None}}, {"order": 1})
+        if record is None or not await self._db.record_data.count_documents(wanted, limit=1):
             raise StoreError(f"record {record_id!r}: nothing to score, or its group is incomplete")
         value = literal(encode(score.model_dump()))
         # The trainer's copy is written first: if the second write is lost, repeating both repairs
@@ -154,7 +154,7 @@ class ScoreRepository(Repository):
         await self._db.record_data.update_one(
             {**wanted, "score": None}, [{"$set": {"score": value}}]
         )
-        async with self._tallies.changing([played["order"]], writer):
+        async with self._tallies.changing([record["order"]], writer):
             result = await self._db.records.update_one(
                 {**wanted, **UNSCORABLE},
                 [{"$set": {"score": value, "status": "scored", "error": None}}],
@@ -171,7 +171,7 @@ class ScoreRepository(Repository):
         Raises:
             StoreError: the Record's group is not complete yet.
         """
-        lacks = {
+        lacks_score = {
             "$nor": [
                 {"score.scorer": score.scorer, "score.version": score.version},
                 {"more_scores": {"$elemMatch": {"scorer": score.scorer, "version": score.version}}},
@@ -180,15 +180,15 @@ class ScoreRepository(Repository):
         push = {"$push": {"more_scores": encode(score.model_dump())}}
         # The trainer's copy first. The result depends on the second write, so if that is lost, the
         # caller repeats both, and the first has no further effect.
-        copied = await self._db.record_data.update_one({"_id": record_id, **lacks}, push)
+        copied = await self._db.record_data.update_one({"_id": record_id, **lacks_score}, push)
         if copied.matched_count == 0 and not await self._db.record_data.count_documents(
             {"_id": record_id}, limit=1
         ):
             raise StoreError(f"the group of record {record_id!r} is incomplete")
-        result = await self._db.records.update_one({"_id": record_id, **lacks}, push)
+        result = await self._db.records.update_one({"_id": record_id, **lacks_score}, push)
         return result.modified_count > 0
 
-    @operation("put a scoring off")
+    @operation("postpone a scoring")
     async def postpone(
         self, record_id: str, fence: int, error: str | None, retry_seconds: float
     ) -> None:

@@ -32,7 +32,7 @@ from agentrl.store.writes import insert_new
 SPAN = 512
 """Orders per tally: few tallies for many groups, and few Records in a span that is still open."""
 SEALED_AT_ONCE = 16
-_AT_ONCE = 10_000
+_READ_BATCH = 10_000
 """Batch size of replies: more tallies than a long run has, so that one reply holds them all. By
 default, the first reply would end after 101 documents."""
 _WHOLE = "whole"
@@ -83,14 +83,14 @@ class _Tallies:
 
     def __init__(self, documents: Iterable[Document], *, is_whole: bool) -> None:
         self._is_whole = is_whole
-        self._lacking: dict[str, list[int]] = {"added": [], "ended": []}
+        self._missing: dict[str, list[int]] = {"added": [], "ended": []}
         self._sums: Counter[tuple[int, str, str]] = Counter()
         """Keyed by the sign of the orders, split and field."""
         for one in documents:
             sign = -1 if one["_id"] < 0 else 1
-            for part, lacking in self._lacking.items():
+            for part, missing in self._missing.items():
                 if part not in one:
-                    lacking.append(one["_id"])
+                    missing.append(one["_id"])
                     continue
                 for split, counts in one[part].items():
                     for field, value in counts.items():
@@ -101,7 +101,7 @@ class _Tallies:
 
     def ranges_without(self, counts: Literal["added", "ended"]) -> list[_Range]:
         """Return the orders that must be counted."""
-        return _ranges(self._lacking[counts]) if self._is_whole else list(_EVERYTHING)
+        return _ranges(self._missing[counts]) if self._is_whole else list(_EVERYTHING)
 
     def total(self, field: str, *, split: Split | None = None, sign: int = 0) -> Any:
         """Return the sum of a field over the tallies that have it.
@@ -138,13 +138,13 @@ class TallyRepository(Repository):
             return
         if not self._is_prepared:
             await self.prepare()
-        begun: Document = {
+        change: Document = {
             "$addToSet": {"writers": writer},
             "$inc": {"version": 1},
             "$unset": {"added": "", "ended": ""},
         }
         await self._db.tallies.bulk_write(
-            [UpdateOne({"_id": number}, begun, upsert=True) for number in _numbers(orders)],
+            [UpdateOne({"_id": number}, change, upsert=True) for number in _numbers(orders)],
             ordered=False,
         )
 
@@ -165,7 +165,7 @@ class TallyRepository(Repository):
             await insert_new(tallies, [{"_id": _WHOLE}])
         self._is_prepared = True
 
-    @operation("count what has ended")
+    @operation("count ended spans")
     async def seal(self) -> int:
         """Store the counts of spans that no longer change; return how many were stored.
 
@@ -258,7 +258,7 @@ class TallyRepository(Repository):
 
     async def _read(self) -> _Tallies:
         tallies = self._db.tallies.find({}, shown("added", "ended")).sort("_id", 1)
-        found = await tallies.batch_size(_AT_ONCE).to_list()
+        found = await tallies.batch_size(_READ_BATCH).to_list()
         spans = [one for one in found if one["_id"] != _WHOLE]
         is_whole = len(spans) < len(found)
         return _Tallies(spans if is_whole else [], is_whole=is_whole)

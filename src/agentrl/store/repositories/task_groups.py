@@ -75,13 +75,13 @@ _SLOT_REQUESTS = 2
 """Concurrent requests that insert slots: the server uses one core for each."""
 KNOWN_TASKS, TASKS_AHEAD = 256, 32
 """Tasks cached for claims, and the number of following ones that are prefetched with one."""
-_SLOT_FACTS = shown("num_generations", "split", "order", "created_at")
+_SLOT_COLUMNS = shown("num_generations", "split", "order", "created_at")
 _EMPTY_SLOT = record_to_document(Record(id="", task_id="", split="train", traj_id=0, order=0))
 """Fields shared by all pending Records; created once, because a run may have millions."""
 
 
 @dataclass
-class _Stored:
+class _StoredTasks:
     """Tasks in the database whose slots may be missing."""
 
     writer: str
@@ -105,7 +105,7 @@ class TaskRepository(Repository):
         self._tallies = tallies
         self._may_bypass = True
         self._known: dict[str, Document] = {}
-        self._reading = asyncio.Lock()
+        self._read_lock = asyncio.Lock()
 
     async def add(
         self, tasks: Iterable[Task] | AsyncIterable[Task], max_documents: int = BATCH_DOCUMENTS
@@ -127,23 +127,27 @@ class TaskRepository(Repository):
         num_new = 0
         # A pipeline of three batches: the slots of the first are written while the tasks of the
         # second are written and the third is read and converted to documents.
-        stored = _ahead(self._stored(_ahead(_prepared(tasks, max_documents))))
+        stored = _prefetched(
+            self._stored_batches(_prefetched(_prepared_batches(tasks, max_documents)))
+        )
         async with aclosing(stored) as batches:
             async for batch in batches:
                 await self._add_slots(batch)
                 num_new += batch.num_new
         return num_new
 
-    async def _stored(self, batches: AsyncGenerator[list[_Prepared]]) -> AsyncGenerator[_Stored]:
+    async def _stored_batches(
+        self, batches: AsyncGenerator[list[_Prepared]]
+    ) -> AsyncGenerator[_StoredTasks]:
         async with aclosing(batches):
             async for prepared in batches:
                 yield await self._add_tasks(prepared, secrets.token_hex(8))
 
     @operation("add tasks")
-    async def _add_tasks(self, given: list[_Prepared], writer: str) -> _Stored:
+    async def _add_tasks(self, given: list[_Prepared], writer: str) -> _StoredTasks:
         """Insert the tasks that do not exist yet, and remove the counts of their orders."""
         ids = [document["_id"] for _, document in given]
-        known = self._db.tasks.find({"_id": {"$in": ids}}, _SLOT_FACTS)
+        known = self._db.tasks.find({"_id": {"$in": ids}}, _SLOT_COLUMNS)
         # Existing tasks may differ from the given ones in number of slots and order.
         existing = {task["_id"]: task async for task in known}
         new = [
@@ -151,12 +155,12 @@ class TaskRepository(Repository):
             for task, document in given
             if document["_id"] not in existing
         ]
-        batch = _Stored(writer, await self._without_all_slots(existing))
+        batch = _StoredTasks(writer, await self._with_missing_slots(existing))
         await self._tallies.begin_change(batch.orders, writer)
         await self._insert(new, batch)
         return batch
 
-    async def _insert(self, new: list[Document], batch: _Stored) -> None:
+    async def _insert(self, new: list[Document], batch: _StoredTasks) -> None:
         """Insert tasks that did not exist a moment ago."""
         while new:
             training = [task for task in new if task["split"] == "train"]
@@ -169,11 +173,12 @@ class TaskRepository(Repository):
             batch.tasks += new[:num_inserted]
             batch.orders |= orders
             batch.num_new += num_inserted
-            # The rest follows a task that another process added too, or whose order it took.
+            # The insertion stopped at a task that another process has added (skip it), or whose order
+            # another process has taken (try again).
             new = new[num_inserted + (taken == "_id") :]
 
     @operation("add the slots of tasks")
-    async def _add_slots(self, batch: _Stored) -> None:
+    async def _add_slots(self, batch: _StoredTasks) -> None:
         """Insert the missing slots of stored tasks, and count their orders again.
 
         Runs after the tasks are stored, so that a claimed slot always has its Task.
@@ -200,7 +205,7 @@ class TaskRepository(Repository):
                 self._may_bypass = False  # the login has readWrite without dbAdmin
         return await insert(collection, documents)
 
-    async def _without_all_slots(self, existing: Mapping[str, Document]) -> list[Document]:
+    async def _with_missing_slots(self, existing: Mapping[str, Document]) -> list[Document]:
         """Return the tasks with missing slots, whose addition was interrupted by a crash."""
         wanted = {"task_id": {"$in": list(existing)}}
         num_slots = await self._db.records.count_documents(wanted) if existing else 0
@@ -212,9 +217,9 @@ class TaskRepository(Repository):
         """Store the images of a task, and return its document with their addresses instead."""
         if not (isinstance(task, MCPTask) and task.images):
             return document
-        brought = [url for url in task.images if url.startswith("data:")]
-        stored = await self._images.put([image_from_data_url(url) for url in brought])
-        addresses = dict(zip(brought, stored, strict=True))
+        data_urls = [url for url in task.images if url.startswith("data:")]
+        stored = await self._images.put([image_from_data_url(url) for url in data_urls])
+        addresses = dict(zip(data_urls, stored, strict=True))
         return {**document, "images": [addresses.get(url, url) for url in task.images]}
 
     @operation("read the next order")
@@ -290,7 +295,7 @@ class TaskRepository(Repository):
         """Return the Task of a claimed Record; claims of the same group share one read."""
         if record.task_id not in self._known:
             # Concurrent claims miss the same Tasks; one read serves them all.
-            async with self._reading:
+            async with self._read_lock:
                 if record.task_id not in self._known:
                     await self._read_ahead(record)
         return task_from_document(self._known[record.task_id])
@@ -299,7 +304,7 @@ class TaskRepository(Repository):
         """Read the Record's Task and, in training, the Tasks that follow it.
 
         If several processes share the groups, each sees a new Task at almost every claim; one read
-        per claim would make claiming half as expensive again.
+        per claim would raise the cost of claiming by half.
         """
         if record.split == "train":
             following = {"split": record.split, "order": {"$gte": record.order}}
@@ -515,13 +520,13 @@ async def _batches(
         if batch:
             yield batch
         return
-    left = iter(tasks)
+    remaining = iter(tasks)
     # In a thread, because a question file may take long to read and the caller must renew leases.
-    while batch := await asyncio.to_thread(next_batch, left, max_documents):
+    while batch := await asyncio.to_thread(next_batch, remaining, max_documents):
         yield batch
 
 
-async def _prepared(
+async def _prepared_batches(
     tasks: Iterable[Task] | AsyncIterable[Task], max_documents: int
 ) -> AsyncGenerator[list[_Prepared]]:
     async with aclosing(_batches(tasks, max_documents)) as batches:
@@ -529,14 +534,14 @@ async def _prepared(
             yield await asyncio.to_thread(_with_documents, batch)
 
 
-async def _ahead(items: AsyncGenerator[T]) -> AsyncGenerator[T]:
+async def _prefetched(items: AsyncGenerator[T]) -> AsyncGenerator[T]:
     """Yield the items; each is produced while its predecessor is processed."""
     async with aclosing(items):
-        coming = asyncio.ensure_future(anext(items, None))
+        next_item = asyncio.ensure_future(anext(items, None))
         try:
-            while (item := await coming) is not None:
-                coming = asyncio.ensure_future(anext(items, None))
+            while (item := await next_item) is not None:
+                next_item = asyncio.ensure_future(anext(items, None))
                 yield item
         finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+            next_item.cancel()
+            await asyncio.gather(next_item, return_exceptions=True)

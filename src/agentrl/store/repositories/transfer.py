@@ -110,11 +110,11 @@ class TransferRepository(Repository):
         if run is None:
             raise self._db.no_run()
         writer(format_)
-        wanted = _Wanted(groups, None if everything else await self._begun_groups())
+        selection = _Selection(groups, None if everything else await self._started_groups())
         with atomic_directory(folder) as staging:
             files = {
                 name: await self._export_collection(
-                    name, staging / f"{name}.{format_}", format_, wanted
+                    name, staging / f"{name}.{format_}", format_, selection
                 )
                 for name in COLLECTIONS
             }
@@ -129,7 +129,7 @@ class TransferRepository(Repository):
             (staging / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 
-    async def _begun_groups(self) -> set[str]:
+    async def _started_groups(self) -> set[str]:
         """Return the ids of the tasks of which a slot was claimed at least once."""
         pipeline: list[Document] = [
             {"$match": {"fence": {"$gt": 0}}},
@@ -138,13 +138,13 @@ class TransferRepository(Repository):
         return {group["_id"] async for group in await self._db.records.aggregate(pipeline)}
 
     async def _export_collection(
-        self, name: str, path: Path, format_: Format, wanted: "_Wanted"
+        self, name: str, path: Path, format_: Format, selection: "_Selection"
     ) -> ExportedFile:
         num_documents, size = 0, 0
         batch: list[Document] = []
         with writer(format_)(path, name) as write:
             async for document in self._db[name].find().sort("_id", 1):
-                if not wanted.includes(name, document):
+                if not selection.includes(name, document):
                     continue
                 batch.append(document)
                 num_documents += 1
@@ -194,7 +194,7 @@ class TransferRepository(Repository):
                 await self._db[name].delete_many({})
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{folder}: document refused: {_refusal(error)}") from error
+            raise ConfigError(f"{folder}: document rejected: {_rejection_reason(error)}") from error
         await self._tallies.prepare()
         return manifest
 
@@ -211,26 +211,26 @@ class TransferRepository(Repository):
                 await self._db[name].insert_many(batch)
 
 
-def _refusal(error: Exception) -> str:
+def _rejection_reason(error: Exception) -> str:
     """Return the server's reason in one line."""
     details = error.details if isinstance(error, OperationFailure) else None
     first = ((details or {}).get("writeErrors") or [{}])[0]
     return " ".join(str(first.get("errmsg") or error).split())[:200]
 
 
-class _Wanted:
+class _Selection:
     """Decides which documents an export holds."""
 
-    def __init__(self, groups: Collection[str] | None, begun: Collection[str] | None) -> None:
+    def __init__(self, groups: Collection[str] | None, started: Collection[str] | None) -> None:
         self._groups = None if groups is None else set(groups)
-        self._begun = begun
+        self._started = started
         self._blobs: set[str] = set()
 
     def includes(self, name: str, document: Document) -> bool:
         """Return whether the export holds a document; call it for blobs after their referrers."""
         if self._groups is None:
             group = document.get(_SLOT_FIELDS.get(name, ""))
-            return self._begun is None or group is None or group in self._begun
+            return self._started is None or group is None or group in self._started
         if name == "blobs":
             return document["_id"].partition("/")[0] in self._blobs
         if name not in _GROUP_FIELDS:

@@ -113,10 +113,10 @@ class TurnRepository(Repository):
         self, items: Sequence[_Results]
     ) -> tuple[list[Update], dict[str, LeaseLost]]:
         """Return the updates that store results, and the error of each rejected one."""
-        # Results are written to the turn, which carries no lease, so the lease is checked first. A
+        # Results are written to the turn, which has no lease, so the Record's lease is checked first. A
         # holder that loses it in between may still write once, but only results of the same calls.
-        doubtful = [item.claim for item in items if not self._db.leases.holds(*item.claim[1:])]
-        refused, _ = await self._refused(doubtful) if doubtful else ({}, [])
+        unverified = [item.claim for item in items if not self._db.leases.holds(*item.claim[1:])]
+        refused, _ = await self._refused(unverified) if unverified else ({}, [])
         updates: list[Update] = []
         for (turn_id, _, _), results in items:
             if turn_id not in refused:
@@ -158,11 +158,11 @@ class TurnRepository(Repository):
         refused, unknown = {}, []
         for turn_id, record_id, fence in claims:
             record = records.get(record_id, {"status": None, "turns": ()})
-            held_by = (record.get("lease") or {}).get("fence")
-            named = turn_id in record["turns"]
-            if not named or record["status"] != "running" or held_by != fence:
+            current_fence = (record.get("lease") or {}).get("fence")
+            is_listed = turn_id in record["turns"]
+            if not is_listed or record["status"] != "running" or current_fence != fence:
                 refused[turn_id] = lease_lost(record_id, fence)
-            if not named:
+            if not is_listed:
                 unknown.append(turn_id)
         return refused, unknown
 
@@ -226,9 +226,9 @@ def record_update(turn: DispatchedSamplingTask) -> Document:
             "num_tool_calls": sum(call.format_error is None for call in turn.tool_calls),
         },
     }
-    named = sorted({call.name for call in turn.tool_calls})
-    if named:
-        update["$addToSet"] = {"tool_names": {"$each": encode(named)}}
+    tool_names = sorted({call.name for call in turn.tool_calls})
+    if tool_names:
+        update["$addToSet"] = {"tool_names": {"$each": encode(tool_names)}}
     versions = [span.version for span in turn.version_spans]
     if versions and turn.trainable:
         update["$min"] = {"min_version": min(versions)}

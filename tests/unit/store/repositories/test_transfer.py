@@ -198,12 +198,18 @@ async def test_mistakes_are_named_and_leave_nothing(
 
 
 HOSTILE = {
-    "code": ('"name": {"$code": "while(true){}"}', "a value is a Code"),
-    "scope": ('"x": {"$code": "f()", "$scope": {}}', "a value is a Code"),
-    "operator": ('"x": {"$set": {"status": "completed"}}', r"a field is named '\$set'"),
-    "reference": ('"x": {"$ref": "users", "$id": 1}', "a value is a DBRef"),
-    "pattern": ('"x": {"$regularExpression": {"pattern": "(a+)+", "options": ""}}', "is a Regex"),
-    "nested": ('"x": ' + "[" * 150 + "]" * 150, "is nested deeper than 100 levels"),
+    "code": ('"name": {"$code": "while(true){}"}', "values of type Code are not allowed"),
+    "scope": ('"x": {"$code": "f()", "$scope": {}}', "values of type Code are not allowed"),
+    "operator": (
+        '"x": {"$set": {"status": "completed"}}',
+        r"the field name '\$set' is not allowed",
+    ),
+    "reference": ('"x": {"$ref": "users", "$id": 1}', "values of type DBRef are not allowed"),
+    "pattern": (
+        '"x": {"$regularExpression": {"pattern": "(a+)+", "options": ""}}',
+        "values of type Regex are not allowed",
+    ),
+    "nested": ('"x": ' + "[" * 150 + "]" * 150, "it is nested deeper than 100 levels"),
     "deep": ('"x": ' + "[" * 100_000 + "]" * 100_000, "cannot be read"),
     "digits": ('"x": ' + "9" * 5_000, "cannot be read"),
 }
@@ -236,8 +242,8 @@ async def test_an_import_takes_data_of_a_run_from_its_folder_and_nothing_else(
     name = "../outside.jsonl" if kind == "outside" else "tasks.jsonl"
     text = '{"_id": "a", "kind": "mcp"}\n' if kind == "query" else '{"_id": "a"}\n'
     message = {
-        "fields": "document refused: task 'a' has no kind",
-        "query": "document refused: document 'a' is not a valid MCPTask: query",
+        "fields": "document rejected: task 'a' has no kind",
+        "query": "document rejected: document 'a' is not a valid MCPTask: query",
         "outside": r"tasks is in '\.\./outside\.jsonl'; expected a file tasks\.jsonl",
         "link": r"tasks is in 'tasks\.jsonl'; expected a file",
     }[kind]
