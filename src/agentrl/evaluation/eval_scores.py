@@ -118,9 +118,9 @@ def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
 
 
 def score_row(tasks: Iterable[TaskScores]) -> ScoreRow | None:
-    """Return the figures over some questions; None when not one of them has a score."""
-    every = list(tasks)
-    scored = [task.given for task in every if task.given]
+    """Return the figures over some questions; None if none of them has a score."""
+    all_tasks = list(tasks)
+    scored = [task.given for task in all_tasks if task.given]
     if not scored:
         return None
     means = [sum(scores) / len(scores) for scores in scored]
@@ -130,11 +130,11 @@ def score_row(tasks: Iterable[TaskScores]) -> ScoreRow | None:
     return ScoreRow(
         num_tasks=len(scored),
         num_tries=sum(map(len, scored)),
-        num_unscored=sum(len(task.scores) - len(task.given) for task in every),
+        num_unscored=sum(len(task.scores) - len(task.given) for task in all_tasks),
         mean=mean,
         low=low,
         high=high,
-        pass_at={k: _mean_pass(scored, k) for k in _ks(min(map(len, scored)))},
+        pass_at={k: _mean_pass(scored, k) for k in _reported_ks(min(map(len, scored)))},
     )
 
 
@@ -155,7 +155,7 @@ def _rows(groups: Mapping[str, Sequence[TaskScores]]) -> dict[str, ScoreRow]:
     return {name: row for name, row in rows.items() if row is not None}
 
 
-def _ks(num_tries: int) -> list[int]:
+def _reported_ks(num_tries: int) -> list[int]:
     """Return 1, 2, 4, ... and the number of rollouts itself."""
     powers = [2**exponent for exponent in range(num_tries.bit_length())]
     return sorted({*powers, num_tries})
@@ -174,33 +174,35 @@ def _interval(
     """Return the 95 % interval of a mean over questions.
 
     Scores between 0 and 1 get Wilson's interval for the number of independent yes-or-no questions
-    with the same variance; it keeps a width where all questions agree. That number is estimated from
-    few questions, so it is reduced as by Korn and Graubard (1998), but never below the number of
-    questions. Other scores get Student's interval of the mean, and none for one question.
+    with the same variance, whose width is positive even if all questions agree. That number is
+    estimated from few questions, so it is reduced as in Korn and Graubard (1998), but never below the
+    number of questions. Other scores get Student's interval of the mean, which requires at least
+    two questions.
     """
     count = len(means)
-    scatter = sum((value - mean) ** 2 for value in means) / (count - 1) if count > 1 else 0.0
+    variance = sum((value - mean) ** 2 for value in means) / (count - 1) if count > 1 else 0.0
     if not bounded:
         if count == 1:
             return None, None
-        half = _t975(count - 1) * math.sqrt(scatter / count)
+        half = _t975(count - 1) * math.sqrt(variance / count)
         return mean - half, mean + half
-    spread = mean * (1.0 - mean)
+    binomial_variance = mean * (1.0 - mean)
     effective = float(count)
-    if scatter > 0:
+    if variance > 0:
         reduction = (_Z95 / _t975(count - 1)) ** 2
-        effective = max(effective, reduction * spread * count / scatter)
+        effective = max(effective, reduction * binomial_variance * count / variance)
     z2 = _Z95**2
-    centre = (mean + z2 / (2 * effective)) / (1 + z2 / effective)
-    half = _Z95 * math.sqrt(spread / effective + z2 / (4 * effective**2)) / (1 + z2 / effective)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    center = (mean + z2 / (2 * effective)) / (1 + z2 / effective)
+    half = _Z95 * math.sqrt(binomial_variance / effective + z2 / (4 * effective**2))
+    half /= 1 + z2 / effective
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def _t975(degrees: int) -> float:
     """Return the 97.5 % quantile of Student's t.
 
-    Exact for 1 and 2 degrees of freedom; beyond by the expansion 26.7.5 of Abramowitz and Stegun,
-    off by less than 0.3 %.
+    Exact for 1 and 2 degrees of freedom. For more, the expansion 26.7.5 of Abramowitz and Stegun has
+    an error of less than 0.3 %.
     """
     if degrees <= 2:
         return (12.7062, 4.30265)[degrees - 1]

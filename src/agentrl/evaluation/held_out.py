@@ -56,20 +56,20 @@ async def evaluate(
     """
     started = time.monotonic()
     tag = await _free_tag(store, version, reuse=reuse)
-    await store.tasks.add(_as_evaluation(tasks, tag))
+    await store.tasks.add(_evaluation_tasks(tasks, tag))
     while (num_done := await store.tasks.count(tag=tag, status="completed")) < len(tasks):
         if time.monotonic() - started > timeout_seconds:
             raise StoreError(await _missing_scores_text(store, tag, num_done, len(tasks)))
         if await stopped_within(stop, _POLL_SECONDS):
             return None
-    metrics = _metrics(await _tries(store, tag), version, time.monotonic() - started)
+    metrics = _metrics(await _task_rollouts(store, tag), version, time.monotonic() - started)
     if metrics is None:
         raise StoreError(f"evaluation {tag}: none of {len(tasks)} questions got a score")
     return metrics
 
 
 @dataclass(frozen=True)
-class _Tries:
+class _TaskRollouts:
     """A question with its rollouts."""
 
     task: Task
@@ -77,40 +77,40 @@ class _Tries:
 
     def scores(self, *, only_version: int | None = None) -> TaskScores:
         """Return the scores; with `only_version`, of the rollouts sampled entirely by that version."""
-        kept = [r for r in self.records if only_version is None or _is_on(r, only_version)]
-        known = self.task if isinstance(self.task, MCPTask) else None
+        kept = [r for r in self.records if only_version is None or _is_sampled_by(r, only_version)]
+        mcp_task = self.task if isinstance(self.task, MCPTask) else None
         return TaskScores(
             [None if record.score is None else record.score.value for record in kept],
-            scorer="" if known is None else known.scorer,
-            tags=() if known is None else known.tags,
+            scorer="" if mcp_task is None else mcp_task.scorer,
+            tags=() if mcp_task is None else mcp_task.tags,
         )
 
 
-def _is_on(record: Record, version: int) -> bool:
+def _is_sampled_by(record: Record, version: int) -> bool:
     return record.min_version == record.max_version == version
 
 
-async def _tries(store: TrajectoryStore, tag: str) -> list[_Tries]:
+async def _task_rollouts(store: TrajectoryStore, tag: str) -> list[_TaskRollouts]:
     return [
-        _Tries(task, await store.records.of_task(task.id))
+        _TaskRollouts(task, await store.records.of_task(task.id))
         async for task in store.tasks.find(tag=tag)
     ]
 
 
-def _metrics(tries: Sequence[_Tries], version: int, seconds: float) -> EvalMetrics | None:
-    scores = [one.scores() for one in tries]
+def _metrics(rollouts: Sequence[_TaskRollouts], version: int, seconds: float) -> EvalMetrics | None:
+    scores = [one.scores() for one in rollouts]
     total = score_row(scores)
     if total is None:
         return None
-    scored = [record for one in tries for record in one.records if record.score is not None]
+    scored = [record for one in rollouts for record in one.records if record.score is not None]
     return EvalMetrics(
         version=version,
         reward_mean=total.mean,
         num_tasks=total.num_tasks,
         num_unscored=total.num_unscored,
-        num_off_version=sum(not _is_on(record, version) for record in scored),
+        num_off_version=sum(not _is_sampled_by(record, version) for record in scored),
         total=total,
-        on_version=score_row([one.scores(only_version=version) for one in tries]),
+        on_version=score_row([one.scores(only_version=version) for one in rollouts]),
         by_scorer=rows_by_scorer(scores),
         by_tag=rows_by_tag(scores),
         seconds=seconds,
@@ -118,9 +118,9 @@ def _metrics(tries: Sequence[_Tries], version: int, seconds: float) -> EvalMetri
 
 
 async def _free_tag(store: TrajectoryStore, version: int, *, reuse: bool) -> str:
-    """Return `eval@version`, with a number if that tag belongs to lost weights.
+    """Return `eval@version`, with a number if that tag belongs to weights that a crash lost.
 
-    A crash takes the run back to a checkpoint, and the versions after it are trained again.
+    After a crash, the run resumes from a checkpoint and trains the later versions again.
     """
     tag = f"eval@{version}"
     number = 1
@@ -130,7 +130,7 @@ async def _free_tag(store: TrajectoryStore, version: int, *, reuse: bool) -> str
     return tag
 
 
-def _as_evaluation(tasks: Sequence[Task], tag: str) -> list[Task]:
+def _evaluation_tasks(tasks: Sequence[Task], tag: str) -> list[Task]:
     name = tag.removeprefix("eval@")
     return [
         task.model_copy(

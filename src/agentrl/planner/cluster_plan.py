@@ -22,9 +22,9 @@ from agentrl.planner.served_model import BYTES_OF_VALUE, ServedModel, Servers, s
 TRAINER_SHARE = 0.4
 """Fraction of a GPU's peak that training reaches."""
 SAMPLER_MS, MONGOD_MS = 1.9, 1.0
-"""CPU time of a turn where a sampler plays 32 rollouts at once (`benchmarks/turn_cost.py`)."""
-_BUSY = 0.7
-"""Most of a core that one process should be given."""
+"""CPU time of a turn if a sampler runs 32 rollouts concurrently (`benchmarks/turn_cost.py`)."""
+_MAX_CORE_LOAD = 0.7
+"""Largest share of a core that one process should use."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class ClusterPlan:
     @property
     def slows_down(self) -> str | None:
         """The bottleneck that keeps the run from this pace."""
-        loads = self._cores(SAMPLER_MS + MONGOD_MS)
-        if loads <= self.cluster.cores:
+        num_cores = self._num_cores(SAMPLER_MS + MONGOD_MS)
+        if num_cores <= self.cluster.cores:
             return None
         return (
-            f"samplers and mongod need {loads:.0f} cores, and the machine has "
+            f"samplers and mongod need {num_cores:.0f} cores, and the machine has "
             f"{self.cluster.cores}; start samplers on other machines (docs/deploy.md)"
         )
 
@@ -101,8 +101,8 @@ class ClusterPlan:
             "publish": {"bytes": self._published_bytes, "seconds": self.publish_seconds},
             "step": {"seconds": self.step_seconds, "records": self._records},
             "turns_per_second": self.turns_per_second,
-            "mongod_cores": self._cores(MONGOD_MS),
-            "sampler_cores": self._cores(SAMPLER_MS),
+            "mongod_cores": self._num_cores(MONGOD_MS),
+            "sampler_cores": self._num_cores(SAMPLER_MS),
             "samplers": self.samplers,
         }
 
@@ -111,17 +111,17 @@ class ClusterPlan:
         rank, trainer = self.rank, self.config.trainer
         gpu = self.cluster.gpu
         yield f"trainer: {trainer.num_processes} rank(s) on {'CPU' if gpu is None else gpu.name}"
-        held = f"gradients {_gb(rank.gradients)}, AdamW {_gb(rank.optimizer)}"
-        yield f"  weights {_gb(rank.weights)}, {held}"
+        states = f"gradients {_gb(rank.gradients)}, AdamW {_gb(rank.optimizer)}"
+        yield f"  weights {_gb(rank.weights)}, {states}"
         yield f"  activations {_gb(rank.activations)}, peak {_gb(rank.peak)}"
         host = f"; {_gb(rank.host)} in host memory" if rank.host else ""
         yield f"  of {_gb(self._device_bytes)} per rank{host}"
-        each = f"of {self.config.inference.inf_tp_size} GPU(s)"
-        yield f"servers: {self.servers.count} {each if self.servers.gpu else 'on the CPU'}"
+        gpus = f"of {self.config.inference.inf_tp_size} GPU(s)"
+        yield f"servers: {self.servers.count} {gpus if self.servers.gpu else 'on the CPU'}"
         cache = f"cache {self.served.cache_per_token / 1024:.0f} KiB per token"
         yield f"  weights {_gb(self.served.weights)}, {cache}"
-        at_once = f"{self.servers.conversations} conversations at a time"
-        yield f"  cache for {self.servers.cached_tokens:,} tokens, {at_once}"
+        conversations = f"{self.servers.conversations} conversations at a time"
+        yield f"  cache for {self.servers.cached_tokens:,} tokens, {conversations}"
         if self.train_seconds and self.sample_seconds:
             yield from self._times()
         if self.slows_down is not None:
@@ -134,27 +134,27 @@ class ClusterPlan:
             yield "fits"
 
     def _times(self) -> Iterator[str]:
-        work, loads = self.workload, f"{self.samplers} sampler(s)"
+        workload, load = self.workload, f"{self.samplers} sampler(s)"
         yield (
-            f"one step of {self._records} records with {work.tokens:,} tokens each in "
-            f"{work.turns:g} turns, without shared prefixes:"
+            f"one step of {self._records} records with {workload.tokens:,} tokens each in "
+            f"{workload.turns:g} turns, without shared prefixes:"
         )
-        reached = f"{self.step_flops:.2g} FLOPs at {TRAINER_SHARE:.0%} of the peak"
-        yield f"  trainer {self.train_seconds:.0f} s ({reached})"
+        operations = f"{self.step_flops:.2g} FLOPs at {TRAINER_SHARE:.0%} of the peak"
+        yield f"  trainer {self.train_seconds:.0f} s ({operations})"
         yield f"  servers {self.sample_seconds:.0f} s ({self.servers.tokens_per_second:,.0f} tokens/s)"
         yield f"  publishing {self.publish_seconds:.1f} s ({_gb(self._published_bytes)})"
-        loads += f", {self._cores(MONGOD_MS):.2g} cores of mongod"
-        yield f"  together {self.step_seconds:.0f} s, {self.turns_per_second:.1f} turns/s: {loads}"
+        load += f", {self._num_cores(MONGOD_MS):.2g} cores of mongod"
+        yield f"  together {self.step_seconds:.0f} s, {self.turns_per_second:.1f} turns/s: {load}"
 
     @property
     def _device_bytes(self) -> int:
         """Memory available to a rank."""
         if self.cluster.gpu is not None:
             return self.cluster.gpu_bytes
-        return self.cluster.host_bytes // self._ranks_here
+        return self.cluster.host_bytes // self._ranks_per_host
 
     @property
-    def _ranks_here(self) -> int:
+    def _ranks_per_host(self) -> int:
         return max(1, self.config.trainer.num_processes // self.config.trainer.num_machines)
 
     @property
@@ -165,16 +165,16 @@ class ClusterPlan:
     @property
     def _records(self) -> int:
         config, trainer = self.config, self.config.trainer
-        together = trainer.cp_size * trainer.tp_size * trainer.pp_size
-        shares = trainer.num_processes // together
-        return groups_per_step(config, shares) * config.data.num_generations
+        ranks_per_share = trainer.cp_size * trainer.tp_size * trainer.pp_size
+        num_shares = trainer.num_processes // ranks_per_share
+        return groups_per_step(config, num_shares) * config.data.num_generations
 
     @property
     def step_flops(self) -> float:
         """Operations of a step without shared prefixes; merged training needs fewer."""
         tokens = self.workload.tokens
-        each = self.rank.flops_per_token * tokens + self.rank.flops_per_pair * tokens**2 / 2
-        return self._records * (each + self.rank.flops_per_head_position * tokens / 2)
+        flops = self.rank.flops_per_token * tokens + self.rank.flops_per_pair * tokens**2 / 2
+        return self._records * (flops + self.rank.flops_per_head_position * tokens / 2)
 
     @property
     def train_seconds(self) -> float:
@@ -206,8 +206,8 @@ class ClusterPlan:
     @property
     def step_seconds(self) -> float:
         """Seconds from one policy to the next: sampling continues while the trainer computes."""
-        both = (self.train_seconds, self.sample_seconds)
-        return (sum if self.config.inference.colocated else max)(both) + self.publish_seconds
+        seconds = (self.train_seconds, self.sample_seconds)
+        return (sum if self.config.inference.colocated else max)(seconds) + self.publish_seconds
 
     @property
     def turns_per_second(self) -> float:
@@ -216,24 +216,28 @@ class ClusterPlan:
             return 0.0
         return self._records * self.workload.turns / self.step_seconds
 
-    def _cores(self, milliseconds: float) -> float:
+    def _num_cores(self, milliseconds: float) -> float:
         return self.turns_per_second * milliseconds / 1000
 
     @property
     def samplers(self) -> int:
         """Number of sampler processes that these turns require."""
-        rollouts = self.config.rollout.max_concurrent_samples_per_process
-        at_once = self.servers.count * self.servers.conversations
-        return max(1, -(-at_once // rollouts), -int(-self._cores(SAMPLER_MS) // _BUSY))
+        max_rollouts = self.config.rollout.max_concurrent_samples_per_process
+        num_conversations = self.servers.count * self.servers.conversations
+        return max(
+            1,
+            -(-num_conversations // max_rollouts),
+            -int(-self._num_cores(SAMPLER_MS) // _MAX_CORE_LOAD),
+        )
 
     def _problems(self) -> Iterator[str]:
         rank, cluster = self.rank, self.cluster
         if rank.peak > self._device_bytes:
             yield self.rank_words
-        if cluster.gpu is not None and rank.host * self._ranks_here > cluster.host_bytes:
+        if cluster.gpu is not None and rank.host * self._ranks_per_host > cluster.host_bytes:
             yield (
-                f"{self._ranks_here} rank(s) keep {_gb(rank.host * self._ranks_here)} in host memory, "
-                f"and the machine has {_gb(cluster.host_bytes)}"
+                f"{self._ranks_per_host} rank(s) keep {_gb(rank.host * self._ranks_per_host)} in "
+                f"host memory, and the machine has {_gb(cluster.host_bytes)}"
             )
         if self.served.cache(self.longest) > self.servers.cache_bytes:
             yield (

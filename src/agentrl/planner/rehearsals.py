@@ -56,7 +56,7 @@ class Rehearsals:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            # The process simulates a GPU without using one.
+            # The process only simulates a GPU.
             env={**os.environ, VISIBLE: ""},
         )
 
@@ -67,7 +67,7 @@ class Rehearsals:
             ConfigError: the model cannot be divided this way, or cannot run without values.
         """
         longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
-        found = self._ask(
+        measured = self._request(
             {
                 "model": config.model.model_dump(mode="json"),
                 "trainer": config.trainer.model_dump(mode="json"),
@@ -77,23 +77,23 @@ class Rehearsals:
                 "device": "gpu" if self._on_gpu else "cpu",
             }
         )
-        held = found["weights"] + found["gradients"] + found["optimizer"]
-        device, host = found["peak"], found["offloaded"]
+        state_bytes = measured["weights"] + measured["gradients"] + measured["optimizer"]
+        device, host = measured["peak"], measured["offloaded"]
         if self._on_gpu and config.trainer.cpu_offload:
             # With offloading, passes copy one layer at a time to the device.
-            device, host = found["activations"], host + held
+            device, host = measured["activations"], host + state_bytes
         elif self._on_gpu and config.inference.colocated:
-            host += found["weights"] + found["optimizer"]  # while the servers sample
-        flops = found["flops"]
+            host += measured["weights"] + measured["optimizer"]  # while the servers sample
+        flops = measured["flops"]
         return RankMemory(
-            weights=found["weights"],
-            gradients=found["gradients"],
-            optimizer=found["optimizer"],
-            activations=found["activations"],
+            weights=measured["weights"],
+            gradients=measured["gradients"],
+            optimizer=measured["optimizer"],
+            activations=measured["activations"],
             peak=device,
             host=host,
-            num_parameters=found["num_parameters"],
-            num_trained=found["num_trained"],
+            num_parameters=measured["num_parameters"],
+            num_trained=measured["num_trained"],
             flops_per_token=flops["per_token"],
             flops_per_pair=flops["per_pair"],
             flops_per_head_position=flops["per_head_position"],
@@ -104,26 +104,26 @@ class Rehearsals:
         self._process.kill()
         self._process.communicate()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._ended() from None
+            raise self._process_error() from None
         line = self._process.stdout.readline()
         if not line:
-            raise self._ended()
+            raise self._process_error()
         answer: dict[str, Any] = json.loads(line)
         if "problem" in answer:
             raise ConfigError(answer["problem"])
         return answer
 
-    def _ended(self) -> ConfigError:
+    def _process_error(self) -> ConfigError:
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        return ConfigError(f"cannot rehearse a step of this model: {said[-1] if said else '?'}")
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return ConfigError(f"cannot rehearse a step of this model: {lines[-1] if lines else '?'}")
 
 
 @contextmanager
@@ -135,8 +135,8 @@ def rehearsals(model_path: Path, *, on_gpu: bool) -> Iterator[Rehearsals]:
         on_gpu: whether to simulate a GPU instead of a CPU.
     """
     with tempfile.TemporaryFile() as errors:
-        opened = Rehearsals(model_path, on_gpu=on_gpu, errors=errors)
+        process = Rehearsals(model_path, on_gpu=on_gpu, errors=errors)
         try:
-            yield opened
+            yield process
         finally:
-            opened.close()
+            process.close()

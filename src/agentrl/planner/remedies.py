@@ -9,9 +9,9 @@ from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import ConfigError
 from agentrl.planner.rehearsals import RankMemory, Rehearsals
 
-_MOST = 2
+_MAX_REMEDIES = 2
 """Limit on offered remedies, because each costs a rehearsal of some seconds."""
-_MOST_REHEARSALS = 4
+_MAX_REHEARSALS = 4
 _SHORT_ROW, _SHORT_CHUNK = 4096, 1024
 _ADAPTER_RANK = 16
 
@@ -36,16 +36,16 @@ def remedies(
         device_bytes: the memory available to a rank.
     """
     found: list[Remedy] = []
-    for section, changes in islice(_changes(config, rank, device_bytes), _MOST_REHEARSALS):
+    for section, changes in islice(_changes(config, rank, device_bytes), _MAX_REHEARSALS):
         changed = getattr(config, section).model_copy(update=changes)
         try:
             peak = rehearsals.rank(config.model_copy(update={section: changed})).peak
         except ConfigError:
             continue  # the model or the mesh does not allow it
         if peak <= device_bytes:
-            words = (f"--{name} {_word(value)}" for name, value in changes.items())
-            found.append(Remedy(" ".join(words), peak))
-        if len(found) == _MOST:
+            flags = (f"--{name} {_flag_value(value)}" for name, value in changes.items())
+            found.append(Remedy(" ".join(flags), peak))
+        if len(found) == _MAX_REMEDIES:
             break
     return tuple(found)
 
@@ -54,12 +54,12 @@ def _changes(
     config: RootConfig, rank: RankMemory, device_bytes: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     trainer = config.trainer
-    held = rank.weights + rank.gradients + rank.optimizer
-    if held <= device_bytes:
+    state_bytes = rank.weights + rank.gradients + rank.optimizer
+    if state_bytes <= device_bytes:
         yield from (("trainer", changes) for changes in _smaller_passes(trainer))
     num_ranks = trainer.num_processes
     for factor in (2, 4, 8):
-        if held // factor <= device_bytes:
+        if state_bytes // factor <= device_bytes:
             yield "trainer", {"num_processes": num_ranks * factor}
     if num_ranks > 1 and not trainer.cpu_offload:
         yield "trainer", {"cpu_offload": True}
@@ -84,5 +84,5 @@ def _smaller_passes(trainer: TrainerSection) -> Iterator[dict[str, Any]]:
         yield dict(changes)
 
 
-def _word(value: object) -> str:
+def _flag_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

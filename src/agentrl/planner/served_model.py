@@ -16,7 +16,7 @@ SERVER_SHARE = 0.6
 
 BYTES_OF_VALUE = 2
 """Size of bfloat16, the type of the servers' weights and cache."""
-_WITHOUT_CACHE = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv")
+_CACHELESS_LAYERS = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv")
 """Layers with a state of fixed size per conversation."""
 
 
@@ -46,14 +46,14 @@ def served_model(config: Any, num_parameters: int, *, tp_size: int = 1) -> Serve
     values = vars(decoder_config(config))
     num_layers = values["num_hidden_layers"]
     kinds = values.get("layer_types") or ["full_attention"] * num_layers
-    kinds = [kind for kind in kinds if kind not in _WITHOUT_CACHE]
+    kinds = [kind for kind in kinds if kind not in _CACHELESS_LAYERS]
     window = values.get("sliding_window") or 0
     num_windowed = sum(kind == "sliding_attention" for kind in kinds) if window else 0
-    each = _cache_per_layer(values, tp_size) * BYTES_OF_VALUE
+    bytes_per_layer = _cache_per_layer(values, tp_size) * BYTES_OF_VALUE
     return ServedModel(
         weights=num_parameters * BYTES_OF_VALUE // tp_size,
-        cache_per_token=(len(kinds) - num_windowed) * each,
-        cache_per_window=num_windowed * each * window,
+        cache_per_token=(len(kinds) - num_windowed) * bytes_per_layer,
+        cache_per_window=num_windowed * bytes_per_layer * window,
     )
 
 
@@ -105,8 +105,8 @@ class Servers:
     @property
     def conversations(self) -> int:
         """Conversations that one server decodes concurrently."""
-        fits = self.cache_bytes // max(1, self.model.cache(self.record_tokens))
-        return min(self.inference.max_running_requests, fits)
+        num_cached = self.cache_bytes // max(1, self.model.cache(self.record_tokens))
+        return min(self.inference.max_running_requests, num_cached)
 
     @property
     def tokens_per_second(self) -> float:
