@@ -75,7 +75,7 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
     # Otherwise every export of weights prints a progress bar into the log.
     disable_progress_bar()
 
-    async def lead_until_signalled() -> T:
+    async def lead_until_signaled() -> T:
         return await lead(ranks, stop_on_signals("finishing and saving the step first"))
 
     def shape(world_size: int) -> MeshShape:
@@ -83,7 +83,7 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
 
     with joined_ranks(shape) as ranks:
         if ranks.is_main:
-            return asyncio.run(lead_until_signalled())
+            return asyncio.run(lead_until_signaled())
         start: _Start = ranks.broadcast(None)
         if start.settings is not None:
             worker_loop(start.settings, ranks)
@@ -242,8 +242,8 @@ def start_weights(
 def _find_weights(model: ModelSection, checkpoint: Checkpoint | None) -> StartWeights:
     if checkpoint is None:
         return StartWeights(resolve_model(model.model_name_or_path))
-    path, wanted = checkpoint.model_path, adapter_shape(model)
-    if wanted is None:
+    path, adapter = checkpoint.model_path, adapter_shape(model)
+    if adapter is None:
         if is_adapter(path):
             raise ConfigError(
                 f"{checkpoint.path} holds an adapter; resume it with --lora_rank "
@@ -255,18 +255,18 @@ def _find_weights(model: ModelSection, checkpoint: Checkpoint | None) -> StartWe
             f"{checkpoint.path} holds the full weights of a run without an adapter; resume it without "
             f"--lora_rank, or use another --run_name with --model_name_or_path {path}"
         )
-    _check_same_adapter(wanted, read_shape(path), path)
+    _check_same_adapter(adapter, read_shape(path), path)
     return StartWeights(resolve_model(model.model_name_or_path), path)
 
 
-def _check_same_adapter(wanted: AdapterShape, found: AdapterShape, path: Path) -> None:
-    if (wanted.rank, wanted.alpha) != (found.rank, found.alpha):
+def _check_same_adapter(expected: AdapterShape, stored: AdapterShape, path: Path) -> None:
+    if (expected.rank, expected.alpha) != (stored.rank, stored.alpha):
         raise ConfigError(
-            f"{path} is an adapter of --lora_rank {found.rank} --lora_alpha {found.alpha}; resume "
+            f"{path} is an adapter of --lora_rank {stored.rank} --lora_alpha {stored.alpha}; resume "
             "with these, or use another --run_name"
         )
-    if wanted.base != found.base:
+    if expected.base != stored.base:
         raise ConfigError(
-            f"{path} is an adapter of {found.base}; pass that as --model_name_or_path (or, if it was "
+            f"{path} is an adapter of {stored.base}; pass that as --model_name_or_path (or, if it was "
             f"moved, correct {CONFIG_FILE} in the adapter's directory)"
         )

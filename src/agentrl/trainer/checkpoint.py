@@ -129,7 +129,7 @@ def latest_checkpoint(output_path: Path, *, at_most: int | None = None) -> Check
 
     Args:
         output_path: the run's output directory.
-        at_most: the newest one of this step or an earlier one.
+        at_most: ignore the checkpoints of later steps.
 
     Raises:
         ConfigError: its format is not supported.

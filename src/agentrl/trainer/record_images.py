@@ -21,7 +21,7 @@ from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED_BYTES = 256 * 2**20
+_CACHE_BYTES = 256 * 2**20
 
 
 def image_reader(path: Path, model: ModelSection) -> ImageReader | None:
@@ -41,7 +41,7 @@ class RecordImages:
     def __init__(self, store: TrajectoryStore, reader: ImageReader | None) -> None:
         self._store = store
         self._reader = reader
-        self._read: OrderedDict[tuple[str, str], ShownImage] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], ShownImage] = OrderedDict()
 
     async def book(self, turns: Iterable[DispatchedSamplingTask]) -> ImageBook:
         """Return the images that turns add; those that cannot be read are missing, and logged.
@@ -49,24 +49,24 @@ class RecordImages:
         Raises:
             TrainingError: the model reads text only.
         """
-        processors = {
+        turn_of_image = {
             (address, processor_key(turn.image_processor)): turn
             for turn in turns
             for address in turn.added_images
         }
         if self._reader is None:
-            if not processors:
+            if not turn_of_image:
                 return ImageBook()
-            record = next(iter(processors.values())).record_id
+            record = next(iter(turn_of_image.values())).record_id
             raise TrainingError(
                 f"record {record} shows images, but the model reads text only; train on questions "
                 "and tools without images (--max_images 0), or train a vision model"
             )
-        found = {key: self._read[key] for key in processors if key in self._read}
-        missing = [key for key in processors if key not in found]
+        found = {key: self._cache[key] for key in turn_of_image if key in self._cache}
+        missing = [key for key in turn_of_image if key not in found]
         files = await self._store.images.get([address for address, _ in missing])
         for key, file in zip(missing, files, strict=True):
-            turn = processors[key]
+            turn = turn_of_image[key]
             try:
                 shown = await asyncio.to_thread(self._reader.shown, file.data, turn.image_processor)
             except ImageError as error:
@@ -74,11 +74,11 @@ class RecordImages:
                     "%s is left out of training: image %s: %s", turn.record_id, key[0], error
                 )
                 continue
-            found[key] = self._remember(key, shown)
+            found[key] = self._add_to_cache(key, shown)
         return ImageBook(found, self._reader.token_id)
 
-    def _remember(self, key: tuple[str, str], shown: ShownImage) -> ShownImage:
-        self._read[key] = shown
-        while sum(len(one.data) for one in self._read.values()) > _REMEMBERED_BYTES:
-            self._read.popitem(last=False)
+    def _add_to_cache(self, key: tuple[str, str], shown: ShownImage) -> ShownImage:
+        self._cache[key] = shown
+        while sum(len(one.data) for one in self._cache.values()) > _CACHE_BYTES:
+            self._cache.popitem(last=False)
         return shown

@@ -60,7 +60,7 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
     owner = new_lease_owner()
     deadline = time.monotonic() + lease_seconds + _GRACE_SECONDS
     first_seen: Lease | None = None
-    announced = False
+    is_logged = False
     while True:
         try:
             await store.trainer_leases.acquire(consumer, owner, lease_seconds)
@@ -83,9 +83,9 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
                 continue
             if time.monotonic() > deadline or (holder is not None and is_alive(holder)):
                 raise
-            if not announced:
+            if not is_logged:
                 logger.warning("%s; waiting for it to expire", error)
-                announced = True
+                is_logged = True
             await asyncio.sleep(_RETRY_SECONDS)
         except StoreError as error:
             # Acquiring again under the same owner is harmless if only the reply was lost.

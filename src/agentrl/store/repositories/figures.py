@@ -95,6 +95,5 @@ def _id(consumer: str, step: int) -> str:
 
 def _after_step(consumer: str, step: int) -> Document:
     """Return the filter of a trainer's figures after a step (-1: all)."""
-    return {
-        "_id": {"$gte": _id(consumer, step + 1), "$lt": f"{consumer}0"}
-    }  # "0" is the character after "/"
+    # "0" is the character after "/", so this bound follows all ids of the trainer.
+    return {"_id": {"$gte": _id(consumer, step + 1), "$lt": f"{consumer}0"}}

@@ -127,19 +127,19 @@ class Learner:
         """
         started = time.monotonic()
         sums, ratios, traces = _Sums(), [], []
-        for micro_batch, done in self._passes.forward_backward(
+        for micro_batch, outcome in self._passes.forward_backward(
             micro_batches, self._settings.algorithm
         ):
-            sums.add(micro_batch, done, flops=self.flops.row(micro_batch.row))
-            ratios.append(TurnRatios.of(micro_batch.turns, done.losses, done.masked))
+            sums.add(micro_batch, outcome, flops=self.flops.row(micro_batch.row))
+            ratios.append(TurnRatios.of(micro_batch.turns, outcome.losses, outcome.masked))
             traces.append(
                 TargetTrace.of(
                     micro_batch.turns,
-                    done.policy,
-                    done.behavior_logprobs,
+                    outcome.policy,
+                    outcome.behavior_logprobs,
                     micro_batch.advantages,
-                    done.losses,
-                    done.masked,
+                    outcome.losses,
+                    outcome.masked,
                 )
             )
         # One collective for all figures of the step.
@@ -209,7 +209,7 @@ class Learner:
             merged,
             separate,
             accumulate=lambda batches: sum(
-                done.loss for _, done in self._passes.forward_backward(batches, algorithm)
+                outcome.loss for _, outcome in self._passes.forward_backward(batches, algorithm)
             ),
             tolerance=STEP_TOLERANCE[self._precision.compute],
             ranks=self._ranks,
@@ -253,20 +253,20 @@ class Learner:
             max_bytes: upper bound on a bucket, unless a single tensor is larger.
             sink: called on rank 0 with every bucket of whole parameters.
         """
-        for bucket in in_buckets(self._gathered(), max_bytes):
+        for bucket in in_buckets(self._gathered_parameters(), max_bytes):
             if sink is not None:
                 sink(bucket)
 
-    def _gathered(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    def _gathered_parameters(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Yield each parameter on rank 0, with its name in the model; gather on all ranks."""
 
-        def to_send(part: torch.Tensor) -> torch.Tensor:
+        def converted(part: torch.Tensor) -> torch.Tensor:
             return part.to(self._ranks.device, self._precision.compute)
 
         parts = sharded_state_dict(self._policy)
-        for name, whole in whole_tensors(parts, self._stages, to_send):
+        for name, tensor in whole_tensors(parts, self._stages, converted):
             if self._ranks.is_main:
-                yield [(name.removeprefix(_WRAPPER_PREFIX), whole)]
+                yield [(name.removeprefix(_WRAPPER_PREFIX), tensor)]
 
     def move(self, *, to_device: bool) -> None:
         """Move weights and optimizer state to the device, or to host memory."""
@@ -300,7 +300,7 @@ class Learner:
         torch.set_rng_state(state["torch_random"])
 
     def _state(self) -> dict[str, Any]:
-        # Without the list of parameters, which differs between the stages of a pipeline.
+        # The list of parameters is omitted, because it differs between the stages of a pipeline.
         optimizer = get_optimizer_state_dict(self._policy, self._optimizer)
         state: dict[str, Any] = {
             "optimizer": {"state": optimizer["state"]},
@@ -340,14 +340,14 @@ class _Sums:
     num_masked: float = 0.0
     kl: float = 0.0
 
-    def add(self, batch: MicroBatch, done: PassOutcome, *, flops: float) -> None:
-        self.loss += done.loss
+    def add(self, batch: MicroBatch, outcome: PassOutcome, *, flops: float) -> None:
+        self.loss += outcome.loss
         self.flops += flops
         self.num_targets += batch.row.num_targets
-        self.num_masked += float(done.masked.sum())
-        self.kl += done.kl
-        if done.policy.entropies is not None:
-            self.entropy += float(done.policy.entropies.sum())
+        self.num_masked += float(outcome.masked.sum())
+        self.kl += outcome.kl
+        if outcome.policy.entropies is not None:
+            self.entropy += float(outcome.policy.entropies.sum())
 
 
 def _write_config_dtype(model_dir: Path, dtype: torch.dtype) -> None:

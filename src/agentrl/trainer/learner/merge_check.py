@@ -47,7 +47,7 @@ _SMALL_MODEL: dict[str, Any] = {
     "head_dim": 8,
     "initializer_range": 0.3,
 }
-_NUM_WORST = 5
+_NUM_WORST_PARAMETERS = 5
 
 
 @dataclass(frozen=True)
@@ -95,33 +95,34 @@ def check_merge(
         accumulate: the trainer's forward and backward pass.
         tolerance: largest relative error that counts as equal.
         ranks: all ranks that share the step.
-        stages: of the pipeline that the policy is a stage of; the worst parameters are then those of
-            the first stage.
+        stages: the stages of the pipeline, if the policy is one of them; the worst parameters are then
+            those of the first stage.
     """
-    merged_loss, found = _gradients(policy, merged, accumulate)
-    # Layers that see only some of a row's tokens: AgentRL's layers exchange them, others do not.
+    merged_loss, gradients = _gradients(policy, merged, accumulate)
+    # If the ranks of a row see only some of its tokens, AgentRL's layers exchange the others, which
+    # transformers' own layers cannot.
     with nullcontext() if policy.split.is_followed else with_own_attention(policy.model):
         separate_loss, expected = _gradients(policy, separate, accumulate)
     names = [name for name, trained in policy.named_parameters() if trained.requires_grad]
     # A tied head counts as the embedding that it shares.
-    counted = [policy.stage.number == 0 or not policy.stage.is_tied(name) for name in names]
-    pairs = zip(found, expected, strict=True)
+    is_counted = [policy.stage.number == 0 or not policy.stage.is_tied(name) for name in names]
+    pairs = zip(gradients, expected, strict=True)
     differences = squared_norms([one - other for one, other in pairs])
     norms = squared_norms(expected)
     merged_loss, separate_loss = ranks.sum([merged_loss, separate_loss])
-    totals = [sum(compress(squares, counted)) for squares in (differences, norms)]
+    totals = [sum(compress(squares, is_counted)) for squares in (differences, norms)]
     if stages is not None:
         totals = stages.sum(totals)
     errors = {
-        name: _relative(difference, norm)
+        name: _relative_error(difference, norm)
         for name, difference, norm in zip(names, differences, norms, strict=True)
     }
     return MergeCheck(
-        relative_error=_relative(*totals),
+        relative_error=_relative_error(*totals),
         tolerance=tolerance,
         loss_merged=merged_loss,
         loss_separate=separate_loss,
-        worst=tuple(sorted(errors.items(), key=lambda item: -item[1])[:_NUM_WORST]),
+        worst=tuple(sorted(errors.items(), key=lambda item: -item[1])[:_NUM_WORST_PARAMETERS]),
     )
 
 
@@ -150,9 +151,9 @@ def check_random_trees(policies: Sequence[PolicyModel], *, seed: int, trees: int
     Each separate turn goes through transformers' own attention, in plain causal rows.
 
     Args:
-        policies: used in turn; all of one precision, float64 or float32.
-        seed: of the groups.
-        trees: how many groups.
+        policies: used in rotation; all of one precision, float64 or float32.
+        seed: seed of the groups.
+        trees: number of groups.
     """
     errors: dict[str, float] = {}
     tokens_separate = tokens_merged = 0
@@ -165,7 +166,7 @@ def check_random_trees(policies: Sequence[PolicyModel], *, seed: int, trees: int
             num_records=int(rng.integers(2, 9)),
             num_turns=int(rng.integers(1, 21)),
         )
-        group = _near_policy(policy, group, rng)
+        group = _with_near_behavior(policy, group, rng)
         for packing, error in packing_errors(policy, group).items():
             # Python's `max` would ignore NaN.
             errors[packing] = float(np.maximum(errors.get(packing, 0.0), error))
@@ -188,14 +189,14 @@ def packing_errors(
     """Return the relative gradient error of a group in each packing of `TreesCheck`.
 
     Args:
-        policy: whose gradients are compared.
-        group: its turns.
+        policy: the model whose gradients are compared.
+        group: the turns.
         algorithm: loss settings; the defaults if None.
     """
-    accumulate = _accumulate_plainly(policy, algorithm or AlgorithmSection())
+    accumulate = _plain_accumulate(policy, algorithm or AlgorithmSection())
     with with_own_attention(policy.model):
-        _, alone = _gradients(policy, _one_turn_rows(group), accumulate)
-    expected = _flat(alone)
+        _, separate = _gradients(policy, _one_turn_rows(group), accumulate)
+    expected = _flattened(separate)
     longest = max(len(turn.path) for turn in group.turns)
     packings: dict[str, tuple[Merge, int]] = {
         "tree": ("tree", 10**9),
@@ -207,7 +208,7 @@ def packing_errors(
     for packing, (merge, token_budget) in packings.items():
         step = build_step([group], policy_version=3, token_budget=token_budget, merge=merge)
         _, gradients = _gradients(policy, step.micro_batches[0], accumulate)
-        errors[packing] = float((_flat(gradients) - expected).norm() / expected.norm())
+        errors[packing] = float((_flattened(gradients) - expected).norm() / expected.norm())
     return errors
 
 
@@ -233,19 +234,19 @@ def _gradients(
     for parameter in policy.parameters():
         if parameter.requires_grad:
             # Some families have parameters that the forward pass does not use.
-            made = parameter.grad
-            gradients.append(torch.zeros_like(parameter) if made is None else made)
+            gradient = parameter.grad
+            gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
     policy.zero_grad(set_to_none=True)
     return loss, gradients
 
 
-def _relative(difference: float, norm: float) -> float:
+def _relative_error(difference: float, norm: float) -> float:
     if norm == 0.0:
         return 0.0 if difference == 0.0 else math.inf
     return math.sqrt(difference / norm)
 
 
-def _accumulate_plainly(policy: PolicyModel, algorithm: AlgorithmSection) -> Accumulate:
+def _plain_accumulate(policy: PolicyModel, algorithm: AlgorithmSection) -> Accumulate:
     def accumulate(batches: Sequence[MicroBatch]) -> float:
         autocast = torch.autocast(policy.device.type, dtype=torch.bfloat16, enabled=False)
         return sum(
@@ -261,14 +262,14 @@ def _one_turn_rows(group: SelectedGroup) -> list[MicroBatch]:
     num_targets = sum(turn.num_targets for turn in group.turns)
     rows = []
     for turn in group.turns:
-        alone = replace(group, turns=(turn,))
-        step = build_step([alone], policy_version=3, token_budget=10**9)
+        single = replace(group, turns=(turn,))
+        step = build_step([single], policy_version=3, token_budget=10**9)
         ((batch,),) = step.micro_batches
         rows.append(replace(batch, weights=np.full(turn.num_targets, 1.0 / num_targets)))
     return rows
 
 
-def _near_policy(
+def _with_near_behavior(
     policy: PolicyModel, group: SelectedGroup, rng: np.random.Generator
 ) -> SelectedGroup:
     """Return the group with behavior logprobs near the policy's, some beyond the clip range."""
@@ -282,5 +283,5 @@ def _near_policy(
     return replace(group, turns=tuple(turns))
 
 
-def _flat(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+def _flattened(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients])

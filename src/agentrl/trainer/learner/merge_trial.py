@@ -87,14 +87,14 @@ def why_unmerged(config: PretrainedConfig, *, trust_remote_code: bool = False) -
         return f"its rotary frequencies ({', '.join(sorted(kinds))}) depend on the row's length"
     try:
         copy = small_config(config)
-        outcome = _outcome_file(copy)  # before a model is built from the copy, which changes it
-        error = _known_outcome(outcome)
+        cache_file = _cache_file(copy)  # before a model is built from the copy, which changes it
+        error = _cached_error(cache_file)
         if error is None:
             error = _largest_error(copy, trust_remote_code)
-            _keep_outcome(outcome, copy.model_type, error)
-    except Exception as failure:  # noqa: BLE001 - modeling code of anybody
-        first = (str(failure).strip().splitlines() or [""])[0]
-        return f"a small copy of it could not be tested ({type(failure).__name__}: {first})"
+            _cache_error(cache_file, copy.model_type, error)
+    except Exception as failure:  # noqa: BLE001 - modeling code may raise anything
+        first_line = (str(failure).strip().splitlines() or [""])[0]
+        return f"a small copy of it could not be tested ({type(failure).__name__}: {first_line})"
     if error <= _TOLERANCE:
         return None
     return f"gradients of a small copy on token trees are off by {error:.2g}"
@@ -122,20 +122,20 @@ def _images(copy: PretrainedConfig) -> list[ShownImage]:
     files = []
     for seed, size in enumerate(((16, 16), (16, 16), (40, 16))):
         pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
-        written = BytesIO()
-        PillowImage.fromarray(pixels).save(written, format="PNG")
-        files.append(written.getvalue())
+        buffer = BytesIO()
+        PillowImage.fromarray(pixels).save(buffer, format="PNG")
+        files.append(buffer.getvalue())
     return [reader.shown(file, processor) for file in files]
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:
     """Return the types of a model's rotary embeddings; each kind of layer may have its own."""
-    found: dict[str, Any] = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    nested = [value for value in found.values() if isinstance(value, dict)]
-    return {str(one.get("rope_type", "default")) for one in (found, *nested)}
+    parameters: dict[str, Any] = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return {str(one.get("rope_type", "default")) for one in (parameters, *nested)}
 
 
-def _outcome_file(copy: PretrainedConfig) -> Path:
+def _cache_file(copy: PretrainedConfig) -> Path:
     digest = hashlib.sha256(copy.to_json_string(use_diff=False).encode())
     for package in ("torch", "transformers"):
         digest.update(version(package).encode())
@@ -145,7 +145,7 @@ def _outcome_file(copy: PretrainedConfig) -> Path:
     return cache / "agentrl" / "merge_trials" / f"{digest.hexdigest()}.json"
 
 
-def _known_outcome(path: Path) -> float | None:
+def _cached_error(path: Path) -> float | None:
     try:
         return float(json.loads(path.read_text())["error"])
     except (
@@ -157,9 +157,9 @@ def _known_outcome(path: Path) -> float | None:
         return None
 
 
-def _keep_outcome(path: Path, model_type: str, error: float) -> None:
+def _cache_error(path: Path, model_type: str, error: float) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"model_type": model_type, "error": error}) + "\n")
     except OSError as failure:
-        logger.info("the outcome of the trial could not be saved: %s", failure)
+        logger.info("cannot cache the result of the merge trial: %s", failure)

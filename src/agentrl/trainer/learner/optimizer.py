@@ -52,7 +52,7 @@ def move_state(models: Iterable[nn.Module], optimizer: Optimizer, device: torch.
         model.to(device)
     for state in optimizer.state.values():
         for name, value in state.items():
-            # AdamW counts its steps in host memory, wherever the parameters are.
+            # AdamW keeps its step counts in host memory, even if the parameters are on a GPU.
             if isinstance(value, torch.Tensor) and name != "step":
                 state[name] = value.to(device)
     if device.type == "cpu" and torch.cuda.is_available():

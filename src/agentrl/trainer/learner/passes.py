@@ -138,19 +138,19 @@ def forward_backward(
         reference: model of the KL penalty; it gets no gradients.
         activation_offloading: keep the activations for the backward pass in host memory.
     """
-    waiting = activations_in_host_memory if activation_offloading else nullcontext
+    offloading = activations_in_host_memory if activation_offloading else nullcontext
     reference_logprobs = None
     if reference is not None:
         reference_logprobs = frozen_logprobs(
             reference, batch, chunk_size=chunk_size, autocast=autocast
         )
     if batch.num_chunks == 1:
-        with autocast, waiting():
+        with autocast, offloading():
             output = target_logprobs(
                 policy, batch.row, chunk_size=chunk_size, with_entropy=with_entropy
             )
-        done = loss_of(output.logprobs, batch, algorithm, reference_logprobs)
-        done.loss.backward()
+        pass_loss = loss_of(output.logprobs, batch, algorithm, reference_logprobs)
+        pass_loss.loss.backward()
     else:
         # The loss needs the logprobs of all chunks (GSPO averages over whole turns), but memory holds
         # the activations of one chunk: forward through all, then the loss, then backward by chunk.
@@ -159,11 +159,11 @@ def forward_backward(
         )
         output = passes.forward(with_entropy=with_entropy)
         logprobs = output.logprobs.requires_grad_()
-        done = loss_of(logprobs, batch, algorithm, reference_logprobs)
-        (gradient,) = torch.autograd.grad(done.loss, logprobs)
-        with waiting():
+        pass_loss = loss_of(logprobs, batch, algorithm, reference_logprobs)
+        (gradient,) = torch.autograd.grad(pass_loss.loss, logprobs)
+        with offloading():
             passes.backward(gradient)
-    return done.outcome(output)
+    return pass_loss.outcome(output)
 
 
 @torch.no_grad()
@@ -236,7 +236,7 @@ def loss_of(
         return PassLoss(loss, losses, ~losses.keep, 0.0, logprobs.detach())
     behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
     staleness = torch.from_numpy(batch.staleness).to(device)
-    # Numbered within the micro-batch.
+    # Turns are renumbered within the micro-batch.
     _, numbers = np.unique(batch.turns, return_inverse=True)
     turns = torch.from_numpy(numbers).to(device)
     proximal = proximal_logprobs(logprobs, behavior, kind=algorithm.proximal, staleness=staleness)

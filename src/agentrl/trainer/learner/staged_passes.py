@@ -41,17 +41,17 @@ class StagedPasses:
         short = [batch for batch in batches if batch.num_chunks == 1]
         if short:  # the schedule needs at least as many rows as stages
             short += [empty_batch(1)] * (self.stages.count - len(short))
-            yield from self._short(short, algorithm)
+            yield from self._short_rows(short, algorithm)
         for batch in batches:
             if batch.num_chunks > 1:
-                yield from self._long(batch, algorithm)
-        tied = self._tied()
+                yield from self._long_row(batch, algorithm)
+        tied = self._tied_parameter()
         if tied is not None and tied.grad is not None:
             self.stages.add_of_ends(tied.grad)
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
         """See `Passes`."""
-        yield from self._frozen(self.policy, batches)
+        yield from self._frozen_logprobs(self.policy, batches)
 
     def clip_gradients(self, max_norm: float) -> float:
         """See `Passes`; the first stage also counts what the last one has."""
@@ -59,61 +59,64 @@ class StagedPasses:
             self.policy.parameters(),
             max_norm,
             over_stages=self.stages.sum,
-            counted_elsewhere=self._tied() if self.stages.is_last else None,
+            counted_elsewhere=self._tied_parameter() if self.stages.is_last else None,
         )
 
-    def _tied(self) -> nn.Parameter | None:
+    def _tied_parameter(self) -> nn.Parameter | None:
         """Return the parameter that the first and the last stage share."""
         name = self.policy.stage.tied
         return None if name is None else self.policy.model.get_parameter(name)
 
-    def _short(
+    def _short_rows(
         self, batches: Sequence[MicroBatch], algorithm: AlgorithmSection | None
     ) -> Iterator[tuple[MicroBatch, PassOutcome]]:
-        known = self._reference_logprobs(batches)
+        reference_logprobs = self._reference_logprobs(batches)
         losses: dict[int, PassLoss] = {}
 
         def loss(number: int, logprobs: torch.Tensor) -> torch.Tensor:
-            losses[number] = loss_of(logprobs, batches[number], algorithm, known.get(number))
+            losses[number] = loss_of(
+                logprobs, batches[number], algorithm, reference_logprobs.get(number)
+            )
             return losses[number].loss
 
         rows = self._rows(self.policy, batches, with_entropy=self.with_entropy)
         rows.forward_backward(loss)
-        for number, made in rows.outputs.items():
-            yield batches[number], losses[number].outcome(made)
+        for number, output in rows.outputs.items():
+            yield batches[number], losses[number].outcome(output)
 
-    def _long(
+    def _long_row(
         self, batch: MicroBatch, algorithm: AlgorithmSection | None
     ) -> Iterator[tuple[MicroBatch, PassOutcome]]:
-        known = self._reference_logprobs([batch])
+        reference_logprobs = self._reference_logprobs([batch])
         passes = self._chunks(self.policy, batch)
         output = passes.forward_staged(with_entropy=self.with_entropy)
         gradient = None
         if output is not None:
             logprobs = output.logprobs.requires_grad_()
-            done = loss_of(logprobs, batch, algorithm, known.get(0))
-            (gradient,) = torch.autograd.grad(done.loss, logprobs)
-            yield batch, done.outcome(output)
-        passes.backward_staged(gradient, self._around)
+            pass_loss = loss_of(logprobs, batch, algorithm, reference_logprobs.get(0))
+            (gradient,) = torch.autograd.grad(pass_loss.loss, logprobs)
+            yield batch, pass_loss.outcome(output)
+        passes.backward_staged(gradient, self._offloading)
 
     def _reference_logprobs(self, batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
         """Return the reference's logprobs by the number of the micro-batch, on the last stage."""
         if self.reference is None:
             return {}
-        found = self._frozen(self.reference, batches)
-        # By identity: micro-batches hold arrays. The empty ones that fill up a step may be one object.
-        places = {id(batch): number for number, batch in enumerate(batches)}
-        return {places[id(batch)]: made for batch, made in found}
+        found = self._frozen_logprobs(self.reference, batches)
+        # By identity, because micro-batches hold arrays and cannot be compared. The empty ones that
+        # fill up a step may be the same object.
+        numbers = {id(batch): number for number, batch in enumerate(batches)}
+        return {numbers[id(batch)]: logprobs for batch, logprobs in found}
 
-    def _frozen(
+    def _frozen_logprobs(
         self, policy: nn.Module, batches: Sequence[MicroBatch]
     ) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
         short = [batch for batch in batches if batch.num_chunks == 1]
         if short:
             rows = self._rows(policy, short)
             rows.forward()
-            for number, made in rows.outputs.items():
-                yield short[number], made.logprobs
+            for number, result in rows.outputs.items():
+                yield short[number], result.logprobs
         for batch in batches:
             if batch.num_chunks > 1:
                 output = self._chunks(policy, batch).forward_staged()
@@ -130,7 +133,7 @@ class StagedPasses:
             self.policy.split,
             chunk_size=self.chunk_size,
             with_entropy=with_entropy,
-            around=self._around,
+            around=self._offloading,
         )
 
     def _chunks(self, policy: nn.Module, batch: MicroBatch) -> StagedChunks:
@@ -143,5 +146,5 @@ class StagedPasses:
             chunk_size=self.chunk_size,
         )
 
-    def _around(self) -> AbstractContextManager[object]:
+    def _offloading(self) -> AbstractContextManager[object]:
         return activations_in_host_memory() if self.activation_offloading else nullcontext()

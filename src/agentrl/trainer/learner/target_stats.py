@@ -193,5 +193,5 @@ def _concatenated(
 ) -> Iterator[np.ndarray]:
     """Yield each field of the parts as one array; without parts, an empty one of the right dtype."""
     for column, dtype in zip(fields(kind), dtypes, strict=True):
-        own = [getattr(part, column.name) for part in parts]
-        yield np.concatenate([np.empty(0, dtype), *own])
+        arrays = [getattr(part, column.name) for part in parts]
+        yield np.concatenate([np.empty(0, dtype), *arrays])

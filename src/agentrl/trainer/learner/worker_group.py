@@ -36,7 +36,7 @@ class _CollectiveCall:
     arguments: dict[str, Any] | None = None
     """Keyword arguments, equal on all ranks."""
 
-    def make(
+    def execute(
         self, learner: Learner, ranks: Ranks, batches: Sequence[Shares] = (), **on_main: Any
     ) -> Any:
         """Execute the call on this rank.
@@ -49,11 +49,11 @@ class _CollectiveCall:
         """
         if self.operation is None:
             return learner.wait_saved()
-        own = [
+        local_batches = [
             ranks.scatter([list(share) for share in batches[number]] if ranks.is_main else None)
             for number in range(self.num_batches)
         ]
-        return self.operation(learner, *own, **(self.arguments or {}), **on_main)
+        return self.operation(learner, *local_batches, **(self.arguments or {}), **on_main)
 
 
 class WorkerGroup:
@@ -169,7 +169,7 @@ class WorkerGroup:
             # collective.
             self._is_broken = True
             self._ranks.broadcast(call)
-            result: T = call.make(self._learner, self._ranks, batches, **(on_main or {}))
+            result: T = call.execute(self._learner, self._ranks, batches, **(on_main or {}))
             self._is_broken = False
             return result
 
@@ -186,4 +186,4 @@ def worker_loop(settings: LearnerSettings, ranks: Ranks) -> None:
     call: _CollectiveCall | None = None
     while call is None or call.operation is not None:
         call = ranks.broadcast(None)
-        call.make(learner, ranks)
+        call.execute(learner, ranks)

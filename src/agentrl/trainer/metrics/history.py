@@ -150,13 +150,15 @@ class History(BaseModel):
         """Account records that were dropped after the last step."""
         self.tail_dropped = dict(Counter(self.tail_dropped) + Counter(dropped))
 
-    def add_eval(self, found: EvalMetrics) -> None:
+    def add_eval(self, evaluation: EvalMetrics) -> None:
         """Add an evaluation; evaluations stay in order of their versions."""
-        self.evals = sorted([*self.evals, found], key=lambda metrics: metrics.version)
+        self.evals = sorted([*self.evals, evaluation], key=lambda metrics: metrics.version)
 
     def eval_at(self, version: int) -> EvalMetrics | None:
         """Return the evaluation of a version, None if there was none."""
-        return next((found for found in self.evals if found.version == version), None)
+        return next(
+            (evaluation for evaluation in self.evals if evaluation.version == version), None
+        )
 
     def dropped(self) -> dict[str, int]:
         """Return the records not trained, by reason, over all steps."""

@@ -39,7 +39,7 @@ def learner_figures(outcome: StepOutcome, stats: StepStats, *, num_ranks: int) -
 
 
 def _merge_ratios(stats: StepStats) -> dict[str, float | None]:
-    """Return how much less there was to compute than with every turn in a separate row."""
+    """Return the cost of separate rows for all turns, divided by the actual cost."""
     return {
         "merge_tokens": ratio(stats.tokens_flat, stats.tokens_packed),
         "merge_attention": ratio(stats.pairs_flat, stats.pairs_packed),
@@ -83,6 +83,6 @@ def check_finite(history: History, step: int, outcome: StepOutcome, output_path:
         )
 
 
-def ratio(over: float, under: float) -> float | None:
-    """Return `over / under`, None if `under` is 0."""
-    return over / under if under > 0 else None
+def ratio(numerator: float, denominator: float) -> float | None:
+    """Return `numerator / denominator`, None if `denominator` is 0."""
+    return numerator / denominator if denominator > 0 else None

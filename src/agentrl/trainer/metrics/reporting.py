@@ -23,7 +23,7 @@ _DISTRIBUTIONS = {"agentrl": "agentrl-mongo"} | {
     name: name for name in ("torch", "transformers", "pymongo", "mcp", "numpy")
 }
 _MEAN_WINDOW = 5
-_BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9730d", "#9aa4b2"
+_BLUE, _ORANGE, _GRAY = "#1f5fa8", "#d9730d", "#9aa4b2"
 
 
 def append_metrics(output_path: Path, metrics: StepMetrics) -> None:
@@ -45,7 +45,7 @@ def rewind_metrics(output_path: Path, history: History) -> None:
     """Rewrite metrics.jsonl to the steps that a resumed run builds on."""
     lines = [step.model_dump_json(exclude_none=True) + "\n" for step in history.steps]
     output_path.mkdir(parents=True, exist_ok=True)
-    _replace(output_path / METRICS_FILE, "".join(lines))
+    _write_atomically(output_path / METRICS_FILE, "".join(lines))
 
 
 def summarize(
@@ -77,7 +77,7 @@ def summarize(
             "before": before.reward_mean if before else None,
             "after": after.reward_mean if after else None,
         },
-        "evals": [found.model_dump(mode="json") for found in history.evals],
+        "evals": [evaluation.model_dump(mode="json") for evaluation in history.evals],
         "tokens": {
             "sampled": sum(step.num_output_tokens for step in steps),
             "prompt": sum(step.num_prompt_tokens for step in steps),
@@ -109,13 +109,13 @@ def summarize(
 
 def write_summary(output_path: Path, summary: dict[str, Any]) -> Path:
     """Write summary.json atomically."""
-    return _replace(output_path / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    return _write_atomically(output_path / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
 
 def write_merge_report(output_path: Path, step: int, check: MergeCheck) -> Path:
     """Write merge_report.json atomically."""
     text = json.dumps({"step": step, **check.to_json()}, indent=2) + "\n"
-    return _replace(output_path / MERGE_REPORT_FILE, text)
+    return _write_atomically(output_path / MERGE_REPORT_FILE, text)
 
 
 def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:
@@ -130,8 +130,8 @@ def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:
         _draw_steps(axes, points)
     if history.evals:
         axes.plot(
-            [found.version for found in history.evals],
-            [found.reward_mean for found in history.evals],
+            [evaluation.version for evaluation in history.evals],
+            [evaluation.reward_mean for evaluation in history.evals],
             linestyle="none",
             marker="D",
             markersize=8,
@@ -139,10 +139,10 @@ def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:
             label="held-out evaluation",
             zorder=4,
         )
-        for found in history.evals:
+        for evaluation in history.evals:
             axes.annotate(
-                f"{found.reward_mean:.2f}",
-                (found.version, found.reward_mean),
+                f"{evaluation.reward_mean:.2f}",
+                (evaluation.version, evaluation.reward_mean),
                 textcoords="offset points",
                 xytext=(0, 9),
                 ha="center",
@@ -151,7 +151,9 @@ def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("mean reward")
     axes.set_title(f"{run_name}: reward over training")
-    rewards = [reward for _, reward in points] + [found.reward_mean for found in history.evals]
+    rewards = [reward for _, reward in points] + [
+        evaluation.reward_mean for evaluation in history.evals
+    ]
     lowest, highest = min([0.0, *rewards]), max([0.0, *rewards])
     # Headroom for the numbers above the evaluations.
     axes.set_ylim(lowest, highest + 0.12 * (highest - lowest or 1.0))
@@ -172,11 +174,11 @@ def _draw_steps(axes: Axes, points: list[tuple[int, float]]) -> None:
         for position in range(len(rewards))
         if (window := rewards[max(0, position + 1 - _MEAN_WINDOW) : position + 1])
     ]
-    axes.plot(steps, rewards, marker="o", markersize=3, color=_GREY, linewidth=1, label="each step")
+    axes.plot(steps, rewards, marker="o", markersize=3, color=_GRAY, linewidth=1, label="each step")
     axes.plot(steps, means, color=_BLUE, linewidth=2.2, label=f"mean of {_MEAN_WINDOW} steps")
 
 
-def _replace(path: Path, text: str) -> Path:
+def _write_atomically(path: Path, text: str) -> Path:
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     staging.write_text(text)
@@ -184,10 +186,10 @@ def _replace(path: Path, text: str) -> Path:
 
 
 def _library_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name, distribution in _DISTRIBUTIONS.items():
         try:
-            found[name] = version(distribution)
+            versions[name] = version(distribution)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -30,7 +30,7 @@ from agentrl.runtime.tracker_login import check_login
 
 logger = logging.getLogger(__name__)
 
-_OPEN_SECTIONS = frozenset({"run", "model", "data", "sampling", "rollout", "algorithm", "trainer"})
+_SENT_SECTIONS = frozenset({"run", "model", "data", "sampling", "rollout", "algorithm", "trainer"})
 """Sections that trackers receive; addresses and commands are in the others."""
 
 
@@ -53,7 +53,7 @@ class Trackers:
         for tracker in self._trackers:
             try:
                 tracker.log(values, step=step)
-            except Exception as error:  # noqa: BLE001 - every library has exceptions of its own
+            except Exception as error:  # noqa: BLE001 - every library raises its own exceptions
                 logger.warning("%s did not accept step %d: %s", tracker.name, step, error)
 
     def finish(self) -> None:
@@ -76,7 +76,7 @@ def open_trackers(config: RootConfig) -> Trackers:
     PartialState()
     started = []
     for name in names:
-        tracker = _MAKERS[name](config.run)
+        tracker = _FACTORIES[name](config.run)
         # Only rank 0 runs this code, so the library's own check is unnecessary.
         tracker.main_process_only = False
         try:
@@ -93,7 +93,7 @@ def open_values(config: RootConfig) -> dict[str, str | int | float | bool]:
     return {
         name: value if isinstance(value, str | int | float | bool) else str(value)
         for name, value in flat_values(config).items()
-        if FLAGS[name].section in _OPEN_SECTIONS and value is not None
+        if FLAGS[name].section in _SENT_SECTIONS and value is not None
     }
 
 
@@ -133,10 +133,10 @@ def _wandb(run: RunSection) -> GeneralTracker:
 def _swanlab(run: RunSection) -> GeneralTracker:
     import swanlab  # noqa: PLC0415 - an optional package
 
-    silent = dict.fromkeys(
+    disabled_probes = dict.fromkeys(
         ("hardware", "runtime", "requirements", "conda", "git", "swanlab", "monitor"), False
     )
-    settings = swanlab.Settings(probe=silent, terminal={"proxy_type": "none"})
+    settings = swanlab.Settings(probe=disabled_probes, terminal={"proxy_type": "none"})
     return SwanLabTracker(
         os.environ.get("SWANLAB_PROJECT", "agentrl"),
         name=run.run_name,
@@ -197,9 +197,9 @@ class _ResumedMLflow(MLflowTracker):  # type: ignore[misc]
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         # MLflow refuses changed parameters, and the flags of a resumed run may have changed.
-        known = self.active_run.data.params
+        existing = self.active_run.data.params
         super().store_init_configuration(
-            {name: value for name, value in values.items() if name not in known}
+            {name: value for name, value in values.items() if name not in existing}
         )
 
 
@@ -209,7 +209,7 @@ def _folder(run: RunSection, name: str) -> Path:
     return folder
 
 
-_MAKERS: dict[str, Callable[[RunSection], GeneralTracker]] = {
+_FACTORIES: dict[str, Callable[[RunSection], GeneralTracker]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "swanlab": _swanlab,

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from agentrl.trainer.metrics.history import History, StepMetrics
 
-_LAST = {
+_LAST_STEP_GAUGES = {
     "reward_mean": "Mean score of the groups that the last step read first.",
     "reward_std": "Standard deviation of these scores.",
     "loss": "Loss of the last step.",
@@ -30,21 +30,25 @@ _LAST = {
 def trainer_metrics(history: History) -> Iterator[Metric]:
     """Yield the metrics of a run so far."""
     steps = tuple(history.steps)
-    # From the copy, like all figures below: another thread may add a step concurrently.
+    # Read from the copy, like all figures of steps, because another thread may add a step.
     yield _gauge("step", "Optimizer steps done.", steps[-1].step if steps else 0)
     yield _counter("groups", "Groups consumed, dropped ones included.", history.groups_consumed)
     yield _counter(
         "trained_tokens", "Sampled tokens trained on.", _sum(steps, "num_trained_tokens")
     )
     yield _counter("forward_tokens", "Tokens through the model.", _sum(steps, "num_forward_tokens"))
-    yield _by("masked_tokens", "Sampled tokens left out of the loss.", "reason", _masked(steps))
-    yield _by("dropped_records", "Records not trained on.", "reason", history.dropped())
-    yield _by(
+    yield _labeled_counter(
+        "masked_tokens", "Sampled tokens left out of the loss.", "reason", _masked_tokens(steps)
+    )
+    yield _labeled_counter(
+        "dropped_records", "Records not trained on.", "reason", history.dropped()
+    )
+    yield _labeled_counter(
         "staleness_records", "Records by policy versions behind.", "versions", history.staleness()
     )
-    yield _by("seconds", "Wall time by phase.", "phase", dict(history.seconds))
+    yield _labeled_counter("seconds", "Wall time by phase.", "phase", dict(history.seconds))
     if steps:
-        for name, text in _LAST.items():
+        for name, text in _LAST_STEP_GAUGES.items():
             value = getattr(steps[-1], name)
             if value is not None:
                 yield _gauge(name, text, value)
@@ -53,7 +57,7 @@ def trainer_metrics(history: History) -> Iterator[Metric]:
         yield _gauge("eval_reward_mean", "Mean score of the last evaluation.", last.reward_mean)
 
 
-def _masked(steps: tuple[StepMetrics, ...]) -> Counter[str]:
+def _masked_tokens(steps: tuple[StepMetrics, ...]) -> Counter[str]:
     total: Counter[str] = Counter()
     for step in steps:
         total.update(step.masked_tokens)
@@ -72,7 +76,7 @@ def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"agentrl_trainer_{name}", text, value=value)
 
 
-def _by(name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
+def _labeled_counter(name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
     family = CounterMetricFamily(f"agentrl_trainer_{name}", text, labels=[label])
     for key, value in tuple(values.items()):
         family.add_metric([str(key)], value)

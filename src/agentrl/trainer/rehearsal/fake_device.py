@@ -32,17 +32,17 @@ HOST = "meta"
 @contextmanager
 def fake_tensors(device: FakeDevice) -> Iterator[None]:
     """Make all tensors within the block fake."""
-    stand_ins: list[tuple[Any, str, Any]] = [
+    replacements: list[tuple[Any, str, Any]] = [
         (load, "read_weights", lambda *_, **__: None),
         (rank_models, "start_adapter", lambda *_: None),
         (parallel, "exchanged_counts", _equal_counts),
         # torch infers the shapes of its kernel for experts only in bfloat16.
         (moe, "_can_use_grouped_mm", lambda *_: False),
-        # Its own method would read every value separately.
+        # FakeTensor's own method would read every value separately.
         (FakeTensor, "tolist", torch.Tensor.tolist),
     ]
     if device == "gpu":
-        stand_ins += [
+        replacements += [
             (load, "check_device", lambda *_: None),
             (sdpa.RowLayout, "has_segments", False),
             (flex, "flex_attention", _fused_attention),
@@ -50,13 +50,13 @@ def fake_tensors(device: FakeDevice) -> Iterator[None]:
             (offloading, "HOST", torch.device(HOST)),
         ]
     if device == "meta":
-        stand_ins += [
+        replacements += [
             (torch, "autocast", lambda *_, **__: nullcontext()),
             (torch, "is_autocast_enabled", lambda *_: False),
         ]
     with ExitStack() as stack:
-        for owner, name, stand_in in stand_ins:
-            stack.enter_context(patch.object(owner, name, stand_in))
+        for owner, name, replacement in replacements:
+            stack.enter_context(patch.object(owner, name, replacement))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield
 
@@ -78,9 +78,9 @@ def fake_group(rank: int, world_size: int) -> Iterator[None]:
 def _equal_counts(
     ranks: torch.Tensor, num_ranks: int, _group: dist.ProcessGroup
 ) -> tuple[list[int], list[int]]:
-    """Return counts for rows that are spread evenly, see `parallel.exchanged_counts`."""
-    each, more = divmod(len(ranks), num_ranks)
-    counts = [each + (rank < more) for rank in range(num_ranks)]
+    """Return the counts of evenly distributed rows; replaces `parallel.exchanged_counts`."""
+    count, remainder = divmod(len(ranks), num_ranks)
+    counts = [count + (rank < remainder) for rank in range(num_ranks)]
     return counts, counts
 
 
@@ -102,7 +102,7 @@ def _fused_rows(*states: torch.Tensor, **_settings: Any) -> torch.Tensor:
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Saves and allocates what a fused kernel does: nothing of size N x N."""
+    """Saves and allocates the same tensors as a fused kernel, none of them of size N x N."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

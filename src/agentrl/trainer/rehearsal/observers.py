@@ -27,7 +27,7 @@ from agentrl.distributed.dtypes import dtype_name
 
 _BLOCK_BYTES = 512
 """CUDA's allocator returns whole blocks."""
-_QUESTIONS: dict[str, Callable[[Any], object]] = {
+_READERS: dict[str, Callable[[Any], object]] = {
     "item": np.ndarray.item,
     "tolist": np.ndarray.tolist,
     "numpy": lambda values: values,
@@ -89,14 +89,14 @@ class Allocations(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes back as operations on local tensors
+            return NotImplemented  # the call is repeated with local tensors
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor):
-                self._see(leaf)
+                self._track(leaf)
         return result
 
-    def _see(self, tensor: torch.Tensor) -> None:
+    def _track(self, tensor: torch.Tensor) -> None:
         device, storage = tensor.device.type, tensor.untyped_storage()
         if not isinstance(tensor, FakeTensor) or storage in self._blocks:
             return
@@ -131,21 +131,21 @@ class HostReads(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        asked = args[0] if args else None
-        if not isinstance(asked, FakeTensor):
+        tensor = args[0] if args else None
+        if not isinstance(tensor, FakeTensor):
             return function(*args, **kwargs)
-        answer = _QUESTIONS.get(getattr(function, "__name__", ""))
-        if answer is not None:
-            if asked.device.type == self._device:
-                self._note()
-            return answer(_ones(asked))
+        read = _READERS.get(getattr(function, "__name__", ""))
+        if read is not None:
+            if tensor.device.type == self._device:
+                self._count_place()
+            return read(_ones(tensor))
         result = function(*args, **kwargs)
         is_on_host = isinstance(result, FakeTensor) and result.device.type == "cpu"
-        if is_on_host and asked.device.type == self._device != "cpu":
-            self._note()
+        if is_on_host and tensor.device.type == self._device != "cpu":
+            self._count_place()
         return result
 
-    def _note(self) -> None:
+    def _count_place(self) -> None:
         for frame, _ in traceback.walk_stack(sys._getframe()):
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(_PACKAGE) and path.parent != Path(__file__).parent:

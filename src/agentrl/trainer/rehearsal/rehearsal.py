@@ -33,7 +33,7 @@ from agentrl.trainer.rehearsal.fake_device import HOST, FakeDevice, fake_group, 
 from agentrl.trainer.rehearsal.observers import Allocations, HostReads
 
 T = TypeVar("T")
-_BATCHES_OF_A_STAGE = 2
+_BATCHES_PER_STAGE = 2
 """Enough for the first stage to hold the activations of as many micro-batches as there are stages.
 """
 
@@ -90,21 +90,21 @@ def rehearse(
         device: the simulated device.
         stage: of a pipeline, from 0; its first rank runs the step.
     """
-    place = "meta" if device == "meta" else "cpu"
+    device_type = "meta" if device == "meta" else "cpu"
     rank = stage * shape.world_size // shape.pp
-    ranks = _LoneRank(rank, shape.world_size, shape=shape, computes_on=place)
-    reads, memory = HostReads(torch.device(place)), Allocations()
+    ranks = _SingleRank(rank, shape.world_size, shape=shape, computes_on=device_type)
+    reads, memory = HostReads(torch.device(device_type)), Allocations()
     with fake_group(rank, shape.world_size), fake_tensors(device), reads, memory:
-        learner = _Rehearsed(settings, ranks)
-        held = learner.begin(memory, place)
+        learner = _MeasuredLearner(settings, ranks)
+        sizes = learner.begin(memory, device_type)
         reads.places.clear()
-        learner.train([batch] * (1 if shape.pp == 1 else _BATCHES_OF_A_STAGE * shape.pp))
+        learner.train([batch] * (1 if shape.pp == 1 else _BATCHES_PER_STAGE * shape.pp))
         return StepMemory(
-            weights=held["weights"],
-            gradients=held["gradients"],
-            optimizer=held["optimizer"],
-            passes=learner.peaks[place],
-            update=memory.peak[place],
+            weights=sizes["weights"],
+            gradients=sizes["gradients"],
+            optimizer=sizes["optimizer"],
+            passes=learner.peaks[device_type],
+            update=memory.peak[device_type],
             offloaded=learner.peaks[HOST] if settings.trainer.activation_offloading else 0,
             made=learner.made,
             host_reads=dict(reads.places),
@@ -206,28 +206,28 @@ def filled_row(num_tokens: int, longest: int, *, num_chunks: int = 1) -> MicroBa
     )
 
 
-class _Rehearsed(Learner):
+class _MeasuredLearner(Learner):
     """A learner that reports the memory it holds."""
 
-    def begin(self, memory: Allocations, place: str) -> dict[str, int]:
+    def begin(self, memory: Allocations, device_type: str) -> dict[str, int]:
         """Put gradients and the optimizer's state in place; return the bytes of each."""
         trained = [p for p in self._policy.parameters() if p.requires_grad]
-        sizes = {"weights": memory.live[place]}
+        sizes = {"weights": memory.live[device_type]}
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
-        sizes["gradients"] = memory.live[place] - sum(sizes.values())
+        sizes["gradients"] = memory.live[device_type] - sum(sizes.values())
         self._optimizer.step()
-        sizes["optimizer"] = memory.live[place] - sum(sizes.values())
+        sizes["optimizer"] = memory.live[device_type] - sum(sizes.values())
         memory.restart()
         self.peaks: Counter[str] = Counter()
-        before = memory.made
+        bytes_before = memory.made
 
-        def passes_are_done(*_: Any) -> None:
+        def record_passes(*_: Any) -> None:
             self.peaks.update(memory.peak)
-            self.made = memory.made - before
+            self.made = memory.made - bytes_before
             memory.restart()
 
-        self._optimizer.register_step_pre_hook(passes_are_done)
+        self._optimizer.register_step_pre_hook(record_passes)
         return sizes
 
     def sizes(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class _Rehearsed(Learner):
 
 
 @dataclass(frozen=True)
-class _LoneRank(Ranks):
+class _SingleRank(Ranks):
     """A rank without peers: exchanged Python objects are its own."""
 
     computes_on: str = "cpu"

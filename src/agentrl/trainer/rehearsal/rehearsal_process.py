@@ -23,7 +23,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             `rehearse_run`.
     """
     try:
-        found = rehearse_run(
+        memory = rehearse_run(
             ModelSection.model_validate(request["model"]),
             TrainerSection.model_validate(request["trainer"]),
             AlgorithmSection.model_validate(request["algorithm"]),
@@ -33,7 +33,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         )
     except ConfigError as error:
         return {"problem": str(error)}
-    return {**asdict(found), "activations": found.activations, "peak": found.peak}
+    return {**asdict(memory), "activations": memory.activations, "peak": memory.peak}
 
 
 if __name__ == "__main__":

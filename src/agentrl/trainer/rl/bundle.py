@@ -37,13 +37,13 @@ from agentrl.trainer.rl.train_process import reference_path
 
 CONFIG_FILE = "config.yaml"
 STORE_DIR = "store"
-_STEPS_FILE = "first_step"
+_FIRST_STEP_FILE = "first_step"
 _MODEL_DIR, _REFERENCE_DIR = "model", "reference"
 _SECTIONS = ("model", "algorithm", "trainer")
 _RUN_FLAGS = ("run_name", "seed")
-# They name paths and services of the machine that trained.
-_LEFT_OUT = {"model_name_or_path", "reference_model", "trust_remote_code", "report_to"}
-_MOST_TIMES_LARGER = 50
+# Flags that name paths and services of the training machine.
+_EXCLUDED_FLAGS = {"model_name_or_path", "reference_model", "trust_remote_code", "report_to"}
+_MAX_EXPANSION = 50
 _MAX_FILES = 10_000
 _MAX_CONFIG_BYTES = 1 << 16
 _MAX_STEP_DIGITS = 12
@@ -72,8 +72,8 @@ async def write_bundle(
             f"{config.run.run_name} has steps 1 to {max(recorded, default=0)}, not {first} to {last}"
         )
     checkpoint = latest_checkpoint(output, at_most=first - 1)
-    begun = 0 if checkpoint is None else checkpoint.step
-    groups = await store.ledger.trained_tasks(config.trainer.consumer, begun + 1, last)
+    checkpoint_step = 0 if checkpoint is None else checkpoint.step
+    groups = await store.ledger.trained_tasks(config.trainer.consumer, checkpoint_step + 1, last)
     lines = [recorded[s].model_dump_json(exclude_none=True) for s in sorted(recorded) if s <= last]
     with (
         tempfile.TemporaryDirectory(prefix="agentrl-bundle-") as folder,
@@ -82,7 +82,7 @@ async def write_bundle(
         exported = Path(folder, STORE_DIR)
         await store.transfer.export_run(exported, groups=groups)
         tar.add(exported, STORE_DIR)
-        _add_text(tar, _STEPS_FILE, str(first))
+        _add_text(tar, _FIRST_STEP_FILE, str(first))
         _add_text(tar, CONFIG_FILE, yaml.safe_dump(_portable(config), sort_keys=False))
         _add_text(tar, METRICS_FILE, "".join(f"{line}\n" for line in lines))
         if checkpoint is not None:
@@ -100,7 +100,7 @@ async def write_bundle(
 def _new_file(target: Path) -> Iterator[tarfile.TarFile]:
     """Yield an archive that becomes `target` when the block ends without error."""
     if target.exists():
-        raise ConfigError(f"{target} exists already; name a file that does not")
+        raise ConfigError(f"{target} already exists; choose another file")
     staging = target.with_name(f".{target.name}.tmp")
     try:
         with tarfile.open(staging, "w:gz" if target.suffix == ".gz" else "w") as tar:
@@ -137,7 +137,7 @@ def unpacked(file: Path) -> Iterator[Bundle]:
             reason = str(error).partition(":\n")[0]
             raise ConfigError(f"{file} is not a bundle: {reason}") from None
         _check_config(file, folder / CONFIG_FILE)
-        given = {
+        values = {
             "config": str(folder / CONFIG_FILE),
             "output_dir": name,
             "mongo_data_dir": str(folder / "mongo"),
@@ -145,8 +145,8 @@ def unpacked(file: Path) -> Iterator[Bundle]:
             "model_name_or_path": str(folder / _MODEL_DIR),
         }
         if (folder / _REFERENCE_DIR).is_dir():
-            given["reference_model"] = str(folder / _REFERENCE_DIR)
-        config = load_config(given)
+            values["reference_model"] = str(folder / _REFERENCE_DIR)
+        config = load_config(values)
         yield Bundle(config, (_first_step(file, folder), _last_step(file, folder)))
 
 
@@ -166,7 +166,7 @@ async def _import(uri: str, config: RootConfig) -> None:
 
 
 def _first_step(file: Path, folder: Path) -> int:
-    path = folder / _STEPS_FILE
+    path = folder / _FIRST_STEP_FILE
     text = path.read_bytes()[: _MAX_STEP_DIGITS + 1] if path.is_file() else b""
     if not text.isdigit() or len(text) > _MAX_STEP_DIGITS:
         raise ConfigError(f"{file} is not a bundle: it does not state which steps it holds")
@@ -184,7 +184,7 @@ def _last_step(file: Path, folder: Path) -> int:
 
 
 def _check_config(file: Path, path: Path) -> None:
-    """Refuse what `write_bundle` never writes: other flags, and YAML that expands when read."""
+    """Refuse content that `write_bundle` never writes: other flags, and YAML that expands when read."""
     if not path.is_file():
         raise ConfigError(f"{file} is not a bundle: it has no {CONFIG_FILE}")
     try:
@@ -192,19 +192,19 @@ def _check_config(file: Path, path: Path) -> None:
         if len(text) > _MAX_CONFIG_BYTES:
             raise ValueError("it is too long")
         if any(getattr(event, "anchor", None) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ValueError("it refers to itself")
-        given = yaml.safe_load(text)
-        if not isinstance(given, dict):
+            raise ValueError("it contains anchors")
+        flags = yaml.safe_load(text)
+        if not isinstance(flags, dict):
             raise ValueError("it holds no flags")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
             f"{file} is not a bundle: its {CONFIG_FILE} cannot be read: {reason}"
         ) from None
-    foreign = [name for name in given if not _is_portable(name)]
-    if foreign:
+    unexpected = [name for name in flags if not _is_portable(name)]
+    if unexpected:
         raise ConfigError(
-            f"{file} is not a bundle: it names {foreign[0]!s:.40}, which no bundle does"
+            f"{file} is not a bundle: it sets {unexpected[0]!s:.40}, which a bundle cannot set"
         )
 
 
@@ -220,7 +220,7 @@ def _portable(config: RootConfig) -> dict[str, Any]:
 def _is_portable(name: str) -> bool:
     if name in _RUN_FLAGS:
         return True
-    return name in FLAGS and FLAGS[name].section in _SECTIONS and name not in _LEFT_OUT
+    return name in FLAGS and FLAGS[name].section in _SECTIONS and name not in _EXCLUDED_FLAGS
 
 
 def _kept_weights(output: Path, first: int, last: int) -> Iterator[Path]:
@@ -243,8 +243,8 @@ def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
 
 
 def _extract(file: Path, folder: Path) -> None:
-    most = min(
-        shutil.disk_usage(folder).free // 2, _MOST_TIMES_LARGER * max(file.stat().st_size, 1 << 20)
+    max_bytes = min(
+        shutil.disk_usage(folder).free // 2, _MAX_EXPANSION * max(file.stat().st_size, 1 << 20)
     )
     size = 0
     with tarfile.open(file) as tar:
@@ -254,8 +254,10 @@ def _extract(file: Path, folder: Path) -> None:
                 raise ConfigError(
                     f"{file} holds more than {_MAX_FILES:,} files; it is not unpacked"
                 )
-            if size > most:
-                raise ConfigError(f"{file} holds more than {most >> 20} MiB; it is not unpacked")
+            if size > max_bytes:
+                raise ConfigError(
+                    f"{file} holds more than {max_bytes >> 20} MiB; it is not unpacked"
+                )
             if not (member.isfile() or member.isdir()):
                 raise ConfigError(f"{file}: {member.name!r} is neither a file nor a folder")
             tar.extract(member, folder, filter="data")

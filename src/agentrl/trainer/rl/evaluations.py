@@ -45,9 +45,9 @@ class Evaluations:
     async def recall(self) -> None:
         """Restore the records after the checkpoint from which the run resumes."""
         for figures in await self._store.figures.evaluations(self._trainer.consumer):
-            found = EvalMetrics.model_validate(figures)
-            if self._history.eval_at(found.version) is None:
-                self._history.add_eval(found)
+            metrics = EvalMetrics.model_validate(figures)
+            if self._history.eval_at(metrics.version) is None:
+                self._history.add_eval(metrics)
 
     async def run_if_due(self, step: int) -> None:
         """Record finished evaluations, and evaluate the version of a step if it is due."""
@@ -82,7 +82,7 @@ class Evaluations:
     async def _collect(self, *, wait: bool) -> None:
         for version, job in sorted(self._running.items()):
             if wait or job.done():
-                await self._note(await job)
+                await self._record(await job)
                 del self._running[version]
 
     async def _evaluate_now(self, version: int) -> None:
@@ -91,7 +91,7 @@ class Evaluations:
         logger.info("evaluating version %d on %d questions", version, len(self._tasks))
         self._phase.enter("evaluating")
         with self._history.timed("eval"):
-            await self._note(await self._evaluate(version))
+            await self._record(await self._evaluate(version))
 
     def _is_new(self, version: int) -> bool:
         return bool(self._tasks) and self._history.eval_at(version) is None
@@ -108,10 +108,10 @@ class Evaluations:
             stop=self._stop,
         )
 
-    async def _note(self, found: EvalMetrics | None) -> None:
-        if found is not None:
-            self._history.add_eval(found)
-            self._trackers.log({"eval": found.figures()}, found.version)
-            figures = found.model_dump(mode="json", exclude_none=True)
+    async def _record(self, metrics: EvalMetrics | None) -> None:
+        if metrics is not None:
+            self._history.add_eval(metrics)
+            self._trackers.log({"eval": metrics.figures()}, metrics.version)
+            figures = metrics.model_dump(mode="json", exclude_none=True)
             await self._store.figures.put_evaluation(self._trainer.consumer, figures)
-            logger.info("evaluation of version %d: %s", found.version, found.one_line())
+            logger.info("evaluation of version %d: %s", metrics.version, metrics.one_line())

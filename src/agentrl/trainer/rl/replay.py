@@ -44,7 +44,7 @@ from agentrl.trainer.rl.train_process import reference_path
 
 logger = logging.getLogger(__name__)
 
-_NUM_NAMED = 5
+_MAX_REPORTED = 5
 _FIGURES = ("loss", "grad_norm", "learning_rate")
 
 
@@ -129,20 +129,20 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
                 reference_path=reference_path(config.model, config.algorithm),
             )
             state_path = None if checkpoint is None else checkpoint.state_path
-        made = 0 if checkpoint is None else checkpoint.step
+        checkpoint_step = 0 if checkpoint is None else checkpoint.step
         async with (
             TrajectoryStore.connect(uri, config.run.run_name) as store,
             learners(ranks, settings, state_path) as group,
         ):
             replayed: list[ReplayedStep] = []
             images = RecordImages(store, image_reader(settings.weights.model_path, config.model))
-            for step in range(made + 1, last + 1):
+            for step in range(checkpoint_step + 1, last + 1):
                 if stop.is_set():
                     break
-                found = await _replay_step(config, store, group, recorded[step], images)
-                logger.info("step %d: %s", step, "equal" if found.equal else "different")
+                result = await _replay_step(config, store, group, recorded[step], images)
+                logger.info("step %d: %s", step, "equal" if result.equal else "different")
                 if step >= first:
-                    replayed.append(found)
+                    replayed.append(result)
             return replayed
 
     return run_on_ranks("replay", config, lead)
@@ -157,8 +157,8 @@ async def _replay_step(
 ) -> ReplayedStep:
     step = recorded.step
     trainings, records = await store.ledger.trained_groups(config.trainer.consumer, step)
-    shown = (turn for of_task in records for record in of_task for turn in record.turns)
-    groups, differences = _select(config, step, trainings, records, await images.book(shown))
+    turns = (turn for of_task in records for record in of_task for turn in record.turns)
+    groups, differences = _select(config, step, trainings, records, await images.book(turns))
     batch = build_training_step(
         groups,
         config.algorithm,
@@ -169,15 +169,18 @@ async def _replay_step(
         attention_cost=group.attention_cost,
     )
     outcome = await group.train(batch.micro_batches)
-    differences += [*_figures(recorded, outcome), *_turns(trainings, batch, outcome)]
-    kept = latest_checkpoint(config.run.output_path, at_most=step)
+    differences += [
+        *_figure_differences(recorded, outcome),
+        *_turn_differences(trainings, batch, outcome),
+    ]
+    checkpoint = latest_checkpoint(config.run.output_path, at_most=step)
     weights = "not kept"
-    if kept is not None and kept.step == step:
+    if checkpoint is not None and checkpoint.step == step:
         with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as folder:
             await group.export(Path(folder, "model"))
-            changed = list(_weights(kept.model_path, Path(folder, "model")))
+            changed = list(_weight_differences(checkpoint.model_path, Path(folder, "model")))
         weights = "different" if changed else "equal"
-        differences += changed[:_NUM_NAMED]
+        differences += changed[:_MAX_REPORTED]
     return ReplayedStep(step, tuple(differences), weights)
 
 
@@ -189,13 +192,14 @@ def _select(
     images: ImageBook,
 ) -> tuple[list[SelectedGroup], list[Difference]]:
     """Repeat the selection from the store's data; report differences from the recorded step."""
-    # What the step left out is recorded: limits that were edited during the run do not matter.
+    # No staleness limit, because it may have been edited during the run; the records state which
+    # turns the step used.
     algorithm: AlgorithmSection = config.algorithm.model_copy(update={"max_staleness": step})
     used = {training.turn_id: training for training in trainings}
     groups: list[SelectedGroup] = []
     differences: list[Difference] = []
-    for found in records:
-        scored = scored_by(config.trainer.trained_scorer, found) or list(found)
+    for group_records in records:
+        scored = scored_by(config.trainer.trained_scorer, group_records) or list(group_records)
         group = select_group(
             scored, algorithm, policy_version=step - 1, seed=config.run.seed, images=images
         )
@@ -210,24 +214,24 @@ def _select(
                 what = f"turn {turn.turn_id} tokens"
                 both = (float(before.num_tokens), float(turn.num_targets))
                 differences.append(Difference(what, *both))
-    differences = differences[:_NUM_NAMED]
-    for turn_id in list(used)[:_NUM_NAMED]:
+    differences = differences[:_MAX_REPORTED]
+    for turn_id in list(used)[:_MAX_REPORTED]:
         differences.append(Difference(f"turn {turn_id}", "trained", "not selected"))
     return groups, differences
 
 
-def _figures(recorded: StepMetrics, outcome: StepOutcome) -> Iterator[Difference]:
+def _figure_differences(recorded: StepMetrics, outcome: StepOutcome) -> Iterator[Difference]:
     for name in _FIGURES:
         before, now = getattr(recorded, name), finite(getattr(outcome, name))
         if before != now:
             yield Difference(name, before, now)
 
 
-def _turns(
+def _turn_differences(
     trainings: Sequence[TurnTraining], batch: StepBatch, outcome: StepOutcome
 ) -> list[Difference]:
     """Compare the importance ratios, which show every changed token and logprob of a turn."""
-    found: list[Difference] = []
+    differences: list[Difference] = []
     recorded = {training.turn_id: training.ratio for training in trainings}
     ratios = outcome.ratios
     for row, number in enumerate(ratios.turns.tolist()):
@@ -235,18 +239,18 @@ def _turns(
         before = recorded[turn_id]
         now = float(ratios.mean[row])
         if before is not None and before.mean != now:
-            found.append(Difference(f"turn {turn_id} ratio", before.mean, now))
+            differences.append(Difference(f"turn {turn_id} ratio", before.mean, now))
     # A changed turn changes the packing of others, whose ratios then differ only by rounding.
-    return sorted(found, key=lambda one: one.size, reverse=True)[:_NUM_NAMED]
+    return sorted(differences, key=lambda one: one.size, reverse=True)[:_MAX_REPORTED]
 
 
-def _weights(kept: Path, replayed: Path) -> Iterator[Difference]:
+def _weight_differences(kept: Path, replayed: Path) -> Iterator[Difference]:
     """Compare the tensors of two model directories bit for bit."""
     before, now = _tensors(kept), _tensors(replayed)
     for name in sorted(before.keys() | now.keys()):
         if name not in before or name not in now:
             yield Difference(
-                f"weights {name}", *("there" if name in d else None for d in (before, now))
+                f"weights {name}", *("present" if name in d else None for d in (before, now))
             )
             continue
         with (
@@ -255,9 +259,9 @@ def _weights(kept: Path, replayed: Path) -> Iterator[Difference]:
         ):
             old, new = old_file.get_tensor(name), new_file.get_tensor(name)
         if not torch.equal(old, new):
-            far = (old.double() - new.double()).abs()
-            place = int(far.argmax())
-            values = (float(old.flatten()[place]), float(new.flatten()[place]))
+            distances = (old.double() - new.double()).abs()
+            index = int(distances.argmax())
+            values = (float(old.flatten()[index]), float(new.flatten()[index]))
             yield Difference(f"weights {name}", *values)
 
 

@@ -127,8 +127,8 @@ class GroupReader:
         self._scorer = scorer
         self.feed: TaskFeed | None = None
         """Adds further tasks before samplers are admitted to them."""
-        self._admitted: Admission | None = None
-        self._admitting = asyncio.Lock()
+        self._admission: Admission | None = None
+        self._admission_lock = asyncio.Lock()
 
     async def admit(self, groups_consumed: int, step: int, control: StepControl) -> None:
         """Admit groups for sampling up to the freshness bound.
@@ -143,22 +143,21 @@ class GroupReader:
         """
         if self._consumer != DEFAULT_CONSUMER:
             return  # a further consumer only reads; the leading trainer admits the samplers
-        self._admitted = Admission(groups_consumed, step, control)
-        # `apply_control` may call concurrently. The bound is computed under the lock, so whichever
-        # write comes last writes the newest one.
-        async with self._admitting:
-            bound = self._admitted.bound(self._max_steps, self._algorithm.max_trained_count)
+        self._admission = Admission(groups_consumed, step, control)
+        # `apply_control` may call concurrently. The bound is computed under the lock, so the last write
+        # has the newest bound.
+        async with self._admission_lock:
+            bound = self._admission.bound(self._max_steps, self._algorithm.max_trained_count)
             await self._store.runs.set_admission(bound)
             if self.feed is not None:
-                # One step ahead: samplers find the next tasks already added when they are admitted
-                # to them.
+                # One step ahead, so that tasks exist before samplers are admitted to them.
                 await self.feed.fill(bound + control.groups_per_step)
 
     async def apply_control(self, control: StepControl) -> None:
         """Recompute the admission if the control changed."""
-        last = self._admitted
-        if last is not None and control != last.control:
-            await self.admit(last.groups_consumed, last.step, control)
+        admission = self._admission
+        if admission is not None and control != admission.control:
+            await self.admit(admission.groups_consumed, admission.step, control)
 
     async def read_step(
         self,
@@ -178,48 +177,48 @@ class GroupReader:
             control: returns the current size and freshness of the step.
             stop: set when the process must stop.
         """
-        found = StepGroups(step)
+        collected = StepGroups(step)
         num_usable = 0
-        reported = time.monotonic()
-        while num_usable < (now := control()).groups_per_step:
-            algorithm = self._algorithm.model_copy(update={"max_staleness": now.max_staleness})
+        reported_at = time.monotonic()
+        while num_usable < (current := control()).groups_per_step:
+            algorithm = self._algorithm.model_copy(update={"max_staleness": current.max_staleness})
             # Queried before the groups are read: a group that completes in between then counts as
-            # open, which only delays later groups. In the other order, later ones could overtake it.
+            # open, which only delays later groups. In the opposite order, they could overtake it.
             first_open = await self._first_open_order()
             ready = await self._store.ledger.ready_groups(
                 self._consumer,
-                limit=now.groups_per_step - num_usable,
+                limit=current.groups_per_step - num_usable,
                 max_trained_count=algorithm.max_trained_count,
                 retrained_interval=algorithm.retrained_interval,
                 max_staleness=algorithm.max_staleness,
                 step=step,
             )
-            ready = self._next_in_line(ready, first_open)
-            unusable_before = found.num_new_unusable
+            ready = self._consumable(ready, first_open)
+            unusable_before = collected.num_new_unusable
             for records in ready:
-                num_usable += await self._take(records, found, algorithm)
-            if found.num_new_unusable > unusable_before:
-                await self.admit(groups_consumed + found.num_new_unusable, step, now)
+                num_usable += await self._add_group(records, collected, algorithm)
+            if collected.num_new_unusable > unusable_before:
+                await self.admit(groups_consumed + collected.num_new_unusable, step, current)
             if ready:
-                reported = time.monotonic()
+                reported_at = time.monotonic()
                 continue
             if await self._is_exhausted():
-                found.end = "data_ended"
+                collected.end = "data_ended"
                 break
             if await stopped_within(stop, _POLL_SECONDS):
-                found.end = "stopped"
+                collected.end = "stopped"
                 break
-            if time.monotonic() - reported > _REPORT_SECONDS:
-                reported = time.monotonic()
-                await self._report_wait(step, num_usable, now.groups_per_step)
-        return found
+            if time.monotonic() - reported_at > _REPORT_SECONDS:
+                reported_at = time.monotonic()
+                await self._report_wait(step, num_usable, current.groups_per_step)
+        return collected
 
     async def _first_open_order(self) -> int | None:
         if self._algorithm.staleness_policy == "drop":
             return None  # the order does not matter
         return await self._store.tasks.first_open_order()
 
-    def _next_in_line(
+    def _consumable(
         self, ready: Sequence[list[DBRecordData]], first_open: int | None
     ) -> list[list[DBRecordData]]:
         """Return the groups that may be consumed now.
@@ -235,63 +234,63 @@ class GroupReader:
         scored = [scored_by(self._scorer, group) for group in ready]
         if self._algorithm.staleness_policy == "drop":
             return [group for group in scored if group is not None]
-        in_line: list[list[DBRecordData]] = []
+        consumable: list[list[DBRecordData]] = []
         for group in scored:
             if group is None or (first_open is not None and group[0].order > first_open):
                 break
-            in_line.append(group)
-        return in_line
+            consumable.append(group)
+        return consumable
 
-    async def _take(
-        self, records: Sequence[DBRecordData], found: StepGroups, algorithm: AlgorithmSection
+    async def _add_group(
+        self, records: Sequence[DBRecordData], collected: StepGroups, algorithm: AlgorithmSection
     ) -> bool:
         """Reserve the records that a group contributes to the step and drop its others.
 
         Returns:
             Whether the group has turns to train on.
         """
-        version = found.step - 1
+        version = collected.step - 1
         entries = {record.record_id: record.ledger.get(self._consumer) for record in records}
         eligible = {
             record_id
             for record_id, entry in entries.items()
-            if entry is None or _may_be_trained(entry, found.step, algorithm.max_trained_count)
+            if entry is None or _may_be_trained(entry, collected.step, algorithm.max_trained_count)
         }
         images = await self._images.book(turn for record in records for turn in record.turns)
         group = select_group(
             records, algorithm, policy_version=version, seed=self._seed, images=images
         )
-        group = _only(group, eligible)
+        group = _restricted_to(group, eligible)
         kept = {turn.record_id for turn in group.turns}
-        dropped = {r: why for r, why in group.dropped_records.items() if r in eligible}
+        dropped = {r: reason for r, reason in group.dropped_records.items() if r in eligible}
         if kept:
             await self._store.ledger.reserve(
                 self._consumer,
                 sorted(kept),
-                found.step,
+                collected.step,
                 max_trained_count=algorithm.max_trained_count,
             )
         if dropped:
-            await self._store.ledger.drop(self._consumer, sorted(dropped), found.step, dropped)
-        found.groups.append(group)
+            await self._store.ledger.drop(self._consumer, sorted(dropped), collected.step, dropped)
+        collected.groups.append(group)
         is_new = all(entry is None for entry in entries.values())
         if is_new:
-            found.scores += [score for score in group.scores if score is not None]
-        found.num_new_groups += is_new
-        found.num_new_unusable += is_new and not group.usable
-        found.num_reserved += len(kept)
-        found.dropped.update(dropped.values())
+            collected.scores += [score for score in group.scores if score is not None]
+        collected.num_new_groups += is_new
+        collected.num_new_unusable += is_new and not group.usable
+        collected.num_reserved += len(kept)
+        collected.dropped.update(dropped.values())
         for record in records:
             if record.record_id in kept and record.min_version is not None:
-                found.staleness[max(0, version - record.min_version)] += 1
+                collected.staleness[max(0, version - record.min_version)] += 1
             if not is_new:
                 continue
             sampled = sum(len(turn.output_ids) for turn in record.turns)
-            found.num_records += 1
-            found.num_output_tokens += sampled
-            found.num_turns += len(record.turns)
-            found.max_output_tokens = max(found.max_output_tokens, sampled)
-            found.num_prompt_tokens += record.num_tokens - sampled
+            collected.num_records += 1
+            collected.num_output_tokens += sampled
+            collected.num_turns += len(record.turns)
+            collected.max_output_tokens = max(collected.max_output_tokens, sampled)
+            collected.num_prompt_tokens += record.num_tokens - sampled
         return group.usable
 
     async def _is_exhausted(self) -> bool:
@@ -343,7 +342,7 @@ def _may_be_trained(entry: LedgerEntry, step: int, max_trained_count: int) -> bo
     return entry.status == "ready"
 
 
-def _only(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:
+def _restricted_to(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:
     """Remove the turns of records that earlier steps dropped or trained as often as allowed."""
     if record_ids.issuperset(group.record_ids):
         return group

@@ -28,7 +28,7 @@ IMPORTANCE_CORRECTION = "importance_correction"
 
 
 def step_metrics(
-    found: StepGroups,
+    step_groups: StepGroups,
     stats: StepStats,
     outcome: StepOutcome,
     *,
@@ -39,35 +39,35 @@ def step_metrics(
     """Return the figures of one optimizer step.
 
     Args:
-        found: the consumed groups.
+        step_groups: the consumed groups.
         stats: sizes of the batch.
         outcome: result of the step.
         num_ranks: number of ranks, for figures per device.
         seconds: wall time by phase.
         merge_error: relative gradient error, if the step was verified.
     """
-    made = outcome.skipped is None
+    is_applied = outcome.skipped is None
     num_dropped = int(outcome.ratios.num_dropped.sum() + outcome.ratios.num_masked.sum())
     return StepMetrics(
-        step=found.step,
-        num_groups=len(found.groups),
-        num_records=found.num_records,
-        num_trained_records=found.num_reserved if made else 0,
+        step=step_groups.step,
+        num_groups=len(step_groups.groups),
+        num_records=step_groups.num_records,
+        num_trained_records=step_groups.num_reserved if is_applied else 0,
         mask_fraction=outcome.mask_fraction,
         kl=finite(outcome.kl),
-        num_output_tokens=found.num_output_tokens,
-        num_prompt_tokens=found.num_prompt_tokens,
-        max_output_tokens=found.max_output_tokens,
-        turns_mean=ratio(found.num_turns, found.num_records),
-        num_trained_tokens=stats.num_targets - num_dropped if made else 0,
-        masked_tokens=masked_tokens(found, outcome),
-        staleness=dict(sorted(found.staleness.items())),
+        num_output_tokens=step_groups.num_output_tokens,
+        num_prompt_tokens=step_groups.num_prompt_tokens,
+        max_output_tokens=step_groups.max_output_tokens,
+        turns_mean=ratio(step_groups.num_turns, step_groups.num_records),
+        num_trained_tokens=stats.num_targets - num_dropped if is_applied else 0,
+        masked_tokens=masked_tokens(step_groups, outcome),
+        staleness=dict(sorted(step_groups.staleness.items())),
         token_staleness=stats.staleness_histogram,
         route_conflicts=stats.num_expert_conflicts,
-        dropped=dict(found.dropped),
+        dropped=dict(step_groups.dropped),
         merge_error=merge_error,
         seconds=seconds,
-        **_reward_figures(found.scores),
+        **_reward_figures(step_groups.scores),
         **_target_figures(outcome),
         **learner_figures(outcome, stats, num_ranks=num_ranks),
     )
@@ -86,21 +86,21 @@ def _reward_figures(scores: Sequence[float]) -> dict[str, float | None]:
 
 
 def _target_figures(outcome: StepOutcome) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         name: finite(value) if isinstance(value, float) else value
         for name, value in asdict(outcome.targets).items()
     }
     quantiles = outcome.targets.ratio_quantiles
-    found["ratio_quantiles"] = {
+    figures["ratio_quantiles"] = {
         name: value for name, value in quantiles.items() if math.isfinite(value)
     }
-    return found
+    return figures
 
 
-def masked_tokens(found: StepGroups, outcome: StepOutcome) -> dict[str, int]:
+def masked_tokens(step_groups: StepGroups, outcome: StepOutcome) -> dict[str, int]:
     """Return the number of sampled tokens that are not in the step's loss, by reason."""
     total: Counter[str] = Counter()
-    for group in found.groups:
+    for group in step_groups.groups:
         for turn in group.left_out:
             total[turn.reason] += turn.num_targets
     ratios = outcome.ratios
@@ -113,19 +113,19 @@ def masked_tokens(found: StepGroups, outcome: StepOutcome) -> dict[str, int]:
 
 
 def turn_trainings(
-    consumer: str, found: StepGroups, batch: StepBatch, outcome: StepOutcome
+    consumer: str, step_groups: StepGroups, batch: StepBatch, outcome: StepOutcome
 ) -> list[TurnTraining]:
     """Return one entry for each turn of the step, left-out turns included."""
-    return [*_left_out(consumer, found), *_trained(consumer, found, batch, outcome)]
+    return [*_left_out(consumer, step_groups), *_trained(consumer, step_groups, batch, outcome)]
 
 
-def _left_out(consumer: str, found: StepGroups) -> Iterator[TurnTraining]:
-    for group in found.groups:
+def _left_out(consumer: str, step_groups: StepGroups) -> Iterator[TurnTraining]:
+    for group in step_groups.groups:
         for turn in group.left_out:
             yield TurnTraining(
-                id=f"{consumer}/{found.step}/{turn.turn_id}",
+                id=f"{consumer}/{step_groups.step}/{turn.turn_id}",
                 consumer=consumer,
-                step=found.step,
+                step=step_groups.step,
                 turn_id=turn.turn_id,
                 record_id=turn.record_id,
                 task_id=group.task_id,
@@ -137,10 +137,10 @@ def _left_out(consumer: str, found: StepGroups) -> Iterator[TurnTraining]:
 
 
 def _trained(
-    consumer: str, found: StepGroups, batch: StepBatch, outcome: StepOutcome
+    consumer: str, step_groups: StepGroups, batch: StepBatch, outcome: StepOutcome
 ) -> Iterator[TurnTraining]:
-    turns = {turn.turn_id: (group, turn) for group in found.groups for turn in group.turns}
-    ratios, tokens = outcome.ratios, dict(_tokens(outcome.trace))
+    turns = {turn.turn_id: (group, turn) for group in step_groups.groups for turn in group.turns}
+    ratios, tokens = outcome.ratios, dict(_token_trainings(outcome.trace))
     for row, number in enumerate(ratios.turns.tolist()):
         group, turn = turns[batch.turn_ids[number]]
         num_targets = int(ratios.num_targets[row])
@@ -155,9 +155,9 @@ def _trained(
         if outcome.skipped is not None:
             masked = {outcome.skipped: num_targets}
         yield TurnTraining(
-            id=f"{consumer}/{found.step}/{turn.turn_id}",
+            id=f"{consumer}/{step_groups.step}/{turn.turn_id}",
             consumer=consumer,
-            step=found.step,
+            step=step_groups.step,
             turn_id=turn.turn_id,
             record_id=turn.record_id,
             task_id=group.task_id,
@@ -167,7 +167,7 @@ def _trained(
             num_clipped_tokens=int(ratios.num_clipped[row]),
             masked=masked,
             advantage=turn.advantage,
-            staleness=found.step - 1 - int(turn.versions.min()),
+            staleness=step_groups.step - 1 - int(turn.versions.min()),
             ratio=RatioStats(
                 mean=float(ratios.mean[row]),
                 std=float(ratios.std[row]),
@@ -178,7 +178,7 @@ def _trained(
         )
 
 
-def _tokens(trace: TargetTrace) -> Iterator[tuple[int, TokenTrainings]]:
+def _token_trainings(trace: TargetTrace) -> Iterator[tuple[int, TokenTrainings]]:
     """Yield the number of each turn with the step's values at its tokens."""
     uses = np.select(
         [trace.masked, ~trace.kept, trace.clipped],
@@ -187,13 +187,13 @@ def _tokens(trace: TargetTrace) -> Iterator[tuple[int, TokenTrainings]]:
     log_ratios = trace.log_ratios.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO).astype("<f2")
     order = np.argsort(trace.turns, kind="stable")
     numbers, starts = np.unique(trace.turns[order], return_index=True)
-    for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-        entropies = trace.entropies[places]
+    for number, indices in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+        entropies = trace.entropies[indices]
         yield (
             number,
             TokenTrainings(
-                log_ratios=log_ratios[places].tobytes(),
+                log_ratios=log_ratios[indices].tobytes(),
                 entropies=b"" if np.isnan(entropies).any() else entropies.astype("<f2").tobytes(),
-                uses=uses[places].astype(np.uint8).tobytes(),
+                uses=uses[indices].astype(np.uint8).tobytes(),
             ),
         )

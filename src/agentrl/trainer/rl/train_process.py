@@ -103,8 +103,8 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             _check_flags(config.run, trainer)
             check_training_sampling(config.sampling)
             store = await stack.enter_async_context(_connect(config.store, config.run.run_name))
-            first_epoch, further = _training_tasks(config)
-            feed = TaskFeed(store, further, _repeats(store, config))
+            first_epoch, further_epochs = _training_tasks(config)
+            feed = TaskFeed(store, further_epochs, _repeated_questions(store, config))
             checkpoint = await _open_run(store, config, ranks, first_epoch, feed)
             await stack.enter_async_context(
                 trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
@@ -186,12 +186,12 @@ def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]
     """Return the tasks of the first epoch, and those of all further epochs, both lazily."""
     tasks = train_tasks(config.data, config.run.seed)
     epochs = (epoch for _, epoch in groupby(tasks, attrgetter("epoch")))
-    own = generated_tasks(config.data, config.run.seed)
+    generated = generated_tasks(config.data, config.run.seed)
     first = chain.from_iterable(islice(epochs, 1))
-    return first, chain(chain.from_iterable(epochs), own)
+    return first, chain(chain.from_iterable(epochs), generated)
 
 
-def _repeats(store: TrajectoryStore, config: RootConfig) -> RepeatedQuestions | None:
+def _repeated_questions(store: TrajectoryStore, config: RootConfig) -> RepeatedQuestions | None:
     """Return the selection of questions for later epochs; None to ask all of them."""
     probability = config.algorithm.repeat_equal_probability
     return None if probability == 1 else RepeatedQuestions(store, probability, config.run.seed)
@@ -234,7 +234,7 @@ async def _open_run(
         )
     )
     await store.runs.apply_flags(control)
-    # All questions at once: questions that are added later can then never take their ids. Later
+    # All questions are added now, so that questions added later cannot take their ids. Further
     # epochs are added as the steps need them.
     await append_tasks(store, first_epoch)
     await feed.fill(1)

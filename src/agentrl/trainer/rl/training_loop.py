@@ -120,15 +120,15 @@ class TrainLoop:
             TrainingError: losses or gradients stay non-finite.
             StoreError: the store failed, or an evaluation did not finish in time.
         """
-        beside = [asyncio.create_task(self._follow_control())]
+        background = [asyncio.create_task(self._follow_control())]
         if self._is_leading:
-            beside.append(asyncio.create_task(self._phase.report()))
+            background.append(asyncio.create_task(self._phase.report()))
         try:
             return await self._train()
         finally:
-            for task in beside:
+            for task in background:
                 task.cancel()
-            await asyncio.wait(beside)
+            await asyncio.wait(background)
 
     async def _train(self) -> TrainResult:
         step = self._history.last_step
@@ -148,13 +148,13 @@ class TrainLoop:
             await self._store.runs.set_status("training")
         try:
             await self._evaluations.run_if_due(step)
-            return await self._finish(await self._all_steps())
+            return await self._finish(await self._run_steps())
         finally:
             await self._evaluations.cancel()
             await self._saver.give_up()
 
-    async def _all_steps(self) -> str:
-        """Run steps until max_steps, the end of the data, or a signal; return which."""
+    async def _run_steps(self) -> str:
+        """Run steps until max_steps, the end of the data, or a signal; return the run's status."""
         while not self._stop.is_set() and self._history.last_step < self._trainer.max_steps:
             end = await self._step(self._history.last_step + 1)
             if end != "full" and not self._stop.is_set():
@@ -171,34 +171,34 @@ class TrainLoop:
         self._phase.enter("sampling")
         with timed("wait_samples", seconds):
             await self._read_control()
-            found = await self._reader.read_step(
+            step_groups = await self._reader.read_step(
                 step,
                 groups_consumed=self._history.groups_consumed,
                 control=lambda: self._control,
                 stop=self._stop,
             )
         # Records reserved for an abandoned step are released by the next recovery.
-        if found.end == "stopped" or not found.usable:
-            if found.end == "data_ended":
-                self._history.groups_consumed += found.num_new_groups
-                self._history.add_tail(found.dropped)
-            return found.end
+        if step_groups.end == "stopped" or not step_groups.usable:
+            if step_groups.end == "data_ended":
+                self._history.groups_consumed += step_groups.num_new_groups
+                self._history.add_tail(step_groups.dropped)
+            return step_groups.end
         self._phase.enter("training")
         with timed("prepare", seconds):
-            batch = await asyncio.to_thread(self._build_batch, found, self._trainer.merge)
+            batch = await asyncio.to_thread(self._build_batch, step_groups, self._trainer.merge)
         if self._device is not None:
             with timed("acquire_device", seconds):
                 await self._device.acquire()
         merge_error = None
         if self._trainer.verify_merge and step % self._trainer.verify_merge == 0:
             with timed("verify", seconds):
-                merge_error = await self._merge_error(found, batch)
+                merge_error = await self._merge_error(step_groups, batch)
         outcome = await self._group.train(batch.micro_batches)
         for phase, spent in outcome.seconds.items():
             self._history.add_seconds(phase, spent, seconds)
-        self._history.groups_consumed += found.num_new_groups
+        self._history.groups_consumed += step_groups.num_new_groups
         metrics = step_metrics(
-            found,
+            step_groups,
             batch.stats,
             outcome,
             num_ranks=self._group.num_ranks,
@@ -206,24 +206,24 @@ class TrainLoop:
             merge_error=merge_error,
         )
         # Reports do not delay the new version; they are written while it is published.
-        made = turn_trainings(self._consumer, found, batch, outcome)
-        async with run_concurrently(self._store.ledger.put_turn_trainings(made)):
-            await self._publish(metrics, outcome, end=found.end)
-        return found.end
+        trainings = turn_trainings(self._consumer, step_groups, batch, outcome)
+        async with run_concurrently(self._store.ledger.put_turn_trainings(trainings)):
+            await self._publish(metrics, outcome, end=step_groups.end)
+        return step_groups.end
 
-    def _build_batch(self, found: StepGroups, merge: Merge) -> StepBatch:
+    def _build_batch(self, step_groups: StepGroups, merge: Merge) -> StepBatch:
         """Merge, weight and pack the groups of a step according to the algorithm's flags."""
         return build_training_step(
-            found.groups,
+            step_groups.groups,
             self._algorithm,
-            policy_version=found.step - 1,
+            policy_version=step_groups.step - 1,
             token_budget=self._trainer.max_tokens,
             merge=merge,
             num_ranks=self._group.dp_size,
             attention_cost=self._group.attention_cost,
         )
 
-    async def _merge_error(self, found: StepGroups, batch: StepBatch) -> float | None:
+    async def _merge_error(self, step_groups: StepGroups, batch: StepBatch) -> float | None:
         """Return the relative error of the merged gradient against that of separate turns.
 
         Returns:
@@ -232,14 +232,14 @@ class TrainLoop:
         Raises:
             TrainingError: the error exceeds the tolerance; the step is not applied.
         """
-        separate = await asyncio.to_thread(self._build_batch, found, "none")
+        separate = await asyncio.to_thread(self._build_batch, step_groups, "none")
         check = await self._group.check_merge(batch.micro_batches, separate.micro_batches)
         if not (math.isfinite(check.loss_merged) or math.isfinite(check.loss_separate)):
             return None
         if not check.is_equal:
-            path = write_merge_report(self._session.output_path, found.step, check)
+            path = write_merge_report(self._session.output_path, step_groups.step, check)
             raise TrainingError(
-                f"step {found.step}: the gradient of merged turns differs from that of separate "
+                f"step {step_groups.step}: the gradient of merged turns differs from that of separate "
                 f"turns by {check.relative_error:.3g} (tolerance {check.tolerance:g}); see {path}"
             )
         return check.relative_error
@@ -252,12 +252,12 @@ class TrainLoop:
         directory = self._publisher.directory(step)
         is_last = step == self._trainer.max_steps or end != "full" or self._stop.is_set()
         self._history.steps.append(metrics)
-        saves = is_last or step % self._trainer.save_steps == 0
-        writes_first = saves or self._publisher.needs_files
-        if writes_first:
+        saves_checkpoint = is_last or step % self._trainer.save_steps == 0
+        exports_first = saves_checkpoint or self._publisher.needs_files
+        if exports_first:
             with timed("publish", seconds):
                 await self._group.export(directory)
-        if saves:
+        if saves_checkpoint:
             # Checkpoint and ledger commit come before the announcement: a crash in between must not
             # take back a version that servers already serve.
             with timed("checkpoint", seconds):
@@ -266,7 +266,7 @@ class TrainLoop:
             with timed("offload_device", seconds):
                 await self._device.offload()
         with timed("publish", seconds):
-            await self._announce(step, None if writes_first else self._group.export)
+            await self._announce(step, None if exports_first else self._group.export)
             await self._admit()
         metrics = metrics.model_copy(update={"seconds": seconds, "time": time.time()})
         self._history.steps[-1] = metrics
@@ -300,7 +300,7 @@ class TrainLoop:
                 await self._saver.settle()
         await self._evaluations.finish()
         if status != "stopped" and not await self._evaluations.run_last(step):
-            status = "stopped"  # the same command then evaluates
+            status = "stopped"  # the same command then resumes with the evaluation
         if status == "stopped":
             await self._store.ledger.recover(self._consumer, step)
         history.add_seconds("total", time.monotonic() - self._started)
@@ -314,8 +314,8 @@ class TrainLoop:
         summary_path = write_summary(output_path, summary)
         picture_path = draw_rewards(output_path, history, run_name=run_name)
         if status != "stopped" and self._is_leading:
-            ended: RunStatus = "no_signal" if status == "no_signal" else "completed"
-            await self._store.runs.set_status(ended)
+            final_status: RunStatus = "no_signal" if status == "no_signal" else "completed"
+            await self._store.runs.set_status(final_status)
         return TrainResult(
             status=status,
             step=step,
@@ -353,19 +353,21 @@ class TrainLoop:
     def _log_step(self, metrics: StepMetrics) -> None:
         if metrics.step % self._trainer.logging_steps:
             return
-        behind = metrics.staleness
-        num_behind = sum(behind.values())
+        staleness = metrics.staleness
+        num_records = sum(staleness.values())
         logger.info(
             "step %d/%d reward %s loss %s grad %s lr %.2e entropy %s staleness %.2f "
             "groups %d dropped %s seconds %s",
             metrics.step,
             self._trainer.max_steps,
-            _short(metrics.reward_mean),
-            _short(metrics.loss),
-            _short(metrics.grad_norm),
+            _formatted(metrics.reward_mean),
+            _formatted(metrics.loss),
+            _formatted(metrics.grad_norm),
             metrics.learning_rate,
-            _short(metrics.entropy),
-            sum(key * count for key, count in behind.items()) / num_behind if num_behind else 0.0,
+            _formatted(metrics.entropy),
+            sum(key * count for key, count in staleness.items()) / num_records
+            if num_records
+            else 0.0,
             metrics.num_groups,
             metrics.dropped or "none",
             {phase: round(spent, 2) for phase, spent in metrics.seconds.items()},
@@ -385,5 +387,5 @@ async def run_concurrently(work: Coroutine[Any, Any, None]) -> AsyncIterator[Non
     await task
 
 
-def _short(value: float | None) -> str:
+def _formatted(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"

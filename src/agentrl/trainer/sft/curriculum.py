@@ -130,11 +130,11 @@ class Curriculum:
         """Return the examples of a step (from 1); the last step may have fewer."""
         first = (step - 1) * self.examples_per_step
         last = min(first + self.examples_per_step, self.num_examples * self.num_epochs)
-        return [self._at(position) for position in range(first, last)]
+        return [self._example_at(position) for position in range(first, last)]
 
-    def _at(self, position: int) -> int:
-        epoch, place = divmod(position, self.num_examples)
-        return self._order(epoch)[place]
+    def _example_at(self, position: int) -> int:
+        epoch, index = divmod(position, self.num_examples)
+        return self._order(epoch)[index]
 
     def _order(self, epoch: int) -> Sequence[int]:
         order = list(range(self.num_examples))

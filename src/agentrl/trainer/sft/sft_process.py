@@ -101,22 +101,22 @@ async def lead_sft(
             held_out = await asyncio.to_thread(
                 file_examples, config.data.eval_file, renderer, reader
             )
-        plan = _plan(config, len(examples), ranks.shape.dp_size)
+        curriculum = _curriculum(config, len(examples), ranks.shape.dp_size)
         settings = LearnerSettings(
             weights=weights,
             model=config.model,
             # The learning-rate schedule ends with the data.
-            trainer=config.trainer.model_copy(update={"max_steps": plan.num_steps}),
+            trainer=config.trainer.model_copy(update={"max_steps": curriculum.num_steps}),
             algorithm=None,
             seed=config.run.seed,
         )
         settings = await asyncio.to_thread(with_exact_merge, settings, ranks.shape)
-        state_path = state_to_resume(checkpoint, plan.num_steps)
+        state_path = state_to_resume(checkpoint, curriculum.num_steps)
     async with training_session(
         config, ranks, settings, checkpoint, state_path=state_path, stop=stop, kind="sft"
     ) as session:
         by_token = config.algorithm.token_level_loss
-        return await _SftLoop(session, plan, examples, held_out, by_token=by_token).run()
+        return await _SftLoop(session, curriculum, examples, held_out, by_token=by_token).run()
 
 
 class _SftLoop:
@@ -125,7 +125,7 @@ class _SftLoop:
     def __init__(
         self,
         session: TrainingSession,
-        plan: Curriculum,
+        curriculum: Curriculum,
         examples: Sequence[Example],
         held_out: Sequence[Example],
         *,
@@ -135,7 +135,7 @@ class _SftLoop:
         self._group = session.group
         self._history = session.history
         self._trainer = session.trainer
-        self._plan = plan
+        self._curriculum = curriculum
         self._examples = examples
         self._held_out = held_out
         self._by_token = by_token
@@ -150,13 +150,13 @@ class _SftLoop:
 
     async def run(self) -> SftResult:
         """Run the remaining steps."""
-        history, num_steps = self._history, self._plan.num_steps
+        history, num_steps = self._history, self._curriculum.num_steps
         logger.info(
             "%d conversations with %d tokens to learn, %d steps of %d; %d done so far",
             len(self._examples),
             sum(example.num_targets for example in self._examples),
             num_steps,
-            self._plan.examples_per_step,
+            self._curriculum.examples_per_step,
             history.last_step,
         )
         if self._is_eval_due(history.last_step):
@@ -166,26 +166,26 @@ class _SftLoop:
             await self._step(history.last_step + 1)
             if history.last_step % self._trainer.logging_steps == 0:
                 spent = time.monotonic() - started
-                left = spent / (history.last_step - first) * (num_steps - history.last_step)
-                self._log_step(history.steps[-1], left)
+                seconds_left = spent / (history.last_step - first) * (num_steps - history.last_step)
+                self._log_step(history.steps[-1], seconds_left)
         await self._saver.settle()
         if self._saver.saved_step < history.last_step or not self._model_path.is_dir():
             await self._save()
             await self._saver.settle()
-        is_over = history.last_step >= num_steps
-        if is_over and self._trainer.eval_strategy != "no" and num_steps not in history.eval_losses:
+        is_done = history.last_step >= num_steps
+        if is_done and self._trainer.eval_strategy != "no" and num_steps not in history.eval_losses:
             await self._evaluate()
         history.add_seconds("total", time.monotonic() - self._started)
-        status = "completed" if is_over else "stopped"
+        status = "completed" if is_done else "stopped"
         summary_path = write_summary(self._session.output_path, self._summary(status))
         return SftResult(status, history.last_step, self._model_path, summary_path)
 
     async def _step(self, step: int) -> None:
-        members = self._plan.members(step)
-        chosen = [self._examples[index] for index in members]
+        members = self._curriculum.members(step)
+        examples = [self._examples[index] for index in members]
         batch = await asyncio.to_thread(
             sft_batch,
-            chosen,
+            examples,
             token_budget=self._trainer.max_tokens,
             num_ranks=self._group.dp_size,
             by_token=self._by_token,
@@ -197,22 +197,22 @@ class _SftLoop:
         for phase, spent in outcome.seconds.items():
             self._history.add_seconds(phase, spent, seconds)
         stats = batch.stats
-        made = outcome.skipped is None
+        is_applied = outcome.skipped is None
         metrics = StepMetrics(
             step=step,
             reward_mean=None,
-            num_groups=len(chosen),
-            num_records=len(chosen),
-            num_trained_records=len(chosen) if made else 0,
+            num_groups=len(examples),
+            num_records=len(examples),
+            num_trained_records=len(examples) if is_applied else 0,
             num_output_tokens=stats.num_targets,
-            num_trained_tokens=stats.num_targets if made else 0,
+            num_trained_tokens=stats.num_targets if is_applied else 0,
             seconds=seconds,
             **learner_figures(outcome, stats, num_ranks=self._group.num_ranks),
         )
         self._history.steps.append(metrics)
-        if step % self._trainer.save_steps == 0 or step == self._plan.num_steps:
+        if step % self._trainer.save_steps == 0 or step == self._curriculum.num_steps:
             await self._save()
-        if step < self._plan.num_steps and self._is_eval_due(step):
+        if step < self._curriculum.num_steps and self._is_eval_due(step):
             await self._evaluate()
         self._session.report(metrics)
 
@@ -246,8 +246,8 @@ class _SftLoop:
         logger.info(
             "step %d/%d (%.0f %%) loss %s grad %s lr %.2e, %.0f tokens/s, %.0f s left",
             metrics.step,
-            self._plan.num_steps,
-            100.0 * metrics.step / self._plan.num_steps,
+            self._curriculum.num_steps,
+            100.0 * metrics.step / self._curriculum.num_steps,
             "-" if metrics.loss is None else f"{metrics.loss:.4f}",
             "-" if metrics.grad_norm is None else f"{metrics.grad_norm:.3g}",
             metrics.learning_rate,
@@ -264,7 +264,7 @@ class _SftLoop:
             "loss": [step.loss for step in history.steps],
             "eval_loss": {str(step): loss for step, loss in sorted(history.eval_losses.items())},
             "conversations": len(self._examples),
-            "epochs": history.last_step * self._plan.examples_per_step / len(self._examples),
+            "epochs": history.last_step * self._curriculum.examples_per_step / len(self._examples),
             "tokens": {
                 "trained": sum(step.num_trained_tokens for step in history.steps),
                 "forward": sum(step.num_forward_tokens for step in history.steps),
@@ -296,7 +296,7 @@ def _own_checkpoint(output_path: Path) -> Checkpoint | None:
     return checkpoint
 
 
-def _plan(config: RootConfig, num_examples: int, dp_size: int) -> Curriculum:
+def _curriculum(config: RootConfig, num_examples: int, dp_size: int) -> Curriculum:
     trainer = config.trainer
     return Curriculum(
         num_examples=num_examples,

@@ -81,9 +81,9 @@ def test_a_bundle_is_replayed_from_its_own_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({"config__yaml": b"trust_remote_code: true"}, "names trust_remote_code"),
-        ({"config__yaml": b"agent: theirs.py"}, "names agent"),
-        ({"config__yaml": b"db_connection_string: mongodb://them/x"}, "names db_connection_string"),
+        ({"config__yaml": b"trust_remote_code: true"}, "sets trust_remote_code"),
+        ({"config__yaml": b"agent: theirs.py"}, "sets agent"),
+        ({"config__yaml": b"db_connection_string: mongodb://them/x"}, "sets db_connection_string"),
         ({"config__yaml": b"[1"}, "config.yaml cannot be read"),
         ({"config__yaml": b"7"}, "config.yaml cannot be read"),
         ({"config__yaml": b"[" * 100_000}, "config.yaml cannot be read"),
