@@ -71,13 +71,13 @@ class AgentTrainer:
                 directory.
             train_engine_name: `agentrl`, `areal`, `sft`, `trl`, `verl`, or a registered one.
             env: an environment, as in `reasoning_gym:NAME?size=200`, in place of `agent`,
-                `train_dataset` and `reward_func`, all of which it brings.
+                `train_dataset` and `reward_func`, all of which it provides.
 
         Raises:
             ConfigError: an argument is invalid; the message names it and the remedy.
         """
-        brought = {"agent": agent, "train_dataset": train_dataset, "reward_func": reward_func}
-        given = [name for name, value in brought.items() if value is not None]
+        arguments = {"agent": agent, "train_dataset": train_dataset, "reward_func": reward_func}
+        given = [name for name, value in arguments.items() if value is not None]
         if env is not None and given:
             raise ConfigError(f"env: {env} provides its own {given[0]}; remove {given[0]}")
         if env is None and (agent is None or agent == ""):
@@ -85,7 +85,7 @@ class AgentTrainer:
                 "agent: missing; pass an agent object, a function, the path of one, or an env"
             )
         engine_class = self._engine_class(train_engine_name)
-        self.run_path = _made_folder(Path("runs" if run_path is None else run_path).absolute())
+        self.run_path = _create_folder(Path("runs" if run_path is None else run_path).absolute())
         processor = engine_class(self.run_path)
         if not isinstance(processor, TrainerProcessor):
             raise ConfigError(
@@ -107,7 +107,7 @@ class AgentTrainer:
         """Train to completion, and return the engine's result.
 
         Raises:
-            ConfigError: the engine was not initialised.
+            ConfigError: the engine was not initialized.
             AgentRLError: training failed.
         """
         return self._ready().train()
@@ -176,7 +176,7 @@ class AgentTrainer:
         return self.train_processor
 
 
-def _made_folder(path: Path) -> Path:
+def _create_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

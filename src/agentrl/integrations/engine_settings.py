@@ -12,7 +12,7 @@ import yaml
 
 from agentrl.errors import ConfigError
 
-_ONLY_OF = {
+_CHARACTERISTIC_SETTINGS = {
     "verl": {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function"},
     "areal": {"actor", "allocation_mode", "cluster", "gconfig"},
 }
@@ -32,16 +32,16 @@ def load_settings(config: Any) -> dict[str, Any]:
     if config is None:
         return {}
     if isinstance(config, str) and config.lstrip().startswith("{"):
-        return _parsed(config, "config", is_json=True)
+        return _parse(config, "config", is_json=True)
     if isinstance(config, str | Path):
-        return _from_file(Path(config).expanduser())
-    found = _as_mapping(config)
-    if found is None:
+        return _load_file(Path(config).expanduser())
+    mapping = _as_mapping(config)
+    if mapping is None:
         raise ConfigError(
             f"config: a {type(config).__name__} is not a configuration; pass a mapping, or the "
             "path of a YAML or JSON file"
         )
-    return dict(found)
+    return dict(mapping)
 
 
 def refuse_settings_of(settings: Mapping[str, Any], engine: str) -> None:
@@ -56,7 +56,7 @@ def refuse_settings_of(settings: Mapping[str, Any], engine: str) -> None:
     """
     for key in settings:
         name = str(key).partition(".")[0]
-        for other, names in _ONLY_OF.items():
+        for other, names in _CHARACTERISTIC_SETTINGS.items():
             if name in names and other != engine:
                 raise ConfigError(
                     f"config: {name} is a setting of {other}: pass "
@@ -73,17 +73,17 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in settings.items():
         *path, last = str(name).split(".")
-        place = result
+        target = result
         for part in path:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
+            target = target.setdefault(part, {})
+            if not isinstance(target, dict):
                 raise ConfigError(f"config: {name}: {part} has a value of its own")
         if isinstance(value, Mapping):
-            known = place.get(last)
-            merged = nested({**(known if isinstance(known, dict) else {}), **value})
-            place[last] = merged
+            existing = target.get(last)
+            merged = nested({**(existing if isinstance(existing, dict) else {}), **value})
+            target[last] = merged
         else:
-            place[last] = value
+            target[last] = value
     return result
 
 
@@ -114,11 +114,11 @@ def checked_program(name: str, given: object) -> str:
 
 def has_package(python: str | Path, package: str, environment: Mapping[str, str]) -> bool:
     """Return whether an interpreter finds a package, without importing it."""
-    look = f"import importlib.util as u; print(u.find_spec({package!r}) is not None)"
-    found = subprocess.run(
-        [python, "-c", look], env=environment, capture_output=True, text=True, check=False
+    code = f"import importlib.util as u; print(u.find_spec({package!r}) is not None)"
+    process = subprocess.run(
+        [python, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    return found.stdout.strip() == "True"
+    return process.stdout.strip() == "True"
 
 
 def _as_mapping(config: Any) -> Mapping[str, Any] | None:
@@ -134,7 +134,7 @@ def _as_mapping(config: Any) -> Mapping[str, Any] | None:
     return values if values and not isinstance(config, type) and not callable(config) else None
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _load_file(path: Path) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"config: {path}: expected a .yaml, .yml or .json file")
     try:
@@ -142,10 +142,10 @@ def _from_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"config: {path}: {reason}") from None
-    return _parsed(text, f"config: {path}", is_json=path.suffix == ".json")
+    return _parse(text, f"config: {path}", is_json=path.suffix == ".json")
 
 
-def _parsed(text: str, what: str, *, is_json: bool) -> dict[str, Any]:
+def _parse(text: str, what: str, *, is_json: bool) -> dict[str, Any]:
     try:
         content = json.loads(text) if is_json else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:

@@ -107,8 +107,8 @@ class NativeEngine(TrainerProcessor):
         """Add flags that follow from the other arguments, check all, and write the run's files."""
         settings = load_settings(config)
         refuse_settings_of(settings, "agentrl")
-        own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
-        self._python = _training_python(own.get("training_python"))
+        engine_settings = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
+        self._python = _training_python(engine_settings.get("training_python"))
         settings.setdefault("run_name", "agent")
         settings.setdefault("output_dir", self.run_path / "output")
         settings.setdefault("logs_dir", self.run_path / "logs")
@@ -135,7 +135,7 @@ class NativeEngine(TrainerProcessor):
         if not self._config.data.has_training and not self._config.data.has_held_out:
             raise ConfigError("train_dataset: missing; pass it, or `train_file` in the config")
         if self._description is not None:
-            self._write_agent(self._description, own.get("agent_processes"))
+            self._write_agent(self._description, engine_settings.get("agent_processes"))
         return self._config
 
     def _write_data(self, dataset: Any, path: Path, argument: str) -> None:
@@ -171,8 +171,10 @@ class NativeEngine(TrainerProcessor):
         if not config.data.has_training:
             raise ConfigError("train_dataset: missing; pass it to AgentTrainer")
         # These flags apply to this start only, so they are not written to a file.
-        once = [f"--{name}" for name in ("fresh", "delete_existing") if getattr(config.run, name)]
-        self._run(*self._training_command(), *once)
+        start_flags = [
+            f"--{name}" for name in ("fresh", "delete_existing") if getattr(config.run, name)
+        ]
+        self._run(*self._training_command(), *start_flags)
         summary: dict[str, Any] = json.loads(
             (config.run.output_path / "summary.json").read_text(encoding="utf-8")
         )
@@ -217,10 +219,10 @@ class NativeEngine(TrainerProcessor):
         """Return the module that trains, and its arguments before the flags."""
         return ["agentrl", "run"]
 
-    def _run(self, module: str, word: str, *flags: str) -> None:
+    def _run(self, module: str, command: str, *flags: str) -> None:
         if self._description is not None:
             check_can_run(self._description)
-        argv = [self._python, "-m", module, word, "--config", str(self.config_path), *flags]
+        argv = [self._python, "-m", module, command, "--config", str(self.config_path), *flags]
         config = self._checked_config()
         environment = {
             "AWORLD_LOG_PATH": str(config.run.logs_dir / "aworld"),
@@ -230,7 +232,7 @@ class NativeEngine(TrainerProcessor):
         }
         status = subprocess.run(argv, env=environment, check=False).returncode
         if status != 0:
-            raise AgentRLError(f"`{module} {word}` exited with status {status}; see its output")
+            raise AgentRLError(f"`{module} {command}` exited with status {status}; see its output")
 
     def _forwarded_models(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the flag that forwards the calls of agents with their own models, if any."""

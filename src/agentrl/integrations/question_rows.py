@@ -76,11 +76,11 @@ def read_questions(path: Path) -> Iterator[dict[str, Any]]:
 
 def rewrite_questions(path: Path, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
     """Replace every row of a question file."""
-    beside = path.with_suffix(".new")
-    with beside.open("w", encoding="utf-8") as file:
+    new_path = path.with_suffix(".new")
+    with new_path.open("w", encoding="utf-8") as file:
         for row in read_questions(path):
             file.write(json.dumps(change(row), ensure_ascii=False) + "\n")
-    beside.replace(path)
+    new_path.replace(path)
 
 
 def scored_by(scorer: str, form: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
@@ -151,7 +151,7 @@ def _question_of(row: Row) -> dict[str, Any]:
 
 def reward_inputs(question: Row) -> dict[str, Any]:
     """Return the arguments of a reward function in AWorld's format, except the answer."""
-    known = (
+    question_keys = (
         "query",
         "question",
         "answer",
@@ -166,7 +166,7 @@ def reward_inputs(question: Row) -> dict[str, Any]:
         "ground_truth": question.get("answer"),
         "extra_info": dict(extra)
         if isinstance(extra, Mapping)
-        else {key: question[key] for key in question if key not in (*known, "data_source")},
+        else {key: question[key] for key in question if key not in (*question_keys, "data_source")},
     }
 
 

@@ -75,10 +75,10 @@ def check_reward_function(
             f"reward_func: a {type(reward).__name__} is not callable; pass a function, or "
             "file.py:function"
         )
-    found = RewardFunction(reference, _form(function, reference.rpartition(":")[2]))
+    reward_function = RewardFunction(reference, _form(function, reference.rpartition(":")[2]))
     if questions is not None:
-        _try(function, found, next(read_questions(questions)))
-    return found
+        _try(function, reward_function, next(read_questions(questions)))
+    return reward_function
 
 
 def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) -> None:
@@ -103,7 +103,7 @@ def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) ->
     def run() -> None:
         try:
             outcome.append(asyncio.run(reward_of_call()))
-        except Exception as error:  # noqa: BLE001  (whatever the user's code raises)
+        except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
             outcome.append(error)
 
     # In a thread, because a notebook's own thread already has an event loop. It is a daemon thread,

@@ -11,7 +11,7 @@ class TrainerProcessor(ABC):
     """A training engine: takes an agent, data, a reward and a configuration, and trains.
 
     `AgentTrainer` creates one with the run's folder, passes the four arguments to the `check_`
-    methods (agent, dataset, reward, config, in that order) and marks it initialised. A `check_`
+    methods (agent, dataset, reward, config, in that order) and marks it initialized. A `check_`
     method takes an argument as the user gave it (an object, a path, or None) and stores what
     `train` will need. For an unusable argument it raises `ConfigError` with the argument's name and
     a remedy. Nothing is started before `train`.

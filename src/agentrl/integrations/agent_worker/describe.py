@@ -46,10 +46,10 @@ def describe(agent: Any, folder: Path | None = None) -> tuple[AgentDescription, 
     if is_agent(agent):
         return describe_agent(agent)
     reference = reference_to(agent, "agent", folder) if callable(agent) else ""
-    return _callable(agent, reference), {}
+    return _describe_callable(agent, reference), {}
 
 
-def _callable(agent: Any, reference: str) -> FunctionAgent:
+def _describe_callable(agent: Any, reference: str) -> FunctionAgent:
     name = getattr(agent, "__name__", type(agent).__name__)
     if isinstance(agent, type) and hasattr(agent, "build_agents"):
         if not issubclass(agent, AworldAgentLoop):
@@ -75,7 +75,7 @@ def _from_path(text: str) -> tuple[AgentDescription, dict[str, str]]:
         found = load_object(reference, "agent")
         if is_swarm(found) or is_agent(found):
             return describe(found)
-        return _callable(found, reference), {}
+        return _describe_callable(found, reference), {}
     path = Path(text).expanduser()
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(
@@ -103,6 +103,6 @@ def _from_target(entry: dict[str, Any], path: Path) -> tuple[AgentDescription, d
     if not isinstance(target, str) or "." not in target:
         raise ConfigError(f"agent: {path}: expected `_target_: package.module.Class`")
     module, _, name = target.rpartition(".")
-    beside = path.absolute().parent / f"{module}.py"
-    reference = f"{beside}:{name}" if beside.is_file() else f"{module}:{name}"
-    return _callable(load_object(reference, "agent"), reference), {}
+    neighbor = path.absolute().parent / f"{module}.py"
+    reference = f"{neighbor}:{name}" if neighbor.is_file() else f"{module}:{name}"
+    return _describe_callable(load_object(reference, "agent"), reference), {}

@@ -35,7 +35,7 @@ from agentrl.integrations.agent_worker.sampler_agent import agent_in_workers
 run_agent = agent_in_workers(Path(__file__).with_name("agent_workers.json"))
 '''
 
-_DESCRIBE_SECONDS = 300.0
+_DESCRIBE_TIMEOUT_SECONDS = 300.0
 _DESCRIBE = """\
 import json, sys
 from agentrl.errors import AgentRLError
@@ -48,11 +48,11 @@ print(json.dumps([description.model_dump(mode="json"), secrets]))
 """
 
 
-class _Described(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class FunctionAgent(_Described):
+class FunctionAgent(_FrozenModel):
     """A function `async (task, endpoint) -> answer`, or a class with `build_agents()`."""
 
     kind: Literal["function", "loop"]
@@ -61,7 +61,7 @@ class FunctionAgent(_Described):
     """`file.py:name` or `package.module:name`."""
 
 
-class AWorldAgent(_Described):
+class AWorldAgent(_FrozenModel):
     """The constructor arguments of one AWorld agent."""
 
     kind: Literal["agent"] = "agent"
@@ -81,7 +81,7 @@ class AWorldAgent(_Described):
     trained: bool = True
 
 
-class SwarmShape(_Described):
+class SwarmShape(_FrozenModel):
     """How the agents of an AWorld swarm are connected."""
 
     name: str
@@ -105,7 +105,7 @@ AgentDescription = Annotated[FunctionAgent | AWorldAgent | AWorldSwarm, Field(di
 _ADAPTER: TypeAdapter[AgentDescription] = TypeAdapter(AgentDescription)
 
 
-class WorkerSettings(_Described):
+class WorkerSettings(_FrozenModel):
     """Settings for starting workers; the content of `agent_workers.json`."""
 
     python: str
@@ -200,7 +200,7 @@ def with_agent_elsewhere(config: RootConfig, folder: Path) -> RootConfig:
         return config
     # Not resolved: Python finds its virtual environment from the location of the symbolic link.
     program = str(python.absolute())
-    settings = worker_settings(_described(program, agent), None, python=program)
+    settings = worker_settings(_describe_with(program, agent), None, python=program)
     folder.mkdir(parents=True, exist_ok=True)
     module = folder.absolute() / "worker_agent.py"
     write_agent(settings, module)
@@ -208,36 +208,36 @@ def with_agent_elsewhere(config: RootConfig, folder: Path) -> RootConfig:
     return config.model_copy(update={"agents": config.agents.model_copy(update=own)})
 
 
-def _described(python: str, agent: str) -> AgentDescription:
+def _describe_with(python: str, agent: str) -> AgentDescription:
     if not has_package(python, "agentrl", os.environ):
         raise ConfigError(
             f"--agent_python {python} has no AgentRL; install it there with `{python} -m pip install "
             "--no-deps agentrl-mongo`, and what the agent needs"
         )
-    words = [python, "-c", _DESCRIBE, agent]
+    command = [python, "-c", _DESCRIBE, agent]
     try:
-        done = subprocess.run(
-            words,
+        process = subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_DESCRIBE_SECONDS,
+            timeout=_DESCRIBE_TIMEOUT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"--agent {agent}: its import did not finish within {_DESCRIBE_SECONDS:g} s"
+            f"--agent {agent}: its import did not finish within {_DESCRIBE_TIMEOUT_SECONDS:g} s"
         ) from None
-    said = (done.stderr if done.returncode else done.stdout).strip().splitlines() or [""]
-    if done.returncode != 0:
-        raise ConfigError(f"--agent {said[-1].removeprefix('agent: ') or 'its import crashed'}")
+    lines = (process.stderr if process.returncode else process.stdout).strip().splitlines() or [""]
+    if process.returncode != 0:
+        raise ConfigError(f"--agent {lines[-1].removeprefix('agent: ') or 'its import crashed'}")
     try:
-        description, secrets = json.loads(said[-1])
-        found = parse_description(description)
+        description, secrets = json.loads(lines[-1])
+        parsed = parse_description(description)
     except (ValueError, TypeError):
         raise ConfigError(
             f"--agent {agent}: importing its module exits the program, or prints at exit"
         ) from None
     os.environ.update(secrets)
-    return found
+    return parsed

@@ -107,8 +107,7 @@ class EngineAgent:
 
         Raises:
             AgentWorkerError: a worker ended or could not reach a dependency, or the agent returned
-            a
-                reward, which these engines accept only from the reward function.
+                a reward, which these engines accept only from the reward function.
             UserCodeError: the agent raised.
         """
         if self._server is None:

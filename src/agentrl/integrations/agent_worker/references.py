@@ -25,7 +25,7 @@ _PICKLED = ".pkl"
 def load_object(reference: str, argument: str) -> Any:
     """Return the object that `file.py:name`, `package.module:name` or `file.pkl:name` names.
 
-    The folder of a Python file is added to `sys.path`, so that the file can import its neighbours.
+    The folder of a Python file is added to `sys.path`, so that the file can import its neighbors.
 
     Args:
         reference: the reference; dots in the name lead to nested attributes.
@@ -38,7 +38,7 @@ def load_object(reference: str, argument: str) -> Any:
     if not colon:
         raise ConfigError(f"{argument}: {reference!r} does not name an object; write file.py:name")
     if place.endswith(_PICKLED):
-        return _unpickled(Path(place), argument)
+        return _unpickle(Path(place), argument)
     found: Any = load_user_module(place, f"{argument}: {place}")
     for part in name.split("."):
         if not hasattr(found, part):
@@ -55,7 +55,7 @@ def functions_of(path: Path, argument: str) -> list[str]:
     """
     return [
         node.name
-        for node in _parsed(path, argument).body
+        for node in _parse(path, argument).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:1] != "_"
     ]
 
@@ -77,7 +77,7 @@ def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
         path = folder.absolute() / f"{argument}{_PICKLED}"
         write_private(path, _pickle(value, argument))
         return f"{path}:{name}"
-    if not _has_name_of_its_own(value):
+    if not _is_named_definition(value):
         raise ConfigError(
             f"{argument}: {_kind(value)} has no importable name, which other processes need; "
             "define a function (def) at module level in a file"
@@ -89,8 +89,8 @@ def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
     module = sys.modules.get(value.__module__)
     file = getattr(module, "__file__", None)
     if value.__module__ != "__main__" and getattr(module, "__spec__", None) is not None:
-        on_path = importlib.util.find_spec(value.__module__.partition(".")[0])
-        if on_path is not None and not _is_beside_a_script(file):
+        package_spec = importlib.util.find_spec(value.__module__.partition(".")[0])
+        if package_spec is not None and not _is_next_to_script(file):
             return f"{value.__module__}:{name}"
     if file is None:
         raise ConfigError(f"{argument}: {name} is not defined in a file; move it to one")
@@ -103,7 +103,7 @@ def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
     return f"{path}:{name}"
 
 
-def _has_name_of_its_own(value: Any) -> bool:
+def _is_named_definition(value: Any) -> bool:
     """Return whether a callable's name refers to it: functions and classes, but not methods."""
     if inspect.ismethod(value) and not isinstance(value.__self__, type):
         return False
@@ -160,18 +160,18 @@ def _pickle(value: Any, argument: str) -> bytes:
     return content
 
 
-def _unpickled(path: Path, argument: str) -> Any:
-    """Return an object that `_pickle` wrote, with this interpreter, into a folder of the run."""
+def _unpickle(path: Path, argument: str) -> Any:
+    """Return an object that `_pickle` of the same interpreter wrote into a folder of the run."""
     try:
-        found = path.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        status = path.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise PermissionError("it is writable by others, and loading it executes code")
         return pickle.loads(path.read_bytes())
     except Exception as error:
         raise ConfigError(f"{argument}: {path}: {type(error).__name__}: {error}") from error
 
 
-def _is_beside_a_script(file: str | None) -> bool:
+def _is_next_to_script(file: str | None) -> bool:
     """Return whether a module was found only because it is in the script's folder.
 
     Such a module is referenced by its file, because other processes have a different `sys.path`.
@@ -180,7 +180,7 @@ def _is_beside_a_script(file: str | None) -> bool:
     return bool(file and script and Path(file).resolve().parent == Path(script).resolve().parent)
 
 
-def _parsed(path: Path, argument: str) -> ast.Module:
+def _parse(path: Path, argument: str) -> ast.Module:
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -190,7 +190,7 @@ def _parsed(path: Path, argument: str) -> ast.Module:
 
 
 def _has_main_guard(path: Path, argument: str) -> bool:
-    guards = (node.test for node in _parsed(path, argument).body if isinstance(node, ast.If))
+    guards = (node.test for node in _parse(path, argument).body if isinstance(node, ast.If))
     return any("__name__" in ast.unparse(test) for test in guards)
 
 

@@ -44,7 +44,7 @@ class SecretValues:
             scheme = _BEARER.match(value)
             start = scheme.end() if scheme else 0
             return value[:start] + self._reference(value[start:], path)
-        return self._reference(value, path) if _carries_secret(value) else value
+        return self._reference(value, path) if _contains_secret(value) else value
 
     def _reference(self, secret: str, path: tuple[str, ...]) -> str:
         if _REFERENCE.search(secret):
@@ -76,8 +76,8 @@ def resolved(value: Any) -> Any:
     return _REFERENCE.sub(_look_up, value) if isinstance(value, str) else value
 
 
-def _look_up(found: "re.Match[str]") -> str:
-    name = found[1]
+def _look_up(match: "re.Match[str]") -> str:
+    name = match[1]
     if name not in os.environ:
         raise ConfigError(
             f"agent: environment variable {name} is not set; it must contain a secret"
@@ -85,7 +85,7 @@ def _look_up(found: "re.Match[str]") -> str:
     return os.environ[name]
 
 
-def _carries_secret(text: str) -> bool:
+def _contains_secret(text: str) -> bool:
     if "://" not in text:
         return False
     try:

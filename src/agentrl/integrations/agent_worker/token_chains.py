@@ -88,10 +88,12 @@ class TokenChains:
         self._chains.append(TokenChain([], busy=True))
         return self._chains[-1]
 
-    def answered(self, chain: TokenChain, asked: Sequence[Message], reply: Message) -> None:
+    def answered(
+        self, chain: TokenChain, request_messages: Sequence[Message], reply: Message
+    ) -> None:
         """Allow later calls to continue a chain after its reply."""
-        self._index.add(conversation_key(asked), reply, chain)
-        chain.messages = [*asked, reply]
+        self._index.add(conversation_key(request_messages), reply, chain)
+        chain.messages = [*request_messages, reply]
         chain.num_replies += 1
         chain.busy = False
 

@@ -43,23 +43,23 @@ class AgentWorker:
         """Return the `result` of a request, or an `error`; `lost` means it is to be repeated."""
         try:
             if "reward" in request:
-                return {"result": await self._rewarded(request["reward"])}
+                return {"result": await self._compute_reward(request["reward"])}
             endpoint = AgentEndpoint(**request["endpoint"])
-            return {"result": asdict(await self._played(request["run"], endpoint))}
-        except Exception as error:  # noqa: BLE001  (whatever the user's code raises is a reply)
+            return {"result": asdict(await self._run_agent(request["run"], endpoint))}
+        except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
             return {
                 "error": f"{type(error).__name__}: {error}",
-                "lost": _is_infrastructure(error),
+                "lost": _is_infrastructure_failure(error),
             }
 
-    async def _played(self, task: dict[str, Any], endpoint: AgentEndpoint) -> AgentResult:
-        returned = await self._returned(task, endpoint)
+    async def _run_agent(self, task: dict[str, Any], endpoint: AgentEndpoint) -> AgentResult:
+        returned = await self._call_agent(task, endpoint)
         try:
             return AgentResult.of(returned)
         except ValueError as error:
             raise AgentError(str(error)) from None
 
-    async def _returned(self, task: dict[str, Any], endpoint: AgentEndpoint) -> object:
+    async def _call_agent(self, task: dict[str, Any], endpoint: AgentEndpoint) -> object:
         question = MCPTask.model_validate(task)
         if self._description is None:
             raise AgentRLError("this worker has no agent")
@@ -69,31 +69,31 @@ class AgentWorker:
             agents = self._agent(endpoint).build_agents()
             agents = await agents if inspect.isawaitable(agents) else agents
             return await run_task(agents, question.query)
-        returned = await _called(self._agent, question, endpoint)
+        returned = await _call(self._agent, question, endpoint)
         return returned if isinstance(returned, AgentResult | None) else str(returned)
 
-    async def _rewarded(self, arguments: dict[str, Any]) -> float:
-        assert self._reward is not None, "no request of this kind is made without a function"
+    async def _compute_reward(self, arguments: dict[str, Any]) -> float:
+        assert self._reward is not None, "reward requests require a reward function"
         positional = arguments.pop("positional", ())
         if positional:
             answer, truth = positional
             positional = (answer, GroundTruth.model_validate(truth))
-        return float(await _called(self._reward, *positional, **arguments))
+        return float(await _call(self._reward, *positional, **arguments))
 
 
-async def _called(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+async def _call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     if inspect.iscoroutinefunction(function):
         return await function(*arguments, **keywords)
     result = await asyncio.to_thread(function, *arguments, **keywords)
     return await result if inspect.isawaitable(result) else result
 
 
-def _is_infrastructure(error: BaseException) -> bool:
+def _is_infrastructure_failure(error: BaseException) -> bool:
     """Return whether the failure is outside the user's code; the rollout is then not scored."""
     cause: BaseException | None = error
     while cause is not None:
-        infrastructure = isinstance(cause, AgentRLError | ConnectionError | TimeoutError)
-        if infrastructure and not isinstance(cause, UserCodeError):
+        is_infrastructure = isinstance(cause, AgentRLError | ConnectionError | TimeoutError)
+        if is_infrastructure and not isinstance(cause, UserCodeError):
             return True
         cause = cause.__cause__ or cause.__context__
     return False

@@ -15,7 +15,7 @@ from agentrl.runtime.request_process import RequestProcess
 from agentrl.schema import AgentResult, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
-_ROLLOUTS_OF_A_SERIAL_WORKER = 200
+_MAX_ROLLOUTS_PER_SERIAL_WORKER = 200
 """Rollouts after which a serial worker is replaced: AWorld's registries keep megabytes of each."""
 
 
@@ -97,10 +97,15 @@ class _WorkerProcess:
     """One worker process."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        wanted = json.dumps({"agent": settings.agent, "reward": settings.reward})
+        worker_settings = json.dumps({"agent": settings.agent, "reward": settings.reward})
         self._process = RequestProcess(
             "the agent's worker process",
-            [settings.python, "-m", "agentrl.integrations.agent_worker.worker_main", wanted],
+            [
+                settings.python,
+                "-m",
+                "agentrl.integrations.agent_worker.worker_main",
+                worker_settings,
+            ],
             # AWorld prints about a hundred lines per rollout, which its log files contain as well.
             {"AWORLD_DISABLE_CONSOLE_LOG": "true", **os.environ},
             encode=partial(json.dumps, default=_plain),
@@ -119,8 +124,8 @@ class _WorkerProcess:
 
     @property
     def is_worn(self) -> bool:
-        """Whether it has run its share of rollouts and is idle."""
-        return self.num_rollouts >= _ROLLOUTS_OF_A_SERIAL_WORKER and not self.num_busy
+        """Whether it has run its maximum number of rollouts and is idle."""
+        return self.num_rollouts >= _MAX_ROLLOUTS_PER_SERIAL_WORKER and not self.num_busy
 
     @property
     def num_busy(self) -> int:

@@ -39,8 +39,7 @@ class ArealEngine(ExternalEngine):
 
     The configuration's keys are those of AReaL's `PPOConfig` (nested or dotted), and:
         agent_processes: worker processes of one rollout worker of AReaL (1 for a function; 4 for
-        AWorld's
-            agents, which run one rollout at a time in each).
+            AWorld's agents, which run one rollout at a time in each).
         areal_python: an interpreter with AReaL, if this one lacks it; by default the environment
             variable AGENTRL_AREAL_PYTHON.
     """

@@ -35,8 +35,8 @@ from agentrl.models.resolve import resolve_model
 from agentrl.renderers import Renderer
 from agentrl.schema import MCPTask
 
-_ATTEMPTS = 3
-_SPREAD = 1e-6
+_MAX_ATTEMPTS = 3
+_EPSILON = 1e-6
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _ScoredRollout:
 class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no types
     """Runs the agent of a generated subclass, in worker processes.
 
-    An episode is a whole group. AReaL's own grouping and normalisation of rewards count rows, but a
+    An episode is a whole group. AReaL's own grouping and normalization of rewards count rows, but a
     rollout has one row per conversation of its agent. Rewards are therefore normalized here, over
     the rollouts of the group, and every row receives the reward of its rollout.
     """
@@ -91,28 +91,31 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
         is_eval = workflow_context.get().is_eval
         num_rollouts = 1 if is_eval else self.n_samples
         rollouts = await asyncio.gather(
-            *(self._attempts(engine, question) for _ in range(num_rollouts))
+            *(self._run_with_retries(engine, question) for _ in range(num_rollouts))
         )
-        kept = [rollout for rollout in rollouts if rollout is not None]
-        if len(kept) < min(2, num_rollouts):
+        scored = [rollout for rollout in rollouts if rollout is not None]
+        if len(scored) < min(2, num_rollouts):
             return None
-        for rollout in kept:
+        for rollout in scored:
             stats_tracker.get(workflow_context.stat_scope()).scalar(reward=rollout.reward)
-        rewards = torch.tensor([rollout.reward for rollout in kept], dtype=torch.float64)
+        rewards = torch.tensor([rollout.reward for rollout in scored], dtype=torch.float64)
         if not is_eval:
-            rewards = (rewards - rewards.mean()) / (rewards.std(correction=0) + _SPREAD)
+            rewards = (rewards - rewards.mean()) / (rewards.std(correction=0) + _EPSILON)
         return _tensors(
             [
                 (chain, float(reward))
-                for rollout, reward in zip(kept, rewards, strict=True)
+                for rollout, reward in zip(scored, rewards, strict=True)
                 for chain in rollout.chains
             ]
         )
 
-    async def _attempts(self, engine: Any, question: dict[str, Any]) -> _ScoredRollout | None:
-        for _ in range(_ATTEMPTS):
+    async def _run_with_retries(
+        self, engine: Any, question: dict[str, Any]
+    ) -> _ScoredRollout | None:
+        """Run and score one rollout; None if every attempt failed."""
+        for _ in range(_MAX_ATTEMPTS):
             try:
-                rollout = await self._attempt(engine, question)
+                rollout = await self._run_once(engine, question)
             except AgentWorkerError as error:
                 log.warning("a rollout failed: %s", error)
                 continue
@@ -120,10 +123,12 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
                 return rollout
         return None
 
-    async def _attempt(self, engine: Any, question: dict[str, Any]) -> _ScoredRollout | None:
+    async def _run_once(self, engine: Any, question: dict[str, Any]) -> _ScoredRollout | None:
         """Run and score one rollout; None if the agent never called the model."""
         max_tokens = self.gconfig.max_tokens
-        rollout = RecordedRollout(self.renderer, lambda ids: self._ask(engine, ids), max_tokens)
+        rollout = RecordedRollout(
+            self.renderer, lambda ids: self._generate(engine, ids), max_tokens
+        )
         task = MCPTask(
             id=secrets.token_hex(8),
             query=str(question.get("query", question.get("question"))),
@@ -146,14 +151,14 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
             arguments = {**reward_inputs(question), "solution_str": answer}
             return _ScoredRollout(chains, await self.agent.workers.reward(arguments))
         except UserCodeError as error:
-            # An error of the reward function must not become a score of 0; the rollout is repeated.
+            # A defect of the reward function must not score 0, so the rollout is repeated.
             raise AgentWorkerError(f"reward_func: {error}") from error
 
-    async def _ask(self, engine: Any, ids: list[int]) -> SampledTokens:
-        room = self.gconfig.max_tokens - len(ids)
+    async def _generate(self, engine: Any, ids: list[int]) -> SampledTokens:
+        num_remaining = self.gconfig.max_tokens - len(ids)
         gconfig = self.gconfig.new(
             n_samples=1,
-            max_new_tokens=min(self.gconfig.max_new_tokens, room),
+            max_new_tokens=min(self.gconfig.max_new_tokens, num_remaining),
             stop_token_ids=sorted(self.renderer.stop_token_ids),
         )
         request = ModelRequest(rid=secrets.token_hex(16), input_ids=ids, gconfig=gconfig)
@@ -166,7 +171,7 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
 def _tensors(rows: list[tuple[TokenChain, float]]) -> dict[str, Any]:
     length = max(len(chain.ids) for chain, _ in rows)
     shape = (len(rows), length)
-    found = {
+    tensors = {
         "input_ids": torch.zeros(shape, dtype=torch.int32),
         "loss_mask": torch.zeros(shape, dtype=torch.int32),
         "logprobs": torch.zeros(shape, dtype=torch.float32),
@@ -176,12 +181,12 @@ def _tensors(rows: list[tuple[TokenChain, float]]) -> dict[str, Any]:
     }
     for row, (chain, _) in enumerate(rows):
         end, start = len(chain.ids), len(chain.ids) - len(chain.mask)
-        found["input_ids"][row, :end] = torch.tensor(chain.ids, dtype=torch.int32)
-        found["attention_mask"][row, :end] = True
+        tensors["input_ids"][row, :end] = torch.tensor(chain.ids, dtype=torch.int32)
+        tensors["attention_mask"][row, :end] = True
         for name in ("loss_mask", "logprobs", "versions"):
             values = chain.mask if name == "loss_mask" else getattr(chain, name)
-            found[name][row, start:end] = torch.tensor(values, dtype=found[name].dtype)
-    return found
+            tensors[name][row, start:end] = torch.tensor(values, dtype=tensors[name].dtype)
+    return tensors
 
 
 def main(argv: Sequence[str]) -> None:

@@ -50,7 +50,7 @@ _ATTRIBUTES = {
     "llm_retry_delay": "llm_retry_delay",
     "max_loop_steps": "max_loop_steps",
 }
-_WITH_SECRETS = ("mcp_config", "skill_configs")
+_ARGUMENTS_WITH_SECRETS = ("mcp_config", "skill_configs")
 
 
 def is_agent(value: Any) -> bool:
@@ -87,7 +87,7 @@ def agent_from_arguments(values: dict[str, Any], path: Path) -> tuple[AWorldAgen
     llm = {**dict(conf.pop("llm_config", None) or {})}
     llm |= {key: conf.pop(key) for key in list(conf) if key.startswith("llm_")}
     arguments = {key: item for key, item in values.items() if key not in ("name", "conf", "class")}
-    for key in _WITH_SECRETS:
+    for key in _ARGUMENTS_WITH_SECRETS:
         if key in arguments:
             arguments[key] = secrets.replaced(arguments[key], (key,))
     if arguments.get("mcp_config") and "mcp_servers" not in arguments:
@@ -115,16 +115,17 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
         ConfigError: it has no agent to train, or cannot be described.
     """
     secrets = SecretValues(f"AGENTRL_{_swarm_name(swarm)}")
-    found: list[Any] = []
-    shape = _shape(swarm, found)
-    is_own = [bool(_llm(agent).get("llm_base_url")) for agent in found]
-    if all(is_own):
+    agents: list[Any] = []
+    shape = _shape(swarm, agents)
+    has_own_model = [bool(_llm(agent).get("llm_base_url")) for agent in agents]
+    if all(has_own_model):
         raise ConfigError(
             "agent: every agent of the swarm has its own llm_base_url; remove it from the agents "
             "to train"
         )
     members = [
-        _agent(agent, secrets, trained=not own) for agent, own in zip(found, is_own, strict=True)
+        _agent(agent, secrets, trained=not own)
+        for agent, own in zip(agents, has_own_model, strict=True)
     ]
     names = [member.name for member in members]
     description = AWorldSwarm(
@@ -138,27 +139,27 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
     return description, secrets.environment
 
 
-def _shape(swarm: Any, found: list[Any]) -> SwarmShape:
+def _shape(swarm: Any, agents: list[Any]) -> SwarmShape:
     """Return the connections of a swarm; agents missing in `found` are appended to it."""
 
-    def numbered(part: Any) -> Any:
+    def number_of(part: Any) -> Any:
         if isinstance(part, list):
-            return {"parallel": [numbered(item) for item in part]}
+            return {"parallel": [number_of(item) for item in part]}
         if isinstance(part, tuple):
-            return [numbered(item) for item in part]
+            return [number_of(item) for item in part]
         if is_swarm(part):
-            return _shape(part, found).model_dump()
-        if not any(part is agent for agent in found):
-            found.append(part)
-        return next(number for number, agent in enumerate(found) if agent is part)
+            return _shape(part, agents).model_dump()
+        if not any(part is agent for agent in agents):
+            agents.append(part)
+        return next(number for number, agent in enumerate(agents) if agent is part)
 
-    topology = [numbered(part) for part in swarm.topology]
+    topology = [number_of(part) for part in swarm.topology]
     root = getattr(swarm.builder, "root_agent", None)
     return SwarmShape(
         name=_swarm_name(swarm),
         target=f"{type(swarm).__module__}:{type(swarm).__qualname__}",
         topology=topology,
-        root=None if root is None else numbered(root),
+        root=None if root is None else number_of(root),
         build_type=swarm.build_type,
         max_steps=swarm.max_steps,
     )
@@ -188,7 +189,7 @@ def _agent(agent: Any, secrets: SecretValues, *, trained: bool) -> AWorldAgent:
     arguments = {}
     for attribute, parameter in _ATTRIBUTES.items():
         value = getattr(agent, attribute, None)
-        if parameter in _WITH_SECRETS:
+        if parameter in _ARGUMENTS_WITH_SECRETS:
             value = secrets.replaced(value, (agent.name(), parameter))
         if value is not None:
             arguments[parameter] = value

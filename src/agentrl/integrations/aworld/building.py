@@ -31,30 +31,30 @@ def build(description: AWorldAgent | AWorldSwarm, endpoint: AgentEndpoint) -> An
         ConfigError: AWorld is missing, or a secret is not in the environment.
     """
     if isinstance(description, AWorldAgent):
-        return _agent(description, endpoint)
-    members = [_agent(member, endpoint) for member in description.members]
+        return _build_agent(description, endpoint)
+    members = [_build_agent(member, endpoint) for member in description.members]
 
     # AWorld wraps nested swarms and parallel agents into agents that call no model but still
     # require a model name.
     os.environ.setdefault("LLM_MODEL_NAME", endpoint.model)
     os.environ.setdefault("LLM_API_KEY", "none")
-    return _connected(description, members)
+    return _build_swarm(description, members)
 
 
-def _connected(shape: SwarmShape, members: Sequence[Any]) -> Any:
-    """Return a new swarm of these agents."""
+def _build_swarm(shape: SwarmShape, members: Sequence[Any]) -> Any:
+    """Return a new swarm of these agents, connected as described."""
 
-    def placed(part: Any) -> Any:
+    def resolve_part(part: Any) -> Any:
         if isinstance(part, list):
-            return tuple(placed(item) for item in part)
+            return tuple(resolve_part(item) for item in part)
         if isinstance(part, dict) and "parallel" in part:
-            return [placed(item) for item in part["parallel"]]
+            return [resolve_part(item) for item in part["parallel"]]
         if isinstance(part, dict):
-            return _connected(SwarmShape.model_validate(part), members)
+            return _build_swarm(SwarmShape.model_validate(part), members)
         return members[part]
 
-    def step(part: Any) -> Any:
-        found = placed(part)
+    def topology_step(part: Any) -> Any:
+        found = resolve_part(part)
         is_flow = shape.build_type == graph.GraphBuildType.WORKFLOW.value
         return _parallel(found) if is_flow and isinstance(found, list) else found
 
@@ -64,10 +64,10 @@ def _connected(shape: SwarmShape, members: Sequence[Any]) -> Any:
     if shape.name != UNNAMED:
         arguments["name"] = shape.name
     if shape.root is not None:
-        arguments["root_agent"] = placed(shape.root)
+        arguments["root_agent"] = resolve_part(shape.root)
     if cls is graph.Swarm:
         arguments["build_type"] = graph.GraphBuildType(shape.build_type)
-    return cls(*map(step, shape.topology), **arguments)
+    return cls(*map(topology_step, shape.topology), **arguments)
 
 
 def _parallel(parts: Sequence[Any]) -> Any:
@@ -78,13 +78,15 @@ def _parallel(parts: Sequence[Any]) -> Any:
     agents = [_as_agent(part) for part in parts]
     names = {agent.id(): agent.name() for agent in agents}
 
-    def joined(one: Any, answers: Mapping[str, Any]) -> Any:
+    def join_answers(parallel_agent: Any, answers: Mapping[str, Any]) -> Any:
         text = "\n\n".join(f"{names[agent]}: {answer}" for agent, answer in answers.items())
-        return _aworld("aworld.core.common").ActionModel(agent_name=one.id(), policy_info=text)
+        return _aworld("aworld.core.common").ActionModel(
+            agent_name=parallel_agent.id(), policy_info=text
+        )
 
-    group = _aworld("aworld.agents.parallel_llm_agent").ParallelizableAgent
+    agent_class = _aworld("aworld.agents.parallel_llm_agent").ParallelizableAgent
     name = f"parallel_{'_'.join(names.values())}"
-    return group(name=name, agents=agents, aggregate_func=joined)
+    return agent_class(name=name, agents=agents, aggregate_func=join_answers)
 
 
 def _as_agent(part: Any) -> Any:
@@ -92,9 +94,9 @@ def _as_agent(part: Any) -> Any:
     if isinstance(part, list):
         return _parallel(part)
     if isinstance(part, tuple):
-        agents = [_as_agent(one) for one in part]
+        agents = [_as_agent(item) for item in part]
         serial = _aworld("aworld.agents.serial_llm_agent").SerialableAgent
-        return serial(name=f"serial_{'_'.join(one.name() for one in agents)}", agents=agents)
+        return serial(name=f"serial_{'_'.join(item.name() for item in agents)}", agents=agents)
     if isinstance(part, _aworld("aworld.core.agent.swarm").Swarm):
         return _aworld("aworld.agents.task_llm_agent").TaskAgent(name=part.name(), swarm=part)
     return part
@@ -115,7 +117,7 @@ async def run_task(agents: Any, query: str) -> str | None:
     try:
         responses = await _aworld("aworld.runner").Runners.run_task(task)
     finally:
-        await _forget(agents)
+        await _release(agents)
     response = responses[task.id]
     if not response.success and response.status not in (None, "success"):
         raise UserCodeError(str(response.msg or response.status))
@@ -123,7 +125,7 @@ async def run_task(agents: Any, query: str) -> str | None:
     return answer
 
 
-def _agent(description: AWorldAgent, endpoint: AgentEndpoint) -> Any:
+def _build_agent(description: AWorldAgent, endpoint: AgentEndpoint) -> Any:
     config = _aworld("aworld.config.conf")
     llm = dict(description.llm)
     if description.trained:
@@ -147,8 +149,8 @@ def _agent(description: AWorldAgent, endpoint: AgentEndpoint) -> Any:
         for key, value in arguments.items()
     }
     for key, reference in description.references.items():
-        found = load_object(reference.removesuffix("()"), "agent")
-        arguments[key] = found() if reference.endswith("()") else found
+        value = load_object(reference.removesuffix("()"), "agent")
+        arguments[key] = value() if reference.endswith("()") else value
     cls = load_object(description.target, "agent")
     # AWorld derives the random part of an id from the clock, so two agents could share an id.
     agent_id = description.agent_id or f"{description.name}---uuid{secrets.token_hex(3)}uuid"
@@ -170,8 +172,8 @@ def _keep_memory_in_process() -> None:
         memory.MemoryFactory.init(memory.InMemoryMemoryStore())
 
 
-async def _forget(agents: Any) -> None:
-    """Close the agents' resources; AWorld itself retains every agent that has run."""
+async def _release(agents: Any) -> None:
+    """Close the agents' resources and remove the agents from AWorld, which retains all of them."""
     factory = _aworld("aworld.core.agent.base").AgentFactory
     memory = _aworld("aworld.memory.main")
     store = memory.MemoryFactory.instance().memory_store
@@ -198,9 +200,9 @@ def _all_agents(agents: Any) -> Iterator[Any]:
             yield from _all_agents(agent)
         return
     yield agents
-    for inside in (getattr(agents, "swarm", None), *(getattr(agents, "agents", None) or ())):
-        if inside is not None:
-            yield from _all_agents(inside)
+    for child in (getattr(agents, "swarm", None), *(getattr(agents, "agents", None) or ())):
+        if child is not None:
+            yield from _all_agents(child)
 
 
 def _aworld(module: str) -> Any:

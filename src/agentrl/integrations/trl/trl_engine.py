@@ -28,10 +28,11 @@ ARGUMENTS_FILE = "trl.json"
 REQUIREMENT = "trl>=1.16,<2"
 _SHARED = {"max_steps", "groups_per_step", "learning_rate", "eval_timeout_seconds"}
 """Flags of AgentRL's trainer with the same meaning here."""
-_NOT_HERE = {*AlgorithmSection.model_fields, *TrainerSection.model_fields} - _SHARED | (
+_UNSUPPORTED_FLAGS = {*AlgorithmSection.model_fields, *TrainerSection.model_fields} - _SHARED | (
     {"num_train_epochs", "records_of", "min_score"} & set(DataSection.model_fields)
     | {"colocated"} & set(InferenceSection.model_fields)
 )
+"""Flags that only AgentRL's own trainer reads."""
 _FROM_FLAGS = {
     "gradient_accumulation_steps": "groups_per_step",
     "learning_rate": "learning_rate",
@@ -99,7 +100,7 @@ def _check_flags(names: Iterable[str]) -> None:
         ConfigError: there is such a flag; the message names the first.
     """
     for name in names:
-        if canonical_name(name) in _NOT_HERE:
+        if canonical_name(name) in _UNSUPPORTED_FLAGS:
             raise ConfigError(
                 f"config: {name} is supported only by AgentRL's own trainer; put arguments of "
                 "TRL's GRPOConfig in a mapping `trl`"
@@ -116,9 +117,9 @@ def _grpo_arguments(config: RootConfig, given: Mapping[str, Any]) -> dict[str, A
     Raises:
         ConfigError: a flag already sets an argument, or AgentRL's rollouts do not support it.
     """
-    for name, place in _FROM_FLAGS.items():
+    for name, flag in _FROM_FLAGS.items():
         if name in given:
-            raise ConfigError(f"config: trl.{name}: set {place} instead, outside of `trl`")
+            raise ConfigError(f"config: trl.{name}: set {flag} instead, outside of `trl`")
     if given.get("use_vllm"):
         raise ConfigError("config: trl.use_vllm: the run's inference servers generate; remove it")
     if "hub_token" in given:

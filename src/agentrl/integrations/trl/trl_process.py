@@ -56,7 +56,7 @@ async def run(config: RootConfig, arguments: dict[str, Any]) -> int:
 def _grpo_config(arguments: dict[str, Any]) -> Any:
     # TRL warns on every use of a rollout function; its version is pinned.
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    # Imported late, because it takes seconds and errors in the flags are reported before.
+    # Imported late: the import takes seconds, and errors in the flags are reported before it.
     trl = importlib.import_module("trl")
     try:
         return trl.GRPOConfig(**arguments)

@@ -96,8 +96,8 @@ class RolloutFunction:
         step = int(trainer.state.global_step)
         if step != self._published:
             self._write_weights(trainer, step)
-        asked = [int(number) for number in prompts[:: self._num_generations]]
-        sampling = self._sample(asked, step, is_new=step != self._published)
+        question_numbers = [int(number) for number in prompts[:: self._num_generations]]
+        sampling = self._sample(question_numbers, step, is_new=step != self._published)
         rows = asyncio.run_coroutine_threadsafe(sampling, self._loop).result()
         self._published = step
         return {
@@ -117,7 +117,7 @@ class RolloutFunction:
             save_model(trainer, staging)
 
     async def _sample(
-        self, asked: Sequence[int], step: int, *, is_new: bool
+        self, question_numbers: Sequence[int], step: int, *, is_new: bool
     ) -> list[ScoredSequence]:
         store = self._store
         if is_new:
@@ -125,7 +125,7 @@ class RolloutFunction:
         tag = f"trl@{self._num_groups}"
         tasks = [
             task.model_copy(update={"id": id_of_task("train", task.order, task.dataset_id)})
-            for position, number in enumerate(asked)
+            for position, number in enumerate(question_numbers)
             for task in tasks_from_questions(
                 [self._questions[number]],
                 "train",
@@ -154,9 +154,9 @@ class RolloutFunction:
                 "learn from; see the samplers' logs"
             )
         await self._store.ledger.reserve(DEFAULT_CONSUMER, sorted(usable), step)
-        lost = [r.record_id for r in records if r.record_id not in usable]
-        if lost:
-            await self._store.ledger.drop(DEFAULT_CONSUMER, lost, step, "nothing to learn from")
+        unusable = [r.record_id for r in records if r.record_id not in usable]
+        if unusable:
+            await self._store.ledger.drop(DEFAULT_CONSUMER, unusable, step, "nothing to learn from")
         scores = [r.score.value for r in records if r.score is not None]
         self.reward_means.append(sum(scores) / len(scores))
         first = next(iter(usable.values()))
@@ -182,34 +182,37 @@ def longest_sequence(turns: Sequence[DispatchedSamplingTask]) -> RolloutSequence
         turns: all turns of one attempt of a record.
 
     Raises:
-        TrainingError: the rollout shows images.
+        TrainingError: the rollout contains images.
     """
-    shown = next((turn.record_id for turn in turns if turn.added_images), None)
-    if shown is not None:
+    record_id = next((turn.record_id for turn in turns if turn.added_images), None)
+    if record_id is not None:
         raise TrainingError(
-            f"record {shown} contains images, and this engine supports text only; train with "
+            f"record {record_id} contains images, and this engine supports text only; train with "
             "agentrl run"
         )
-    muted = {turn.id for turn in turns if turn.advantage == 0.0}
+    turns_without_loss = {turn.id for turn in turns if turn.advantage == 0.0}
     tokens = sorted(turn_tokens(turns), key=lambda turn: turn.chain)
-    found = [_sequence(list(chain), muted) for _, chain in groupby(tokens, lambda t: t.chain)]
-    return max(found, key=lambda sequence: sequence.num_sampled, default=None)
+    sequences = [
+        _sequence(list(chain), turns_without_loss)
+        for _, chain in groupby(tokens, lambda t: t.chain)
+    ]
+    return max(sequences, key=lambda sequence: sequence.num_sampled, default=None)
 
 
-def _sequence(chain: Sequence[TurnTokens], muted: set[str]) -> RolloutSequence:
-    whole = max(chain, key=lambda turn: len(turn.full_ids)).full_ids
+def _sequence(chain: Sequence[TurnTokens], turns_without_loss: set[str]) -> RolloutSequence:
+    full_ids = max(chain, key=lambda turn: len(turn.full_ids)).full_ids
     start = min(turn.num_prompt_tokens for turn in chain)
-    mask = np.zeros(len(whole), dtype=np.bool_)
-    logprobs = np.zeros(len(whole), dtype=np.float32)
+    mask = np.zeros(len(full_ids), dtype=np.bool_)
+    logprobs = np.zeros(len(full_ids), dtype=np.float32)
     for turn in chain:
-        if turn.turn_id in muted:
+        if turn.turn_id in turns_without_loss:
             continue
-        place = slice(turn.num_prompt_tokens, len(turn.full_ids))
+        output_slice = slice(turn.num_prompt_tokens, len(turn.full_ids))
         # A later prompt may have replaced the token that ended a reply.
-        kept = whole[place] == turn.output_ids
-        mask[place] = kept
-        logprobs[place] = np.where(kept, turn.behavior_logprobs, 0.0)
-    return RolloutSequence(whole[:start], whole[start:], mask[start:], logprobs[start:])
+        kept = full_ids[output_slice] == turn.output_ids
+        mask[output_slice] = kept
+        logprobs[output_slice] = np.where(kept, turn.behavior_logprobs, 0.0)
+    return RolloutSequence(full_ids[:start], full_ids[start:], mask[start:], logprobs[start:])
 
 
 def reward_of_rollout(score: list[float | None], **_: Any) -> list[float | None]:

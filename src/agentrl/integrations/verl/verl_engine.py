@@ -47,7 +47,7 @@ workers = AgentWorkerPool.load(Path(__file__).with_name("reward_worker.json"))
 
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """Return what the function says."""
+    """Return the score of the reward function."""
     return await workers.reward(
         {
             "data_source": data_source,

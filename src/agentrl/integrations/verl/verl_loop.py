@@ -21,7 +21,7 @@ from agentrl.integrations.agent_worker.engine_session import EngineAgent, Engine
 from agentrl.integrations.agent_worker.token_chains import TokenChain, TokenChains
 from agentrl.schema import MCPTask, Message
 
-_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 
 
 class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
@@ -51,7 +51,7 @@ class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         messages = [dict(message) for message in kwargs["raw_prompt"]]
         started = time.monotonic()
         reason = ""
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             chains = TokenChains()
             score = None
             try:
@@ -66,13 +66,15 @@ class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
             if chain is not None:
                 return self._output(chain, score, time.monotonic() - started)
             reason = reason or "the agent finished without calling the model"
-        raise InferenceError(f"the rollout failed {_ATTEMPTS} times: {reason}")
+        raise InferenceError(f"the rollout failed {_MAX_ATTEMPTS} times: {reason}")
 
     async def _run_agent(
         self, messages: list[Message], chains: TokenChains, sampling_params: dict[str, Any]
     ) -> None:
-        async def answer(asked: list[Message], tools: list[dict[str, Any]]) -> EngineReply:
-            return await self._reply(chains, asked, tools, sampling_params)
+        async def answer(
+            request_messages: list[Message], tools: list[dict[str, Any]]
+        ) -> EngineReply:
+            return await self._reply(chains, request_messages, tools, sampling_params)
 
         task = MCPTask(
             id=secrets.token_hex(8),
@@ -98,19 +100,19 @@ class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
             output = await self.server_manager.generate(
                 request_id=secrets.token_hex(8), prompt_ids=ids, sampling_params=sampling_params
             )
-            given = list(output.log_probs) if output.log_probs else None
+            output_logprobs = list(output.log_probs) if output.log_probs else None
             # The chain changes only after success, so a retried call starts from the same tokens.
             merged, chain.mask, chain.logprobs = await self.ct_merge_assistant_token(
                 ids,
                 output.token_ids,
                 mask,
-                (logprobs or []) if given else logprobs,
-                assistant_logprobs=given,
+                (logprobs or []) if output_logprobs else logprobs,
+                assistant_logprobs=output_logprobs,
             )
             chain.ids = list(merged.token_ids)
             content, calls = await self._parser.extract_tool_calls(list(output.token_ids))
-            named = tuple((call.name, call.arguments) for call in calls)
-            reply = EngineReply(content, named, len(ids), len(output.token_ids))
+            tool_calls = tuple((call.name, call.arguments) for call in calls)
+            reply = EngineReply(content, tool_calls, len(ids), len(output.token_ids))
             chains.answered(chain, messages, reply.message())
             return reply
         finally:
@@ -153,5 +155,5 @@ class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
 
 
 def _text(messages: list[Message], role: str) -> str:
-    found = next((m["content"] for m in messages if m["role"] == role), "")
-    return found if isinstance(found, str) else ""
+    content = next((m["content"] for m in messages if m["role"] == role), "")
+    return content if isinstance(content, str) else ""

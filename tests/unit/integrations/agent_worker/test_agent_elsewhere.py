@@ -109,7 +109,9 @@ def test_a_module_that_says_nothing_of_its_agent_is_refused_in_one_line(
     config = configured("play")
     (tmp_path / "agent.py").write_text(f"{line}\n{AGENT}")
     if "within" in problem:
-        monkeypatch.setattr("agentrl.integrations.agent_worker.description._DESCRIBE_SECONDS", 3.0)
+        monkeypatch.setattr(
+            "agentrl.integrations.agent_worker.description._DESCRIBE_TIMEOUT_SECONDS", 3.0
+        )
     with pytest.raises(ConfigError, match=problem) as caught:
         with_agent_elsewhere(config, tmp_path / "run")
     assert "\n" not in str(caught.value)

@@ -129,7 +129,7 @@ async def test_a_serial_worker_that_did_its_share_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "agentrl.integrations.agent_worker.worker_pool._ROLLOUTS_OF_A_SERIAL_WORKER", 2
+        "agentrl.integrations.agent_worker.worker_pool._MAX_ROLLOUTS_PER_SERIAL_WORKER", 2
     )
     workers = workers_for(f"{SLOW}:process_agent", serial=True)
     processes = [(await workers.run(TASK, ENDPOINT)).answer for _ in range(5)]
