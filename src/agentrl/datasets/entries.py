@@ -24,11 +24,11 @@ _WHITESPACE = " \t\r\n"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _MAX_ENTRY_CHARS = 1 << 27
 """Maximum length of a line, list element or cell; a small compressed file may expand far beyond it."""
-_PARQUET_ROWS = 64
+_PARQUET_BATCH_ROWS = 64
 _BATCH_BYTES = 256 << 20
 """Maximum size of rows read at once, if each cell is as large as its chunk."""
 _MAX_BATCH_BYTES = 1 << 30
-_MAX_UNPACKING = 500
+_MAX_COMPRESSION_RATIO = 500
 """Maximum ratio of a Parquet file's decompressed size to its size, above one gigabyte."""
 
 
@@ -64,30 +64,30 @@ def read_entries(source: Path) -> Iterator[Entry]:
             "a file"
         )
     if kind == ".parquet":
-        yield from _checked(source, _parquet)
+        yield from _with_file_errors(source, _read_parquet)
     elif kind in _DELIMITERS:
-        yield from _checked(source, _csv)
+        yield from _with_file_errors(source, _read_csv)
     elif source.is_file() or kind in (".json", ".jsonl"):
-        yield from _checked(source, _json)
+        yield from _with_file_errors(source, _read_json)
     elif _folder(source).is_dir() or _is_hub_name(source):
-        yield from _hub(source)
+        yield from _read_hub(source)
     else:
-        raise _missing(source)
+        raise _missing_error(source)
 
 
 def _kind(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
-def _missing(path: Path) -> DatasetError:
+def _missing_error(path: Path) -> DatasetError:
     return DatasetError(f"{path}: No such file or directory in {path.absolute().parent}")
 
 
-def _checked(path: Path, read: Callable[[Path], Iterable[Entry]]) -> Iterator[Entry]:
+def _with_file_errors(path: Path, read: Callable[[Path], Iterable[Entry]]) -> Iterator[Entry]:
     try:
         yield from read(path)
     except FileNotFoundError:
-        raise _missing(path) from None
+        raise _missing_error(path) from None
     except OSError as error:
         raise DatasetError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
@@ -96,30 +96,30 @@ def _checked(path: Path, read: Callable[[Path], Iterable[Entry]]) -> Iterator[En
         raise DatasetError(f"{path}: the compressed file is damaged ({error})") from None
 
 
-def _opened(path: Path, newline: str | None = None) -> TextIO:
+def _open(path: Path, newline: str | None = None) -> TextIO:
     if path.suffix == ".gz":
         return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline=newline))
     return path.open(encoding="utf-8-sig", newline=newline)
 
 
-def _json(path: Path) -> Iterator[Entry]:
-    with _opened(path) as file:
+def _read_json(path: Path) -> Iterator[Entry]:
+    with _open(path) as file:
         first = file.read(1)
         while first and first in _WHITESPACE:
             first = file.read(1)
         file.seek(0)
         if first == "[":
-            yield from _json_list(path, file)
+            yield from _read_json_list(path, file)
             return
         lines = iter(partial(file.readline, _MAX_ENTRY_CHARS + 1), "")
         for number, line in enumerate(lines, start=1):
             if len(line) > _MAX_ENTRY_CHARS:
                 raise DatasetError(f"{path}: line {number}: {_TOO_LONG}")
             if line.strip():
-                yield f"line {number}", _decoded(line)
+                yield f"line {number}", _decode_line(line)
 
 
-def _decoded(line: str) -> Any:
+def _decode_line(line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
@@ -135,7 +135,7 @@ def _decoded(line: str) -> Any:
         return BadEntry("not usable JSON: nested too deeply")
 
 
-def _json_list(path: Path, file: TextIO) -> Iterator[Entry]:
+def _read_json_list(path: Path, file: TextIO) -> Iterator[Entry]:
     """Decode one element after the other; only the current one is in memory."""
     window = _Window(file)
     window.skip(_WHITESPACE)
@@ -149,7 +149,7 @@ def _json_list(path: Path, file: TextIO) -> Iterator[Entry]:
             if not window.take(","):
                 raise DatasetError(f"{path}: line {window.line}: not valid JSON: expected , or ]")
             window.skip(_WHITESPACE)
-        yield f"entry {number}", _element(path, window, decode)
+        yield f"entry {number}", _next_element(path, window, decode)
         window.skip(_WHITESPACE)
     window.skip(_WHITESPACE)
     if window.text:
@@ -192,7 +192,7 @@ class _Window:
         return True
 
 
-def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int]]) -> Any:
+def _next_element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int]]) -> Any:
     while True:
         try:
             value, end = decode(window.text)
@@ -218,10 +218,10 @@ def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int
         return value
 
 
-def _csv(path: Path) -> Iterator[Entry]:
+def _read_csv(path: Path) -> Iterator[Entry]:
     # The module's limit of 128 KiB a cell is shorter than many system prompts with tools.
     csv.field_size_limit(min(_MAX_ENTRY_CHARS, sys.maxsize))
-    with _opened(path, newline="") as file:
+    with _open(path, newline="") as file:
         rows = csv.DictReader(file, strict=True, delimiter=_DELIMITERS[_kind(path)])
         rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
         _check_delimiter(path, rows.fieldnames)
@@ -246,33 +246,37 @@ def _csv(path: Path) -> Iterator[Entry]:
 
 
 def _check_delimiter(path: Path, names: Sequence[str]) -> None:
-    """Refuse columns that something else divides: all of a line would be one cell."""
-    for other, word in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
+    """Refuse a header with another delimiter, because each line would be a single cell."""
+    for other, found in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
         if len(names) == 1 and other in names[0]:
-            kind, its = ("TSV", "tabs") if _kind(path) == ".tsv" else ("CSV", "commas")
-            raise DatasetError(f"{path}: columns are separated by {word}; a {kind} file uses {its}")
+            kind, delimiter = ("TSV", "tabs") if _kind(path) == ".tsv" else ("CSV", "commas")
+            raise DatasetError(
+                f"{path}: columns are separated by {found}; a {kind} file uses {delimiter}"
+            )
 
 
-def _parquet(path: Path) -> Iterator[Entry]:
-    module = _extra("pyarrow.parquet", path)
-    errors = _extra("pyarrow", path).ArrowException
+def _read_parquet(path: Path) -> Iterator[Entry]:
+    module = _import_optional("pyarrow.parquet", path)
+    errors = _import_optional("pyarrow", path).ArrowException
     number = 0
     try:
         with path.open("rb") as opened, module.ParquetFile(opened) as file:
             groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
-            unpacked = sum(group.total_byte_size for group in groups)
-            if unpacked > max(_MAX_BATCH_BYTES, _MAX_UNPACKING * path.stat().st_size):
+            decompressed_bytes = sum(group.total_byte_size for group in groups)
+            if decompressed_bytes > max(
+                _MAX_BATCH_BYTES, _MAX_COMPRESSION_RATIO * path.stat().st_size
+            ):
                 raise DatasetError(
-                    f"{path}: decompresses to {unpacked >> 20} MiB, more than {_MAX_UNPACKING} "
-                    "times its size"
+                    f"{path}: decompresses to {decompressed_bytes >> 20} MiB, more than "
+                    f"{_MAX_COMPRESSION_RATIO} times its size"
                 )
-            # All cells of a chunk may share one text, which reading copies into each of them.
+            # All cells of a chunk may refer to one text, which is copied into each cell on reading.
             sizes = (
                 group.column(at).total_uncompressed_size
                 for group in groups
                 for at in range(group.num_columns)
             )
-            rows = min(_PARQUET_ROWS, max(1, _BATCH_BYTES // max(1, *sizes)))
+            rows = min(_PARQUET_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, *sizes)))
             for batch in file.iter_batches(batch_size=rows):
                 if batch.nbytes > _MAX_BATCH_BYTES:
                     raise DatasetError(
@@ -294,21 +298,21 @@ def _folder(source: Path) -> Path:
     return Path(str(source).partition(":")[0])
 
 
-def _hub(source: Path) -> Iterator[Entry]:
+def _read_hub(source: Path) -> Iterator[Entry]:
     """Stream a dataset from the hub, or read one that was saved to disk."""
-    datasets = _extra("datasets", source)
+    datasets = _import_optional("datasets", source)
     text, _, split = str(source).partition(":")
     name, _, config = text.partition("@")
     split = split or "train"
     if not Path(text).is_dir():
-        _check_hub_answers(source)
+        _check_hub_reachable(source)
     try:
         if (Path(text) / "dataset_dict.json").is_file():
             rows = datasets.load_from_disk(text)[split].to_iterable_dataset()
         elif (Path(text) / "dataset_info.json").is_file():
             rows = datasets.load_from_disk(text).to_iterable_dataset()
         else:
-            # Not `.`, which `datasets` interprets as a name.
+            # An absolute path, because `datasets` interprets `.` as a name.
             name = str(Path(name).absolute()) if Path(name).is_dir() else name
             rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
         # Without decoding, images remain the bytes stored in the dataset.
@@ -321,8 +325,8 @@ def _hub(source: Path) -> Iterator[Entry]:
         ) from None
 
 
-def _check_hub_answers(source: Path) -> None:
-    hub = _extra("huggingface_hub.constants", source)
+def _check_hub_reachable(source: Path) -> None:
+    hub = _import_optional("huggingface_hub.constants", source)
     reason = None if hub.HF_HUB_OFFLINE else no_answer(hub.ENDPOINT)
     if reason is not None:
         raise DatasetError(
@@ -332,7 +336,7 @@ def _check_hub_answers(source: Path) -> None:
         )
 
 
-def _extra(module: str, source: Path) -> Any:
+def _import_optional(module: str, source: Path) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:

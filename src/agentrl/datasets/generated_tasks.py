@@ -31,11 +31,11 @@ def generated_tasks(config: DataSection, seed: int) -> Iterator[Task]:
 
 
 def _tasks_of(module: ModuleType | None, config: DataSection, seed: int) -> Iterator[Task]:
-    make = getattr(module, _FUNCTION, None)
-    if make is None:
+    generator = getattr(module, _FUNCTION, None)
+    if generator is None:
         return
     what = f"--sampler_module {config.sampler_module}: {_FUNCTION}"
-    for task in _made(make, seed, what):
+    for task in _call_generator(generator, seed, what):
         if not isinstance(task, Task):
             raise ConfigError(f"{what} yielded a {type(task).__name__}, not a task")
         fields: dict[str, object] = {"split": "train"}
@@ -44,8 +44,8 @@ def _tasks_of(module: ModuleType | None, config: DataSection, seed: int) -> Iter
         yield task.model_copy(update=fields)
 
 
-def _made(make: object, seed: int, what: str) -> Iterator[object]:
+def _call_generator(generator: object, seed: int, what: str) -> Iterator[object]:
     try:
-        yield from make(seed)  # type: ignore[operator]
+        yield from generator(seed)  # type: ignore[operator]
     except Exception as error:
         raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error

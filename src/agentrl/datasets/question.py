@@ -48,7 +48,7 @@ _MAX_LISTED_KEYS = 8
 _MAX_TEXT_CHARS = 3_000_000
 """Maximum text of one question; MongoDB documents are limited to 16 MB."""
 _MAX_IMAGE_CHARS = 14 * 2**20
-"""Images that travel inside a task, as base64, all together."""
+"""Maximum total size of the images in a task, as base64."""
 _MAX_NESTING = 50
 _MISSING = object()
 
@@ -107,8 +107,8 @@ def unread_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     found = []
     for key in keys:
         if key not in _READ_KEYS:
-            near = get_close_matches(key.lower(), absent, n=1, cutoff=0.8)
-            found.append(f"{key} (did you mean {near[0]}?)" if near else key)
+            similar = get_close_matches(key.lower(), absent, n=1, cutoff=0.8)
+            found.append(f"{key} (did you mean {similar[0]}?)" if similar else key)
     return tuple(found)
 
 
@@ -187,7 +187,7 @@ def _text(value: Any, what: str) -> str:
     if what == "id" and isinstance(value, int):
         return str(value)
     if what == "id" and isinstance(value, float) and value.is_integer():
-        return str(int(value))  # a column of integers with a gap in it
+        return str(int(value))  # pandas reads a column of integers with a gap as floats
     raise BadEntry(f"{what} must be text, found {_kind(value)}")
 
 

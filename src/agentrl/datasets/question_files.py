@@ -50,11 +50,11 @@ class QuestionFile(Sequence[Question]):
         """End offsets of the questions in the spool, preceded by 0."""
         self._scorers: set[str] = set()
         self.has_images = False
-        """Whether a question shows images."""
+        """Whether a question contains images."""
         self.num_without_scorer = 0
         """Questions that have the default scorer because they name none."""
         self.unread_keys: dict[str, None] = {}
-        """Keys of entries that nothing reads, in their order; see `question.unread_keys`."""
+        """Ignored keys of entries, in order of appearance; see `question.unread_keys`."""
         self._shortest = self._longest = (0, 0)
         # An unlinked file disappears with the process, however it ends.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115
@@ -66,7 +66,7 @@ class QuestionFile(Sequence[Question]):
 
     @property
     def scorers(self) -> frozenset[str]:
-        """Names of all scorers that the questions want."""
+        """Names of all scorers that the questions use."""
         return frozenset(self._scorers)
 
     @property
@@ -104,7 +104,7 @@ class QuestionFile(Sequence[Question]):
         num_problems = 0
         digests = array("Q")
 
-        def note(where: str, problem: object) -> None:
+        def add_problem(where: str, problem: object) -> None:
             nonlocal num_problems
             num_problems += 1
             if len(places) < _MAX_NAMED_PROBLEMS:
@@ -114,10 +114,13 @@ class QuestionFile(Sequence[Question]):
             try:
                 question = question_of(entry, defaults, where, self._path.parent)
                 if check_scorer is not None:
-                    given = (question.answer, *question.aug_answers)
-                    check_scorer(question.scorer, [right for right in given if right is not None])
+                    references = (question.answer, *question.aug_answers)
+                    check_scorer(
+                        question.scorer,
+                        [reference for reference in references if reference is not None],
+                    )
             except ConfigError as problem:
-                note(where, problem)
+                add_problem(where, problem)
                 continue
             num_chars = len(question.query) + len(question.system_prompt)
             if not len(self) or num_chars < self._shortest[0]:
@@ -132,7 +135,7 @@ class QuestionFile(Sequence[Question]):
             self.has_images = self.has_images or bool(question.images)
         self._spool.flush()
         for place, repeated in self._repeated_ids(digests):
-            note(place, repeated)
+            add_problem(place, repeated)
         if num_problems:
             num_more = num_problems - len(places)
             more = f" (and {num_more} more)" if num_more > 0 else ""
@@ -142,23 +145,23 @@ class QuestionFile(Sequence[Question]):
             raise DatasetError(f"{self._path}: contains no questions")
 
     def _repeated_ids(self, digests: "array[int]") -> list[tuple[str, str]]:
-        """Return place and problem of every question whose id an earlier one has."""
+        """Return the position of every question that repeats an earlier id, and the message."""
         values = np.frombuffer(digests, dtype=np.uint64) if digests else np.empty(0, np.uint64)
         order = np.argsort(values, kind="stable")
         same = np.flatnonzero(values[order][1:] == values[order][:-1])
         suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
         # Two ids may share a digest by chance, so the ids themselves decide.
         first_use: dict[str, str] = {}
-        found = []
+        problems = []
         for position in suspects.tolist():
             where, question = self._read(position)
-            used = first_use.setdefault(question.id, where)
-            if used != where:
-                found.append((where, f"id {question.id!r} is already used in {used}"))
-        return found
+            first_position = first_use.setdefault(question.id, where)
+            if first_position != where:
+                problems.append((where, f"id {question.id!r} is already used in {first_position}"))
+        return problems
 
     def _write(self, where: str, question: Question) -> None:
-        # Fields without their class: pickle takes three times as long for the object.
+        # A tuple of the fields, because pickling the object takes three times as long.
         fields = (where, *vars(question).values())
         packed = pickle.dumps(fields, protocol=pickle.HIGHEST_PROTOCOL)
         self._spool.write(packed)
@@ -167,7 +170,7 @@ class QuestionFile(Sequence[Question]):
     def _read(self, position: int) -> tuple[str, Question]:
         first = range(len(self))[position]  # an IndexError ends the loops of a Sequence
         start, end = self._ends[first : first + 2]
-        # Positions are drawn at random: a buffered file would read some kilobytes for each.
+        # Unbuffered: positions are random, and a buffered file would read kilobytes for each.
         where, *fields = pickle.loads(os.pread(self._spool.fileno(), end - start, start))
         return where, Question(*fields)
 

@@ -50,7 +50,7 @@ class RepeatedQuestions:
         Raises:
             StoreError: the store failed.
         """
-        before = {
+        earlier_ids = {
             task.id: [
                 id_of_task(task.split, epoch, task.dataset_id)
                 for epoch in range(task.epoch - 1, max(-1, task.epoch - 1 - _MAX_EPOCHS_BACK), -1)
@@ -59,12 +59,16 @@ class RepeatedQuestions:
             if isinstance(task, MCPTask)
         }
         had_equal = await self._store.ledger.equal_scores(
-            DEFAULT_CONSUMER, [one for ids in before.values() for one in ids]
+            DEFAULT_CONSUMER, [earlier_id for ids in earlier_ids.values() for earlier_id in ids]
         )
         chosen = []
         for task in tasks:
-            known = [had_equal[one] for one in before.get(task.id, ()) if one in had_equal]
-            num_equal = known.index(False) if False in known else len(known)
+            results = [
+                had_equal[earlier_id]
+                for earlier_id in earlier_ids.get(task.id, ())
+                if earlier_id in had_equal
+            ]
+            num_equal = results.index(False) if False in results else len(results)
             draw = random.Random(f"{self._seed}/repeat/{task.id}").random()
             if draw < self._probability**num_equal:
                 chosen.append(task)

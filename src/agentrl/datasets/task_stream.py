@@ -26,7 +26,7 @@ from agentrl.store.repositories.task_groups import next_batch
 _MAX_QUOTED_CHARS = 60
 _HELD_OUT_SEED = 1_000_000_007
 """Far from the seeds of training tasks, which environments count up from task to task."""
-_ROWS_AT_ONCE = 64
+_ROWS_PER_REQUEST = 64
 _RETRY_MARK = "~"
 _RETRY = re.compile(rf"(?P<id>.+){_RETRY_MARK}(?P<number>[1-9][0-9]{{0,5}})", re.DOTALL)
 
@@ -98,8 +98,8 @@ def tasks_of_environment(
     questions: list[Question] = []
     with EnvironmentProcess(uri, config, flag) as environment:
         numbers = range(environment.size())
-        for start in numbers[::_ROWS_AT_ONCE]:
-            rows = environment.rows(numbers[start : start + _ROWS_AT_ONCE])
+        for start in numbers[::_ROWS_PER_REQUEST]:
+            rows = environment.rows(numbers[start : start + _ROWS_PER_REQUEST])
             for number, row in enumerate(rows, start):
                 own = {"id": f"{uri.id_prefix}-{number}"}
                 scored = {"scorer": config.env_scorer or "reported"}
@@ -204,13 +204,13 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
     async def checked() -> AsyncIterator[Task]:
         nonlocal num_given
         remaining = iter(tasks)
-        last: dict[str, Task] = {}  # tasks that the store may be writing now
+        previous_batch: dict[str, Task] = {}  # tasks that the store may be writing now
         # In a thread, so that tasks are created while others are written.
         while batch := await asyncio.to_thread(next_batch, remaining):
             num_given += len(batch)
             stored = await store.tasks.get_many([task.id for task in batch])
-            known = last | {task.id: task for task in stored}
-            last = {task.id: task for task in batch}
+            known = previous_batch | {task.id: task for task in stored}
+            previous_batch = {task.id: task for task in batch}
             for task in batch:
                 if (first := known.setdefault(task.id, task)) is not task:
                     _check_same_question(first, task)
@@ -258,10 +258,10 @@ async def retry_dead_letters(store: TrajectoryStore, split: Split | None = None)
 
 def _retry_id(task_id: str) -> str:
     """Return the id for repeating a question, whose current id may already contain the mark."""
-    asked = _RETRY.fullmatch(task_id)
-    if asked is None:
+    match = _RETRY.fullmatch(task_id)
+    if match is None:
         return f"{task_id}{_RETRY_MARK}1"
-    return f"{asked['id']}{_RETRY_MARK}{int(asked['number']) + 1}"
+    return f"{match['id']}{_RETRY_MARK}{int(match['number']) + 1}"
 
 
 async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator[Task]:
@@ -273,10 +273,10 @@ async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator
         new_id = _retry_id(task_id)
         if await store.tasks.get(new_id) is not None:
             continue
-        again: dict[str, Any] = {
+        update: dict[str, Any] = {
             "id": new_id,
             "status": "created",
             "completed_at": None,
             "group_scores": {},
         }
-        yield task.model_copy(update=again)
+        yield task.model_copy(update=update)

@@ -27,7 +27,7 @@ from agentrl.schema.task import id_of_task
 
 _MAX_GROUP = 4096
 _TASK_ID = re.compile(r"(train|eval|test|valid)/\d{1,9}/[\w./:@+-]{1,200}")
-_UNUSABLE = re.compile(r"[^\w.:@+-]+")
+_INVALID_ID_CHARS = re.compile(r"[^\w.:@+-]+")
 _OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 
@@ -60,20 +60,24 @@ class AtifAttempt:
         if isinstance(given, str) and _TASK_ID.fullmatch(given):
             return given
         name = self.trajectory.trajectory_id or self.trajectory.session_id or self.where
-        return id_of_task("train", 0, _UNUSABLE.sub("_", name)[-200:])
+        return id_of_task("train", 0, _INVALID_ID_CHARS.sub("_", name)[-200:])
 
     def task(self, task_id: str, order: int, num_generations: int) -> MCPTask:
         """Return the task that it is an attempt at."""
         question = self.facts.get("question")
         if not isinstance(question, Mapping):
-            asked = [step for step in self.trajectory.steps if step.source == "user"]
-            query = asked[0].message if asked and isinstance(asked[0].message, str) else ""
+            user_steps = [step for step in self.trajectory.steps if step.source == "user"]
+            query = (
+                user_steps[0].message
+                if user_steps and isinstance(user_steps[0].message, str)
+                else ""
+            )
             question = {"query": query, "scorer": "imported"}
         split = task_id.partition("/")[0]
-        place = {"id": task_id, "split": split, "num_generations": num_generations}
+        fields = {"id": task_id, "split": split, "num_generations": num_generations}
         try:
             return MCPTask.model_validate(
-                {**question, **place, "order": order if split == "train" else -1 - order}
+                {**question, **fields, "order": order if split == "train" else -1 - order}
             )
         except ValidationError as error:
             raise self.problem(f"extra.{OURS}.question: {error.errors()[0]['msg']}") from None
@@ -101,8 +105,8 @@ class AtifAttempt:
         if "final_answer" in self.facts:
             given = self.facts["final_answer"]
             return None if given is None else str(given)
-        said = [step for step in self.trajectory.steps if step.source == "agent"]
-        last = said[-1].message if said else None
+        agent_steps = [step for step in self.trajectory.steps if step.source == "agent"]
+        last = agent_steps[-1].message if agent_steps else None
         return last if isinstance(last, str) else None
 
     def turns(self, record_id: str, task_id: str, fence: int) -> list[DispatchedSamplingTask]:
@@ -137,7 +141,7 @@ def attempts_by_task(path: Path) -> Iterator[tuple[str, list[AtifAttempt]]]:
         if len(found) > _MAX_GROUP:
             raise found[0].problem(f"task {task_id} has more than {_MAX_GROUP} trajectories")
         seen.add(task_id)
-        for attempt in found:  # refused before anything is written
+        for attempt in found:  # validates before anything is written
             attempt.task(task_id, 0, 1)
             attempt.score(None)
             attempt.outcome()

@@ -127,11 +127,11 @@ class AtifTrajectory(Value):
 
     @model_validator(mode="after")
     def _check_order(self) -> "AtifTrajectory":
-        for place, step in enumerate(self.steps, start=1):
-            if step.step_id != place:
-                raise ValueError(f"step_id {step.step_id} is at position {place}")
+        for position, step in enumerate(self.steps, start=1):
+            if step.step_id != position:
+                raise ValueError(f"step_id {step.step_id} is at position {position}")
             if step.source != "agent" and (step.tool_calls or step.metrics):
-                raise ValueError(f"step {place}: only agent steps have tool_calls and metrics")
+                raise ValueError(f"step {position}: only agent steps have tool_calls and metrics")
         return self
 
     @property
@@ -158,7 +158,7 @@ def read_trajectories(path: Path) -> Iterator[tuple[str, AtifTrajectory]]:
         DatasetError: there is none, or one is malformed; the message names the place.
     """
     if path.is_dir():
-        files = sorted(one for one in path.rglob("*.json*") if one.is_file())
+        files = sorted(found for found in path.rglob("*.json*") if found.is_file())
         if not files:
             raise DatasetError(f"{path} contains no .json or .jsonl file, and no export of a run")
     else:

@@ -79,19 +79,19 @@ def trajectory_of(
         model: name of the policy.
     """
     prompts, images = rebuild_prompts(turns), rebuild_images(turns)
-    told: set[int] = set()
+    exported: set[int] = set()
     documents = []
     for number, (path, tools) in enumerate(paths_of(turns)):
         steps: list[dict[str, Any]] = []
         for turn in path:
             for message in turn.added_messages:
                 _add_context(steps, message)
-            step = _policy_step(turn, tools, prompts[turn.index], turn.index in told)
+            step = _policy_step(turn, tools, prompts[turn.index], turn.index in exported)
             step["extra"][OURS]["num_images"] = len(images[turn.index])
             steps.append(step)
-            told.add(turn.index)
-        for place, step in enumerate(steps, start=1):
-            step["step_id"] = place
+            exported.add(turn.index)
+        for step_id, step in enumerate(steps, start=1):
+            step["step_id"] = step_id
         agent: dict[str, Any] = {"name": "agentrl", "version": "1", "model_name": model}
         if tools:
             agent["tool_definitions"] = tools
@@ -139,7 +139,7 @@ def _policy_step(
                 "finish_reason": turn.finish_reason,
                 "branch_reason": turn.branch_reason,
                 "trainable": turn.trainable,
-                "versions": [[one.version, one.start, one.end] for one in turn.version_spans],
+                "versions": [[span.version, span.start, span.end] for span in turn.version_spans],
                 "sampling_params": turn.sampling_params.model_dump(mode="json"),
             }
         },
@@ -147,9 +147,11 @@ def _policy_step(
     if "reasoning_content" in message:
         step["reasoning_content"] = message["reasoning_content"]
     if turn.tool_calls:
-        step["tool_calls"] = [_called(call) for call in turn.tool_calls]
+        step["tool_calls"] = [_call_document(call) for call in turn.tool_calls]
     if turn.tool_results:
-        step["observation"] = {"results": [_observed(result) for result in turn.tool_results]}
+        step["observation"] = {
+            "results": [_result_document(result) for result in turn.tool_results]
+        }
     if is_copy:
         step["is_copied_context"] = True
     elif turn.trainable:
@@ -166,28 +168,28 @@ def _metrics(turn: DispatchedSamplingTask, prompt: np.ndarray) -> dict[str, Any]
         "completion_token_ids": turn.output_ids.tolist(),
     }
     if np.isfinite(turn.output_logprobs).all():
-        # The shortest texts that give these float32 values again.
+        # Written as the shortest texts that restore these float32 values.
         metrics["logprobs"] = turn.output_logprobs.astype(float).tolist()
     return metrics
 
 
-def _called(call: ToolCall) -> dict[str, Any]:
-    called: dict[str, Any] = {
+def _call_document(call: ToolCall) -> dict[str, Any]:
+    document: dict[str, Any] = {
         "tool_call_id": call.id,
         "function_name": call.name,
         "arguments": call.arguments,
     }
     if call.format_error:
-        called["extra"] = {OURS: {"format_error": call.format_error}}
-    return called
+        document["extra"] = {OURS: {"format_error": call.format_error}}
+    return document
 
 
-def _observed(result: ToolResult) -> dict[str, Any]:
+def _result_document(result: ToolResult) -> dict[str, Any]:
     content = result.content + "".join(f"\n[image {address}]" for address in result.images)
-    observed: dict[str, Any] = {"source_call_id": result.call_id, "content": content}
+    document: dict[str, Any] = {"source_call_id": result.call_id, "content": content}
     if result.is_error:
-        observed["extra"] = {OURS: {"is_error": True}}
-    return observed
+        document["extra"] = {OURS: {"is_error": True}}
+    return document
 
 
 def _add_context(steps: list[dict[str, Any]], message: Message) -> None:
@@ -195,15 +197,15 @@ def _add_context(steps: list[dict[str, Any]], message: Message) -> None:
     role = message.get("role")
     text = shown_text(message.get("content"))
     if role == "tool":
-        before = steps[-1] if steps else {}
-        known = {call["tool_call_id"] for call in before.get("tool_calls", ())}
+        previous = steps[-1] if steps else {}
+        call_ids = {call["tool_call_id"] for call in previous.get("tool_calls", ())}
         result: dict[str, Any] = {"content": text}
-        if message.get("tool_call_id") in known:
+        if message.get("tool_call_id") in call_ids:
             result["source_call_id"] = message["tool_call_id"]
-        if not before:
-            before = {"source": "system", "message": ""}
-            steps.append(before)
-        before.setdefault("observation", {"results": []})["results"].append(result)
+        if not previous:
+            previous = {"source": "system", "message": ""}
+            steps.append(previous)
+        previous.setdefault("observation", {"results": []})["results"].append(result)
         return
     if role != "assistant":
         source = "user" if role == "user" else "system"
@@ -224,7 +226,7 @@ def _add_context(steps: list[dict[str, Any]], message: Message) -> None:
 def _arguments(given: object) -> dict[str, Any]:
     try:
         value = json.loads(given) if isinstance(given, str) and given else given
-    except (ValueError, RecursionError):  # as a model wrote them
+    except (ValueError, RecursionError):  # the model may have written invalid JSON
         return {"arguments": given}
     return value if isinstance(value, dict) else {}
 

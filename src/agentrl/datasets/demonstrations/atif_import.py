@@ -54,7 +54,7 @@ async def import_trajectories(
     try:
         for number, (task_id, attempts) in enumerate(attempts_by_task(path)):
             await _write_group(store, task_id, number, attempts, score, counts)
-    except BaseException:  # also at Ctrl+C: half a run would pass for a whole one
+    except BaseException:  # also on Ctrl-C: a partial run would look complete
         await store.drop_database()
         raise
     return counts

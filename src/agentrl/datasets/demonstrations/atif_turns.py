@@ -54,27 +54,27 @@ class _TurnReader:
     def __init__(self, record_id: str, task_id: str) -> None:
         self._identity = {"id": "", "record_id": record_id, "task_id": task_id, "attempt": 1}
         self._turns: list[DispatchedSamplingTask] = []
-        self._full: list[np.ndarray] = []
-        self._places: dict[int, int] = {}
+        self._full_ids: list[np.ndarray] = []
+        self._index_by_stored: dict[int, int] = {}
         """Index stored in a step -> index of its turn here."""
 
     def turns(self, trajectory: AtifTrajectory) -> list[DispatchedSamplingTask]:
         for context in trajectory.contexts:
             self._read(context)
-        return self._in_order_of_sampling()
+        return self._in_sampling_order()
 
     def _read(self, context: AtifTrajectory) -> None:
         parent: int | None = None
-        waiting: list[Message] = []
+        pending: list[Message] = []
         for step in context.steps:
-            given = own_facts(step.extra)
+            facts = own_facts(step.extra)
             if step.is_sampled:
-                waiting = self._add(step, context, parent, waiting)
+                pending = self._add(step, context, parent, pending)
                 parent = len(self._turns) - 1
-            elif step.is_copied_context and _number(given, "turn") in self._places:
-                parent, waiting = self._places[_number(given, "turn")], []
+            elif step.is_copied_context and _number(facts, "turn") in self._index_by_stored:
+                parent, pending = self._index_by_stored[_number(facts, "turn")], []
             else:
-                waiting += [
+                pending += [
                     {key: value for key, value in message.items() if key != "weight"}
                     for message in messages_of_step(step)
                 ]
@@ -87,10 +87,10 @@ class _TurnReader:
         messages: Sequence[Message],
     ) -> list[Message]:
         """Append a step of the policy; return the observations that belong to none of its calls."""
-        given = own_facts(step.extra)
+        facts = own_facts(step.extra)
         if parent is None:
-            parent = self._places.get(_number(given, "parent"))
-        shown = list(messages_of_step(step))
+            parent = self._index_by_stored.get(_number(facts, "parent"))
+        step_messages = list(messages_of_step(step))
         calls = tuple(
             ToolCall(
                 id=call.tool_call_id,
@@ -100,8 +100,8 @@ class _TurnReader:
             )
             for call in step.tool_calls or ()
         )
-        known = {call.id for call in calls}
-        observed = () if step.observation is None else step.observation.results
+        call_ids = {call.id for call in calls}
+        results_in_step = () if step.observation is None else step.observation.results
         results = tuple(
             ToolResult(
                 call_id=message["tool_call_id"],
@@ -109,20 +109,20 @@ class _TurnReader:
                 content=message["content"],
                 is_error=bool(own_facts(result.extra).get("is_error")),
             )
-            for message, result in zip(shown[1:], observed, strict=True)
-            if message["tool_call_id"] in known
+            for message, result in zip(step_messages[1:], results_in_step, strict=True)
+            if message["tool_call_id"] in call_ids
         )
-        text = _text_of(given.get("text"))
+        text = _text_of(facts.get("text"))
         fields: dict[str, Any] = {
             **self._identity,
             **self._tokens(step, parent),
             "index": len(self._turns),
             "added_messages": tuple(messages),
-            "output_text": shown[0]["content"] if text is None else text,
+            "output_text": step_messages[0]["content"] if text is None else text,
             "tool_calls": calls,
             "tool_results": results,
-            "finish_reason": given.get("finish_reason", "stop"),
-            "sampling_params": given.get("sampling_params", SamplingParams()),
+            "finish_reason": facts.get("finish_reason", "stop"),
+            "sampling_params": facts.get("sampling_params", SamplingParams()),
         }
         if fields["parent"] is None:
             fields["tools"] = context.agent.tool_definitions or ()
@@ -132,24 +132,26 @@ class _TurnReader:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise BadEntry(f"step {step.step_id}: {where}: {first['msg']}") from None
-        if _number(given, "turn") >= 0:
-            self._places[_number(given, "turn")] = turn.index
+        if _number(facts, "turn") >= 0:
+            self._index_by_stored[_number(facts, "turn")] = turn.index
         self._turns.append(turn)
-        return [one for one in shown[1:] if one["tool_call_id"] not in known]
+        return [message for message in step_messages[1:] if message["tool_call_id"] not in call_ids]
 
     def _tokens(self, step: AtifStep, parent: int | None) -> dict[str, Any]:
-        """Return the fields of a turn that hold its tokens; without any it is not trained."""
-        metrics, given = step.metrics, own_facts(step.extra)
+        """Return the fields of a turn that hold its tokens; a turn without tokens is not trained."""
+        metrics, facts = step.metrics, own_facts(step.extra)
         if metrics is None or not metrics.has_tokens:
-            self._full.append(np.empty(0, dtype=np.int32))
-            none: dict[str, Any] = dict.fromkeys(("added_ids", "output_ids", "output_logprobs"), ())
-            return {**none, "version_spans": (), "parent": parent, "trainable": False}
-        before = None if parent is None else self._full[parent]
+            self._full_ids.append(np.empty(0, dtype=np.int32))
+            no_tokens: dict[str, Any] = dict.fromkeys(
+                ("added_ids", "output_ids", "output_logprobs"), ()
+            )
+            return {**no_tokens, "version_spans": (), "parent": parent, "trainable": False}
+        parent_ids = None if parent is None else self._full_ids[parent]
         prompt = np.asarray(metrics.prompt_token_ids, dtype=np.int32)
         output = np.asarray(metrics.completion_token_ids, dtype=np.int32)
-        shared = 0 if before is None else num_shared_ids(before, prompt)
-        is_cut = before is not None and shared < len(before)
-        self._full.append(np.concatenate([prompt, output]))
+        shared = 0 if parent_ids is None else num_shared_ids(parent_ids, prompt)
+        is_truncated = parent_ids is not None and shared < len(parent_ids)
+        self._full_ids.append(np.concatenate([prompt, output]))
         logprobs = metrics.logprobs
         return {
             "parent": parent,
@@ -157,34 +159,34 @@ class _TurnReader:
             "added_ids": prompt[shared:],
             "output_ids": output,
             "output_logprobs": [UNKNOWN_LOGPROB] * len(output) if logprobs is None else logprobs,
-            "version_spans": _spans(given.get("versions"), len(output)),
-            "branch_reason": given.get("branch_reason") or ("drift" if is_cut else None),
-            # Their pixels are not in the file.
-            "trainable": bool(given.get("trainable", True)) and not given.get("num_images"),
+            "version_spans": _spans(facts.get("versions"), len(output)),
+            "branch_reason": facts.get("branch_reason") or ("drift" if is_truncated else None),
+            # Turns with images cannot be trained on, because the file does not contain the images.
+            "trainable": bool(facts.get("trainable", True)) and not facts.get("num_images"),
         }
 
-    def _in_order_of_sampling(self) -> list[DispatchedSamplingTask]:
+    def _in_sampling_order(self) -> list[DispatchedSamplingTask]:
         """Return the turns in the order that the steps specify, if all of them specify one."""
-        if sorted(self._places) != list(range(len(self._turns))):
+        if sorted(self._index_by_stored) != list(range(len(self._turns))):
             return self._turns
-        new = {here: then for then, here in self._places.items()}
-        moved = [
+        stored_index = {index: stored for stored, index in self._index_by_stored.items()}
+        renumbered = [
             turn.model_copy(
                 update={
-                    "index": new[turn.index],
-                    "parent": None if turn.parent is None else new[turn.parent],
+                    "index": stored_index[turn.index],
+                    "parent": None if turn.parent is None else stored_index[turn.parent],
                 }
             )
             for turn in self._turns
         ]
-        if any(turn.parent is not None and turn.parent >= turn.index for turn in moved):
+        if any(turn.parent is not None and turn.parent >= turn.index for turn in renumbered):
             return self._turns
-        return sorted(moved, key=lambda turn: turn.index)
+        return sorted(renumbered, key=lambda turn: turn.index)
 
 
-def _number(given: Mapping[str, Any], name: str) -> int:
+def _number(facts: Mapping[str, Any], name: str) -> int:
     """Return a number that AgentRL's export wrote; -1 if it is missing."""
-    value = given.get(name)
+    value = facts.get(name)
     return value if isinstance(value, int) and value >= 0 else -1
 
 
@@ -195,11 +197,13 @@ def _text_of(given: object) -> str | None:
 def _spans(given: object, length: int) -> tuple[VersionSpan, ...]:
     """Return the versions of tokens; none if they are missing or invalid."""
     spans: list[VersionSpan] = []
-    for one in given if isinstance(given, list) else ():
-        if not (isinstance(one, list) and len(one) == 3 and all(isinstance(n, int) for n in one)):
+    for span in given if isinstance(given, list) else ():
+        if not (
+            isinstance(span, list) and len(span) == 3 and all(isinstance(n, int) for n in span)
+        ):
             raise BadEntry(f"extra.{OURS}.versions: a span is [version, start, end]")
-        version, start, end = one
+        version, start, end = span
         if not (version >= 0 and 0 <= start < end <= length):
-            raise BadEntry(f"extra.{OURS}.versions: {one} is not a span of {length} tokens")
+            raise BadEntry(f"extra.{OURS}.versions: {span} is not a span of {length} tokens")
         spans.append(VersionSpan(version=version, start=start, end=end))
     return tuple(spans)

@@ -120,16 +120,16 @@ def conversations_of(
     Args:
         turns: all turns of the attempt, in order of `index` from 0.
     """
-    told: set[int] = set()
+    included: set[int] = set()
     for path, tools in paths_of(turns):
         messages: list[Message] = []
-        for before, turn in zip([None, *path[:-1]], path, strict=True):
-            if before is not None:
-                messages += [_result(one) for one in before.tool_results]
+        for previous, turn in zip([None, *path[:-1]], path, strict=True):
+            if previous is not None:
+                messages += [_result(result) for result in previous.tool_results]
             messages += [_context(message) for message in turn.added_messages]
             message = assistant_message(turn, tools)
-            messages.append({**message, "weight": 0} if turn.index in told else message)
-            told.add(turn.index)
+            messages.append({**message, "weight": 0} if turn.index in included else message)
+            included.add(turn.index)
         yield messages, tools
 
 
@@ -160,7 +160,7 @@ def assistant_message(turn: DispatchedSamplingTask, tools: Sequence[dict[str, An
     The format of its calls is the one that parses the same calls as the rollout; if there is none,
     the text is kept unchanged.
     """
-    reply = _taken_apart(turn, tools)
+    reply = _parsed_reply(turn, tools)
     if reply is None:
         return {"role": "assistant", "content": turn.output_text}
     message: Message = {"role": "assistant", "content": reply.content.strip()}
@@ -181,16 +181,16 @@ def assistant_message(turn: DispatchedSamplingTask, tools: Sequence[dict[str, An
     return message
 
 
-def _taken_apart(turn: DispatchedSamplingTask, tools: Sequence[dict[str, Any]]) -> Reply | None:
+def _parsed_reply(turn: DispatchedSamplingTask, tools: Sequence[dict[str, Any]]) -> Reply | None:
     text = turn.output_text
     if any(call.format_error is not None for call in turn.tool_calls):
-        return None  # guessed text must not be shown to a learner
+        return None  # a guessed call must not become training data
     before, closes, _ = text.partition(THINK_CLOSE)
     starts_inside = bool(closes) and THINK_OPEN not in before
-    wanted = [call.name for call in turn.tool_calls]
+    call_names = [call.name for call in turn.tool_calls]
     for format_ in all_tool_call_formats():
         reply = parse_reply(text, format_, starts_inside=starts_inside, tools=tools)
-        if [call.name for call in reply.tool_calls] == wanted:
+        if [call.name for call in reply.tool_calls] == call_names:
             return reply
     return None
 
@@ -253,7 +253,7 @@ class _ParquetRows:
         self._file = parquet.ParquetWriter(path, self._schema, compression="zstd")
 
     def close(self) -> None:
-        """Write the rows that wait, and finish the file."""
+        """Write the pending rows, and finish the file."""
         self._flush()
         self._file.close()
 
@@ -309,7 +309,7 @@ def _card(run: str, counts: Mapping[str, int]) -> str:
         f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}tags:\n- agentrl\n---\n\n"
         f"# Conversations of the run {run}\n\n"
         "Every row is one conversation of a rollout, with the tools that the model was shown, its "
-        "answer, the reference and the score. Assistant messages with `weight` 0 are context that "
-        "another row holds as a reply.\n\n"
+        "answer, the reference and the score. Assistant messages with `weight` 0 are context; another "
+        "row contains them as replies.\n\n"
         f"| split | conversations |\n|---|---|\n{rows}"
     )

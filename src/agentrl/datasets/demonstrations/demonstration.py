@@ -133,7 +133,7 @@ def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
         }
     if not isinstance(entry, dict) or not isinstance(entry.get("messages"), list):
         raise BadEntry('expected an object with a list "messages"')
-    messages = [_with_files(_without_gaps(message), folder) for message in entry["messages"]]
+    messages = [_with_files(_without_nulls(message), folder) for message in entry["messages"]]
     for message in messages:
         if not isinstance(message.get("role"), str):
             raise BadEntry('a message must be an object with a "role"')
@@ -150,8 +150,8 @@ def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
     )
 
 
-def _without_gaps(message: Any) -> Message:
-    """Return a message without the fields that a table format gives to every row."""
+def _without_nulls(message: Any) -> Message:
+    """Return a message without the null fields that table formats add to every row."""
     fields = message if isinstance(message, dict) else {}
     return {key: value for key, value in fields.items() if value is not None or key == "content"}
 
@@ -175,7 +175,7 @@ def _with_file(part: Any, folder: Path) -> Any:
 
 
 def _tools(given: Any) -> tuple[dict[str, Any], ...]:
-    if isinstance(given, str):  # table formats cannot nest them
+    if isinstance(given, str):  # table formats store nested values as JSON text
         try:
             given = json.loads(given)
         except (ValueError, RecursionError):

@@ -69,7 +69,7 @@ class UploadReport:
         for row in self.rows:
             table.add_row(
                 row.item,
-                row.record_id or f"left out: {row.reason}",
+                row.record_id or f"skipped: {row.reason}",
                 *map(str, (row.num_turns, row.num_prompt_tokens, row.num_learned_tokens)),
             )
         return table
@@ -163,7 +163,7 @@ class Uploader(ABC):
         tasks: dict[str, tuple[MCPTask, str, Any, float]] = {}
         for name, item in chunk:
             if not self.validate_task(item):
-                report.rows.append(UploadedRow(name, reason="not wanted"))
+                report.rows.append(UploadedRow(name, reason="rejected by validate_task"))
                 continue
             exchanges = self.req_and_resp(item)
             try:
@@ -264,13 +264,13 @@ def _conversations(exchanges: Sequence[Exchange]) -> list[Demonstration]:
         raise RenderError("the item has no model call")
     found: list[tuple[list[Message], tuple[dict[str, Any], ...]]] = []
     for request, response in exchanges:
-        asked = [_context(message) for message in request["messages"]]
+        request_messages = [_context(message) for message in request["messages"]]
         tools = tuple(request.get("tools") or ())
         answer = {**response, "role": "assistant", "weight": 1}
-        if found and tools == found[-1][1] and _continues(found[-1][0], asked):
-            found[-1][0].extend([*asked[len(found[-1][0]) :], answer])
+        if found and tools == found[-1][1] and _continues(found[-1][0], request_messages):
+            found[-1][0].extend([*request_messages[len(found[-1][0]) :], answer])
         else:
-            found.append(([*asked, answer], tools))
+            found.append(([*request_messages, answer], tools))
     return [Demonstration("", tuple(messages), tools) for messages, tools in found]
 
 
@@ -278,11 +278,11 @@ def _context(message: Message) -> Message:
     return {**message, "weight": 0} if message.get("role") == "assistant" else dict(message)
 
 
-def _continues(before: Sequence[Message], asked: Sequence[Message]) -> bool:
+def _continues(previous: Sequence[Message], current: Sequence[Message]) -> bool:
     def plain(messages: Sequence[Message]) -> list[Message]:
         return [{k: v for k, v in message.items() if k != "weight"} for message in messages]
 
-    return len(asked) > len(before) and plain(asked[: len(before)]) == plain(before)
+    return len(current) > len(previous) and plain(current[: len(previous)]) == plain(previous)
 
 
 async def _refuse_open_slots(store: TrajectoryStore) -> None:

@@ -80,7 +80,7 @@ async def test_every_item_becomes_a_scored_record_with_a_row(
         "train/0/sums/line3/0",
         "train/0/sums/line4/0",
     ]
-    assert [row.reason for row in report.rows if row.reason] == ["not wanted"]
+    assert [row.reason for row in report.rows if row.reason] == ["rejected by validate_task"]
     console = Console(record=True, width=120)
     console.print(report.table())
     text = console.export_text()
