@@ -44,7 +44,7 @@ _SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang
 _MONGO_SCHEMES = ("mongodb://", "mongodb+srv://")
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 JUDGE = "agentcpm"
-"""The scorer that asks the language model of `--agent_config_path`."""
+"""The scorer that calls the language model of `--agent_config_path`."""
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
 """Values of `--report_to` for outputs that are always written."""
 REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab", "trackio", "mlflow")
@@ -54,7 +54,7 @@ def check_config(config: RootConfig) -> RootConfig:
     """Return the configuration with implied values filled in.
 
     Raises:
-        ConfigError: values contradict each other, or ask for something unsupported.
+        ConfigError: values contradict each other, or request something unsupported.
     """
     config = with_implied_processes(config)
     for problem in (
@@ -102,16 +102,16 @@ def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
 
 
 def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
-    """Find secrets in flags: every user of the machine can read the command line."""
-    url, given = tools.mcp_manager_url, tools.mcp_servers
+    """Find secrets in flags, because every user of the machine can read the command line."""
+    url, servers_value = tools.mcp_manager_url, tools.mcp_servers
     if url is not None and urlsplit(url.get_secret_value()).password is not None:
         yield (
             "--mcp_manager_url contains a password; set MCP_SERVER_TOKEN in the environment instead"
         )
-    if given is None or not given.is_json:
+    if servers_value is None or not servers_value.is_json:
         return
     try:
-        servers = json.loads(given.get_secret_value())
+        servers = json.loads(servers_value.get_secret_value())
     except (ValueError, RecursionError):
         return  # reported where the servers are read
     for name, value in _named_texts(servers):
@@ -153,8 +153,8 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--tool_server_env: the environment variable {missing[0]} is not set"
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command are mutually exclusive; give one"
-    given_staleness = "max_staleness" in config.algorithm.model_fields_set
-    if trainer.sync_sampling and given_staleness and config.algorithm.max_staleness:
+    is_staleness_given = "max_staleness" in config.algorithm.model_fields_set
+    if trainer.sync_sampling and is_staleness_given and config.algorithm.max_staleness:
         yield (
             f"--sync_sampling means --max_staleness 0, not {config.algorithm.max_staleness}; "
             "remove one of the two"
@@ -205,9 +205,9 @@ def _model_contradictions(model: ModelSection) -> Iterator[str]:
 def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
     """Find settings of SGLang that would have no effect because AgentRL starts no SGLang server."""
     if inference.inference_urls:
-        why = "AgentRL does not start the servers of --inference_urls; remove the flag"
+        reason = "AgentRL does not start the servers of --inference_urls; remove the flag"
     elif inference.inference_backend == "embedded":
-        why = (
+        reason = (
             "the embedded engine does not support it; add --inference_backend sglang, or remove "
             "the flag"
         )
@@ -216,8 +216,8 @@ def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
     for name in sorted(_SGLANG_ONLY & inference.model_fields_set):
         value = getattr(inference, name)
         if value != type(inference).model_fields[name].default:
-            shown = "" if name == "sglang_args" else f" {value}"  # which may hold anything
-            yield f"--{name}{shown} is a setting of SGLang, and {why}"
+            value_text = "" if name == "sglang_args" else f" {value}"  # may contain secrets
+            yield f"--{name}{value_text} is a setting of SGLang, and {reason}"
 
 
 def _key_contradictions(inference: InferenceSection) -> Iterator[str]:
@@ -261,10 +261,10 @@ def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
 
 def _address_problems(inference: InferenceSection) -> Iterator[str]:
     """Find malformed addresses, and secrets in addresses, which are stored and logged."""
-    given = [("inference_urls", url) for url in inference.inference_urls]
+    addresses = [("inference_urls", url) for url in inference.inference_urls]
     if inference.inference_gateway is not None:
-        given.append(("inference_gateway", inference.inference_gateway))
-    for flag, url in given:
+        addresses.append(("inference_gateway", inference.inference_gateway))
+    for flag, url in addresses:
         if next(secrets_of(SecretUrl(url)), None) is not None:
             yield (
                 f"--{flag} {redact(url)}: the address must not contain credentials or a query; set "
@@ -424,7 +424,7 @@ def _is_http_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not close, or a port beyond 65535
+    except ValueError:  # unclosed brackets, or a port above 65535
         return False
 
 

@@ -23,7 +23,7 @@ _WIDTH = 80
 _INDENT = " " * 8
 _FLAG_HINT = "write flags as --max_steps 10"
 _DASHES = ("\u2013", "\u2014", "\u2212")
-"""What text programs make of hyphens: dashes and the sign of minus."""
+"""Dashes and the minus sign, which text editors put in place of hyphens."""
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
 _SHORT_HELP_FLAGS = 25
 """A command with no more flags than this shows all of them in its `--help`."""
@@ -80,7 +80,7 @@ class FlagCommand(click.Command):
         self.context_settings = {
             **_SETTINGS,
             "token_normalize_func": canonical_name,
-            "allow_extra_args": True,  # `parse_args` words the error
+            "allow_extra_args": True,  # `parse_args` raises the error
         }
         self.own_params = list(self.params)
         self.params += [*_flag_options(), _HELP_ALL]
@@ -98,14 +98,14 @@ class FlagCommand(click.Command):
             name = f"--{canonical_name(word)}"
             if word.startswith("--") and following.startswith("--") and name in takes_value:
                 raise click.BadOptionUsage(name, f"{name} needs a value", ctx)
-        typed = list(args)  # which click uses up
+        typed = list(args)  # a copy, because click consumes `args`
         super().parse_args(ctx, args)
         if ctx.args:
             raise click.UsageError(self._unexpected(ctx, typed), ctx)
         return ctx.args
 
     def _unexpected(self, ctx: click.Context, typed: list[str]) -> str:
-        """Return the problem with a word that is neither a flag nor a flag's value."""
+        """Return the message about a word that is neither a flag nor a flag's value."""
         word = ctx.args[0]
         problem = f"unexpected argument {word!r}"
         if "=" in typed:
@@ -115,8 +115,8 @@ class FlagCommand(click.Command):
                 f"{problem}; a flag begins with two hyphens (--); some editors turn them into a "
                 "dash"
             )
-        for flag, _, behind in zip(typed, typed[1:], typed[2:], strict=False):
-            if behind == word and flag.startswith("--") and "=" not in flag:
+        for flag, _, following in zip(typed, typed[1:], typed[2:], strict=False):
+            if following == word and flag.startswith("--") and "=" not in flag:
                 name = canonical_name(flag)
                 return f"{problem}; --{name} takes one value: put a value with spaces in quotes"
         usage = f"usage: {self.usage(ctx.command_path)}"
@@ -124,7 +124,7 @@ class FlagCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Call the command's function."""
-        own = {name: value for name, value in ctx.params.items() if name not in _CONFIGURES}
+        own = {name: value for name, value in ctx.params.items() if name not in _FLAG_NAMES}
         assert self.callback is not None, "a command has a function"
         result = self.callback(load_config(given_flags(ctx)), **own)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
@@ -137,15 +137,17 @@ class FlagCommand(click.Command):
         lines += [""] * bool(self.own_params)
         for option in self.own_params:
             if isinstance(option, click.Option):
-                lines += _entry(_head(option), option.help or "")
+                lines += _help_entry(_option_usage(option), option.help or "")
         return "\n".join([*lines, *_flag_lines(ctx.command_path, self.sections, complete)])
 
     def usage(self, path: str) -> str:
-        """Return how the command is typed, without the configuration's flags."""
+        """Return the command's usage, without the configuration's flags."""
         words = [path]
         for param in self.own_params:
             is_option = isinstance(param, click.Option)
-            words.append(f"[{_head(param)}]" if is_option else param.make_metavar(_NO_CONTEXT))
+            words.append(
+                f"[{_option_usage(param)}]" if is_option else param.make_metavar(_NO_CONTEXT)
+            )
         return " ".join(words)
 
 
@@ -231,7 +233,7 @@ def given_flags(ctx: click.Context) -> dict[str, str]:
     return {
         name: value
         for name, value in ctx.params.items()
-        if name in _CONFIGURES and value is not None
+        if name in _FLAG_NAMES and value is not None
     }
 
 
@@ -244,7 +246,7 @@ def usage_problem(error: click.UsageError) -> str:
     if not error.option_name.startswith("--"):
         return f"unexpected argument {error.option_name!r}; {_FLAG_HINT}"
     name, ctx = canonical_name(error.option_name), error.ctx
-    if ctx is not None and isinstance(ctx.command, click.Group) and name in _CONFIGURES:
+    if ctx is not None and isinstance(ctx.command, click.Group) and name in _FLAG_NAMES:
         names = ", ".join(ctx.command.list_commands(ctx))
         return f"complete `{ctx.command_path}` with one of {names}, then --{name}"
     group = None if ctx is None or ctx.parent is None else ctx.parent.command
@@ -258,14 +260,14 @@ def usage_problem(error: click.UsageError) -> str:
 
 
 def _flag_options() -> list[click.Option]:
-    """Return one option a flag; values stay text until `load_config` converts them."""
-    may_stand_alone = {name for name, flag in FLAGS.items() if flag.is_bool}
-    may_stand_alone |= NO_EFFECT.keys() | ONE_VALUE.keys() | SHORTHANDS.keys()
+    """Return one option per flag; values remain text until `load_config` converts them."""
+    value_is_optional = {name for name, flag in FLAGS.items() if flag.is_bool}
+    value_is_optional |= NO_EFFECT.keys() | ONE_VALUE.keys() | SHORTHANDS.keys()
     return [
         click.Option([f"--{name}"], type=click.UNPROCESSED, is_flag=False, flag_value="true")
-        if name in may_stand_alone
+        if name in value_is_optional
         else click.Option([f"--{name}"], type=click.UNPROCESSED)
-        for name in _CONFIGURES
+        for name in _FLAG_NAMES
     ]
 
 
@@ -281,26 +283,26 @@ def _flag_lines(path: str, sections: Sequence[str], complete: bool) -> list[str]
         if flags:
             lines += ["", f"{section}: {(SECTIONS[section].__doc__ or '').strip()}"]
         for flag in flags:
-            lines += _entry(f"--{flag.name} {flag.metavar}".rstrip(), flag.help)
+            lines += _help_entry(f"--{flag.name} {flag.metavar}".rstrip(), flag.help)
     if len(shown) < len(used):
         lines += ["", f"`{path} --help-all` explains {len(used) - len(shown)} further flags."]
     if complete:
-        accepted = ", ".join(f"--{name}" for name in (*NO_EFFECT, *ONE_VALUE))
-        lines += ["", *_entry("accepted but ignored:", accepted)]
-        stands = ALIASES | {name: " ".join(given) for name, given in SHORTHANDS.items()}
-        spelt = ", ".join(f"--{name} (--{flag})" for name, flag in stands.items())
-        lines += ["", *_entry("other spellings:", spelt)]
+        ignored = ", ".join(f"--{name}" for name in (*NO_EFFECT, *ONE_VALUE))
+        lines += ["", *_help_entry("accepted but ignored:", ignored)]
+        replacements = ALIASES | {name: " ".join(given) for name, given in SHORTHANDS.items()}
+        spellings = ", ".join(f"--{name} (--{flag})" for name, flag in replacements.items())
+        lines += ["", *_help_entry("other spellings:", spellings)]
     return lines
 
 
-def _show_all_help(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and isinstance(ctx.command, FlagCommand | FlagGroup):
+def _show_all_help(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
+    if is_requested and isinstance(ctx.command, FlagCommand | FlagGroup):
         click.echo(ctx.command.get_help(ctx, complete=True))
         ctx.exit()
 
 
-def _head(option: click.Parameter) -> str:
-    """Return an option with a word for its value, if it takes one."""
+def _option_usage(option: click.Parameter) -> str:
+    """Return an option's name, with a placeholder for its value if it takes one."""
     name, kind = option.opts[0], option.type
     if isinstance(option, click.Option) and option.is_flag:
         return name
@@ -309,7 +311,7 @@ def _head(option: click.Parameter) -> str:
     return f"{name} {option.metavar or ('N' if isinstance(kind, Count) else 'TEXT')}"
 
 
-def _entry(head: str, text: str) -> list[str]:
+def _help_entry(head: str, text: str) -> list[str]:
     return textwrap.wrap(
         f"{head}  {text}",
         _WIDTH,
@@ -320,7 +322,7 @@ def _entry(head: str, text: str) -> list[str]:
     )
 
 
-_CONFIGURES = ("config", *FLAGS, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS)
+_FLAG_NAMES = ("config", *FLAGS, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS)
 _NO_CONTEXT = click.Context(click.Command("agentrl"))
 _HELP_ALL = click.Option(
     ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all_help

@@ -52,7 +52,7 @@ def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
         ConfigError: two of the names are one flag, or flags are nested in a section.
     """
     values: dict[str, Any] = {}
-    spelt: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for key, value in given.items():
         text = str(key)
         if text in SECTIONS and isinstance(value, Mapping):
@@ -62,8 +62,10 @@ def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
             )
         name = canonical_name(text)
         if name in values:
-            raise ConfigError(f"{where}: {spelt[name]!r} and {text!r} are the same flag; keep one")
-        values[name], spelt[name] = value, text
+            raise ConfigError(
+                f"{where}: {spellings[name]!r} and {text!r} are the same flag; keep one"
+            )
+        values[name], spellings[name] = value, text
     return values
 
 

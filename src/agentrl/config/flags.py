@@ -138,9 +138,9 @@ def canonical_name(flag: str) -> str:
 
 
 def nearest_name(name: str) -> str | None:
-    """Return the known flag that a misspelt one most resembles, if any does."""
+    """Return the known flag that a misspelled one most resembles, if any does."""
     known = [*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS]
-    # Less similar names share a word and mean other things, as `batch_size` and `tp_size`.
+    # Below this similarity, names share a word but differ in meaning: `batch_size` and `tp_size`.
     matches = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
     return matches[0] if matches else None
 

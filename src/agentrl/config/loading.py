@@ -1,7 +1,7 @@
 """Flat values and YAML files to a `RootConfig`, and back to a file for child processes and people.
 
-In go values by flag name, as typed or as YAML has them; out comes a configuration that was checked
-as a whole. This module knows no command line (`command_line` does).
+Input: values by flag name, as typed or from YAML. Output: a configuration that was checked as a
+whole. Command lines are parsed elsewhere (`command_line`).
 """
 
 import json
@@ -49,15 +49,15 @@ _HOME = re.compile(r"~[\w.-]*/")
 _ENVIRONMENT = SECRET_ENVIRONMENT | MACHINE_ENVIRONMENT
 
 _ONE_SHOT = {"fresh", "delete_existing", *MACHINE_ENVIRONMENT}
-"""Flags that concern one start and not the run; they are not written down."""
+"""Flags that apply to one start rather than to the run; they are not written to files."""
 
 
 def load_config(typed: Mapping[str, Any]) -> RootConfig:
     """Return the configuration of a process from its flags.
 
-    The file that `config` names gives values that the other flags override, as does the private
-    file that `write_config` has put beside it. Other secrets, and the
-    machine's place among several, are read from the environment where neither gives them.
+    Flags override the values of the file that `config` names, and of the private file that
+    `write_config` wrote next to it. Secrets that neither provides, and the machine's rank among
+    several, are read from the environment.
 
     Args:
         typed: values by canonical flag name, `config` among them.
@@ -81,7 +81,7 @@ def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
     """Return where each value of a configuration comes from.
 
     Args:
-        typed: what `load_config` was given.
+        typed: the argument of `load_config`.
         config: the result, with values that were derived since.
 
     Returns:
@@ -94,8 +94,8 @@ def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
     in_recipe = expand_recipe({"recipe": recipe})
     given = (
         dict.fromkeys(in_recipe, f"recipe {recipe}")
-        | dict.fromkeys(_filled_by(in_file), f"file {path}")
-        | dict.fromkeys(_filled_by(typed), "flag")
+        | dict.fromkeys(_flags_set_by(in_file), f"file {path}")
+        | dict.fromkeys(_flags_set_by(typed), "flag")
     )
     given.pop("recipe", None)  # replaced by its flags
     found = {}
@@ -113,8 +113,8 @@ def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
     return found
 
 
-def _filled_by(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the flags that given values fill in, those behind shorthands included."""
+def _flags_set_by(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the flags that values set, including those behind shorthands."""
     for typed_name, value in values.items():
         name = canonical_name(typed_name)
         if name in SHORTHANDS:
@@ -162,7 +162,7 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
 
 
 def _remember_secrets(values: Mapping[str, Any]) -> None:
-    """Register secrets before any error message is built: one may be in the wrong place."""
+    """Register secrets before validation, because error messages may quote a misplaced secret."""
     for name, variable in SECRET_ENVIRONMENT.items():
         given = values.get(name) or os.environ.get(variable, "")
         remember(secrets_of(SecretStr(str(given))))
@@ -173,11 +173,11 @@ def flat_values(config: RootConfig) -> dict[str, Any]:
 
     Flags that are secrets as a whole are omitted, except a database URI without a secret.
     """
-    return {name: _plain(published(value)) for name, value in _written(config)}
+    return {name: _plain(published(value)) for name, value in _persisted_values(config)}
 
 
-def _written(config: RootConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the values that are written down, by flag name."""
+def _persisted_values(config: RootConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the values that are written to configuration files, by flag name."""
     for name, value in _values(config):
         if name in _ONE_SHOT:
             continue
@@ -195,7 +195,7 @@ def _values(config: RootConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML and JSON have it."""
+    """Return a value in the types of YAML and JSON."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -211,17 +211,17 @@ def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> 
         made: flags whose secrets AgentRL itself generated for this run.
     """
     public = flat_values(config)
-    whole = {name: _plain(revealed(value)) for name, value in _written(config)}
-    private = {name: value for name, value in whole.items() if public[name] != value}
+    complete = {name: _plain(revealed(value)) for name, value in _persisted_values(config)}
+    private = {name: value for name, value in complete.items() if public[name] != value}
     lines = ["# The resolved configuration of this run, without secrets.\n"]
     for section, cls in SECTIONS.items():
-        part = {
+        section_values = {
             name: public[name]
             for name in cls.model_fields
             if name not in private and public.get(name) not in (None, "", [])
         }
-        if part:
-            lines.append(f"\n# {section}\n{yaml.safe_dump(part, sort_keys=False)}")
+        if section_values:
+            lines.append(f"\n# {section}\n{yaml.safe_dump(section_values, sort_keys=False)}")
     lines += [
         f"\n# {name}: {public[name]} (complete in {_private_file(path).name})" for name in private
     ]
@@ -252,7 +252,7 @@ def _private_file(path: Path) -> Path:
 
 
 def secret_environment(config: RootConfig) -> dict[str, str]:
-    """Return the environment variables that hand the configuration's secrets to a child."""
+    """Return the environment variables that pass the configuration's secrets to a child process."""
     return {
         variable: value.get_secret_value()
         for name, variable in SECRET_ENVIRONMENT.items()
@@ -272,8 +272,8 @@ def _fill_from_environment(sections: dict[str, dict[str, Any]]) -> set[str]:
 
 
 def _check_only_value(name: str, value: Any) -> None:
-    only, reason = ONE_VALUE[name]
-    if str(value).lower() != only:
+    allowed, reason = ONE_VALUE[name]
+    if str(value).lower() != allowed:
         raise ConfigError(f"--{name} {str(value).lower()}: {reason}")
 
 
@@ -299,15 +299,15 @@ def _join_optim_args(parts: Mapping[str, Any], trainer: dict[str, Any]) -> None:
 
 
 def _convert(name: str, value: Any) -> Any:
-    """Turn a value as typed, or as YAML has it, into what its field expects."""
+    """Convert a typed value, or a value from YAML, to the type that its field expects."""
     flag = FLAGS[name]
     if not isinstance(value, str):
         return _checked_kind(flag, value)
-    if _HOME.match(value):  # which a shell leaves alone behind `=`, and in a file
-        whole = os.path.expanduser(value)
-        if whole == value:
+    if _HOME.match(value):  # not expanded by a shell after `=`, nor in a file
+        expanded = os.path.expanduser(value)
+        if expanded == value:
             raise ConfigError(f"--{name} {value}: no user of this name has a home directory here")
-        value = whole
+        value = expanded
     if flag.is_tuple:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if flag.is_mapping:
@@ -328,7 +328,7 @@ def _checked_kind(flag: Flag, value: Any) -> Any:
     """Refuse a YAML value that its field would misinterpret."""
     if isinstance(value, bool) and not flag.is_bool:
         if not value and "no" in flag.choices:
-            return "no"  # which YAML takes for false
+            return "no"  # YAML parses `no` as false
         raise ConfigError(f"--{flag.name}: Input should not be a boolean, got {str(value).lower()}")
     if flag.is_text and isinstance(value, int | float | date):
         raise ConfigError(f"--{flag.name}: quote it as text: {flag.name}: '{value}'")
@@ -370,8 +370,8 @@ def _first_problem(error: ValidationError, from_environment: Collection[str] = (
         return f"{source}: {first['msg']}{more}"
     choices = FLAGS[str(name)].choices if name in FLAGS else ()
     if first["type"] == "literal_error" and choices:
-        by_letters = {one.lower(): one for one in choices}
-        near = get_close_matches(str(given).lower(), by_letters, n=1)
-        hint = f"; did you mean {by_letters[near[0]]}?" if near else ""
+        by_lower_case = {choice.lower(): choice for choice in choices}
+        similar = get_close_matches(str(given).lower(), by_lower_case, n=1)
+        hint = f"; did you mean {by_lower_case[similar[0]]}?" if similar else ""
         return f"{source} {given} is not known{hint} (known: {', '.join(choices)}){more}"
     return f"{source}: {first['msg']}, got {given!r}{more}"

@@ -238,14 +238,14 @@ ELSEWHERE = {
 }
 """Names whose meaning differs from the nearest flag -> the flag to use, and how."""
 
-_FAMILIES = {
+_PREFIXES = {
     "dataloader_": _STREAMED + "; remove it",
     "ddp_": "DDP is not used: ranks form a mesh (--dp_replicate_size and FSDP2); remove it",
     "hub_": _HUB,
     "torch_compile_": ONE_VALUE["torch_compile"][1],
     "vllm_": _SERVERS,
 }
-"""Beginnings of such names -> the same."""
+"""Prefixes of such names -> the replacement."""
 
 
 def elsewhere(name: str) -> str | None:
@@ -258,5 +258,5 @@ def elsewhere(name: str) -> str | None:
     last = name.rpartition(".")[2]
     if last != name and last in ALIASES:
         return f"flags have no dots here: --{ALIASES[last]}"
-    whole_family = (text for beginning, text in _FAMILIES.items() if last.startswith(beginning))
-    return ELSEWHERE.get(last) or next(whole_family, None)
+    by_prefix = (text for prefix, text in _PREFIXES.items() if last.startswith(prefix))
+    return ELSEWHERE.get(last) or next(by_prefix, None)

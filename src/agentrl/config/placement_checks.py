@@ -11,7 +11,7 @@ from agentrl.config.gpu_lists import in_words
 from agentrl.config.sections import InferenceSection, RootConfig
 from agentrl.errors import ConfigError
 
-_OTHER_FLAGS = {
+_PLACEMENT_ARGUMENTS = {
     "--tp": "--inf_tp_size",
     "--tp-size": "--inf_tp_size",
     "--tensor-parallel-size": "--inf_tp_size",
@@ -47,7 +47,7 @@ def gpus_per_server(inference: InferenceSection) -> int:
 
 
 def with_implied_processes(config: RootConfig) -> RootConfig:
-    """Return the configuration with as many ranks and servers as the named GPUs are for."""
+    """Return the configuration with the numbers of ranks and servers that the named GPUs imply."""
     trainer, inference = config.trainer, config.inference
     if trainer.trainer_gpus and "num_processes" not in trainer.model_fields_set:
         ranks = len(trainer.trainer_gpus) * trainer.num_machines
@@ -59,7 +59,7 @@ def with_implied_processes(config: RootConfig) -> RootConfig:
 
 
 def placement_contradictions(config: RootConfig) -> Iterator[str]:
-    """Find flags that cannot be met together on any machine."""
+    """Find flags that contradict each other on any machine."""
     trainer, inference = config.trainer, config.inference
     ranks = trainer.num_processes // trainer.num_machines
     if trainer.trainer_gpus and len(trainer.trainer_gpus) != ranks:
@@ -68,39 +68,41 @@ def placement_contradictions(config: RootConfig) -> Iterator[str]:
             "each; remove --num_processes, or name as many GPUs"
         )
     for word in sglang_words(inference):
-        if word in _OTHER_FLAGS:
-            yield (f"--sglang_args {word}: use {_OTHER_FLAGS[word]} to choose the servers' GPUs")
+        if word in _PLACEMENT_ARGUMENTS:
+            yield (
+                f"--sglang_args {word}: use {_PLACEMENT_ARGUMENTS[word]} to choose the servers' GPUs"
+            )
     if inference.inference_gpus:
         yield from _server_contradictions(config)
 
 
 def _server_contradictions(config: RootConfig) -> Iterator[str]:
     trainer, inference = config.trainer, config.inference
-    named = f"--inference_gpus {in_words(inference.inference_gpus)}"
+    flag = f"--inference_gpus {in_words(inference.inference_gpus)}"
     if inference.inference_urls:
-        yield f"{named}: the servers of --inference_urls are already running; remove the flag"
+        yield f"{flag}: the servers of --inference_urls are already running; remove the flag"
     elif inference.inference_backend == "embedded":
         yield (
-            f"{named}: the embedded engine runs on the CPU; add --inference_backend sglang, or "
+            f"{flag}: the embedded engine runs on the CPU; add --inference_backend sglang, or "
             "remove the flag"
         )
     if not config.rollout.enable_sampling:
-        yield f"{named}: --enable_sampling false starts no servers; remove one of the two"
-    each, servers = gpus_per_server(inference), inference.num_inference_servers
-    if each * servers != len(inference.inference_gpus):
+        yield f"{flag}: --enable_sampling false starts no servers; remove one of the two"
+    gpus_each, servers = gpus_per_server(inference), inference.num_inference_servers
+    if gpus_each * servers != len(inference.inference_gpus):
         yield (
-            f"{named}: {servers} servers of {each} GPUs each need {each * servers}; name as many, "
-            "or change --num_inference_servers or --inf_tp_size"
+            f"{flag}: {servers} servers of {gpus_each} GPUs each need {gpus_each * servers}; name as "
+            "many, or change --num_inference_servers or --inf_tp_size"
         )
     common = sorted(set(trainer.trainer_gpus) & set(inference.inference_gpus))
     if common and not inference.colocated:
         yield (
-            f"{named} and --trainer_gpus share {in_words(common)}; give the servers their own "
+            f"{flag} and --trainer_gpus share {in_words(common)}; give the servers their own "
             "GPUs, or share them in turns with --colocated"
         )
-    are_same = set(trainer.trainer_gpus) == set(inference.inference_gpus)
-    if trainer.trainer_gpus and inference.colocated and not are_same:
+    are_equal = set(trainer.trainer_gpus) == set(inference.inference_gpus)
+    if trainer.trainer_gpus and inference.colocated and not are_equal:
         yield (
-            f"{named}: --colocated puts trainer and servers on the same GPUs; repeat those of "
+            f"{flag}: --colocated puts trainer and servers on the same GPUs; repeat those of "
             "--trainer_gpus, or remove the flag"
         )

@@ -47,14 +47,14 @@ def check_mesh(trainer: TrainerSection, num_ranks: int) -> None:
             "--cpu_offload requires FSDP2, which needs several ranks; start more "
             "(--num_processes), or save memory with --gradient_checkpointing true"
         )
-    taken = trainer.dp_replicate_size * trainer.cp_size * trainer.ep_size * trainer.tp_size
-    taken *= trainer.pp_size
-    if num_ranks % taken:
+    mesh_size = trainer.dp_replicate_size * trainer.cp_size * trainer.ep_size * trainer.tp_size
+    mesh_size *= trainer.pp_size
+    if num_ranks % mesh_size:
         raise ConfigError(
             f"{num_ranks} trainer rank(s) do not match a mesh of --pp_size {trainer.pp_size} x "
             f"--dp_replicate_size {trainer.dp_replicate_size} x --cp_size {trainer.cp_size} x "
             f"--ep_size {trainer.ep_size} x --tp_size {trainer.tp_size}; start a multiple of "
-            f"{taken} (--num_processes), or choose smaller sizes"
+            f"{mesh_size} (--num_processes), or choose smaller sizes"
         )
 
 

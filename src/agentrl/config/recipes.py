@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 
-_AS_PRINTED: dict[str, Any] = {
+_DEFAULTS_OFF: dict[str, Any] = {
     "sign_clip": False,
     "drop_zero_advantage": False,
     "importance_weight_cap_ratio": 0.0,
@@ -25,7 +25,7 @@ _RECORD_MEAN = {"token_level_loss": False, "skip_length_normalization": False}
 _RECORD_SUM = {"token_level_loss": False, "skip_length_normalization": True}
 _TOKEN_MEAN = {"token_level_loss": True}
 _ALL_GROUPS = {"min_score_spread": 0.0}
-"""Groups of equal scores stay: they have no gradient, and count in the mean."""
+"""Keeps groups of equal scores: they have no gradient, but count in the mean."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Recipe:
 
 
 def _recipe(source: str, *parts: Mapping[str, Any], **flags: Any) -> Recipe:
-    values = dict(_AS_PRINTED)
+    values = dict(_DEFAULTS_OFF)
     for part in (*parts, flags):
         values |= part
     return Recipe(source, values)
@@ -133,8 +133,8 @@ def expand_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
         return others
     key = str(name).lower().replace("-", "_")
     if key not in RECIPES:
-        near = get_close_matches(key, RECIPES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        similar = get_close_matches(key, RECIPES, n=1)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
         raise ConfigError(f"--recipe {name} is not known{hint} (known: {', '.join(RECIPES)})")
     return {**RECIPES[key].flags, **others}
 
@@ -142,9 +142,9 @@ def expand_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
 def recipe_row(name: str) -> str:
     """Return a recipe as a row of the table in the documentation."""
     recipe = RECIPES[name]
-    flags = " ".join(f"--{flag} {_typed(value)}" for flag, value in recipe.flags.items())
+    flags = " ".join(f"--{flag} {_flag_value(value)}" for flag, value in recipe.flags.items())
     return f"| `{name}` | {recipe.source} | `{flags}` |"
 
 
-def _typed(value: object) -> str:
+def _flag_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,7 +15,7 @@ SECRET_NAME = re.compile(
     r"auth|key|token|secret|passw|cookie|credential|bearer|signature", re.IGNORECASE
 )
 """Names of headers, variables and arguments whose values are secrets."""
-# Schemes are short: without a bound, a long word is searched to its end from each of its letters.
+# The bound on the scheme's length keeps the search of a long word from taking quadratic time.
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,30}://[^\s\"'<>]+")
 _BEARER = re.compile(r"(?i)(bearer\s+)[^\s\"',]+")
 _TOKEN = re.compile(
@@ -25,14 +25,14 @@ _TOKEN = re.compile(
 _SECRET_OPTION = re.compile(
     r"(?i)\b((?:\w*(?:password|token|secret)\w*|authMechanismProperties)=)[^&\s]*"
 )
-_SHORTEST = 6
-"""Shorter values are not searched for: they would be found in ordinary words."""
-_known: set[str] = set()
+_MIN_SECRET_CHARS = 6
+"""Shorter values are not redacted, because they occur in ordinary words."""
+_known_secrets: set[str] = set()
 
 
 def redact(text: str) -> str:
     """Return the text without its secrets."""
-    for secret in sorted(_known, key=len, reverse=True):
+    for secret in sorted(_known_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _TOKEN.sub(HIDDEN, _BEARER.sub(rf"\1{HIDDEN}", _URL.sub(_public_url, text)))
 
@@ -40,12 +40,14 @@ def redact(text: str) -> str:
 def remember(secrets: Iterable[str]) -> None:
     """Make `redact` find these values anywhere, including percent-encoded."""
     for secret in secrets:
-        _known.update(form for form in (secret, unquote(secret)) if len(form) >= _SHORTEST)
+        _known_secrets.update(
+            form for form in (secret, unquote(secret)) if len(form) >= _MIN_SECRET_CHARS
+        )
 
 
 def secrets_of_url(url: str) -> list[str]:
     """Return the secret parts of a URL: password, user (except of a database), query values."""
-    _, user_part, _, query = _parts(url)
+    _, user_part, _, query = _split_url(url)
     user, _, password = user_part.partition(":")
     parts = [password] if _is_database(url) else [user, password]
     if _is_database(url):
@@ -66,35 +68,37 @@ def public_command(words: Iterable[str]) -> list[str]:
 def secrets_of_command(words: Iterable[str]) -> list[str]:
     """Return the arguments that are secrets by their names: `--token X`, `API_KEY=X`, URLs."""
     found: list[str] = []
-    is_named = False
+    expects_secret = False
     for word in words:
         name, equals, value = word.partition("=")
         if "://" in word:
             found += secrets_of_url(word)
         elif equals and SECRET_NAME.search(name):
             found.append(value)
-        elif is_named and not word.startswith("-"):
+        elif expects_secret and not word.startswith("-"):
             found.append(word)
-        is_named = not equals and word.startswith("-") and SECRET_NAME.search(word) is not None
+        expects_secret = (
+            not equals and word.startswith("-") and SECRET_NAME.search(word) is not None
+        )
     return found
 
 
 def _public_url(match: re.Match[str]) -> str:
-    scheme, user_part, rest, query = _parts(match[0])
+    scheme, user_part, rest, query = _split_url(match[0])
     user, colon, _ = user_part.partition(":")
     if not _is_database(match[0]):
         user, colon = (HIDDEN if user_part else ""), ""
-    shown = f"{scheme}://{user}" + (f":{HIDDEN}" if colon else "") + ("@" if user_part else "")
+    public = f"{scheme}://{user}" + (f":{HIDDEN}" if colon else "") + ("@" if user_part else "")
     if not query:
-        return shown + rest
+        return public + rest
     if _is_database(match[0]):
-        return f"{shown}{rest}?" + _SECRET_OPTION.sub(rf"\1{HIDDEN}", query)
+        return f"{public}{rest}?" + _SECRET_OPTION.sub(rf"\1{HIDDEN}", query)
     pairs = (pair.partition("=") for pair in query.split("&"))
-    named = [f"{name}={HIDDEN}" if equals else HIDDEN for name, equals, _ in pairs]
-    return f"{shown}{rest}?" + "&".join(named)
+    public_pairs = [f"{name}={HIDDEN}" if equals else HIDDEN for name, equals, _ in pairs]
+    return f"{public}{rest}?" + "&".join(public_pairs)
 
 
-def _parts(url: str) -> tuple[str, str, str, str]:
+def _split_url(url: str) -> tuple[str, str, str, str]:
     """Return scheme, user part, the rest without them, and the query.
 
     A password with an unescaped `/`, `@` or `?` is still part of the user part of a database's URL.

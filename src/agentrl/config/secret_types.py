@@ -1,7 +1,7 @@
 """Types of flags with secrets: the whole value for its consumer, a public part for all others.
 
-In goes what the user gave. `get_secret_value()` gives it back whole; everything else (text, `repr`,
-JSON, messages) shows the public part alone. `secrets_of` lists what stands between the two, for
+Input: a value as the user gave it. `get_secret_value()` returns it whole; everything else (text,
+`repr`, JSON, messages) shows only the public part. `secrets_of` lists the secrets for
 `secret_text.redact`.
 """
 
@@ -23,7 +23,7 @@ from agentrl.config.secret_text import (
 
 
 class PartlySecret(ABC):
-    """What pydantic's `Secret` becomes for a value that is public in parts."""
+    """Extends pydantic's `Secret` for values that are public in parts."""
 
     @property
     @abstractmethod
@@ -43,11 +43,11 @@ class SecretUrl(PartlySecret, Secret[str]):
 
     @property
     def public(self) -> str:
-        """The address without them."""
+        """The address without its secrets."""
         return redact(self.get_secret_value())
 
     def secrets(self) -> Iterator[str]:
-        """Yield them."""
+        """Yield the user part and the values of the query."""
         yield from secrets_of_url(self.get_secret_value())
 
 
@@ -56,12 +56,12 @@ class SecretCommand(PartlySecret, Secret[str]):
 
     @property
     def public(self) -> str:
-        """The program, and that it has arguments."""
-        return " ".join(public_command(_words(self.get_secret_value())))
+        """The command with `***` for words that may be secrets."""
+        return " ".join(public_command(_split_command(self.get_secret_value())))
 
     def secrets(self) -> Iterator[str]:
         """Yield the arguments that are secrets by their names."""
-        yield from secrets_of_command(_words(self.get_secret_value()))
+        yield from secrets_of_command(_split_command(self.get_secret_value()))
 
 
 class SecretServers(PartlySecret, Secret[str]):
@@ -71,7 +71,7 @@ class SecretServers(PartlySecret, Secret[str]):
     def public(self) -> str:
         """The mapping without arguments, headers and variables; a file's path as it is."""
         text = self.get_secret_value()
-        return json.dumps(_public_servers(_json(text))) if self.is_json else redact(text)
+        return json.dumps(_public_servers(_parse_json(text))) if self.is_json else redact(text)
 
     @property
     def is_json(self) -> bool:
@@ -79,9 +79,9 @@ class SecretServers(PartlySecret, Secret[str]):
         return self.get_secret_value().lstrip().startswith("{")
 
     def secrets(self) -> Iterator[str]:
-        """Yield headers and variables with their values in them, secret arguments, parts of URLs."""
+        """Yield the values of headers and variables, secret arguments, and secret parts of URLs."""
         text = self.get_secret_value()
-        yield from _server_secrets(_json(text)) if self.is_json else _url_secrets(text)
+        yield from _server_secrets(_parse_json(text)) if self.is_json else _url_secrets(text)
 
 
 class SecretRoutes(PartlySecret, Secret[dict[str, dict[str, str]]]):
@@ -89,7 +89,7 @@ class SecretRoutes(PartlySecret, Secret[dict[str, dict[str, str]]]):
 
     @property
     def public(self) -> dict[str, dict[str, str]]:
-        """The same without them."""
+        """The models with redacted addresses."""
         return {
             name: {key: redact(text) for key, text in route.items()}
             for name, route in self.get_secret_value().items()
@@ -106,7 +106,7 @@ SECRET_TYPES = (SecretStr, Secret)
 
 
 def revealed(value: Any) -> Any:
-    """Return a flag's value with the secrets in it."""
+    """Return a flag's value, including its secrets."""
     if isinstance(value, SECRET_TYPES):
         return value.get_secret_value()
     return value
@@ -135,20 +135,20 @@ def _url_secrets(text: str) -> Iterator[str]:
 
 
 def _public_servers(value: Any) -> Any:
-    """Return `mcpServers` with the names of all things and the values of harmless ones."""
+    """Return `mcpServers` with all names, but only those values that cannot be secrets."""
     if not isinstance(value, dict):
         return redact(value) if isinstance(value, str) else value
-    shown: dict[str, Any] = {}
+    public: dict[str, Any] = {}
     for key, inner in value.items():
         if key == "args":
-            shown[key] = [HIDDEN] * len(inner) if isinstance(inner, list) else HIDDEN
+            public[key] = [HIDDEN] * len(inner) if isinstance(inner, list) else HIDDEN
         elif key in ("headers", "env") and isinstance(inner, dict):
-            shown[key] = {name: _variable_or_hidden(text) for name, text in inner.items()}
+            public[key] = {name: _variable_or_hidden(text) for name, text in inner.items()}
         elif key == "command" and isinstance(inner, str):
-            shown[key] = " ".join(public_command(_words(inner)))
+            public[key] = " ".join(public_command(_split_command(inner)))
         else:
-            shown[key] = _public_servers(inner)
-    return shown
+            public[key] = _public_servers(inner)
+    return public
 
 
 def _server_secrets(value: Any) -> Iterator[str]:
@@ -169,14 +169,14 @@ def _variable_or_hidden(text: Any) -> str:
     return text if isinstance(text, str) and text.startswith("${") else HIDDEN
 
 
-def _words(command: str) -> list[str]:
+def _split_command(command: str) -> list[str]:
     try:
         return shlex.split(command)
-    except ValueError:  # an open quotation mark, which is reported where the command is started
+    except ValueError:  # an unclosed quotation mark is reported where the command is started
         return command.split()
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # reported where the servers are read

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 
-_NOT_THE_USERS = tuple(
+_LIBRARY_FOLDERS = tuple(
     os.path.join(folder, "")
     for folder in (
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
@@ -64,7 +64,7 @@ def check_agent_function(agent: Callable[..., Any], what: str) -> None:
     Raises:
         ConfigError: it takes something else.
     """
-    if isinstance(agent, type) or _yields(agent):
+    if isinstance(agent, type) or _is_generator(agent):
         kind = "class" if isinstance(agent, type) else "generator"
         raise ConfigError(
             f"{what}: it is a {kind}; an agent must be a function that returns the answer"
@@ -72,10 +72,10 @@ def check_agent_function(agent: Callable[..., Any], what: str) -> None:
     try:
         signature = inspect.signature(agent)
         signature.bind(None, None)
-        fits = not any(name.endswith("base_url") for name in signature.parameters)
+        is_valid = not any(name.endswith("base_url") for name in signature.parameters)
     except (TypeError, ValueError):  # ValueError: a function of C has no signature
-        fits = False
-    if not fits:
+        is_valid = False
+    if not is_valid:
         raise ConfigError(
             f"{what}: an agent is called with (task, endpoint); define `async def play(task, "
             "endpoint)`, and read the model's address, name and key from endpoint.base_url, "
@@ -85,20 +85,20 @@ def check_agent_function(agent: Callable[..., Any], what: str) -> None:
 
 def users_place(stack: traceback.StackSummary) -> str:
     """Return `file:line` of the innermost call in the user's own code, else of the innermost."""
-    own = [frame for frame in stack if not frame.filename.startswith(_NOT_THE_USERS)]
-    frame = (own or stack)[-1]
+    user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARY_FOLDERS)]
+    frame = (user_frames or stack)[-1]
     path = Path(frame.filename)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{frame.lineno}"
+    display_path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{display_path}:{frame.lineno}"
 
 
-def _yields(function: Callable[..., Any]) -> bool:
+def _is_generator(function: Callable[..., Any]) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _load_file(path: Path) -> ModuleType:
-    place = hashlib.blake2b(str(path.parent).encode(), digest_size=4).hexdigest()
-    name = f"agentrl_user_{place}_{path.stem}"
+    folder_hash = hashlib.blake2b(str(path.parent).encode(), digest_size=4).hexdigest()
+    name = f"agentrl_user_{folder_hash}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     folder = str(path.parent)

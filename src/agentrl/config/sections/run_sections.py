@@ -56,7 +56,7 @@ class RunSection(ConfigSection):
     @classmethod
     def _check_run_name(cls, name: str) -> str:
         if not _RUN_NAME.fullmatch(name):
-            # Databases, directories and files are called after it.
+            # The name is part of the names of databases, directories and files.
             raise PydanticCustomError(
                 "run_name", "up to 63 letters, digits, - and _, the first a letter or digit"
             )
@@ -131,12 +131,12 @@ class ModelSection(ConfigSection):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _check_template_names(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        taken = sorted(_TEMPLATE_ARGUMENTS & (given or {}).keys())
-        if taken:
+        reserved = sorted(_TEMPLATE_ARGUMENTS & (given or {}).keys())
+        if reserved:
             raise PydanticCustomError(
                 "chat_template_kwargs",
                 "{name} is reserved for the conversation",
-                {"name": taken[0]},
+                {"name": reserved[0]},
             )
         return given
 

@@ -1,4 +1,4 @@
-"""What all sections have in common."""
+"""The base class of the configuration's sections."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ class ConfigSection(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _fits_into_documents(cls, value: Any) -> Any:
-        """The database keeps the configuration, and its numbers have 64 bits."""
+    def _check_integer_range(cls, value: Any) -> Any:
+        """Refuse integers beyond 64 bits, which the database cannot store."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise PydanticCustomError("too_large", "Input should have at most 18 digits")
         return value
