@@ -118,7 +118,7 @@ def sample(config: RootConfig) -> int:
 @click.pass_context
 def train(context: click.Context, config: RootConfig) -> int:
     """Run the trainer; under `accelerate launch` or `torchrun` this is one rank of several."""
-    _check_places_nothing(context)
+    _refuse_placement_flags(context)
     config = joined(config)
     _log_by_rank(config.run)
     with kept_imports():
@@ -152,9 +152,9 @@ def sft(context: click.Context, config: RootConfig) -> int:
     optionally `tools`; see docs/sft.md. Under `accelerate launch` or `torchrun` this is one rank of
     several.
     """
-    _check_places_nothing(context)
+    _refuse_placement_flags(context)
     check_fine_tuning(config.data)
-    _look_at_conversations(config)
+    _check_conversations(config)
     _log_by_rank(config.run)
     with ExitStack() as stack:
         uri = None
@@ -170,7 +170,7 @@ def sft(context: click.Context, config: RootConfig) -> int:
     return INTERRUPTED if result is not None and result.status == "stopped" else 0
 
 
-def _look_at_conversations(config: RootConfig) -> None:
+def _check_conversations(config: RootConfig) -> None:
     """Check model and data before importing the trainer, which takes longer than the check."""
     from agentrl.datasets.demonstrations.demonstration import read_demonstrations
     from agentrl.models.resolve import resolve_model
@@ -185,7 +185,7 @@ def _look_at_conversations(config: RootConfig) -> None:
 @click.pass_context
 async def serve(context: click.Context, config: RootConfig) -> int:
     """Start an inference server, register it with the run and keep its weights up to date."""
-    _check_places_nothing(context)
+    _refuse_placement_flags(context)
     uri = store_uri(config)
     from agentrl.inference.supervisor.server_supervisor import run_server
     from agentrl.runtime.logs import setup_logging
@@ -227,14 +227,14 @@ async def doctor(context: click.Context, config: RootConfig, as_json: bool) -> i
     config, _ = _or_demo(given_flags(context), config, "train_file")
     config = _with_agent(config, writes=False)
     num_failures = 0
-    async for found in examine(config):
-        text = redact(found.text)
+    async for check in examine(config):
+        text = redact(check.text)
         if as_json:
-            line = json.dumps({"state": found.state, "subject": found.subject, "text": text})
+            line = json.dumps({"state": check.state, "subject": check.subject, "text": text})
         else:
-            line = f"{found.state:5} {found.subject:16} {text}"
+            line = f"{check.state:5} {check.subject:16} {text}"
         print(line, flush=True)
-        num_failures += found.state == "FAIL"
+        num_failures += check.state == "FAIL"
     return 1 if num_failures else 0
 
 
@@ -359,19 +359,20 @@ async def env_up(
             },
         )
 
-        def say() -> None:
+        def print_connection() -> None:
             print(json.dumps(connection, indent=2), flush=True)
 
-        await serve(environment, listener, host=host, when_ready=say)
+        await serve(environment, listener, host=host, when_ready=print_connection)
     return 0
 
 
 def _or_demo(
     given: Mapping[str, str], config: RootConfig, questions: str
 ) -> tuple[RootConfig, bool]:
-    """Return the configuration, or the demo's if the user named none, and whether it is the demo's.
+    """Return the configuration, or the demo's if the user gave none, and whether it is the demo's.
 
-    A private database without an output directory holds questions that were added by hand.
+    A private database without an output directory rules out the demo, because it contains questions
+    that the user added.
 
     Args:
         given: the typed flags.
@@ -381,22 +382,25 @@ def _or_demo(
     Raises:
         ConfigError: the run was started with its own model, which no flag names now.
     """
-    named = {"config", "model_name_or_path", "db_connection_string", questions}
+    own_flags = {"config", "model_name_or_path", "db_connection_string", questions}
     output, database = config.run.output_path, config.private_mongo_dir
-    named |= {"env", "eval_env"}
-    if not named.isdisjoint(given) or "MONGODB_URI" in os.environ:
+    own_flags |= {"env", "eval_env"}
+    if not own_flags.isdisjoint(given) or "MONGODB_URI" in os.environ:
         return config, False
     if not output.exists() and database.exists():
         return config, False
     demo = load_config({"config": DEMO_CONFIG, **given})
-    written = output / "config.yaml"
-    if written.exists():
-        began = read_yaml(written).get("model_name_or_path")
-        # One that ships with the package was perhaps named in another folder.
-        now = demo.model.model_name_or_path
-        if began is not None and str(existing_or_shipped(Path(began))) != now:
+    config_path = output / "config.yaml"
+    if config_path.exists():
+        trained_model = read_yaml(config_path).get("model_name_or_path")
+        # A model that ships with the package may have been named from another folder.
+        demo_model = demo.model.model_name_or_path
+        if (
+            trained_model is not None
+            and str(existing_or_shipped(Path(trained_model))) != demo_model
+        ):
             raise ConfigError(
-                f"run {config.run.run_name!r} trains {began}: repeat its flags "
+                f"run {config.run.run_name!r} trains {trained_model}: repeat its flags "
                 f"(--model_name_or_path, --{questions}, ...), or another --run_name for the demo"
             )
     sys.stderr.write(f"note: no model and no questions given; running --config {DEMO_CONFIG}\n")
@@ -424,7 +428,7 @@ def _with_agent(config: RootConfig, *, writes: bool = True) -> RootConfig:
     return with_agent_elsewhere(config, folder)
 
 
-def _check_places_nothing(context: click.Context) -> None:
+def _refuse_placement_flags(context: click.Context) -> None:
     """Refuse flags that place processes, for commands that start only this one."""
     for name in ("trainer_gpus", "inference_gpus", "num_gpus"):
         if name in given_flags(context):

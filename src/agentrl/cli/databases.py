@@ -50,7 +50,7 @@ def names_here() -> str:
 
 @contextmanager
 def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
-    """Yield a URI under which the run's data answer, whether or not the run continues.
+    """Yield a URI of the run's database, whether or not the run is active.
 
     A database of the user is used as it is. The private mongod of a live run is used; for an ended
     run, one is started on its data for the duration of the block. Enter this in the main
@@ -96,13 +96,13 @@ def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:
     output = Path(name_or_dir)
     if not (output / "config.yaml").is_file():
         output = config.run.output_dir or Path("output") / name_or_dir
-    written = output / "config.yaml"
-    if not written.is_file():
+    config_path = output / "config.yaml"
+    if not config_path.is_file():
         raise ConfigError(
-            f"no run {name_or_dir!r} here: {written} does not exist; give a run's "
+            f"no run {name_or_dir!r} here: {config_path} does not exist; give a run's "
             f"name{names_here()} or its output directory"
         )
-    given = {"config": str(written), "output_dir": str(output.absolute())}
+    given = {"config": str(config_path), "output_dir": str(output.absolute())}
     if config.store.db_connection_string is not None:
         given["db_connection_string"] = config.store.db_connection_string.get_secret_value()
     return load_config(given)
@@ -114,7 +114,7 @@ async def opened_store(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
 
     Raises:
         ConfigError: the run does not exist.
-        StoreError: no database answers.
+        StoreError: the database does not respond.
     """
     from agentrl.store import TrajectoryStore
 

@@ -41,7 +41,9 @@ _SAMPLING = (
     type=Path,
     help="JSON file of messages that replace the turn's prompt, in the format of --show.",
 )
-@click.option("--tries", "num_tries", type=Count(), default=1, help="Number of continuations. [1]")
+@click.option(
+    "--tries", "num_tries", type=Count(), default=1, help="Number of continuations to sample. [1]"
+)
 @click.option("--show", is_flag=True, help="Print the turn's prompt for editing; sample nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.pass_context
@@ -54,7 +56,7 @@ def fork(
     edit: Path | None,
     show: bool,
     as_json: bool,
-    **wanted: Any,
+    **options: Any,
 ) -> int:
     """Continue RECORD from one of its turns, with other weights, sampling parameters or messages.
 
@@ -63,42 +65,42 @@ def fork(
     separately and never trained on. The exit status is 1 if one of them failed.
     """
     given = given_flags(context)
-    config = _as_trained(config, given)
+    config = _trained_config(config, given)
     if show:
         return asyncio.run(_show(config, record_id, turn))
     from agentrl.launcher.fork_run import ForkRequest, edited_messages
     from agentrl.runtime.logs import setup_logging
 
     setup_logging("fork")
-    asked = ForkRequest(
+    request = ForkRequest(
         record_id,
         turn,
         messages=None if edit is None else edited_messages(_read(edit)),
         sampling={name: getattr(config.sampling, name) for name in _SAMPLING if name in given},
-        **wanted,
+        **options,
     )
     with served_uri(config) as uri:
         config = load_config(
-            {**given, "config": _written(config, given), "db_connection_string": uri}
+            {**given, "config": _config_path(config, given), "db_connection_string": uri}
         )
-        return asyncio.run(_play(config, asked, as_json))
+        return asyncio.run(_run_and_print(config, request, as_json))
 
 
-def _written(config: RootConfig, given: dict[str, str]) -> str:
+def _config_path(config: RootConfig, given: dict[str, str]) -> str:
     """Return the path of the configuration that the run was trained with."""
-    written = config.run.output_path / "config.yaml"
-    if written.is_file():
-        return str(written)
+    path = config.run.output_path / "config.yaml"
+    if path.is_file():
+        return str(path)
     if "config" not in given:
         raise ConfigError(
-            f"no run {config.run.run_name!r} here: {written} does not exist; give --run_name"
+            f"no run {config.run.run_name!r} here: {path} does not exist; give --run_name"
             f"{names_here()} or --config output/RUN_NAME/config.yaml"
         )
     return given["config"]
 
 
-def _as_trained(config: RootConfig, given: dict[str, str]) -> RootConfig:
-    return load_config({**given, "config": _written(config, given)})
+def _trained_config(config: RootConfig, given: dict[str, str]) -> RootConfig:
+    return load_config({**given, "config": _config_path(config, given)})
 
 
 def _read(path: Path) -> Any:
@@ -119,10 +121,10 @@ async def _show(config: RootConfig, record_id: str, turn: int) -> int:
     return 0
 
 
-async def _play(config: RootConfig, wanted: "ForkRequest", as_json: bool) -> int:
+async def _run_and_print(config: RootConfig, request: "ForkRequest", as_json: bool) -> int:
     from agentrl.launcher.fork_run import run_fork
 
-    def say(fork: "Fork", records: Sequence[str]) -> None:
+    def print_start(fork: "Fork", records: Sequence[str]) -> None:
         if as_json:
             print(
                 json.dumps({"fork": fork.id, "version": fork.version, "records": records}),
@@ -132,19 +134,19 @@ async def _play(config: RootConfig, wanted: "ForkRequest", as_json: bool) -> int
             print(f"{fork.id}: {len(records)} continuations by version {fork.version}", flush=True)
 
     num_failed = 0
-    async for record in run_fork(config, wanted, on_stored=say):
+    async for record in run_fork(config, request, on_stored=print_start):
         num_failed += record.status == "failed"
         if as_json:
             print(record.model_dump_json(), flush=True)
         else:
-            print(one_line(_line(record)), flush=True)
+            print(one_line(_record_line(record)), flush=True)
     if not as_json:
         print(f"  agentrl inspect record {record.id} --run_name {config.run.run_name}")
     return 1 if num_failed else 0
 
 
-def _line(record: "Record") -> str:
+def _record_line(record: "Record") -> str:
     score = "-" if record.score is None else f"{record.score.value:.3f}"
-    how = record.error if record.outcome is None else record.outcome
+    outcome = record.error if record.outcome is None else record.outcome
     answer = "" if record.final_answer is None else f"  {record.final_answer}"
-    return f"  {record.id}  score {score}  {counted(len(record.turns), 'turn')}  {how}{answer}"
+    return f"  {record.id}  score {score}  {counted(len(record.turns), 'turn')}  {outcome}{answer}"

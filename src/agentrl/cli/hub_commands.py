@@ -56,7 +56,7 @@ def _hub() -> "HfApi":
     """Return the client.
 
     Raises:
-        ConfigError: there is no token, or no client.
+        ConfigError: the token or the client library is missing.
     """
     from agentrl.config.secret_text import remember
 
@@ -106,17 +106,21 @@ def _upload(
     from huggingface_hub import CommitOperationAdd
 
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    named = {path.relative_to(folder).as_posix(): path for path in paths}
-    named = {name: path for name, path in named.items() if not _is_hidden(name)}
-    if not named:
+    path_by_name = {path.relative_to(folder).as_posix(): path for path in paths}
+    path_by_name = {name: path for name, path in path_by_name.items() if not _is_hidden(name)}
+    if not path_by_name:
         raise ConfigError(f"{folder} contains no files to upload")
-    adds = [CommitOperationAdd(name, path) for name, path in named.items()]
-    if card and _CARD not in named:
+    adds = [CommitOperationAdd(name, path) for name, path in path_by_name.items()]
+    if card and _CARD not in path_by_name:
         adds.append(CommitOperationAdd(_CARD, card.encode()))
     with _hub_errors(repository):
-        made = hub.create_repo(repository, repo_type=kind, private=private or None, exist_ok=True)
-        hub.create_commit(made.repo_id, adds, commit_message=f"{kind} of AgentRL", repo_type=kind)
-    return str(made)
+        created = hub.create_repo(
+            repository, repo_type=kind, private=private or None, exist_ok=True
+        )
+        hub.create_commit(
+            created.repo_id, adds, commit_message=f"{kind} of AgentRL", repo_type=kind
+        )
+    return str(created)
 
 
 def _is_hidden(name: str) -> bool:
@@ -136,7 +140,7 @@ def _hub_errors(repository: str) -> Iterator[None]:
         yield
     except HFValidationError as error:
         raise ConfigError(
-            f"{repository!r} is not a valid repository name: {_line(error)}"
+            f"{repository!r} is not a valid repository name: {_first_line(error)}"
         ) from None
     except HfHubHTTPError as error:
         status: Any = getattr(error.response, "status_code", "?")
@@ -146,13 +150,13 @@ def _hub_errors(repository: str) -> Iterator[None]:
             else ""
         )
         raise UploadError(
-            f"the hub refused {repository}: {status} {_line(error.server_message or error)}{hint}"
+            f"the hub refused {repository}: {status} {_first_line(error.server_message or error)}{hint}"
         ) from None
     except HTTPError as error:
         raise UploadError(f"no response from the hub: {type(error).__name__}: {error}") from None
 
 
-def _line(text: object) -> str:
+def _first_line(text: object) -> str:
     return next((line.strip() for line in str(text).splitlines() if line.strip()), "")
 
 

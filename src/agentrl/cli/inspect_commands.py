@@ -36,10 +36,10 @@ async def runs(config: RootConfig, as_json: bool) -> int:
     """List all runs in this folder, or on the server of --db_connection_string."""
     from agentrl.cli import tables
 
-    found, num_unread = await _all_runs(config)
-    if found or as_json or not num_unread:
+    found, num_unreadable = await _all_runs(config)
+    if found or as_json or not num_unreadable:
         _show(tables.runs_page(found), found, as_json)
-    return 1 if num_unread else 0
+    return 1 if num_unreadable else 0
 
 
 @inspect.command("progress")
@@ -51,7 +51,7 @@ def progress(config: RootConfig, follow: bool, as_json: bool) -> int:
         return asyncio.run(_follow(config, as_json) if follow else _progress(config, as_json))
     except KeyboardInterrupt:
         if follow:
-            return 0  # Ctrl-C is how following ends
+            return 0  # Ctrl-C is the usual way to stop following
         raise
 
 
@@ -128,7 +128,7 @@ async def samplers(config: RootConfig, as_json: bool) -> int:
 
     async with opened_store(config) as store:
         found = await store.reports.processes()
-    value = [one.model_dump(mode="json") for one in found.samplers]
+    value = [sampler.model_dump(mode="json") for sampler in found.samplers]
     return _show(tables.samplers_page(found), value, as_json)
 
 
@@ -140,7 +140,7 @@ async def servers(config: RootConfig, as_json: bool) -> int:
 
     async with opened_store(config) as store:
         found = await store.reports.processes()
-    value = [one.model_dump(mode="json") for one in found.services]
+    value = [server.model_dump(mode="json") for server in found.services]
     return _show(tables.servers_page(found), value, as_json)
 
 
@@ -157,7 +157,7 @@ async def servers(config: RootConfig, as_json: bool) -> int:
 @click.option(
     "--index_texts",
     is_flag=True,
-    help="First create a text index of the turns; it makes the storing of later turns slower.",
+    help="First create a text index of the turns, which slows down the storing of later turns.",
 )
 async def ui(
     config: RootConfig, host: str, port: int | None, allow_control: bool, index_texts: bool
@@ -177,7 +177,7 @@ async def ui(
             await store.ensure_schema()
             await store.browse.index_turns()
 
-    def say(address: str) -> None:
+    def print_address(address: str) -> None:
         print(f"{address}\nPress Ctrl-C to stop it.", flush=True)
 
     await serve_inspector(
@@ -186,7 +186,7 @@ async def ui(
         port=port,
         allow_control=allow_control,
         version=__version__,
-        when_ready=say,
+        when_ready=print_address,
     )
     return 0
 
@@ -251,20 +251,20 @@ async def _all_runs(config: RootConfig) -> tuple[list[dict[str, Any]], int]:
     if given is not None:
         return await _runs_at(given.get_secret_value()), 0
     found: list[dict[str, Any]] = []
-    num_unread = 0
+    num_unreadable = 0
     for data_dir in sorted(PRIVATE_MONGO_ROOT.glob("*/")):
         section = config.store.model_copy(update={"mongo_data_dir": data_dir})
-        opened = typed_command("store", "up", "--run_name", data_dir.name)
+        open_command = typed_command("store", "up", "--run_name", data_dir.name)
         try:
             is_served = serving(data_dir) is not None
             with served_uri(config.model_copy(update={"store": section})) as uri:
-                found += await _runs_at(uri, None if is_served else opened)
+                found += await _runs_at(uri, None if is_served else open_command)
         # A broken or unreadable folder must not hide the others.
         except (StoreError, PermissionError) as error:
             reason = error.strerror if isinstance(error, PermissionError) else error
             print(printable(f"agentrl inspect: {data_dir}: {reason}"), file=sys.stderr)
-            num_unread += 1
-    return found, num_unread
+            num_unreadable += 1
+    return found, num_unreadable
 
 
 async def _runs_at(uri: str, opened_by: str | None = None) -> list[dict[str, Any]]:

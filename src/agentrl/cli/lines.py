@@ -19,7 +19,7 @@ _GAP = "  "
 
 
 class Rows:
-    """A table. Columns that start with ">" are set to the right; those with "+" are long."""
+    """A table. Columns that start with ">" are right-aligned; those with "+" are long."""
 
     def __init__(self, *columns: str) -> None:
         self._names = [column.lstrip(">+") for column in columns]
@@ -36,15 +36,15 @@ class Rows:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw all columns side by side if they fit, else the long ones below each row."""
-        every = range(len(self._names))
-        widths = [self._width(column) for column in every]
+        columns = range(len(self._names))
+        widths = [self._width(column) for column in columns]
         is_narrow = sum(widths) + len(_GAP) * (len(widths) - 1) > options.max_width
-        beside = [column for column in every if not (is_narrow and self._is_long[column])]
-        below = [column for column in every if column not in beside]
-        head = [Text(self._names[column]) for column in every]
-        yield self._line(head, beside, widths, "dim")
+        inline = [column for column in columns if not (is_narrow and self._is_long[column])]
+        below = [column for column in columns if column not in inline]
+        head = [Text(self._names[column]) for column in columns]
+        yield self._line(head, inline, widths, "dim")
         for row in self._rows:
-            yield self._line(row, beside, widths)
+            yield self._line(row, inline, widths)
             for column in below:
                 if row[column].plain:
                     yield whole(Text.assemble(_GAP, (self._names[column], "dim"), " ", row[column]))
@@ -72,7 +72,7 @@ def heading(text: str) -> Text:
     return whole(Text(one_line(text), style="bold"))
 
 
-def labelled(label: str, text: str, style: str = "dim", limit: int | None = None) -> Text:
+def labeled(label: str, text: str, style: str = "dim", limit: int | None = None) -> Text:
     """Return a label and text, which is wrapped between words and cut to `limit` characters."""
     line = Text(f"{label:>12}  ", style=style)
     line.append(printable(text, limit), style="default not bold not dim")

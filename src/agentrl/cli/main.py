@@ -55,10 +55,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 _MAX_PROBLEM_CHARS = 10_000
-_OF_SOMEBODY_ELSE = "run the command as its owner, or in a folder of your own"
-_REFUSALS = {
-    errno.EACCES: _OF_SOMEBODY_ELSE,
-    errno.EPERM: _OF_SOMEBODY_ELSE,
+_NOT_OWNER_HINT = "run the command as its owner, or in a folder of your own"
+_HINTS = {
+    errno.EACCES: _NOT_OWNER_HINT,
+    errno.EPERM: _NOT_OWNER_HINT,
     errno.EROFS: "change to another folder",
 }
 
@@ -94,10 +94,10 @@ agentrl = _Commands("agentrl", context_settings={"help_option_names": ["--help",
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (2: usage error, 1: failure, 75: no database)."""
     _open_closed_outputs()
-    _escape_what_no_output_has()
-    _let_nobody_else_write()
+    _escape_unencodable_output()
+    _restrict_umask()
     keep_memory_private()
-    _leave_words_to_errors()
+    _silence_mcp_tracebacks()
     os.environ.update(direct_to_this_machine(os.environ))
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if arguments[0] in ("version", "--version"):
@@ -118,25 +118,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.UsageError as error:
         from agentrl.config.command_line import usage_problem
 
-        _complain(name, usage_problem(error))
+        _print_error(name, usage_problem(error))
         return 2
     except AgentRLError as error:
-        _complain(name, str(error))
+        _print_error(name, str(error))
         return error.exit_status
     except KeyboardInterrupt:
         from agentrl.runtime.signals import INTERRUPTED
 
         return INTERRUPTED
     except OSError as error:
-        problem = _outer_problem(error)
+        problem = _environment_problem(error)
         if problem is None:
             raise
         if problem:
-            _complain(name, problem)
+            _print_error(name, problem)
         return 1
 
 
-def _leave_words_to_errors() -> None:
+def _silence_mcp_tracebacks() -> None:
     """Keep the MCP SDK's tracebacks off the console of commands without a log file."""
     logging.getLogger("mcp").addHandler(logging.NullHandler())
 
@@ -147,16 +147,16 @@ def _open_closed_outputs() -> None:
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
-def _escape_what_no_output_has() -> None:
+def _escape_unencodable_output() -> None:
     r"""Print `\u00fc` if the output's encoding lacks ü, instead of failing."""
 
-    def escaped(error: UnicodeError) -> tuple[str, int]:
+    def escape(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
             raise error
         # Newlines as in JSON, so that the output of `--json` stays parseable.
         return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
-    codecs.register_error("agentrl-escaped", escaped)
+    codecs.register_error("agentrl-escaped", escape)
     # Standard error escapes by itself.
     if (
         isinstance(sys.stdout, io.TextIOWrapper)
@@ -165,12 +165,12 @@ def _escape_what_no_output_has() -> None:
         sys.stdout.reconfigure(errors="agentrl-escaped")
 
 
-def _let_nobody_else_write() -> None:
+def _restrict_umask() -> None:
     """Remove the write access of other users that a umask of 000 grants; groups are unchanged."""
     os.umask(os.umask(0o077) | stat.S_IWOTH)
 
 
-def _outer_problem(error: OSError) -> str | None:
+def _environment_problem(error: OSError) -> str | None:
     """Return a message for an error of the environment; None for an error of the program.
 
     The message is empty if the reader of the output has closed the pipe, as with `| head`.
@@ -181,8 +181,8 @@ def _outer_problem(error: OSError) -> str | None:
         if error.filename is None:  # the rest of the buffer could not be written either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return f"{error.filename or 'the output'}: {error.strerror}; free some space"
-    if error.errno in _REFUSALS and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; {_REFUSALS[error.errno]}"
+    if error.errno in _HINTS and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; {_HINTS[error.errno]}"
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -190,7 +190,7 @@ def _outer_problem(error: OSError) -> str | None:
     return None
 
 
-def _complain(name: str, problem: str) -> None:
+def _print_error(name: str, problem: str) -> None:
     """Print an error on standard error, without secrets and with external text made printable."""
     from agentrl.config.secret_text import redact
     from agentrl.runtime.printable import printable
@@ -200,11 +200,11 @@ def _complain(name: str, problem: str) -> None:
 
 def _stdout_is_closed() -> bool:
     """Return whether the reader of the output has closed the pipe; if so, discard further output."""
-    # Without another write: the data of the failed write are lost, so the buffer is empty.
+    # Polls instead of writing again: the failed write discarded its data, so the buffer is empty.
     output = select.poll()
     output.register(sys.stdout.fileno(), select.POLLOUT)
     is_closed = any(event & select.POLLERR for _, event in output.poll(0))
     if is_closed:
-        # The interpreter flushes once more on its way out.
+        # The interpreter flushes standard output again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return is_closed

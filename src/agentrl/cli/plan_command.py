@@ -84,7 +84,7 @@ def plan(
         cluster = replace(cluster, host_bytes=int(host_memory_gb * GB))
     if network_gb is not None:
         cluster = replace(cluster, network_gb_per_second=network_gb)
-    path = _described_model(config.model.model_name_or_path)
+    path = _model_directory(config.model.model_name_or_path)
     config, _ = fitted_to_model(config, path)
     workload = usual_workload(config, turns, record_tokens)
     found = plan_cluster(config, path, cluster, workload)
@@ -92,7 +92,7 @@ def plan(
     return ConfigError.exit_status if found.problems else 0
 
 
-def _described_model(name_or_path: str) -> Path:
+def _model_directory(name_or_path: str) -> Path:
     """Return a directory with config.json; a local directory needs no other file."""
     from agentrl.models.resolve import resolve_model
 

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from agentrl.cli.lines import Rows, heading, labelled, whole
+from agentrl.cli.lines import Rows, heading, labeled, whole
 from agentrl.cli.tables import figure
 from agentrl.runtime.printable import one_line
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, TurnTraining
@@ -78,7 +78,7 @@ def _head(detail: RecordDetail) -> list[Text]:
     rows: list[Text] = []
 
     def row(name: str, value: str) -> None:
-        rows.append(labelled(name, value))
+        rows.append(labeled(name, value))
 
     if isinstance(task, MCPTask):
         row("question", task.query)
@@ -104,9 +104,9 @@ def _head(detail: RecordDetail) -> list[Text]:
     )
     for consumer, entry in lineage.ledger.items():
         steps = ", ".join(map(str, entry.trained_at))
-        why = f" ({entry.reason})" if entry.reason else ""
-        standing = f"{entry.status}{why} at step {entry.step}"
-        row(consumer, standing + (f"; trained at {steps}" if steps else ""))
+        reason = f" ({entry.reason})" if entry.reason else ""
+        status = f"{entry.status}{reason} at step {entry.step}"
+        row(consumer, status + (f"; trained at {steps}" if steps else ""))
     if lineage.task_version:
         edited = ", edited since" if lineage.task_changed else ""
         row("task version", lineage.task_version + edited)
@@ -116,15 +116,15 @@ def _head(detail: RecordDetail) -> list[Text]:
 
 
 def _attempts(record: Record) -> RenderableType:
-    table = Rows("attempt", "begun", "ended", "by", "+held by", "+error")
-    for one in record.attempts:
+    table = Rows("attempt", "started", "ended", "ended by", "+owner", "+error")
+    for attempt in record.attempts:
         table.add(
-            str(one.attempt),
-            f"{one.started_at:%Y-%m-%d %H:%M:%S}",
-            "" if one.ended_at is None else f"{one.ended_at:%H:%M:%S}",
-            one.ended_by or "",
-            one.owner,
-            one.error or "",
+            str(attempt.attempt),
+            f"{attempt.started_at:%Y-%m-%d %H:%M:%S}",
+            "" if attempt.ended_at is None else f"{attempt.ended_at:%H:%M:%S}",
+            attempt.ended_by or "",
+            attempt.owner,
+            attempt.error or "",
         )
     return table
 
@@ -140,31 +140,31 @@ def _turn(
         f"turn {turn.index} · {len(turn.added_ids)} + {len(turn.output_ids)} tokens · "
         f"{versions or 'no version'} · {turn.finish_reason}"
     )
-    behind = _staleness(turn, policy_version)
-    if behind:
-        title += f" · {behind} behind the run"
+    staleness = _staleness(turn, policy_version)
+    if staleness:
+        title += f" · {staleness} behind the run"
     if turn.reward is not None:
-        title += f" · earned {figure(turn.reward)}"
+        title += f" · reward {figure(turn.reward)}"
     if turn.branch_reason:
         title += f" · branches from turn {turn.parent}: {turn.branch_reason}"
     yield Text("")
     yield whole(Text(one_line(title), style="dim"))
     if limit is None:
-        yield from _whole_inputs(turn)
+        yield from _full_inputs(turn)
     for message in turn.added_messages:
         content = message.get("content")
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        yield labelled(str(message.get("role", "?")), text, "dim", limit)
-    yield labelled("model", turn.output_text, "bold", limit)
+        yield labeled(str(message.get("role", "?")), text, "dim", limit)
+    yield labeled("model", turn.output_text, "bold", limit)
     for call in turn.tool_calls:
         arguments = json.dumps(call.arguments, ensure_ascii=False)
         problem = f" (malformed: {call.format_error})" if call.format_error else ""
-        yield labelled("call", f"{call.name} {arguments}{problem}", "cyan", limit)
+        yield labeled("call", f"{call.name} {arguments}{problem}", "cyan", limit)
     for result in turn.tool_results:
         label = "tool error" if result.is_error else "result"
-        yield labelled(label, f"{result.content} ({result.seconds:.2f} s)", "green", limit)
+        yield labeled(label, f"{result.content} ({result.seconds:.2f} s)", "green", limit)
     for training in trainings:
-        yield labelled("training", _training(training), "magenta")
+        yield labeled("training", _training(training), "magenta")
 
 
 def _training(training: TurnTraining) -> str:
@@ -184,13 +184,13 @@ def _training(training: TurnTraining) -> str:
     return ", ".join(parts)
 
 
-def _whole_inputs(turn: DispatchedSamplingTask) -> Iterator[RenderableType]:
+def _full_inputs(turn: DispatchedSamplingTask) -> Iterator[RenderableType]:
     """Yield the model's exact input and output: tool schemas and tokens."""
     for tool in turn.tools:
-        yield labelled("tool", json.dumps(tool, ensure_ascii=False))
-    yield labelled("added ids", " ".join(map(str, turn.added_ids.tolist())))
-    yield labelled("sampled ids", " ".join(map(str, turn.output_ids.tolist())))
-    yield labelled("logprobs", " ".join(f"{one:.4f}" for one in turn.output_logprobs.tolist()))
+        yield labeled("tool", json.dumps(tool, ensure_ascii=False))
+    yield labeled("added ids", " ".join(map(str, turn.added_ids.tolist())))
+    yield labeled("sampled ids", " ".join(map(str, turn.output_ids.tolist())))
+    yield labeled("logprobs", " ".join(f"{one:.4f}" for one in turn.output_logprobs.tolist()))
 
 
 def _staleness(turn: DispatchedSamplingTask, policy_version: int) -> int | None:

@@ -30,7 +30,7 @@ _json_option: _Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON instead of text."
 )
 _yes_option: _Decorator = click.option(
-    "--yes", "is_agreed", is_flag=True, help="Delete without asking."
+    "--yes", "is_confirmed", is_flag=True, help="Delete without asking."
 )
 
 
@@ -49,9 +49,9 @@ def up(config: RootConfig, show_password: bool) -> int:
     from agentrl.store.database import with_database
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
-    def shown(uri: str) -> str:
+    def connection_string(uri: str) -> str:
         uri = with_database(uri, config.run.run_name)
-        hint = "(--show_password prints it whole, to paste into Compass or mongosh)"
+        hint = "(--show_password prints the password too, for Compass or mongosh)"
         return uri if show_password else f"{redact(uri)}\n{hint}"
 
     data_dir = config.private_mongo_dir
@@ -61,10 +61,13 @@ def up(config: RootConfig, show_password: bool) -> int:
         )
     running = running_uri(data_dir)
     if running is not None:
-        print(f"the run is active and its mongod is up: {shown(running)}")
+        print(f"the run is active and its mongod is up: {connection_string(running)}")
         return 0
     with EmbeddedMongo(data_dir, config.store.mongo_port or 0) as mongo:
-        print(f"{shown(mongo.uri())}\nPress Ctrl-C to stop it; the data is kept.", flush=True)
+        print(
+            f"{connection_string(mongo.uri())}\nPress Ctrl-C to stop it; the data is kept.",
+            flush=True,
+        )
         stop = threading.Event()
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, lambda *_: stop.set())
@@ -140,13 +143,18 @@ async def stats(config: RootConfig, as_json: bool) -> int:
     table.add_column("collection")
     for column in ("documents", "data bytes", "on disk", "indexes"):
         table.add_column(column, justify="right")
-    for one in found.collections:
-        sizes = (one.num_documents, one.data_bytes, one.storage_bytes, one.index_bytes)
-        table.add_row(one.name, *(f"{size:,}" for size in sizes))
+    for collection in found.collections:
+        sizes = (
+            collection.num_documents,
+            collection.data_bytes,
+            collection.storage_bytes,
+            collection.index_bytes,
+        )
+        table.add_row(collection.name, *(f"{size:,}" for size in sizes))
     Console(highlight=False).print(table)
     per_token = found.bytes_per_token
-    shown = "-" if per_token is None else f"{per_token:.1f}"
-    print(f"{found.num_tokens:,} tokens, {shown} bytes per token")
+    ratio_text = "-" if per_token is None else f"{per_token:.1f}"
+    print(f"{found.num_tokens:,} tokens, {ratio_text} bytes per token")
     return 0
 
 
@@ -182,9 +190,11 @@ async def export_run(
             from agentrl.datasets.demonstrations.atif_export import export_trajectories
 
             counts = await export_trajectories(opened, folder)
-            told = ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
+            counts_text = (
+                ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
+            )
             _report(
-                f"trajectories in {folder}: {told}",
+                f"trajectories in {folder}: {counts_text}",
                 {"folder": str(folder), "num_trajectories": counts},
                 as_json,
             )
@@ -193,9 +203,11 @@ async def export_run(
             from agentrl.datasets.demonstrations.conversations import export_conversations
 
             counts = await export_conversations(opened, folder, format_)
-            told = ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
+            counts_text = (
+                ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
+            )
             _report(
-                f"conversations in {folder}: {told}",
+                f"conversations in {folder}: {counts_text}",
                 {"folder": str(folder), "num_conversations": counts},
                 as_json,
             )
@@ -270,14 +282,14 @@ async def _import_trajectories(
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
             counts = await import_trajectories(opened, path, score=score)
-            left = counts.num_records - counts.num_scored
+            num_unscored = counts.num_records - counts.num_scored
             _report(
                 f"{counted(counts.num_records, 'record')} of {counted(counts.num_tasks, 'task')} "
                 f"in {opened.redacted_uri}: {counts.num_trainable_turns} of {counts.num_turns} "
                 "turns have token ids"
                 + (
-                    f"; no score for {counted(left, 'record')} (--score, agentrl store rescore)"
-                    if left
+                    f"; no score for {counted(num_unscored, 'record')} (--score, agentrl store rescore)"
+                    if num_unscored
                     else ""
                 ),
                 {"database": opened.database_name, **asdict(counts)},
@@ -288,7 +300,7 @@ async def _import_trajectories(
 
 @store.command("bundle")
 @click.argument("run_name_or_dir", metavar="RUN")
-@click.option("--steps", type=Steps(), required=True, help="Step, or steps as 3-7.")
+@click.option("--steps", type=Steps(), required=True, help="Step (7) or steps (3-7).")
 @click.option("--out", type=Path, help="File to write, `.gz` to compress; RUN_A-B.tar by default.")
 @_json_option
 async def bundle(
@@ -311,15 +323,15 @@ async def bundle(
     async with opened_store(run) as opened:
         await write_bundle(run, opened, first, last, target)
     size = await asyncio.to_thread(os.path.getsize, target)
-    told = f"steps {first} to {last} of {run.run.run_name!r} in {target} ({size:,} bytes)"
-    _report(told, {"file": str(target), "steps": [first, last], "num_bytes": size}, as_json)
+    summary = f"steps {first} to {last} of {run.run.run_name!r} in {target} ({size:,} bytes)"
+    _report(summary, {"file": str(target), "steps": [first, last], "num_bytes": size}, as_json)
     return 0
 
 
 @store.command("compact")
 @_yes_option
 @_json_option
-async def compact(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
+async def compact(config: RootConfig, is_confirmed: bool, as_json: bool) -> int:
     """Delete unneeded data: turns replaced by later attempts, and unused shared texts."""
     async with opened_store(config) as opened:
         await opened.maintenance.check_idle()
@@ -329,30 +341,30 @@ async def compact(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
             f"{plan.unreferenced_turns} refused turns and {plan.unreferenced_blobs} unused shared "
             f"texts ({plan.num_bytes:,} bytes)"
         )
-        if not is_agreed:
-            _ask(f"delete {text} from {opened.redacted_uri}?")
-        done = await opened.maintenance.compact()
-    _report(f"deleted {text}", done.model_dump(), as_json)
+        if not is_confirmed:
+            _confirm(f"delete {text} from {opened.redacted_uri}?")
+        deleted = await opened.maintenance.compact()
+    _report(f"deleted {text}", deleted.model_dump(), as_json)
     return 0
 
 
 @store.command("drop")
 @_yes_option
 @_json_option
-async def drop(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
+async def drop(config: RootConfig, is_confirmed: bool, as_json: bool) -> int:
     """Delete the run's database; its files are kept."""
     async with opened_store(config) as opened:
         await opened.maintenance.check_idle()
         summary = await opened.reports.summary()
         name = opened.database_name
-        if not is_agreed:
-            _ask(
+        if not is_confirmed:
+            _confirm(
                 f"delete the database {name!r} at {opened.redacted_uri} with its "
                 f"{counted(summary.num_groups, 'group')}, trained to version "
                 f"{summary.policy_version}?"
             )
         await opened.drop_database()
-    _report(f"database {name!r} is deleted; files of the run stay", {"dropped": name}, as_json)
+    _report(f"deleted database {name!r}; the run's files are kept", {"dropped": name}, as_json)
     return 0
 
 
@@ -369,14 +381,14 @@ def configured_scorer(config: RootConfig, name: str) -> "tuple[Scorer, AgentConf
     return MCPScorerFactory.get_scorer(name), scoring.agent_config
 
 
-def _ask(question: str) -> None:
-    """Have the user agree.
+def _confirm(question: str) -> None:
+    """Ask the user to confirm.
 
     Raises:
         ConfigError: the user does not, or standard input is not a terminal.
     """
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} No terminal to ask on; give --yes")
+        raise ConfigError(f"{question} Standard input is not a terminal; confirm with --yes")
     print(f"{question} Type yes: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip() != "yes":
         raise ConfigError("nothing was deleted")

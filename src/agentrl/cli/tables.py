@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from agentrl.cli.lines import Rows, heading, labelled, whole
+from agentrl.cli.lines import Rows, heading, labeled, whole
 from agentrl.launcher.progress_display import Rates
 from agentrl.launcher.run_panel import duration
 from agentrl.runtime.printable import printable
@@ -24,7 +24,7 @@ ANSWER_CHARS = 100
 
 
 def figure(value: float | None) -> str:
-    """Return a figure with three digits after the point, `-` for none."""
+    """Return a figure with three decimal places; `-` for None."""
     return "-" if value is None else f"{value:.3f}"
 
 
@@ -48,16 +48,16 @@ def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def progress_page(view: RunOverview, rates: Rates | None = None) -> RenderableType:
-    """Return the run's standing, and who works on it."""
+    """Return the run's state, and the processes that work on it."""
     summary, progress = view.summary, view.progress
-    doing = f" ({summary.phase})" if summary.phase and summary.status == "training" else ""
+    phase = f" ({summary.phase})" if summary.phase and summary.status == "training" else ""
     rows = {
-        "status": f"{summary.status}{doing}, policy version {summary.policy_version}",
+        "status": f"{summary.status}{phase}, policy version {summary.policy_version}",
         "groups": f"{progress.num_groups_completed} of {progress.num_groups} complete, "
         f"{progress.num_groups_consumed} consumed, {progress.num_groups_ready} ready, "
         f"{progress.admitted_groups} admitted",
-        "training": _counts(progress.records),
-        "evaluation": _counts(progress.eval_records) if progress.eval_records else "",
+        "training": _counts_text(progress.records),
+        "evaluation": _counts_text(progress.eval_records) if progress.eval_records else "",
         "reward": f"{figure(summary.mean_score)} (mean of all scored training records)",
         "tokens": f"{progress.num_output_tokens} sampled",
         "rate": ""
@@ -66,7 +66,7 @@ def progress_page(view: RunOverview, rates: Rates | None = None) -> RenderableTy
     }
     return Group(
         heading(f"run {summary.name}"),
-        *(labelled(name, text) for name, text in rows.items() if text),
+        *(labeled(name, text) for name, text in rows.items() if text),
         Text(""),
         servers_page(view.processes),
         Text(""),
@@ -80,7 +80,7 @@ def progress_line(view: RunOverview) -> str:
     return (
         f"{view.summary.status}  version {progress.policy_version}  "
         f"groups {progress.num_groups_completed}/{progress.num_groups}  "
-        f"{_counts(progress.records)}  reward {figure(view.summary.mean_score)}  "
+        f"{_counts_text(progress.records)}  reward {figure(view.summary.mean_score)}  "
         f"tokens {progress.num_output_tokens}"
     )
 
@@ -131,10 +131,10 @@ def samplers_page(found: Liveness) -> RenderableType:
 
 
 def failures_page(failures: Sequence[Failure]) -> RenderableType:
-    """Return the table of what went wrong."""
+    """Return the table of failures."""
     if not failures:
         return Text("no failures")
-    table = Rows("record", "status", ">attempts", ">bad", "+last error", "+held by")
+    table = Rows("record", "status", ">attempts", ">failed", "+last error", "+owner")
     for failure in failures:
         table.add(
             failure.record_id,
@@ -181,7 +181,7 @@ def step_page(step: StepLineage) -> RenderableType:
         f"version {policy.version} in {policy.path}, sha256 "
         f"{(policy.checksum or 'not yet known')[:16]}, {policy.num_bytes} bytes"
         if policy is not None
-        else "its weights are not published, or no longer"
+        else "its weights are not published, or no longer available"
     )
     table = Rows(
         *("record", "standing", ">reward", "+scorer", "+task version"),
@@ -220,7 +220,7 @@ def _lineage_row(record: RecordLineage, step: StepLineage, standing: str) -> lis
     ]
 
 
-def _counts(counts: Mapping[Any, int]) -> str:
+def _counts_text(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing yet"
 
 

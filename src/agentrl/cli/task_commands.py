@@ -51,9 +51,8 @@ async def add(config: RootConfig) -> int:
     if config.rollout.scorer_module is not None:
         load_scorer_module(config.rollout.scorer_module)
     questions = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
-    first = list(
-        islice(questions, 1)
-    )  # a mistake in the file shows before a database is made for it
+    # Reports a mistake in the file before a database is created for it.
+    first = list(islice(questions, 1))
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
             await store.ensure_schema()
@@ -66,10 +65,10 @@ async def add(config: RootConfig) -> int:
 @_split_argument
 async def list_tasks(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Print one line per task: status, mean score, and the status of its rollouts."""
-    async with _with_tasks(config) as store:
+    async with _store_with_tasks(config) as store:
         for split in splits:
             async for task in store.tasks.find(split=split):
-                print(one_line(await _line(store, task)))
+                print(one_line(await _task_line(store, task)))
     return 0
 
 
@@ -79,9 +78,9 @@ async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Retry questions with failed rollouts."""
     from agentrl.datasets.task_stream import retry_dead_letters
 
-    async with _with_tasks(config) as store:
+    async with _store_with_tasks(config) as store:
         num_added = sum([await retry_dead_letters(store, split) for split in splits])
-        print(f"asking {counted(num_added, 'question')} again")
+        print(f"retrying {counted(num_added, 'question')}")
     return 0
 
 
@@ -89,7 +88,7 @@ async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
 @_split_argument
 async def stats(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Print the number of tasks and rollouts and the mean score of each split."""
-    async with _with_tasks(config) as store:
+    async with _store_with_tasks(config) as store:
         counts = await store.reports.by_split()
         for split in splits:
             if split in counts:
@@ -103,11 +102,11 @@ async def stats(config: RootConfig, splits: "Sequence[Split]") -> int:
 
 
 @asynccontextmanager
-async def _with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
+async def _store_with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
     """Yield the store of a run that has tasks.
 
     Raises:
-        ConfigError: it has none; the message lists the runs that there are.
+        ConfigError: it has none; the message lists the existing runs.
     """
     from agentrl.datasets.generated_tasks import load_sampler_module
     from agentrl.store import TrajectoryStore
@@ -122,10 +121,10 @@ async def _with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
             yield store
 
 
-async def _line(store: "TrajectoryStore", task: "Task") -> str:
+async def _task_line(store: "TrajectoryStore", task: "Task") -> str:
     records = await store.records.of_task(task.id)
     counts = Counter(record.status for record in records)
     scores = [record.score.value for record in records if record.score is not None]
     mean = f"{sum(scores) / len(scores):.3f}" if scores else "-"
-    tries = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"{task.id}  {task.status}  score {mean}  {tries}"
+    rollouts = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return f"{task.id}  {task.status}  score {mean}  {rollouts}"

@@ -15,7 +15,12 @@ from agentrl.errors import ConfigError
 
 @click.command("replay", cls=FlagCommand, sections=("run", "store"))
 @click.argument("run_or_file", metavar="RUN_OR_FILE")
-@click.option("--step", "steps", type=Steps(), help="Step, or steps as 3-7; all of a bundle.")
+@click.option(
+    "--step",
+    "steps",
+    type=Steps(),
+    help="Step (7) or steps (3-7); by default all steps of a bundle.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def replay(
     config: RootConfig, run_or_file: str, steps: tuple[int, int] | None, as_json: bool
@@ -44,8 +49,10 @@ def replay(
         for step in found:
             equal = "equal" if step.equal else "DIFFERENT"
             print(f"step {step.step}: {equal}, weights {step.weights}")
-            for one in step.differences:
-                print(f"  {one.what}: recorded {one.recorded}, replayed {one.replayed}")
+            for difference in step.differences:
+                print(
+                    f"  {difference.what}: recorded {difference.recorded}, replayed {difference.replayed}"
+                )
     return 0 if all(step.equal for step in found) else 1
 
 

@@ -154,7 +154,7 @@ def test_a_record_is_told_turn_by_turn(inspect: Callable[..., str]) -> None:
         "the server [bold]left",
         "<answer>4</answer>",
         "metrics  moves 3.000",
-        " · earned -0.250",
+        " · reward -0.250",
     ):
         assert part in page
     story = json.loads(inspect("record", RECORD, "--json"))

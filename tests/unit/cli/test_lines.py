@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console, Group, RenderableType
 
-from agentrl.cli.lines import PIPE_WIDTH, Rows, heading, labelled
+from agentrl.cli.lines import PIPE_WIDTH, Rows, heading, labeled
 
 RECORD = "train/0/a-question-with-quite-a-long-name-0123456789/3"
 OWNER = "build-host-7.example.org:123456:4026531836-0123abcd"
@@ -52,5 +52,5 @@ def test_wide_characters_keep_the_columns_aligned() -> None:
 
 def test_a_long_title_is_whole_and_prose_is_wrapped_between_words() -> None:
     assert drawn(Group(heading(URI)), 20) == f"{URI}\n"
-    lines = drawn(labelled("answer", "four euro and fifty cents \x07", limit=None), 30).splitlines()
+    lines = drawn(labeled("answer", "four euro and fifty cents \x07", limit=None), 30).splitlines()
     assert [line.strip() for line in lines] == ["answer  four euro and", "fifty cents \\x07"]

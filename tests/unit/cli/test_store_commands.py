@@ -58,7 +58,7 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert json.loads(call("import", "copy", "--json", run=copy))["run"] == name
     assert json.loads(call("stats", "--json", run=copy))["num_tokens"] == 214
     question = call("drop", run=copy, code=2)
-    assert "with its 1 group, trained to version 0? No terminal to ask on" in question
+    assert "with its 1 group, trained to version 0? Standard input is not a terminal" in question
     assert f"'{copy}' is deleted" in call("drop", "--yes", run=copy)
     assert "contains no run" in call("stats", run=copy, code=2)
     assert json.loads(call("compact", "--yes", "--json"))["num_bytes"] == 0

@@ -67,7 +67,7 @@ def test_ids_from_question_files_neither_steer_the_terminal_nor_stop_a_retry(
     asyncio.run(fail_all())
     capsys.readouterr()
     assert tasks_command(uri, run, "retry") == 0
-    assert capsys.readouterr().out == f"asking {len(ids)} questions again\n"
+    assert capsys.readouterr().out == f"retrying {len(ids)} questions\n"
     tasks_command(uri, run, "list", "train")
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == 2 * len(ids)
