@@ -19,9 +19,9 @@ SILENT_SECONDS = 30.0
 """A process that has not reported for this long is considered dead."""
 _RECENT_STEPS = 5
 _MIN_STEPS = 10
-_EQUAL_SHARE = 0.9
-_RATIO_DRIFT = 0.15
-_ENTROPY_LEFT = 0.2
+_MAX_EQUAL_SHARE = 0.9
+_MAX_RATIO_DRIFT = 0.15
+_MIN_ENTROPY_SHARE = 0.2
 _VERSIONS_BEHIND = 2
 
 
@@ -49,13 +49,13 @@ def find_alarms(
         missing: records without a score.
         answers: the final answers of each of the last completed groups.
     """
-    found = [*_of_scores(missing), *_of_steps(steps), *_of_answers(answers)]
+    found = [*_score_alarms(missing), *_step_alarms(steps), *_answer_alarms(answers)]
     if run.status not in ENDED_RUNS:
-        found += _of_fleet(run, fleet)
+        found += _fleet_alarms(run, fleet)
     return sorted(found, key=lambda alarm: alarm.severity)
 
 
-def _of_scores(missing: MissingScores) -> list[Alarm]:
+def _score_alarms(missing: MissingScores) -> list[Alarm]:
     found = []
     if missing.num_unscorable:
         text = (
@@ -72,12 +72,12 @@ def _of_scores(missing: MissingScores) -> list[Alarm]:
     return found
 
 
-def _of_steps(steps: Sequence[dict[str, Any]]) -> list[Alarm]:
+def _step_alarms(steps: Sequence[dict[str, Any]]) -> list[Alarm]:
     found = []
     recent = steps[-_RECENT_STEPS:]
     records = sum(step.get("num_records", 0) for step in recent)
     equal = sum(step.get("dropped", {}).get(EQUAL_SCORES, 0) for step in recent)
-    if records and equal / records > _EQUAL_SHARE:
+    if records and equal / records > _MAX_EQUAL_SHARE:
         text = (
             f"{equal} of the last {records} records are in groups with equal scores: no learning "
             "signal"
@@ -88,35 +88,40 @@ def _of_steps(steps: Sequence[dict[str, Any]]) -> list[Alarm]:
         text = f"steps without an update: {', '.join(map(str, skipped))}"
         found.append(Alarm(kind="skipped steps", severity="error", text=text))
     ratio = _mean(recent, "ratio_mean")
-    if ratio is not None and abs(ratio - 1) > _RATIO_DRIFT:
+    if ratio is not None and abs(ratio - 1) > _MAX_RATIO_DRIFT:
         text = (
             f"trainer and sampler logprobs disagree: mean importance ratio {ratio:.2f} over the "
             "last steps"
         )
         found.append(Alarm(kind="ratio drift", severity="warning", text=text))
     first, last = _mean(steps[:_RECENT_STEPS], "entropy"), _mean(recent, "entropy")
-    if len(steps) >= _MIN_STEPS and first and last is not None and last < first * _ENTROPY_LEFT:
+    if (
+        len(steps) >= _MIN_STEPS
+        and first
+        and last is not None
+        and last < first * _MIN_ENTROPY_SHARE
+    ):
         text = f"entropy fell from {first:.3g} to {last:.3g} over {len(steps)} steps"
         found.append(Alarm(kind="entropy drift", severity="warning", text=text))
     return found
 
 
-def _of_answers(answers: Sequence[tuple[str | None, ...]]) -> list[Alarm]:
-    several = [one for one in answers if len(one) > 1]
-    alike = [one for one in several if one[0] is not None and len(set(one)) == 1]
-    if len(several) < _RECENT_STEPS or len(alike) / len(several) <= _EQUAL_SHARE:
+def _answer_alarms(answers: Sequence[tuple[str | None, ...]]) -> list[Alarm]:
+    groups = [group for group in answers if len(group) > 1]
+    identical = [group for group in groups if group[0] is not None and len(set(group)) == 1]
+    if len(groups) < _RECENT_STEPS or len(identical) / len(groups) <= _MAX_EQUAL_SHARE:
         return []
-    text = f"all rollouts gave the same answer in {len(alike)} of the last {len(several)} groups"
+    text = f"all rollouts gave the same answer in {len(identical)} of the last {len(groups)} groups"
     return [Alarm(kind="answers alike", severity="warning", text=text)]
 
 
-def _of_fleet(run: Run, fleet: Liveness) -> list[Alarm]:
+def _fleet_alarms(run: Run, fleet: Liveness) -> list[Alarm]:
     found = []
     silent = fleet.now - timedelta(seconds=SILENT_SECONDS)
     servers = [one for one in fleet.services if one.heartbeat_at > silent]
     samplers = [one for one in fleet.samplers if one.heartbeat_at > silent]
-    trains = any(lease.expires_at > fleet.now for lease in run.trainer_leases.values())
-    if run.status == "training" and not trains:
+    has_trainer = any(lease.expires_at > fleet.now for lease in run.trainer_leases.values())
+    if run.status == "training" and not has_trainer:
         text = "no trainer holds a lease on the run: it ended or lost its connection"
         found.append(Alarm(kind="no trainer", severity="error", text=text))
     if run.status == "training" and not [one for one in samplers if one.status != "stopped"]:
@@ -126,8 +131,10 @@ def _of_fleet(run: Run, fleet: Liveness) -> list[Alarm]:
     if down:
         text = f"{len(down)} of {len(servers)} inference servers are down: {down[0].error or 'no reason given'}"
         found.append(Alarm(kind="servers down", severity="error", text=text))
-    newest = run.policy_version - _VERSIONS_BEHIND
-    behind = [one for one in servers if one.status == "up" and one.policy_version <= newest]
+    newest_outdated = run.policy_version - _VERSIONS_BEHIND
+    behind = [
+        one for one in servers if one.status == "up" and one.policy_version <= newest_outdated
+    ]
     if behind:
         text = f"{len(behind)} of {len(servers)} inference servers are behind version {run.policy_version}"
         found.append(Alarm(kind="servers behind", severity="warning", text=text))
@@ -135,5 +142,5 @@ def _of_fleet(run: Run, fleet: Liveness) -> list[Alarm]:
 
 
 def _mean(steps: Sequence[dict[str, Any]], name: str) -> float | None:
-    given = [step[name] for step in steps if step.get(name) is not None]
-    return sum(given) / len(given) if given else None
+    values = [step[name] for step in steps if step.get(name) is not None]
+    return sum(values) / len(values) if values else None

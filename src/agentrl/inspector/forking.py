@@ -24,7 +24,7 @@ from agentrl.schema.fork import check_fork_turn, shown_before
 from agentrl.store import TrajectoryStore
 
 MAX_RUNNING = 2
-_NAMED = "agentrl fork: "
+_ERROR_PREFIX = "agentrl fork: "
 
 
 class AskedFork(Value):
@@ -43,7 +43,7 @@ class AskedFork(Value):
 async def fork_of(store: TrajectoryStore, record_id: str) -> dict[str, Any] | None:
     """Return the branch point of a fork's rollout; None for a rollout of the run."""
     fork = await store.forks.of_record(record_id)
-    return None if fork is None else _fork(fork)
+    return None if fork is None else _fork_answer(fork)
 
 
 async def forks_of(
@@ -54,22 +54,25 @@ async def forks_of(
     now = store.clock.now()
     return [
         {
-            **_fork(one),
-            "tries": [_try(record, now) for record in await store.forked.records.of_task(one.id)],
+            **_fork_answer(one),
+            "tries": [
+                _rollout_answer(record, now)
+                for record in await store.forked.records.of_task(one.id)
+            ],
         }
         for one in forks
         if record_id in (None, one.record_id)
     ]
 
 
-def _fork(fork: Fork) -> dict[str, Any]:
+def _fork_answer(fork: Fork) -> dict[str, Any]:
     return {
         **fork.model_dump(mode="json", exclude={"messages"}),
         "is_edited": fork.messages is not None,
     }
 
 
-def _try(record: Record, now: datetime) -> dict[str, Any]:
+def _rollout_answer(record: Record, now: datetime) -> dict[str, Any]:
     is_lost = record.status == "running" and record.lease and record.lease.expires_at < now
     return {
         "record_id": record.id,
@@ -102,17 +105,17 @@ class ForkStarter:
     def __init__(self, sources: RunSources) -> None:
         """Store the location of the runs, whose stores can write."""
         self._sources = sources
-        self._playing: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
+        self._running: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
 
-    async def start(self, store: TrajectoryStore, asked: AskedFork) -> dict[str, Any]:
+    async def start(self, store: TrajectoryStore, request: AskedFork) -> dict[str, Any]:
         """Start a fork in the background, and return its id and the ids of its records.
 
         Raises:
             ConfigError: it cannot run; the message equals that of `agentrl fork`.
             StoreError: the record does not exist.
         """
-        turns = await store.holding(asked.record).turns.of_record(asked.record)
-        check_fork_turn(turns, asked.turn)
+        turns = await store.holding(request.record).turns.of_record(request.record)
+        check_fork_turn(turns, request.turn)
         run = await store.runs.get()
         folder = "" if run is None else str(run.config.get("output_dir") or "")
         config_path = Path(folder, "config.yaml")
@@ -121,57 +124,57 @@ class ForkStarter:
                 f"the run's configuration is not on this machine ({config_path}); run `agentrl "
                 "fork` on the run's machine"
             )
-        if len(self._playing) >= MAX_RUNNING:
+        if len(self._running) >= MAX_RUNNING:
             raise ConfigError(
                 f"{MAX_RUNNING} forks are already running; wait until one has finished"
             )
         async with AsyncExitStack() as stack:
-            edit = await stack.enter_async_context(_edit_file(asked.messages))
+            edit = await stack.enter_async_context(_edit_file(request.messages))
             process = await asyncio.create_subprocess_exec(
-                *_command(asked, config_path, edit),
+                *_command(request, config_path, edit),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._sources.environment(),
             )
-            complaints = asyncio.create_task(_last_line(process))
-            self._playing[process] = asyncio.create_task(
-                self._until_ended(store.database_name, process, complaints)
+            error_line = asyncio.create_task(_last_line(process))
+            self._running[process] = asyncio.create_task(
+                self._until_ended(store.database_name, process, error_line)
             )
             assert process.stdout is not None
-            begun = await process.stdout.readline()
-        if begun:
-            found: dict[str, Any] = json.loads(begun)
+            first_line = await process.stdout.readline()
+        if first_line:
+            found: dict[str, Any] = json.loads(first_line)
             return found
-        said = (await complaints).removeprefix(_NAMED)
-        raise ConfigError(said or "`agentrl fork` failed without a message")
+        message = (await error_line).removeprefix(_ERROR_PREFIX)
+        raise ConfigError(message or "`agentrl fork` failed without a message")
 
     async def _until_ended(
-        self, run: str, process: asyncio.subprocess.Process, complaints: asyncio.Task[str]
+        self, run: str, process: asyncio.subprocess.Process, error_line: asyncio.Task[str]
     ) -> None:
-        # Open while it runs: a mongod that was started for readers would stop earlier.
+        # Keeps the store in use while the fork runs; an idle mongod would be stopped.
         async with self._sources.opened(run):
             try:
                 await process.wait()
-                await complaints
+                await error_line
             finally:
-                del self._playing[process]
+                del self._running[process]
 
     async def close(self) -> None:
         """Stop running forks."""
-        for process in self._playing:
+        for process in self._running:
             process.terminate()
-        await asyncio.gather(*self._playing.values(), return_exceptions=True)
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
 
 
-def _command(asked: AskedFork, config_path: Path, edit: Path | None) -> Sequence[str]:
-    argv = [sys.executable, "-m", "agentrl", "fork", f"--turn={asked.turn}", "--json"]
-    argv += [f"--config={config_path}", f"--tries={asked.tries}"]
+def _command(request: AskedFork, config_path: Path, edit: Path | None) -> Sequence[str]:
+    argv = [sys.executable, "-m", "agentrl", "fork", f"--turn={request.turn}", "--json"]
+    argv += [f"--config={config_path}", f"--tries={request.tries}"]
     for name in ("version", "temperature"):
-        value = getattr(asked, name)
+        value = getattr(request, name)
         argv += [] if value is None else [f"--{name}={value}"]
     argv += [] if edit is None else [f"--edit={edit}"]
-    return [*argv, "--", asked.record]
+    return [*argv, "--", request.record]
 
 
 @asynccontextmanager

@@ -62,19 +62,21 @@ def group_tree(
     """
     paths = sorted(_paths(turns), key=lambda path: path.ids.astype(">i4").tobytes())
     nodes = _nodes(paths)
-    own = [node.records - forked for node in nodes]
+    run_records = [node.records - forked for node in nodes]
     means = [
-        _mean([scores.get(one) for one in mine or node.records])
-        for node, mine in zip(nodes, own, strict=True)
+        _mean([scores.get(record_id) for record_id in members or node.records])
+        for node, members in zip(nodes, run_records, strict=True)
     ]
-    baseline = _mean([score for one, score in scores.items() if one not in forked])
+    baseline = _mean([score for record_id, score in scores.items() if record_id not in forked])
     relative = {
-        one: score - baseline
-        for one, score in scores.items()
+        record_id: score - baseline
+        for record_id, score in scores.items()
         if score is not None and baseline is not None
     } | dict(advantages)
-    gaps = _gaps(nodes, [mean if mine else None for mean, mine in zip(means, own, strict=True)])
-    widest = max(gaps, default=0.0)
+    gaps = _gaps(
+        nodes, [mean if members else None for mean, members in zip(means, run_records, strict=True)]
+    )
+    widest_gap = max(gaps, default=0.0)
     return {
         "num_tokens": sum(node.end - node.start for node in nodes),
         "num_flat_tokens": sum(length for path in paths for _, length in path.turns),
@@ -86,12 +88,14 @@ def group_tree(
                 "depth": node.start,
                 "num_tokens": node.end - node.start,
                 "records": sorted(node.records),
-                "is_fork": not own[number],
+                "is_fork": not run_records[number],
                 "turns": [turn_id for turn_id, _ in node.turns],
                 "score": means[number],
-                "advantage": _mean([relative.get(one) for one in own[number] or node.records]),
+                "advantage": _mean(
+                    [relative.get(record_id) for record_id in run_records[number] or node.records]
+                ),
                 "gap": gaps[number],
-                "diverges": widest > 0 and gaps[number] == widest,
+                "diverges": widest_gap > 0 and gaps[number] == widest_gap,
                 **_texts(node, tokenizer),
             }
             for number, node in enumerate(nodes[:MAX_NODES])
@@ -107,50 +111,50 @@ def _paths(turns: Sequence[DispatchedSamplingTask]) -> Iterator[_Path]:
             np.concatenate([prompt, turn.output_ids])
             for prompt, turn in zip(prompts, of_record, strict=True)
         ]
-        above: dict[int, tuple[tuple[str, int], ...]] = {}
+        chains: dict[int, tuple[tuple[str, int], ...]] = {}
         extended = set()
         for turn in of_record:
-            whole = turn.parent is not None and turn.shared_len == len(full[turn.parent])
-            chain = above[turn.parent] if whole and turn.parent is not None else ()
-            above[turn.index] = (*chain, (turn.id, len(full[turn.index])))
-            if whole:
+            extends_parent = turn.parent is not None and turn.shared_len == len(full[turn.parent])
+            chain = chains[turn.parent] if extends_parent and turn.parent is not None else ()
+            chains[turn.index] = (*chain, (turn.id, len(full[turn.index])))
+            if extends_parent:
                 extended.add(turn.parent)
         for turn in of_record:
             if turn.index not in extended and len(full[turn.index]):
-                yield _Path(full[turn.index], record_id, above[turn.index])
+                yield _Path(full[turn.index], record_id, chains[turn.index])
 
 
 def _nodes(paths: Sequence[_Path]) -> list[_Node]:
     """Return the compressed trie of sorted paths."""
     nodes: list[_Node] = []
-    trail: list[int] = []
+    branch: list[int] = []
     shared_lengths = [0, *(num_shared_ids(one.ids, other.ids) for one, other in pairwise(paths))]
     for path, shared in zip(paths, shared_lengths, strict=True):
-        while trail and nodes[trail[-1]].start >= shared:
-            trail.pop()
-        if trail and nodes[trail[-1]].end > shared:
-            _split(nodes, trail[-1], shared)
+        while branch and nodes[branch[-1]].start >= shared:
+            branch.pop()
+        if branch and nodes[branch[-1]].end > shared:
+            _split(nodes, branch[-1], shared)
         if len(path.ids) > shared:
-            parent = trail[-1] if trail else None
+            parent = branch[-1] if branch else None
             nodes.append(_Node(shared, len(path.ids), path.ids, parent))
-            trail.append(len(nodes) - 1)
-        for number in trail:
+            branch.append(len(nodes) - 1)
+        for number in branch:
             nodes[number].records.add(path.record_id)
         for turn_id, length in path.turns:
-            at = next(number for number in trail if nodes[number].end >= length)
-            nodes[at].turns.append((turn_id, length))
+            target = next(number for number in branch if nodes[number].end >= length)
+            nodes[target].turns.append((turn_id, length))
     return nodes
 
 
 def _split(nodes: list[_Node], number: int, at: int) -> None:
     """Split a node at a depth; the rest becomes a new node with its children."""
     node = nodes[number]
-    below = _Node(at, node.end, node.ids, number, set(node.records))
+    rest = _Node(at, node.end, node.ids, number, set(node.records))
     for other in nodes:
         if other.parent == number:
             other.parent = len(nodes)
-    nodes.append(below)
-    below.turns = [turn for turn in node.turns if turn[1] > at]
+    nodes.append(rest)
+    rest.turns = [turn for turn in node.turns if turn[1] > at]
     node.turns = [turn for turn in node.turns if turn[1] <= at]
     node.end = at
 
@@ -165,8 +169,8 @@ def _gaps(nodes: Sequence[_Node], means: Sequence[float | None]) -> list[float]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    given = [value for value in values if value is not None]
-    return sum(given) / len(given) if given else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
 def _texts(node: _Node, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -50,13 +50,13 @@ PAGES = Path(__file__).parent / "static"
 GROUPS_A_PAGE = 60
 PASSAGES = 60
 _MAX_BODY_BYTES = 64 << 20
-"""Of a change; the edited messages of a fork may be a whole conversation."""
+"""Maximum size of a change; the edited messages of a fork may be a whole conversation."""
 LOOK_SECONDS = 1.0
 """Polling interval of a running run, independent of the number of viewers."""
 _NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable"}
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp"})
 
-_Answer = Callable[[TrajectoryStore, Request], Awaitable[Any]]
+_Handler = Callable[[TrajectoryStore, Request], Awaitable[Any]]
 
 
 class InspectorApp:
@@ -81,35 +81,40 @@ class InspectorApp:
         """Return the application wrapped in its guards."""
         read = {
             "overview": lambda store, _: overview(store),
-            "curves": lambda store, request: curves(store, _number(request, "after", 0)),
+            "curves": lambda store, request: curves(store, _integer_parameter(request, "after", 0)),
             "config": _config,
             "groups": _groups,
             "group": _group,
             "record": _record,
             "tokens": _tokens,
             "text": _text,
-            "step": lambda store, request: step_answer(store, _number(request, "step", 1)),
+            "step": lambda store, request: step_answer(
+                store, _integer_parameter(request, "step", 1)
+            ),
             "errors": lambda store, _: errors(store),
             "search": _search,
             "forks": _forks,
             "shown": lambda store, request: shown(
-                store, _text_of(request, "id"), _number(request, "turn", 0)
+                store, _text_parameter(request, "id"), _integer_parameter(request, "turn", 0)
             ),
         }
         change = {"control": _set_control, "retry": _retry, "fork": self._fork}
         routes = [
             Route("/api/session", self._session),
             Route("/api/runs", self._list),
-            *(Route(f"/api/runs/{{run}}/{name}", self._read(ask)) for name, ask in read.items()),
             *(
-                Route(f"/api/runs/{{run}}/{name}", self._change(ask), methods=["POST"])
-                for name, ask in change.items()
+                Route(f"/api/runs/{{run}}/{name}", self._read(handler))
+                for name, handler in read.items()
+            ),
+            *(
+                Route(f"/api/runs/{{run}}/{name}", self._change(handler), methods=["POST"])
+                for name, handler in change.items()
             ),
             Route("/api/runs/{run}/events", self._events),
             Route("/api/runs/{run}/image", self._image),
-            Route("/api/{rest:path}", _unknown),
+            Route("/api/{rest:path}", _unknown_route),
             Mount("/static", StaticFiles(directory=PAGES)),
-            Route("/{rest:path}", _page),
+            Route("/{rest:path}", _front_end),
         ]
         app = Starlette(
             routes=routes,
@@ -118,14 +123,14 @@ class InspectorApp:
                 Middleware(ReaderAccess, token=token, port=port),
                 Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1),
             ],
-            exception_handlers={AgentRLError: _failed, ValidationError: _misread},
+            exception_handlers={AgentRLError: _error_response, ValidationError: _invalid_request},
         )
         return HttpGuard(app, host)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        open_sources = [one for one in (self._sources, self._writable) if one is not None]
-        closing = [asyncio.create_task(one.close_idle()) for one in open_sources]
+        open_sources = [source for source in (self._sources, self._writable) if source is not None]
+        closing = [asyncio.create_task(source.close_idle()) for source in open_sources]
         try:
             yield
         finally:
@@ -135,8 +140,8 @@ class InspectorApp:
             if self._forks is not None:
                 await self._forks.close()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for one in open_sources:
-                await one.close()
+            for source in open_sources:
+                await source.close()
 
     async def _fork(self, store: TrajectoryStore, request: Request) -> Any:
         assert self._forks is not None, "this inspector cannot change runs: its store is read-only"
@@ -171,33 +176,33 @@ class InspectorApp:
         try:
             async with self._sources.opened(name) as store:
                 row = await run_row(store)
-        except AgentRLError as error:  # one broken folder does not hide the others
+        except AgentRLError as error:  # a broken folder must not hide the others
             row = {"name": name, "status": "unreadable", "error": str(error), "rewards": []}
         self._rows[name] = row
         return name, row
 
-    def _read(self, ask: _Answer) -> Callable[[Request], Awaitable[Response]]:
+    def _read(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             async with self._sources.opened(request.path_params["run"]) as store:
-                return _json(await ask(store, request))
+                return _json(await handler(store, request))
 
         return endpoint
 
-    def _change(self, ask: _Answer) -> Callable[[Request], Awaitable[Response]]:
+    def _change(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             if self._writable is None:
-                return _refused(403, "this inspector is read-only; start it with --allow_control")
+                return _error(403, "this inspector is read-only; start it with --allow_control")
             async with self._writable.opened(request.path_params["run"]) as store:
-                return _json(await ask(store, request))
+                return _json(await handler(store, request))
 
         return endpoint
 
     async def _image(self, request: Request) -> Response:
-        address = stored_address(_text_of(request, "key"))
+        address = stored_address(_text_parameter(request, "key"))
         async with self._sources.opened(request.path_params["run"]) as store:
             (image,) = await store.images.get([address])
         if image.mime_type not in _IMAGE_TYPES:
-            return _refused(415, "images of this type are not displayed")
+            return _error(415, "images of this type are not displayed")
         return Response(image.data, media_type=image.mime_type, headers=_NEVER_CHANGES)
 
     async def _events(self, request: Request) -> Response:
@@ -209,13 +214,13 @@ class InspectorApp:
             while not await request.is_disconnected():
                 try:
                     async with self._sources.opened(name) as store:
-                        news = await _news(store)
+                        state = await _run_state(store)
                 except StoreError:
                     return  # the mongod ended with its run; the browser reconnects
-                if news != last:
-                    last = news
-                    yield b"data: " + orjson.dumps(news, option=orjson.OPT_NON_STR_KEYS) + b"\n\n"
-                if news["status"] in ENDED_RUNS:
+                if state != last:
+                    last = state
+                    yield b"data: " + orjson.dumps(state, option=orjson.OPT_NON_STR_KEYS) + b"\n\n"
+                if state["status"] in ENDED_RUNS:
                     yield b"event: end\ndata: {}\n\n"
                     return  # an ended run's private mongod is free to end as well
                 await asyncio.sleep(LOOK_SECONDS)
@@ -224,7 +229,7 @@ class InspectorApp:
         return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
 
-async def _news(store: TrajectoryStore) -> dict[str, Any]:
+async def _run_state(store: TrajectoryStore) -> dict[str, Any]:
     run = await store.runs.get()
     if run is None:
         return {"status": "failed"}
@@ -249,7 +254,7 @@ async def _groups(store: TrajectoryStore, request: Request) -> Any:
     after = None
     if "after" in given:
         order, _, task_id = given.pop("after").partition(":")
-        after = Place(_whole(order), task_id)
+        after = Place(_parse_integer(order), task_id)
     newest = given.pop("newest", "") == "1"
     page = await store.browse.groups(
         GroupFilter.model_validate(given), limit=GROUPS_A_PAGE, newest=newest, after=after
@@ -261,9 +266,9 @@ async def _groups(store: TrajectoryStore, request: Request) -> Any:
 
 
 async def _group(store: TrajectoryStore, request: Request) -> Any:
-    rows = await store.browse.rows([_text_of(request, "task")])
+    rows = await store.browse.rows([_text_parameter(request, "task")])
     if not rows:
-        raise ConfigError(f"unknown task {_text_of(request, 'task')!r}")
+        raise ConfigError(f"unknown task {_text_parameter(request, 'task')!r}")
     (row,) = rows
     turns = await store.turns.of_records([one.record_id for one in row.tries])
     forks = await forks_of(store, row.task_id)
@@ -301,45 +306,47 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
 
 
 async def _record(store: TrajectoryStore, request: Request) -> Any:
-    attempt = _number(request, "attempt", 0) or None
-    record_id = _text_of(request, "id")
+    attempt = _integer_parameter(request, "attempt", 0) or None
+    record_id = _text_parameter(request, "id")
     detail = await store.holding(record_id).reports.record_detail(record_id, attempt)
     return {
-        **record_answer(detail, _number(request, "start", 0)),
+        **record_answer(detail, _integer_parameter(request, "start", 0)),
         "fork": await fork_of(store, record_id),
     }
 
 
 async def _forks(store: TrajectoryStore, request: Request) -> Any:
-    record_id = _text_of(request, "id")
+    record_id = _text_parameter(request, "id")
     fork = await store.forks.of_record(record_id)
     task_id = task_of_record(record_id) if fork is None else fork.task_id
     return {"forks": await forks_of(store, task_id, record_id)}
 
 
 async def _tokens(store: TrajectoryStore, request: Request) -> Any:
-    turn = await _asked_turn(store, request)
+    turn = await _requested_turn(store, request)
     run = await store.runs.get()
     tokenizer = None if run is None else tokenizer_of(run.config)
     training = await store.lineage.last_training(turn)
     seen = None if training is None else training.tokens
-    start = _number(request, "start", 0)
+    start = _integer_parameter(request, "start", 0)
     return await asyncio.to_thread(tokens_answer, turn, seen, tokenizer, start)
 
 
-async def _asked_turn(store: TrajectoryStore, request: Request) -> DispatchedSamplingTask:
-    turn_id = _text_of(request, "turn")
+async def _requested_turn(store: TrajectoryStore, request: Request) -> DispatchedSamplingTask:
+    turn_id = _text_parameter(request, "turn")
     (turn,) = await store.holding(turn_id).turns.get_many([turn_id])
     return turn
 
 
 async def _text(store: TrajectoryStore, request: Request) -> Any:
-    turn = await _asked_turn(store, request)
-    return whole_text(turn, _text_of(request, "part"), _number(request, "start", 0))
+    turn = await _requested_turn(store, request)
+    return whole_text(
+        turn, _text_parameter(request, "part"), _integer_parameter(request, "start", 0)
+    )
 
 
 async def _search(store: TrajectoryStore, request: Request) -> Any:
-    found = await store.browse.search(_text_of(request, "q"), limit=PASSAGES)
+    found = await store.browse.search(_text_parameter(request, "q"), limit=PASSAGES)
     return found.model_dump(mode="json")
 
 
@@ -365,44 +372,44 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(content, status, headers, media_type="application/json")
 
 
-def _refused(status: int, text: str) -> Response:
+def _error(status: int, text: str) -> Response:
     return _json({"error": text}, status)
 
 
-async def _unknown(_: Request) -> Response:
-    return _refused(404, "unknown question")
+async def _unknown_route(_: Request) -> Response:
+    return _error(404, "unknown route")
 
 
-async def _page(_: Request) -> Response:
+async def _front_end(_: Request) -> Response:
     return FileResponse(PAGES / "index.html", headers={"Cache-Control": "no-cache"})
 
 
-async def _failed(_: Request, error: Exception) -> Response:
+async def _error_response(_: Request, error: Exception) -> Response:
     if isinstance(error, APIError):
-        return _refused(error.status, str(error))
+        return _error(error.status, str(error))
     status = 400 if isinstance(error, ConfigError) else 404
-    return _refused(503 if isinstance(error, StoreUnreachable) else status, str(error))
+    return _error(503 if isinstance(error, StoreUnreachable) else status, str(error))
 
 
-async def _misread(_: Request, error: Exception) -> Response:
+async def _invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, ValidationError)
     first = error.errors()[0]
-    return _refused(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    return _error(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
 
 
-def _text_of(request: Request, name: str) -> str:
+def _text_parameter(request: Request, name: str) -> str:
     value = request.query_params.get(name)
     if not value:
-        raise ConfigError(f"the question lacks {name!r}")
+        raise ConfigError(f"the request lacks the parameter {name!r}")
     return value
 
 
-def _number(request: Request, name: str, default: int) -> int:
+def _integer_parameter(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name)
-    return default if value is None else _whole(value)
+    return default if value is None else _parse_integer(value)
 
 
-def _whole(value: str) -> int:
+def _parse_integer(value: str) -> int:
     try:
         number = int(value)
     except ValueError:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentrl.config.private_files import write_private
 
 TOKEN_VARIABLE = "AGENTRL_UI_TOKEN"
-_POLICY = "; ".join(
+_CONTENT_POLICY = "; ".join(
     (
         *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"),
         *("img-src 'self' data:", "base-uri 'none'", "form-action 'none'"),
@@ -24,13 +24,13 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": _CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_LOCKED = (
+_TOKEN_REQUIRED = (
     "This inspector requires a token: open the address with ?token= that `agentrl ui` printed.\n"
 )
 
@@ -67,28 +67,28 @@ class ReaderAccess:
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        answer = self._answer(Request(scope))
-        await (answer or self._app)(scope, receive, guarded)
+        response = self._response_to(Request(scope))
+        await (response or self._app)(scope, receive, send_with_headers)
 
-    def _answer(self, request: Request) -> Response | None:
+    def _response_to(self, request: Request) -> Response | None:
         """Return the response to a refused request; None for an allowed one."""
         given = request.query_params.get("token")
-        if given is not None and self._fits(given) and request.method == "GET":
+        if given is not None and self._is_token(given) and request.method == "GET":
             # Removes the token from the address bar, the history and copied links.
             response = RedirectResponse("/" + request.url.path.lstrip("/"), status_code=303)
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
             return response
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._fits(request.cookies.get(self._cookie, "")) or self._fits(bearer):
+        if self._is_token(request.cookies.get(self._cookie, "")) or self._is_token(bearer):
             return None
-        return PlainTextResponse(_LOCKED, status_code=401)
+        return PlainTextResponse(_TOKEN_REQUIRED, status_code=401)
 
-    def _fits(self, given: str) -> bool:
+    def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self._token.encode())

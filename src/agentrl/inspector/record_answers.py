@@ -29,7 +29,7 @@ MORE_CHARS = 200_000
 """Characters that a request for the rest returns."""
 TURNS_A_PAGE = 100
 TOKENS_A_PAGE = 8192
-_OWN_FIELDS = {"attempts", "turns", "score", "more_scores", "final_answer", "error"}
+_SEPARATE_FIELDS = {"attempts", "turns", "score", "more_scores", "final_answer", "error"}
 _TURN_FIELDS = {
     *("id", "index", "parent", "branch_reason", "finish_reason", "server", "model", "trainable"),
     *("started_at", "finished_at", "version_spans", "cached_tokens", "num_retractions"),
@@ -45,7 +45,7 @@ def record_answer(detail: RecordDetail, start: int) -> dict[str, Any]:
     end = start + len(shown)
     return {
         "record": {
-            **record.model_dump(mode="json", exclude=_OWN_FIELDS),
+            **record.model_dump(mode="json", exclude=_SEPARATE_FIELDS),
             "final_answer": cut(record.final_answer),
             "error": cut(record.error),
             "score": _score(record.score),
@@ -123,7 +123,7 @@ def _turn(turn: DispatchedSamplingTask, trainings: Sequence[TurnTraining]) -> di
 
 
 def _content(message: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return a message's text, its images, and what else there is to it."""
+    """Return a message's text, its images and its other fields."""
     content = message.get("content")
     images: list[str] = []
     for one in content if isinstance(content, list) else ():
@@ -162,7 +162,7 @@ def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def whole_text(turn: DispatchedSamplingTask, part: str, start: int) -> dict[str, Any]:
-    """Return a further stretch of a text that `record_answer` cut.
+    """Return a further part of a text that `record_answer` cut.
 
     Args:
         turn: the turn that the text belongs to.
@@ -211,8 +211,8 @@ def tokens_answer(
     if seen is not None:
         uses = np.frombuffer(seen.uses, np.uint8)[start:end]
         trained = {
-            "ratios": np.exp(_halves(seen.log_ratios)[start:end]).round(4).tolist(),
-            "entropies": _halves(seen.entropies)[start:end].round(4).tolist() or None,
+            "ratios": np.exp(_from_float16(seen.log_ratios)[start:end]).round(4).tolist(),
+            "entropies": _from_float16(seen.entropies)[start:end].round(4).tolist() or None,
             "uses": [TOKEN_USES[use] for use in uses],
         }
     return {
@@ -226,7 +226,7 @@ def tokens_answer(
     }
 
 
-def _halves(stored: bytes) -> np.ndarray:
+def _from_float16(stored: bytes) -> np.ndarray:
     return np.frombuffer(stored, "<f2").astype(np.float64)
 
 

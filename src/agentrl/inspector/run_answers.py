@@ -23,13 +23,13 @@ CURVES = (
     *("tokens_per_second", "merge_tokens", "turns_mean", "max_output_tokens", "num_output_tokens"),
     *("num_records", "num_trained_records", "num_trained_tokens", "time", "skipped"),
 )
-"""Figures that are one number a step."""
+"""Figures with one number per step."""
 SPREADS = ("seconds", "staleness", "masked_tokens", "dropped")
-"""Figures that are a number by name."""
+"""Figures with several named numbers per step."""
 MAX_POINTS = 1200
 _SPARK_STEPS = 60
 _RECENT_GROUPS = 48
-_TIMES = 40
+_MAX_TIMES = 40
 _ERRORS_READ = 500
 _EXAMPLES, _EXAMPLE_CHARS = 20, 2000
 
@@ -75,7 +75,7 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
     progress = await store.reports.progress(consumer)
     recent = await store.browse.groups(GroupFilter(), limit=_RECENT_GROUPS, newest=True)
     completed = [group for group in recent.groups if group.status == "completed"]
-    answers = await _answers(store, completed)
+    answers = await _final_answers(store, completed)
     alarms = find_alarms(
         run, await store.figures.last_steps(consumer, _SPARK_STEPS), fleet, missing, answers
     )
@@ -114,7 +114,7 @@ def _service(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _answers(
+async def _final_answers(
     store: TrajectoryStore, groups: Sequence[GroupRow]
 ) -> list[tuple[str | None, ...]]:
     found = await store.browse.answers([group.task_id for group in groups])
@@ -143,17 +143,17 @@ async def curves(store: TrajectoryStore, after: int) -> dict[str, Any]:
     consumer = consumer_of(run)
     steps = await store.figures.steps(consumer, (*CURVES, *SPREADS), after=after)
     stride = -(-len(steps) // MAX_POINTS)
-    kept = steps[::-stride][::-1] if stride > 1 else steps
+    thinned = steps[::-stride][::-1] if stride > 1 else steps
     evals = await store.figures.evaluations(consumer)
     return {
         "num_steps": len(steps),
-        "step": [step["step"] for step in kept],
+        "step": [step["step"] for step in thinned],
         "curves": {
-            name: [step.get(name) for step in kept]
+            name: [step.get(name) for step in thinned]
             for name in CURVES
-            if any(step.get(name) is not None for step in kept)
+            if any(step.get(name) is not None for step in thinned)
         },
-        "spreads": {name: [step.get(name, {}) for step in kept] for name in SPREADS},
+        "spreads": {name: [step.get(name, {}) for step in thinned] for name in SPREADS},
         "evals": [
             {
                 "version": one["version"],
@@ -194,13 +194,13 @@ async def other_times(store: TrajectoryStore, run: Run, task_id: str) -> list[Gr
     split, _, rest = task_id.partition("/")
     _, _, question = rest.partition("/")
     if split == "train":
-        times = [*range(min(int(run.config.get("num_train_epochs") or 1), _TIMES))]
+        times = [*range(min(int(run.config.get("num_train_epochs") or 1), _MAX_TIMES))]
     else:
         evals = await store.figures.evaluations(consumer_of(run))
-        times = [one["version"] for one in evals][-_TIMES:]
+        times = [evaluation["version"] for evaluation in evals][-_MAX_TIMES:]
     ids = [id_of_task(split, time, question) for time in times] if question else []
-    found = await store.browse.rows([one for one in ids if one != task_id])
-    return [one for one in found if any(each.score is not None for each in one.tries)]
+    found = await store.browse.rows([other_id for other_id in ids if other_id != task_id])
+    return [row for row in found if any(rollout.score is not None for rollout in row.tries)]
 
 
 async def errors(store: TrajectoryStore) -> dict[str, Any]:
@@ -208,7 +208,7 @@ async def errors(store: TrajectoryStore) -> dict[str, Any]:
     found = await store.reports.failures(_ERRORS_READ)
     groups: defaultdict[str, list[Failure]] = defaultdict(list)
     for failure in found:
-        groups[_common(_reason(failure))].append(failure)
+        groups[_common_text(_reason(failure))].append(failure)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     return {
         "is_cut": len(found) == _ERRORS_READ,
@@ -229,8 +229,8 @@ def _reason(failure: Failure) -> str:
     return failure.error or failure.last_error or "no reason recorded"
 
 
-def _common(text: str) -> str:
-    """Return an error without what differs from one occurrence to the next."""
+def _common_text(text: str) -> str:
+    """Return an error without numbers and ids, so that its occurrences have equal texts."""
     return re.sub(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+", "#", text)[:300]
 
 

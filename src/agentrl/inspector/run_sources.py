@@ -1,4 +1,4 @@
-"""The runs that can be looked at, and a store for each of them.
+"""The runs that can be inspected, and a store for each of them.
 
 Input: the configuration of a command, which names a database or a folder. Output: names of runs and
 open stores. A private mongod that serves a run is used; otherwise one is started on its data, and
@@ -22,7 +22,7 @@ from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 IDLE_SECONDS = 30.0
 """A mongod that was started for reading stops this long after the last request."""
 MAX_STARTED = 4
-"""Mongods that are started for reading at the same time."""
+"""Maximum number of mongods started for reading at the same time."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class _OpenRun:
     store: TrajectoryStore
     stack: AsyncExitStack
     port: int | None
-    """Of the private mongod; None for a database of the user's."""
+    """Port of the private mongod; None for the user's own database."""
     is_ours: bool
     """Whether the mongod was started here."""
     used_at: float = field(default_factory=time.monotonic)
@@ -46,13 +46,15 @@ class RunSources:
         Args:
             config: names a database server (`--db_connection_string`), or else the data of private
                 mongods: those of this folder, or only `--mongo_data_dir`.
-            may_write: open stores that can write; otherwise private data are read through a login
-                that could not.
+            may_write: open stores that can write; otherwise private data are read through a
+                read-only login.
         """
         given = config.store.db_connection_string
         self._uri = None if given is None else given.get_secret_value()
-        self._only = config.private_mongo_dir if config.store.mongo_data_dir is not None else None
-        self._only_name = config.run.run_name
+        self._single_data_dir = (
+            config.private_mongo_dir if config.store.mongo_data_dir is not None else None
+        )
+        self._single_run_name = config.run.run_name
         self._may_write = may_write
         self._open: dict[str, _OpenRun] = {}
         self._opening: dict[str, asyncio.Lock] = {}
@@ -62,20 +64,20 @@ class RunSources:
         """The location of the runs as text, without a password."""
         if self._uri is not None:
             return self._uri.partition("://")[2].rpartition("@")[2].partition("/")[0]
-        return str(self._only or PRIVATE_MONGO_ROOT)
+        return str(self._single_data_dir or PRIVATE_MONGO_ROOT)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a process that is to find the same runs."""
-        ours = {name: value for name, value in os.environ.items() if name != "MONGODB_URI"}
-        return ours if self._uri is None else {**ours, "MONGODB_URI": self._uri}
+        environment = {name: value for name, value in os.environ.items() if name != "MONGODB_URI"}
+        return environment if self._uri is None else {**environment, "MONGODB_URI": self._uri}
 
     async def names(self) -> list[str]:
         """Return the names of all runs."""
         if self._uri is not None:
             async with TrajectoryStore.connect(self._uri, "agentrl") as server:
                 return await server.reports.run_names()
-        if self._only is not None:
-            return [self._only_name]
+        if self._single_data_dir is not None:
+            return [self._single_run_name]
         return sorted(path.name for path in PRIVATE_MONGO_ROOT.glob("*/"))
 
     def is_served(self, name: str) -> bool:
@@ -84,7 +86,7 @@ class RunSources:
 
     @asynccontextmanager
     async def opened(self, name: str) -> AsyncIterator[TrajectoryStore]:
-        """Yield the store of a run, which stays open for the next question.
+        """Yield the store of a run, which stays open for the next request.
 
         Raises:
             StoreError: the run does not exist, or its database does not respond.
@@ -95,7 +97,7 @@ class RunSources:
                 await self._close(name)  # its mongod ended with its run
                 run = None
             if run is None:
-                run = self._open[name] = await self._opened(name)
+                run = self._open[name] = await self._open_run(name)
         run.num_users += 1
         try:
             yield run.store
@@ -122,9 +124,9 @@ class RunSources:
             await self._close(name)
 
     def _data_dir(self, name: str) -> Path:
-        return self._only or PRIVATE_MONGO_ROOT / name
+        return self._single_data_dir or PRIVATE_MONGO_ROOT / name
 
-    async def _opened(self, name: str) -> _OpenRun:
+    async def _open_run(self, name: str) -> _OpenRun:
         if name not in await self.names():
             raise StoreError(f"no run {name!r} at {self.place}")
         async with AsyncExitStack() as stack:
@@ -144,15 +146,15 @@ class RunSources:
         data_dir = self._data_dir(name)
         if await asyncio.to_thread(running_uri, data_dir) is not None:
             return EmbeddedMongo(data_dir, running_port(data_dir) or 0), False
-        await self._make_room()
+        await self._close_least_recently_used()
         mongo = EmbeddedMongo(data_dir)
         await asyncio.to_thread(mongo.prepare)
-        mongo.spawn()  # from the main thread, with which the kernel ends it
+        mongo.spawn()  # in the main thread: the kernel ends it when the spawning thread ends
         stack.push_async_callback(asyncio.to_thread, mongo.stop)
         await asyncio.to_thread(mongo.until_writable)
         return mongo, True
 
-    async def _make_room(self) -> None:
+    async def _close_least_recently_used(self) -> None:
         unused = [
             (run.used_at, name)
             for name, run in self._open.items()

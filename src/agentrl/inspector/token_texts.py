@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from agentrl.config.shipped_files import existing_or_shipped
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-_LONGEST_CHARACTER = 8
-"""Tokens, more than any character needs."""
+_MAX_TOKENS_PER_CHARACTER = 8
+"""An upper bound."""
 
 
 def tokenizer_of(config: Mapping[str, Any]) -> Tokenizer | None:
@@ -42,20 +42,20 @@ def _read(path: Path) -> Tokenizer | None:
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Return what each token adds to the text."""
     anchor = tokenizer.encode("a", add_special_tokens=False).ids[:1]
-    before = tokenizer.decode(anchor, skip_special_tokens=False)
+    anchor_text = tokenizer.decode(anchor, skip_special_tokens=False)
 
-    def added(runs: list[list[int]]) -> list[str]:
+    def decode_after_anchor(runs: list[list[int]]) -> list[str]:
         # Decoded after another token, because some tokenizers drop the first token's leading space.
         texts = tokenizer.decode_batch([[*anchor, *run] for run in runs], skip_special_tokens=False)
-        return [text.removeprefix(before) for text in texts]
+        return [text.removeprefix(anchor_text) for text in texts]
 
-    texts = added([[int(one)] for one in ids])
+    texts = decode_after_anchor([[int(token_id)] for token_id in ids])
     position = 0
     while position < len(texts):
         if _BROKEN in texts[position]:
-            ends = range(position + 2, min(position + _LONGEST_CHARACTER, len(ids)) + 1)
+            ends = range(position + 2, min(position + _MAX_TOKENS_PER_CHARACTER, len(ids)) + 1)
             for end in ends:
-                (whole,) = added([[int(one) for one in ids[position:end]]])
+                (whole,) = decode_after_anchor([[int(token_id) for token_id in ids[position:end]]])
                 if _BROKEN not in whole:
                     texts[position:end] = [whole] + [""] * (end - position - 1)
                     position = end - 1
