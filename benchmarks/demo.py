@@ -172,8 +172,8 @@ def main() -> None:
     stored = merged(stored, demo, result)
     arguments.out.write_text(json.dumps(stored, indent=1) + "\n")
     if arguments.picture is not None:
-        kept = stored if demo == DEMOS[0] else stored[demo]
-        draw(arguments.picture, kept["runs"], kept["control_learning_rate_0"])
+        results = stored if demo == DEMOS[0] else stored[demo]
+        draw(arguments.picture, results["runs"], results["control_learning_rate_0"])
     for label, run in (*runs.items(), ("lr 0", control)):
         if run is not None:
             print(

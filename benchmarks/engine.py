@@ -211,7 +211,9 @@ def measure(ways: dict[str, Callable[[], float]], num_tokens: int, rounds: int) 
             elapsed = run()
             if round_number > 0:  # the first one warms up
                 seconds[name].append(elapsed)
-    speeds = {name: num_tokens / statistics.median(each) for name, each in seconds.items()}
+    speeds = {
+        name: num_tokens / statistics.median(durations) for name, durations in seconds.items()
+    }
     return {
         "output_tokens": num_tokens,
         "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},

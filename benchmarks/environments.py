@@ -142,7 +142,7 @@ async def own_loop(
 
 async def by_env(
     mongo: EmbeddedMongo,
-    here: InferenceService,
+    inference_server: InferenceService,
     base: RolloutContext,
     tasks: Sequence[EnvironmentTask],
 ) -> float:
@@ -151,7 +151,7 @@ async def by_env(
         with EnvironmentProcesses.open(section(), server) as environments:
             first = environments.process_of(tasks[0])
             await asyncio.to_thread(first.size)
-            async with kept_registered(store, here):
+            async with kept_registered(store, inference_server):
                 await store.tasks.add(tasks)
                 loop = SamplingLoop(replace(base, store=store), "bench", environments.sampler)
                 await loop.run(asyncio.Event(), asyncio.Event())
@@ -208,9 +208,9 @@ async def measure(
         mongo = stack.enter_context(EmbeddedMongo(model.with_name("mongo")))
         url = stack.enter_context(engine_on(engine_core, model))
         engine = await stack.enter_async_context(SGLangClient(url))
-        here = InferenceService(id="engine", base_url=url, backend="embedded", model_path="m")
+        server = InferenceService(id="engine", base_url=url, backend="embedded", model_path="m")
         pool = await stack.enter_async_context(ServerPool())
-        pool.update([here])
+        pool.update([server])
         engine_time = EngineTime(engine_core, pool)
         tasks_folder = model.with_name("tasks")
         write_tasks(tasks_folder, args.rollouts)
@@ -235,14 +235,14 @@ async def measure(
             await own_loop(uri, base, tasks)  # the first one warms up caches and does not count
             turns_before, ms_before = engine_time.num_turns, engine_time.milliseconds
             rounds: list[Round] = []
-            begun = time.monotonic()
-            while len(rounds) < args.rounds and time.monotonic() < begun + args.seconds:
+            started = time.monotonic()
+            while len(rounds) < args.rounds and time.monotonic() < started + args.seconds:
                 rates, turns = list[float](), list[int]()
                 for is_by_env in (False, True, False):
                     await engine.flush_cache()
                     before = engine_time.num_turns
                     rates.append(
-                        await by_env(mongo, here, base, tasks)
+                        await by_env(mongo, server, base, tasks)
                         if is_by_env
                         else await own_loop(uri, base, tasks)
                     )
@@ -275,9 +275,9 @@ async def measure_and_keep(out: Path, measured: AsyncIterator[tuple[str, dict[st
 
 def keep(out: Path, kind: str, row: dict[str, Any]) -> None:
     """Add a kind's result to the file."""
-    kept = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    stored = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**kept, kind: row}, indent=2) + "\n", encoding="utf-8")
+    out.write_text(json.dumps({**stored, kind: row}, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:

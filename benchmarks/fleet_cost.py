@@ -1,17 +1,17 @@
-"""What a fleet costs beside its turns: CPU time of the loops that grow with servers and samplers.
+"""Measures a fleet's cost apart from its turns: CPU time of loops that grow with its processes.
 
     python benchmarks/fleet_cost.py --out benchmarks/results/fleet_cost.json
 
-All of it with the store's own operations on a real mongod, and with the client's own control calls on
-a real HTTP server. CPU milliseconds of mongod and of the caller, for an operation of each kind:
+The store's own operations run on a real mongod, and the client's own control calls on a real HTTP
+server. The figures are CPU milliseconds of mongod and of the caller, per operation:
 
-- `service_list`: a sampler reads the servers, every second; by the number of servers
-- `server_beat`: a server's heartbeat and its look at the latest policy, every second
+- `service_list`: a sampler reads the servers every second; by the number of servers
+- `server_beat`: a server's heartbeat and its read of the latest policy, every second
 - `sampler_beat`: a sampler's report, every two seconds
-- `renewal`: a lease, every third of its time; those of a sampler travel together
-- `claim`: by the number of claims under way, which all want the same slot
-- `control_call`: one call of the trainer on a server
-- `prepare`: a record's share of what rank 0 does to build a step, by the kind of record
+- `renewal`: the renewal of a lease, three times per lease period, in one request per sampler
+- `claim`: by the number of concurrent claims, which compete for the same slot
+- `control_call`: one call of the trainer to a server
+- `prepare`: the time per record that rank 0 takes to build a step, by the kind of record
 
 `scale_sim.py` computes loads from them.
 """
@@ -58,22 +58,22 @@ class Meter:
         self._mongod = psutil.Process(mongo.pid)
 
     async def of(self, number: int, work: Callable[[], Awaitable[Any]]) -> dict[str, float]:
-        """Run something; return its milliseconds, each of `number` operations."""
+        """Run `work`, which does `number` operations; return the milliseconds per operation."""
         before = self._mongod.cpu_times()
-        own, began = time.thread_time(), time.monotonic()
+        cpu, started = time.thread_time(), time.monotonic()
         await work()
-        seconds, own = time.monotonic() - began, time.thread_time() - own
+        seconds, cpu = time.monotonic() - started, time.thread_time() - cpu
         after = self._mongod.cpu_times()
         mongod = after.user + after.system - before.user - before.system
         return {
             "mongod_ms": round(1000 * mongod / number, 4),
-            "caller_ms": round(1000 * own / number, 4),
+            "caller_ms": round(1000 * cpu / number, 4),
             "per_second": round(number / seconds, 1),
         }
 
 
 def service(number: int) -> InferenceService:
-    """Return a server as SGLang's register."""
+    """Return a server as SGLang servers are registered."""
     url = f"http://10.{number >> 16}.{number >> 8 & 255}.{number & 255}:30000"
     return InferenceService(
         id=f"server-{number:05d}", base_url=url, backend="sglang", model_path="/models/policy"
@@ -81,13 +81,13 @@ def service(number: int) -> InferenceService:
 
 
 async def repeated(number: int, work: Callable[[], Awaitable[Any]]) -> None:
-    """Do something several times, one after the other."""
+    """Run `work` several times in sequence."""
     for _ in range(number):
         await work()
 
 
 async def fleet_rows(store: TrajectoryStore, meter: Meter, repeats: int) -> dict[str, Any]:
-    """Measure what servers and samplers say about themselves, and read of one another."""
+    """Measure the reports of servers and samplers, and their reads of one another."""
     lists: dict[str, Any] = {}
     registered = 0
     for count in SERVERS:
@@ -137,12 +137,12 @@ async def slot_rows(store: TrajectoryStore, meter: Meter, repeats: int) -> dict[
 
     claims: dict[str, Any] = {}
     for together in IN_FLIGHT:
-        each = repeats // together
+        per_task = repeats // together
 
-        async def compete(together: int = together, each: int = each) -> None:
-            await asyncio.gather(*(repeated(each, claim) for _ in range(together)))
+        async def compete(together: int = together, per_task: int = per_task) -> None:
+            await asyncio.gather(*(repeated(per_task, claim) for _ in range(together)))
 
-        claims[str(together)] = await meter.of(each * together, compete)
+        claims[str(together)] = await meter.of(per_task * together, compete)
     while len(leases) < LEASES:
         await claim()
     held = leases[:LEASES]
@@ -157,7 +157,7 @@ async def slot_rows(store: TrajectoryStore, meter: Meter, repeats: int) -> dict[
 
 
 def prepare_ms(records: Records) -> float:
-    """Return what building a step takes of rank 0, for a record of this kind."""
+    """Return the milliseconds that rank 0 takes per record of this kind to build a step."""
     part = round(records.tokens / 2 / records.turns)
     shape = Workload(
         num_groups=4,
@@ -168,9 +168,9 @@ def prepare_ms(records: Records) -> float:
         tool_tokens=part,
     )
     groups = make_groups(shape)
-    began = time.thread_time()
+    started = time.thread_time()
     build_step(groups, policy_version=0, token_budget=65_536)
-    spent = time.thread_time() - began
+    spent = time.thread_time() - started
     return round(1000 * spent / (shape.num_groups * shape.num_records), 4)
 
 

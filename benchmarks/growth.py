@@ -242,12 +242,12 @@ def pages(store: TrajectoryStore) -> dict[str, Query]:
 async def least_ms(query: Query) -> float:
     """Return the shortest repeat; the first, which fills caches, does not count."""
     await query()
-    taken = []
+    seconds = []
     for _ in range(REPEATS):
-        began = time.monotonic()
+        started = time.monotonic()
         await query()
-        taken.append(time.monotonic() - began)
-    return round(1000 * min(taken), 2)
+        seconds.append(time.monotonic() - started)
+    return round(1000 * min(seconds), 2)
 
 
 async def measure_queries(uri: str) -> dict[str, dict[str, float]]:
@@ -267,9 +267,9 @@ async def add_questions(uri: str, path: Path) -> float:
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
         data = DataSection(train_file=path, num_generations=1, num_train_epochs=1)
-        began = time.monotonic()
+        started = time.monotonic()
         await append_tasks(store, train_tasks(data, seed=0))
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         await store.drop_database()
         return seconds
 
@@ -305,16 +305,16 @@ def measure_adding(mongo: EmbeddedMongo, folder: Path, num_questions: int) -> di
             question = {"id": f"q{number}", "query": f"What is {number} + 1?", "answer": number + 1}
             file.write(json.dumps(question) + "\n")
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    child = context.Process(target=add_in_child, args=(mongo.uri("adding"), path, there))
+    parent_end, child_end = context.Pipe()
+    child = context.Process(target=add_in_child, args=(mongo.uri("adding"), path, child_end))
     mongod = psutil.Process(mongo.pid)
     before = mongod.cpu_times()
     child.start()
-    found: dict[str, float] = here.recv()
+    found: dict[str, float] = parent_end.recv()
     child.join()
     after = mongod.cpu_times()
-    taken = after.user + after.system - before.user - before.system
-    return {**found, "mongod_cpu_seconds": round(taken, 1)}
+    cpu_time = after.user + after.system - before.user - before.system
+    return {**found, "mongod_cpu_seconds": round(cpu_time, 1)}
 
 
 # --- everything --------------------------------------------------------------------------------

@@ -1,18 +1,18 @@
-"""What attacks and faults come to now: one figure for each line of `hardening_lines.py` that has one.
+"""Measures the effects of attacks and faults: the figures of the lines of `hardening_lines.py`.
 
     python benchmarks/hardening.py --out benchmarks/results/hardening.json
     python benchmarks/hardening.py --only engine run                 measure these parts again
     python benchmarks/hardening.py --fuzz fuzz.json --chaos a.json b.json
 
-Everything is tried on the product's own code and processes: a served engine, an agent's endpoint before
-a store, tool servers that flood their client, private mongods that are killed and whose clock steps, and
-a run whose processes are killed one after the other. Memory is what a process takes beyond what it had,
-a stall the processor time of one callback of an event loop. `--fuzz` and `--chaos` take what
-`scripts/fuzz --json` and `scripts/chaos --json` print, and measure nothing; several campaigns of chaos
-add up. The file keeps what a call leaves out. Growth is read from `growth.json` when
-`scripts/performance_page.py` writes the table of docs/hardening.md.
+All attacks are made on the product's own code and processes: a served engine, an agent's endpoint in
+front of a store, tool servers that flood their client, private mongods that are killed and whose clock
+steps, and a run whose processes are killed one after another. Memory is the growth of a process, and a
+stall the processor time of one callback of an event loop. `--fuzz` and `--chaos` take the output of
+`scripts/fuzz --json` and `scripts/chaos --json`, and measure nothing; figures of several chaos
+campaigns are added. The file keeps figures that a call does not measure. Growth is read from
+`growth.json` when `scripts/performance_page.py` writes the table of docs/hardening.md.
 
-Clocks step where libfaketime is installed; the user `nobody` needs root.
+Clock steps need libfaketime; attacks by the user `nobody` need root.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What hostile requests do to a served engine, and to an agent's endpoint before one."""
+"""Measures the effects of hostile requests on a served engine, and on an agent's endpoint."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def engine() -> dict[str, dict[str, Any]]:
-    """Return what each attack on a served engine came to."""
+    """Return the figures of each attack on a served engine."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65_536), most))
     with engine_process(MODEL) as url:
@@ -96,19 +96,19 @@ def _with_grammar(grammar: Grammar) -> bytes:
 
 
 async def _generate(http: httpx.AsyncClient) -> float:
-    began = time.monotonic()
+    started = time.monotonic()
     answer = await http.post("/generate", json=WELL)
     assert answer.status_code == 200, answer.text
-    return time.monotonic() - began
+    return time.monotonic() - started
 
 
 async def _refusals(http: httpx.AsyncClient, bodies: list[bytes]) -> dict[str, Any]:
-    """Send each body, and one that is well behind it."""
+    """Send each body, and a well-formed one after it."""
     statuses, slowest = [], 0.0
     for body in bodies:
-        began = time.monotonic()
+        started = time.monotonic()
         answer = await http.post("/generate", content=body, headers=JSON)
-        slowest = max(slowest, time.monotonic() - began)
+        slowest = max(slowest, time.monotonic() - started)
         statuses.append(answer.status_code)
         await _generate(http)
     return {
@@ -133,7 +133,7 @@ async def _pages(http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def _large(http: httpx.AsyncClient, pid: int) -> dict[str, Any]:
-    """Send 20 MB of text while a neighbour samples."""
+    """Send 20 MB of text while another client samples."""
     body = json.dumps({"text": "a " * 10_000_000}).encode()
     peak, waits = PeakMemory(pid), []
     sending = asyncio.create_task(http.post("/generate", content=body, headers=JSON))
@@ -148,18 +148,18 @@ async def _large(http: httpx.AsyncClient, pid: int) -> dict[str, Any]:
 
 
 async def _half_sent(http: httpx.AsyncClient) -> dict[str, Any]:
-    """Begin thousands of requests, and wait until the server has closed all of them."""
+    """Open thousands of incomplete requests, and wait until the server has closed all of them."""
     port = http.base_url.port
     assert port is not None
     head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
-    began = time.monotonic()
+    started = time.monotonic()
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(NUM_HALF_SENT)]
     for _, writer in opened:
         writer.write(head)
     wait = await _generate(http)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.gather(*(reader.read() for reader, _ in opened))
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - started
     for _, writer in opened:
         writer.close()
     return {
@@ -170,30 +170,30 @@ async def _half_sent(http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 def grammars() -> dict[str, Any]:
-    """Return the seconds until each killing grammar is refused, and whether others compile after it."""
+    """Return the seconds until each lethal grammar is refused, and whether others compile after it."""
     file = MODEL / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
     trial = GrammarTrial(file, tokenizer.get_vocab_size(with_added_tokens=True), frozenset({0}))
-    taken, refused = [], 0
+    durations, refused = [], 0
     try:
         for grammar in KILLERS:
-            began = time.monotonic()
+            started = time.monotonic()
             try:
                 trial.check(grammar)
             except ValueError:
                 refused += 1
-            taken.append(round(time.monotonic() - began, 2))
+            durations.append(round(time.monotonic() - started, 2))
             trial.check(Grammar(kind="regex", text="[ab]{4}"))
     finally:
         trial.close()
-    return {"tried": len(KILLERS), "refused": refused, "seconds": max(taken)}
+    return {"tried": len(KILLERS), "refused": refused, "seconds": max(durations)}
 
 
-# --- before an agent's endpoint ---------------------------------------------------------------
+# --- an agent's endpoint ----------------------------------------------------------------------
 
 
 def endpoint() -> dict[str, dict[str, Any]]:
-    """Return what each attack on the endpoint of an agent came to, in a sampler's process."""
+    """Return the figures of each attack on an agent's endpoint, in a sampler's process."""
     return {
         "user_text": apart(_user_text),
         "malformed": apart(_malformed),
@@ -215,7 +215,7 @@ async def _user_text(meter: Meter) -> dict[str, Any]:
 
 
 async def _post_all(meter: Meter, bodies: Sequence[str]) -> dict[str, Any]:
-    """Let an agent send bodies, and an ordinary call behind each."""
+    """Let an agent send bodies, and an ordinary call after each."""
     statuses: list[int] = []
     sent = [body.encode() for body in bodies]
 
@@ -257,17 +257,17 @@ async def _stage() -> AsyncIterator[tuple[RolloutContext, AgentEndpointServer]]:
         EmbeddedMongo(Path(folder) / "mongo") as mongo,
         serve_script(renderer, lambda _: "hm") as scripted,
     ):
-        here = InferenceService(
+        server = InferenceService(
             id="scripted", base_url=scripted.base_url, backend="embedded", model_path="m"
         )
         async with (
             open_store(mongo) as store,
-            kept_registered(store, here),
+            kept_registered(store, server),
             ServerPool() as servers,
             connect_tools(ToolsConfig(servers={})) as toolbox,
             AgentEndpointServer.open(AgentSection(), "m") as endpoints,
         ):
-            servers.update([here])
+            servers.update([server])
             task = MCPTask(id="train/0/q1", query="?", answer="7", scorer="exact")
             await store.tasks.add([task])
             yield (

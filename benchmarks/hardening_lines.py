@@ -1,9 +1,9 @@
-"""The lines of `hardening.py`: what is tried, what it did before, and what has to happen.
+"""The lines of `hardening.py`: the attack, its effect before, and the required outcome.
 
 The figures before were measured on 2026-11-22, on four real runs that were attacked. `after` is filled
-with the figures of this machine: `{part.name}` is a figure of what `hardening.py` measures as `part`,
-`{growth.…}` one of `growth.json`. A line without figures says its outcome in words. Every line names
-the tests that try it.
+with the figures of this machine: `{part.name}` is a figure of the part that `hardening.py` measures,
+`{growth.…}` a figure of `growth.json`. A line without figures states its outcome in words. Every line
+names the tests that make the attack.
 """
 
 from dataclasses import dataclass
@@ -251,9 +251,9 @@ HIGH = (
     Line(
         "5h",
         "20 MB of text to the engine",
-        "4.6 GB, 26 s for neighbours",
+        "4.6 GB, 26 s for other requests",
         "{engine.large.status}; {engine.large.megabytes:.0f} MB, "
-        "{engine.large.neighbour_seconds:.2f} s for neighbours",
+        "{engine.large.neighbour_seconds:.2f} s for other requests",
         "rejected before tokenization",
         (
             f"{_HTTP}::test_a_body_of_20_mb_is_not_kept",
@@ -362,7 +362,7 @@ MEDIUM = (
         "10b",
         "planted secrets in files, documents, logs, arguments and tool servers' environments",
         "there",
-        "in no artefact but the owner's own files",
+        "only in the owner's own files",
         "none",
         (
             f"{_NEIGHBOURS}::test_planted_secrets_are_in_no_artefact_but_their_owners_own_file",
@@ -539,9 +539,9 @@ LOW = (
     Line(
         "L3",
         "{engine.half_sent.tried:,} half-sent requests",
-        "open for ever",
+        "open forever",
         "closed after {engine.half_sent.seconds:.0f} s; "
-        "{engine.half_sent.neighbour_seconds:.2f} s for a neighbour meanwhile",
+        "{engine.half_sent.neighbour_seconds:.2f} s for a concurrent request",
         "closed",
         (
             f"{_UNIT}/runtime/test_request_deadlines.py::"

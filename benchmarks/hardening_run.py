@@ -1,4 +1,4 @@
-"""What a run loses when its processes are killed, its database's clock steps, or a stranger comes."""
+"""Measures what a run loses through killed processes, clock steps of its database, and intruders."""
 
 import asyncio
 import os
@@ -28,13 +28,13 @@ HOUR = 3600
 LEASE_SECONDS = 1.2
 NUM_LIVE = 8
 NEW_STEPS = 2
-"""Of a run, after each kill: the second is made of rollouts that began behind it."""
+"""Steps of a run after each kill; the second consists of rollouts that started after the kill."""
 KEYS = {"AGENTRL_API_KEY": "key-for-data", "AGENTRL_ADMIN_KEY": "key-for-control"}
 KILLED = {"trainer": "agentrl train", "keeper": "agentrl serve", "mongod": "mongod --"}
 
 
 def killed_mongod() -> dict[str, Any]:
-    """Return the seconds from a kill of the private mongod until its clients are answered."""
+    """Return the seconds from a kill of the private mongod until it answers its clients again."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder) / "mongo") as mongo:
         return asyncio.run(_kill_mongod(mongo))
 
@@ -44,29 +44,29 @@ async def _kill_mongod(mongo: EmbeddedMongo) -> dict[str, Any]:
     async with TrajectoryStore.connect(mongo.uri("run")) as store:
         await store.ensure_schema()
         port = mongo.port
-        began = time.monotonic()
+        start_time = time.monotonic()
         os.kill(mongo.pid, signal.SIGKILL)
         await store.tasks.count()
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start_time
     keeping.cancel()
     await asyncio.wait({keeping})
     return {"seconds": round(seconds, 1), "same_port": mongo.port == port}
 
 
 def stranger() -> dict[str, Any]:
-    """Return how much of what the user `nobody` tries against a private mongod is refused."""
+    """Return how many attempts of the user `nobody` on a private mongod are refused."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         with EmbeddedMongo(Path(folder) / "mongo") as mongo:
-            said = as_stranger(mongo.port, Path(folder) / "mongo")
-    return {"tried": len(said), "refused": sum("refused 13" in line for line in said)}
+            answers = as_stranger(mongo.port, Path(folder) / "mongo")
+    return {"tried": len(answers), "refused": sum("refused 13" in line for line in answers)}
 
 
 # --- clocks -----------------------------------------------------------------------------------
 
 
 def clock_steps() -> dict[str, Any]:
-    """Return how many live leases a step of the database's clock takes, and how long dead ones stay."""
+    """Return how many live leases a clock step ends, and how long the leases of dead processes last."""
     found: dict[str, Any] = {}
     before = os.environ.get("MONGOD_BINARY")
     for name, seconds in (("forward", HOUR), ("back", -HOUR)):
@@ -100,17 +100,19 @@ async def _step(mongo: EmbeddedMongo, clock: Path, seconds: int) -> dict[str, An
                 now = (await store.database.handle.command("hello"))["localTime"]
                 if abs((now - before).total_seconds()) > HOUR / 2:
                     break
-        began, freed, lost = time.monotonic(), None, set()
-        while time.monotonic() - began < 4 * LEASE_SECONDS:
+        start_time, freed, lost_leases = time.monotonic(), None, set()
+        while time.monotonic() - start_time < 4 * LEASE_SECONDS:
             reaped = await store.groups.reap(3, lease_seconds=LEASE_SECONDS)
             if reaped.num_expired and freed is None:
-                freed = round(time.monotonic() - began, 1)
+                freed = round(time.monotonic() - start_time, 1)
             await asyncio.sleep(LEASE_SECONDS / 6)
-            lost |= await store.records.renew([(one.id, one.fence) for one in live], LEASE_SECONDS)
-        gone = await store.records.get(dead.id)
-        assert gone is not None
-        assert [one.ended_by for one in gone.attempts] == ["expired"]
-    return {"live": NUM_LIVE, "lost": len(lost), "dead_freed_seconds": freed}
+            lost_leases |= await store.records.renew(
+                [(one.id, one.fence) for one in live], LEASE_SECONDS
+            )
+        expired = await store.records.get(dead.id)
+        assert expired is not None
+        assert [one.ended_by for one in expired.attempts] == ["expired"]
+    return {"live": NUM_LIVE, "lost": len(lost_leases), "dead_freed_seconds": freed}
 
 
 async def _claim(store: TrajectoryStore, owner: str) -> Record:
@@ -125,7 +127,7 @@ async def _claim(store: TrajectoryStore, owner: str) -> Record:
 
 
 def run() -> dict[str, Any]:
-    """Return the seconds until a run makes steps again after each kill, and until two SIGINT end it."""
+    """Return the seconds until a run trains again after each kill, and until two SIGINTs end it."""
     found: dict[str, Any] = {}
     os.environ.update(KEYS)
     with tempfile.TemporaryDirectory() as scratch:
@@ -147,27 +149,27 @@ def run() -> dict[str, Any]:
 
 
 async def _pause(run: Started) -> float:
-    """Pause the server as a stranger would who has its key; return the seconds until it goes on."""
+    """Pause the server as an intruder with its key could; return the seconds until it resumes."""
     (server,) = [one for one in run.children() if "agentrl.inference.engine" in one.cmdline()]
     (listening,) = [one for one in server.net_connections("tcp") if one.status == "LISTEN"]
     url = f"http://127.0.0.1:{listening.laddr.port}"
     data, control = (SecretStr(key) for key in KEYS.values())
     async with SGLangClient(url, api_key=data, admin_key=control) as client:
         await client.pause("in_place")
-        began = time.monotonic()
+        start_time = time.monotonic()
         while True:
             if not await client.is_paused():
-                return round(time.monotonic() - began, 1)
+                return round(time.monotonic() - start_time, 1)
             await asyncio.sleep(0.1)
 
 
 def _seconds_without(run: Started, folder: Path, command: str) -> float:
     killed = run.child(command)
-    done = len(metrics(folder))
-    began = time.monotonic()
+    num_steps = len(metrics(folder))
+    start_time = time.monotonic()
     killed.kill()
-    run.until(_more_steps(folder, done + NEW_STEPS))
-    return round(time.monotonic() - began, 1)
+    run.until(_more_steps(folder, num_steps + NEW_STEPS))
+    return round(time.monotonic() - start_time, 1)
 
 
 def _more_steps(folder: Path, number: int) -> Callable[[], bool]:
@@ -177,13 +179,13 @@ def _more_steps(folder: Path, number: int) -> Callable[[], bool]:
 def _interrupt(run: Started) -> float:
     children = run.children()
     run.process.send_signal(signal.SIGINT)
-    time.sleep(1)  # closer together, they would be one
-    began = time.monotonic()
+    time.sleep(1)  # signals in quick succession would count as one
+    start_time = time.monotonic()
     if run.process.poll() is None:
         run.process.send_signal(signal.SIGINT)
     run.process.wait(60)
     psutil.wait_procs(children, timeout=60)
-    return round(time.monotonic() - began, 1)
+    return round(time.monotonic() - start_time, 1)
 
 
 if __name__ == "__main__":

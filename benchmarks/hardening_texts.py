@@ -1,4 +1,4 @@
-"""What texts, files and settings of others cost: readers of replies, question files, addresses, secrets."""
+"""Measures the cost of untrusted texts, files and settings: reply parsers, question files, addresses."""
 
 import re
 import tempfile
@@ -28,7 +28,7 @@ from agentrl.rollout.image_library import ImageLibrary
 
 SCANNED_CHARS, LONG_CHARS = 16_000, 64_000
 SLOWEST = 3
-"""Texts of each reader whose growth is measured."""
+"""Number of texts per reader whose growth is measured."""
 REPEATS = 3
 NAMED: dict[str, tuple[str, str, str, int]] = {
     "deepseek": ("deepseekv3", DEEPSEEK_CALL, " ", 1_600),
@@ -39,7 +39,7 @@ NAMED: dict[str, tuple[str, str, str, int]] = {
     "think_end": ("thinking", "", "</think>", 200_000),
     "answer": ("answer", "", "<answer>", 200_000),
 }
-"""Texts that were measured before: reader, beginning, what is repeated, and characters."""
+"""Texts of the earlier measurement: reader, beginning, repeated part, and length in characters."""
 
 
 def readers() -> dict[str, Any]:
@@ -73,12 +73,12 @@ def _growth(reader: str, make: Callable[[int], str], size: int) -> float:
 
 def _seconds(reader: str, text: str, repeats: int = REPEATS) -> float:
     read, _ = READERS[reader]
-    taken = []
+    seconds = []
     for _ in range(repeats):
-        began = time.thread_time()
+        started = time.thread_time()
         read(text)
-        taken.append(time.thread_time() - began)
-    return min(taken)
+        seconds.append(time.thread_time() - started)
+    return min(seconds)
 
 
 async def _load(meter: Meter, path: Path) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def question_files() -> dict[str, Any]:
         image = folder / "image.jsonl"
         image.write_text('{"question": "x", "answer": "y", "image": "/dev/zero"}\n')
         attacks = {"digits": digits, "image": image, "device": Path("/dev/zero")}
-        made = (pipe, endless_line, endless_element, parquet_bomb, repeated_cells)
-        for path in [*attacks.values(), *(make(folder) for make in made)]:
+        makers = (pipe, endless_line, endless_element, parquet_bomb, repeated_cells)
+        for path in [*attacks.values(), *(make(folder) for make in makers)]:
             found[path.name.partition(".")[0]] = apart(_load, path)
     refused = [one for one in found.values() if one["refused"]]
     return {
@@ -120,7 +120,7 @@ async def _keep_images(meter: Meter) -> dict[str, Any]:
     with meter:
         for address in PRIVATE:
             host = f"[{address.replace('%', '%25')}]" if ":" in address else address
-            # It is refused before anything is stored, so that no store is needed.
+            # The image is refused before anything is stored, so no store is needed.
             library = ImageLibrary(None, 1000)  # type: ignore[arg-type]
             try:
                 await library.keep([f"http://{host}/image"])
@@ -135,7 +135,7 @@ def image_addresses() -> dict[str, Any]:
 
 
 def planted_secrets() -> dict[str, Any]:
-    """Return how many planted secrets stand in what is written for everybody to read."""
+    """Return how many planted secrets occur in output that everybody can read."""
     found: set[str] = set()
     planted = re.findall(r"plant-\d+", str(PLANTED) + str(COMMAND))
     with tempfile.TemporaryDirectory() as folder:

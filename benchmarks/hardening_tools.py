@@ -1,4 +1,4 @@
-"""What tool servers, aggregators and judges cost that answer with far too much."""
+"""Measures the cost of tool servers, aggregators and judges that answer with excessive data."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ CALL_SECONDS = 30.0
 
 
 def floods() -> dict[str, dict[str, Any]]:
-    """Return what each flood came to."""
+    """Return the figures of each flood."""
     with listening_process((sys.executable, SERVER, "{port}")) as url:
         return {
             "many_tools": apart(_list, f"{url}/many"),

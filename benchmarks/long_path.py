@@ -108,13 +108,13 @@ def measure(family: str, num_tokens: int, token_budget: int, *, is_checked: bool
     gradient(
         policy, build_step([conversation(256)], policy_version=0, token_budget=64).micro_batches[0]
     )
-    memory, begun = Memory("cpu"), time.process_time()
+    memory, started = Memory("cpu"), time.process_time()
     norm = float(gradient(policy, step.micro_batches[0]).norm())
     figures: dict[str, Any] = {
         "tokens": step.stats.tokens_packed,
         "chunks": sum(batch.num_chunks for batch in step.micro_batches[0]),
         "loss_terms": step.stats.num_targets,
-        "seconds": round(time.process_time() - begun, 1),
+        "seconds": round(time.process_time() - started, 1),
         "peak_mib": memory.peak(),
         "gradient_norm": norm,
     }
@@ -131,11 +131,11 @@ def errors(policy: PolicyModel, group: SelectedGroup, token_budget: int) -> dict
         return step.micro_batches[0]
 
     found = gradient(policy, batches(token_budget))
-    whole = gradient(policy, batches(10**9))
+    whole_gradient = gradient(policy, batches(10**9))
     with with_own_attention(policy.model):
         separate = gradient(policy, batches(10**9, "none"))
     return {
-        "error_whole": float((found - whole).norm() / whole.norm()),
+        "error_whole": float((found - whole_gradient).norm() / whole_gradient.norm()),
         "error_separate": float((found - separate).norm() / separate.norm()),
     }
 
@@ -151,34 +151,41 @@ def main() -> None:
     parser.add_argument("--whole_up_to", type=int, default=8192)
     parser.add_argument("--out", type=Path, help="add the figures to this JSON file")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.here:
+    arguments = parser.parse_args()
+    if arguments.here:
         torch.set_num_threads(1)
-        (name,), (num_tokens,) = given.models, given.tokens
-        is_checked = num_tokens <= given.whole_up_to
+        (name,), (num_tokens,) = arguments.models, arguments.tokens
+        is_checked = num_tokens <= arguments.whole_up_to
         print(
-            json.dumps(measure(MODELS[name], num_tokens, given.token_budget, is_checked=is_checked))
+            json.dumps(
+                measure(MODELS[name], num_tokens, arguments.token_budget, is_checked=is_checked)
+            )
         )
         return
     about = {**machine(), "torch": torch.__version__, "transformers": version("transformers")}
-    for name in given.models:
-        for num_tokens in given.tokens:
-            figures = _alone(name, num_tokens, given)
+    for name in arguments.models:
+        for num_tokens in arguments.tokens:
+            figures = _alone(name, num_tokens, arguments)
             print(name, num_tokens, json.dumps(figures), flush=True)
-            if given.out:
-                found = json.loads(given.out.read_text()) if given.out.exists() else {}
+            if arguments.out:
+                found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
                 found.setdefault(name, {})[str(num_tokens)] = figures
                 found["machine"] = about
-                given.out.write_text(json.dumps(found, indent=1) + "\n")
+                arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _alone(name: str, num_tokens: int, given: argparse.Namespace) -> dict[str, Any]:
+def _alone(name: str, num_tokens: int, arguments: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, str(HERE / "long_path.py"), "--here"]
     command += ["--models", name, "--tokens", str(num_tokens)]
-    command += ["--token_budget", str(given.token_budget), "--whole_up_to", str(given.whole_up_to)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    command += [
+        "--token_budget",
+        str(arguments.token_budget),
+        "--whole_up_to",
+        str(arguments.whole_up_to),
+    ]
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     load = {"load_average": round(os.getloadavg()[0], 1)}
-    return {**json.loads(done.stdout.splitlines()[-1]), **load}
+    return {**json.loads(process.stdout.splitlines()[-1]), **load}
 
 
 if __name__ == "__main__":

@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of groups, prompts and scores")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--write", action="store_true", help="write the table into docs/models.md")
-    given = parser.parse_args(arguments)
-    names = given.families.split(",")
+    options = parser.parse_args(arguments)
+    names = options.families.split(",")
     unknown = sorted({*names} - {*NAMES})
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(NAMES)}")
@@ -88,12 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers_logging.disable_progress_bar()
     found = {}
     for name in names:
-        found[name] = measured(name, given.seed)
-        if not given.json:
+        found[name] = measured(name, options.seed)
+        if not options.json:
             print(_line(name, found[name]), flush=True)
-    if given.json:
+    if options.json:
         print(json.dumps(found))
-    if given.write:
+    if options.write:
         _write_page(found)
     return 0 if all(is_within(name, figures) for name, figures in found.items()) else 1
 
@@ -245,14 +245,14 @@ def _sample(
 ) -> list[TokenSequence]:
     sequences = []
     for number, prompt in enumerate(prompts):
-        given = np.array(prompt, dtype=np.int32)
+        prompt_ids = np.array(prompt, dtype=np.int32)
         params = DrawParams(
             max_new_tokens=8,
             temperature=TEMPERATURE,
             seed=seed + number,
         )
-        places = np.flatnonzero(given == images[0].image_token_id).tolist() if images else []
-        ids, placed = expanded(given, list(zip(places, images, strict=True)))
+        places = np.flatnonzero(prompt_ids == images[0].image_token_id).tolist() if images else []
+        ids, placed = expanded(prompt_ids, list(zip(places, images, strict=True)))
         sequences.append(TokenSequence.start(f"{seed}/{number}", ids, params).showing(placed))
     scheduler.submit_all(sequences)
     while scheduler.has_work:

@@ -9,8 +9,8 @@ what the process held before the model. `error` is the difference between plan a
 relative to the measurement; `largest_error` is the largest of them. Memory that kernels and gloo
 allocate outside of tensors adds to the difference.
 
-`--measure NAME` is one process of a measurement. `--only NAME,NAME` measures some configurations again and
-keeps the others' rows.
+`--measure NAME` is one process of a measurement. `--only NAME,NAME` measures some configurations again
+and keeps the rows of the others.
 """
 
 import argparse
@@ -137,9 +137,9 @@ def row(name: str, case: Case) -> dict[str, Any]:
         path = Path(folder)
         write_model(case, path)
         batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
-        given = settings(case, path)
-        shape = mesh_shape(given.trainer, case.num_ranks)
-        planned = rehearse(given, shape, batch, device="cpu").peak
+        learner_settings = settings(case, path)
+        shape = mesh_shape(learner_settings.trainer, case.num_ranks)
+        planned = rehearse(learner_settings, shape, batch, device="cpu").peak
         found = measured(name, case, path)
     error = abs(planned - found) / found
     print(
@@ -168,8 +168,8 @@ def main() -> None:
     about = {**machine(), "torch": torch.__version__, "transformers": transformers.__version__}
     rows: dict[str, Any] = {}
     if arguments.out.exists():
-        known = json.loads(arguments.out.read_text(encoding="utf-8"))["configurations"]
-        rows = {one["name"]: one for one in known}
+        stored = json.loads(arguments.out.read_text(encoding="utf-8"))["configurations"]
+        rows = {one["name"]: one for one in stored}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for name in arguments.only.split(","):
         rows[name] = row(name, CASES[name])

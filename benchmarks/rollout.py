@@ -161,22 +161,22 @@ class Bench:
 
     async def round(self, warm_up: Played, *, sampler_first: bool) -> Round:
         """Measure all sides once; the direct sides replay the sampler's requests."""
-        asked = warm_up.asked
+        requests = warm_up.asked
         if sampler_first:
             played = await self.play()
-            beside = await self.replay_beside(played.busy_share, asked)
-            straight, again = await self.replay(asked), await self.replay(asked)
+            beside_work = await self.replay_beside(played.busy_share, requests)
+            straight, straight_again = await self.replay(requests), await self.replay(requests)
         else:
-            again, straight = await self.replay(asked), await self.replay(asked)
-            beside = await self.replay_beside(warm_up.busy_share, asked)
+            straight_again, straight = await self.replay(requests), await self.replay(requests)
+            beside_work = await self.replay_beside(warm_up.busy_share, requests)
             played = await self.play()
         return Round(
             sampled=Middle.of(played.calls),
             straight=straight,
-            again=again,
-            beside=beside,
+            again=straight_again,
+            beside=beside_work,
             cpu_ms_a_turn=played.cpu_ms_a_turn,
-            num_same=num_same(played.asked, asked),
+            num_same=num_same(played.asked, requests),
             num_turns=len(played.calls),
         )
 
@@ -185,11 +185,11 @@ class Bench:
         async with open_store(self.mongo) as store, RecordingPool() as pool:
             await store.tasks.add(tasks(self.num_rollouts))
             await self.engine.flush_cache()
-            before, began = cpu_seconds(), time.perf_counter()
+            before, started = cpu_seconds(), time.perf_counter()
             async with kept_registered(store, self.service):
                 await play(store, rollout_context(store, pool, self.toolbox))
             spent = {name: after - before[name] for name, after in cpu_seconds().items()}
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - started
         return Played(
             asked=pool.asked,
             calls=pool.calls,
@@ -197,15 +197,15 @@ class Bench:
             busy_share=sum(spent.values()) / seconds,
         )
 
-    async def replay(self, asked: Chains) -> Middle:
+    async def replay(self, requests: Chains) -> Middle:
         """Send the requests directly to the engine."""
         await self.engine.flush_cache()
-        return Middle.of(await replay(self.engine.base_url, asked))
+        return Middle.of(await replay(self.engine.base_url, requests))
 
-    async def replay_beside(self, busy_share: float, asked: Chains) -> Middle:
+    async def replay_beside(self, busy_share: float, requests: Chains) -> Middle:
         """Send the requests directly while the other cores are busy for this share of the time."""
         with busy(busy_share):
-            return await self.replay(asked)
+            return await self.replay(requests)
 
 
 def cpu_seconds() -> dict[str, float]:

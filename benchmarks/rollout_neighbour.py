@@ -2,7 +2,7 @@
 
 Two cores of a machine share more than memory: on many, especially virtual ones, they are two
 threads of one core, and load on one slows down the other. In production, samplers and engines do
-not share a core. Direct requests next to an equally busy neighbour separate the sampler's own cost
+not share a core. Direct requests next to an equally busy neighbor separate the sampler's own cost
 from the machine's.
 """
 

@@ -1,7 +1,7 @@
 """The sides of the rollout benchmark's comparison, and their timing.
 
 Every round has four sides: the sampler, the same requests sent directly, the same once more, and
-the same next to a busy neighbour. The order is reversed from one round to the next, so drift (a
+the same next to a busy neighbor. The order is reversed from one round to the next, so drift (a
 clock, a cache, another process) affects all sides alike. The difference between the two direct
 sides is the noise of the measurement.
 
@@ -109,12 +109,12 @@ class Round:
 
     @property
     def ratio_beside_work(self) -> float:
-        """The sampler's tokens per second over those of the direct side with busy neighbours."""
+        """The sampler's tokens per second over those of the direct side with busy neighbors."""
         return self.sampled.tokens_per_second / self.beside.tokens_per_second
 
     @property
     def neighbour_ratio(self) -> float:
-        """The engine's tokens per second with a busy neighbour over those without."""
+        """The engine's tokens per second with a busy neighbor over those without."""
         return self.beside.tokens_per_second / self._straight_tokens_per_second
 
     @property
@@ -129,13 +129,13 @@ class Round:
 
 def figures(rounds: Sequence[Round]) -> dict[str, Any]:
     """Return the medians over rounds, and the spread of the rounds."""
-    ratios = [each.ratio for each in rounds]
-    straight_ratios = [each.straight_ratio for each in rounds]
-    straight = [side for each in rounds for side in (each.straight, each.again)]
-    sampled = [each.sampled for each in rounds]
+    ratios = [one_round.ratio for one_round in rounds]
+    straight_ratios = [one_round.straight_ratio for one_round in rounds]
+    straight = [side for one_round in rounds for side in (one_round.straight, one_round.again)]
+    sampled = [one_round.sampled for one_round in rounds]
     engine_ms = 1000 / _median(straight, "turns_per_second")
     cpu_ms = {
-        name: statistics.median(each.cpu_ms_a_turn[name] for each in rounds)
+        name: statistics.median(one_round.cpu_ms_a_turn[name] for one_round in rounds)
         for name in rounds[0].cpu_ms_a_turn
     }
     return {
@@ -147,9 +147,13 @@ def figures(rounds: Sequence[Round]) -> dict[str, Any]:
             "ratios": straight_ratios,
         },
         "beside_equal_work": {
-            "throughput_ratio": statistics.median(each.ratio_beside_work for each in rounds),
-            "ratios": [each.ratio_beside_work for each in rounds],
-            "left_by_work_alone": statistics.median(each.neighbour_ratio for each in rounds),
+            "throughput_ratio": statistics.median(
+                one_round.ratio_beside_work for one_round in rounds
+            ),
+            "ratios": [one_round.ratio_beside_work for one_round in rounds],
+            "left_by_work_alone": statistics.median(
+                one_round.neighbour_ratio for one_round in rounds
+            ),
         },
         "engine_ms_a_turn": engine_ms,
         "cpu_ms_a_turn": cpu_ms,
@@ -163,8 +167,8 @@ def figures(rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def _median(sides: Sequence[Middle], what: str) -> float:
-    return float(statistics.median(getattr(side, what) for side in sides))
+def _median(sides: Sequence[Middle], name: str) -> float:
+    return float(statistics.median(getattr(side, name) for side in sides))
 
 
 class RecordingPool(ServerPool):
@@ -185,9 +189,9 @@ class RecordingPool(ServerPool):
     ) -> GenerateResult:
         """Sample and record the request."""
         self.asked[key].append(request)
-        began = time.perf_counter()
+        started = time.perf_counter()
         result = await super().generate(key, request, on_partial, group=group)
-        self.calls.append(Call(key, began, time.perf_counter(), len(result.output_ids)))
+        self.calls.append(Call(key, started, time.perf_counter(), len(result.output_ids)))
         return result
 
 
@@ -198,9 +202,9 @@ Chains = Mapping[str, Sequence[GenerateRequest]]
 def num_same(chains: Chains, others: Chains) -> int:
     """Count the requests of `chains` that equal those at the same places in `others`."""
     return sum(
-        np.array_equal(mine.input_ids, theirs.input_ids) and mine.sampling == theirs.sampling
+        np.array_equal(request.input_ids, other.input_ids) and request.sampling == other.sampling
         for name, requests in chains.items()
-        for mine, theirs in zip(requests, others.get(name, ()), strict=False)
+        for request, other in zip(requests, others.get(name, ()), strict=False)
     )
 
 
@@ -212,11 +216,11 @@ async def replay(url: str, chains: Chains) -> list[Call]:
     async def worker(client: aiohttp.ClientSession) -> None:
         for chain, requests in waiting:
             for request in requests:
-                began = time.perf_counter()
+                started = time.perf_counter()
                 async with client.post(f"{url}/generate", json=request_body(request)) as answer:
                     answer.raise_for_status()
                     num_tokens = len((await answer.json())["output_ids"])
-                calls.append(Call(chain, began, time.perf_counter(), num_tokens))
+                calls.append(Call(chain, started, time.perf_counter(), num_tokens))
 
     connector = aiohttp.TCPConnector(limit=CONCURRENCY)
     async with aiohttp.ClientSession(connector=connector) as client:

@@ -38,8 +38,10 @@ async def waiting(mongo: EmbeddedMongo, num_waiting: int) -> dict[str, Any]:
 
 def _call_slowly(prompt: str) -> str:
     call = json.dumps({"name": "slow", "arguments": {"seconds": WAIT_SECONDS}})
-    done = "<tool_response>" in prompt.rpartition("<|im_start|>assistant")[0].partition("wait!")[2]
-    return "<answer>1</answer>" if done else f"<tool_call>\n{call}\n</tool_call>"
+    has_called = (
+        "<tool_response>" in prompt.rpartition("<|im_start|>assistant")[0].partition("wait!")[2]
+    )
+    return "<answer>1</answer>" if has_called else f"<tool_call>\n{call}\n</tool_call>"
 
 
 async def _hold(
@@ -71,20 +73,20 @@ async def _hold(
             ),
             sampling=SamplingSection(max_new_tokens=200),
         )
-        here = InferenceService(
+        server = InferenceService(
             id="engine", base_url=engine.base_url, backend="embedded", model_path="scripted"
         )
         before = resident_mb()
-        async with kept_registered(store, here):
+        async with kept_registered(store, server):
             playing = asyncio.create_task(play(store, context))
-            began = time.perf_counter()
+            started = time.perf_counter()
             await _until_called(calls, num_waiting, playing)
             samples = [resident_mb()]
             for _ in range(round(WAIT_SECONDS / 2)):
                 await asyncio.sleep(1.0)
                 samples.append(resident_mb())
             await playing
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - started
     return {
         "rollouts": num_waiting,
         "resident_mb_before": before,

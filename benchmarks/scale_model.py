@@ -1,13 +1,13 @@
-"""The arithmetic of a run's size: how busy each part is on 8 to 4,096 GPUs, and which is full first.
+"""Computes the load of each part of a run on 8 to 4,096 GPUs, and the first bottleneck.
 
-In: the costs that other benchmarks measured (`costs`), what `agentrl plan` says of a model on a kind of
-GPU (`Planned`), and a workload. Out: a `Size`. Nothing is measured here.
+Input: the costs that other benchmarks measured (`costs`), the plan of `agentrl plan` for a model on a
+GPU model (`Planned`), and a workload. Output: a `Size`. This module measures nothing.
 
-The trainer reads a step's records, builds its batch, computes, and publishes, one after the other; the
-servers sample meanwhile, and pause while they take weights. The GPUs are divided so that computing and
-sampling take the same time. What is left of the trainer's cycle is overhead, which the GPUs wait for.
-A group takes as long as the slowest of its rollouts, and no more groups are under way than the bound on
-staleness admits: that, too, bounds the steps a second.
+The trainer reads a step's records, builds its batch, computes and publishes in sequence; the servers
+sample concurrently, and pause while they load weights. The GPUs are divided so that computing and
+sampling take the same time. The rest of the trainer's cycle is overhead, during which its GPUs wait.
+A group takes as long as its slowest rollout, and the bound on staleness limits the number of
+concurrent groups, which limits the steps per second, too.
 """
 
 import functools
@@ -21,42 +21,42 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = (8, 32, 128, 512, 2048, 4096)
 LARGEST_BATCH_GPUS = 256
-"""The batch grows with the GPUs up to here; a larger one would learn no better."""
+"""The batch grows with the number of GPUs up to this number; a larger one would not learn better."""
 GROUP, STALENESS = 8, 3
 """`--num_generations`, `--max_staleness`."""
 ROLLOUTS_PER_SAMPLER = 256
 """`--max_concurrent_samples_per_process`."""
 BUCKET_BYTES = 256 << 20
-"""`--weight_sync_bucket_mb`: every server gets a call for each."""
+"""`--weight_sync_bucket_mb`: every server receives one call per bucket."""
 NETWORK_BYTES = 10e9
-"""A second, from the trainer to a server, as `agentrl plan` assumes."""
+"""Bytes per second from the trainer to a server, as `agentrl plan` assumes."""
 SHARED_DISK_BYTES = 50e9
-"""A second, that all servers together read of a shared file system."""
+"""Bytes per second that all servers together read from a shared file system."""
 PRIMARY_CORES = 16
-"""Of the machine of MongoDB's primary."""
+"""Cores of the machine of MongoDB's primary."""
 BUSY = 0.7
-"""Most of a core, or of a primary, that is counted on."""
+"""Maximum load of a core, or of a primary, that the model assumes."""
 WAITING = 0.1
-"""Most of a step that the GPUs should wait for publishing, or for rank 0."""
+"""Maximum share of a step that the GPUs should wait for publishing, or for rank 0."""
 PARTS = ("staleness", "rank 0", "publishing", "mongod", "claims")
-"""What may hold a run up besides its GPUs."""
+"""Possible bottlenecks of a run besides its GPUs."""
 _LIST_SECONDS, _SERVER_BEAT_SECONDS, _SAMPLER_BEAT_SECONDS, _RENEWAL_SECONDS = 1.0, 1.0, 2.0, 10.0
-"""Between two of a process: `LoopTimes`, `BEAT_SECONDS`, a third of `--lease_seconds`."""
+"""Intervals of a process: `LoopTimes`, `BEAT_SECONDS`, a third of `--lease_seconds`."""
 _CONTROL_CALLS, _STATUS_WRITES = 4, 2
-"""Of a publication for each server, beside those for the buckets."""
+"""Numbers per publication and server, in addition to the calls for the buckets."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the questions are like."""
+    """Properties of the questions."""
 
     tokens: int
-    """Of a record at its end; half of them are sampled."""
+    """Tokens of a complete record; half of them are sampled."""
     turns: float
     records_per_gpu: int = 32
-    """Of a step."""
+    """Records of a step."""
     tools: float = 1.0
-    """Seconds of the tools over the trace's."""
+    """Ratio of the tools' seconds to those of the trace."""
 
 
 def rollout_of(record_id: str) -> list[tuple[int, float]]:
@@ -79,14 +79,14 @@ TRACE = Workload(
 """The mean of such rollouts."""
 WORKLOADS = {
     "agent": Workload(16_384, 10),
-    # As many tokens of a batch, and tools that answer at once.
+    # Batches with as many tokens, and fast tools.
     "short": Workload(2048, 4, records_per_gpu=256, tools=0.05),
 }
 
 
 @functools.cache
 def trace_group_seconds(token_seconds: float, tools: float) -> float:
-    """Return the mean time of a group of the trace: of the slowest of its rollouts."""
+    """Return the mean time of the trace's groups; a group takes as long as its slowest rollout."""
     seconds = [
         sum(tokens * token_seconds + waiting * tools for tokens, waiting in rollout)
         for rollout in _SAMPLE
@@ -97,44 +97,44 @@ def trace_group_seconds(token_seconds: float, tools: float) -> float:
 
 @dataclass(frozen=True)
 class Planned:
-    """What `agentrl plan` says of a model on a kind of GPU."""
+    """The plan of `agentrl plan` for a model on a GPU model."""
 
     model: str
     gpu: str
     trainer_seconds: float
-    """Seconds of a GPU that a record takes in training."""
+    """GPU seconds of training per record."""
     tokens_per_second: float
-    """Of a server of one GPU."""
+    """Rate of a server with one GPU."""
     conversations: int
-    """That a server decodes at a time."""
+    """Number that a server decodes concurrently."""
     weight_bytes: int
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured on this machine; milliseconds are of CPU."""
+    """Costs measured on this machine; milliseconds are CPU time."""
 
     sampler_ms: float
     mongod_ms: float
-    """Of a turn, with its share of a record's claim, end, score and completion."""
+    """Cost of a turn, with its share of a record's claim, end, score and completion."""
     list_mongod_ms: tuple[float, float]
-    """Of a read of all servers: for none, and for each."""
+    """Cost of reading all servers: the base, and the cost per server."""
     list_sampler_ms: tuple[float, float]
     server_beat_ms: float
     sampler_beat_ms: float
     renewal_ms: float
     claims_per_second: float
-    """Of one primary, where all samplers compete for the same slots."""
+    """Rate of one primary, when all samplers compete for the same slots."""
     control_call_ms: float
     status_write_ms: float
-    """Of rank 0."""
+    """Cost on rank 0."""
     read_bytes_per_second: float
-    """Of the trainer's reading."""
+    """Rate at which the trainer reads."""
     bytes_per_token: float
     prepare_ms: float
-    """Of rank 0, for a record of this workload."""
+    """Cost on rank 0 per record of this workload."""
     broadcast_ratio: float
-    """Of a publication over the time that the bytes take."""
+    """Ratio of a publication's time to the transfer time of its bytes."""
 
 
 def costs(workload: str, results: Path = RESULTS) -> Costs:
@@ -166,7 +166,7 @@ def costs(workload: str, results: Path = RESULTS) -> Costs:
 
 
 def _line(rows: dict[str, dict[str, float]], key: str) -> tuple[float, float]:
-    """Return base and slope of a cost through its fewest and most servers."""
+    """Return base and slope of a cost, from the values for the fewest and the most servers."""
     few, most = min(map(int, rows)), max(map(int, rows))
     slope = (rows[str(most)][key] - rows[str(few)][key]) / (most - few)
     return max(0.0, rows[str(few)][key] - few * slope), slope
@@ -174,7 +174,7 @@ def _line(rows: dict[str, dict[str, float]], key: str) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Size:
-    """A run on so many GPUs."""
+    """A run on a number of GPUs."""
 
     gpus: int
     workload: Workload
@@ -183,17 +183,17 @@ class Size:
 
     @property
     def records(self) -> int:
-        """Of a step."""
+        """Records of a step."""
         return self.workload.records_per_gpu * min(self.gpus, LARGEST_BATCH_GPUS)
 
     @property
     def _sampling_seconds(self) -> float:
-        """Seconds of a server that a record takes."""
+        """Server seconds per record."""
         return self.workload.tokens / 2 / self.planned.tokens_per_second
 
     @property
     def trainer_gpus(self) -> int:
-        """The rest serve."""
+        """GPUs of the trainer; the others serve."""
         share = self.planned.trainer_seconds / (
             self.planned.trainer_seconds + self._sampling_seconds
         )
@@ -201,7 +201,7 @@ class Size:
 
     @property
     def servers(self) -> int:
-        """Of one GPU each."""
+        """Servers, with one GPU each."""
         return self.gpus - self.trainer_gpus
 
     @property
@@ -223,7 +223,7 @@ class Size:
 
     @property
     def control_seconds(self) -> float:
-        """Seconds of a publication in which rank 0 talks to the servers and writes their status."""
+        """Seconds of a publication in which rank 0 calls the servers and writes their status."""
         calls = _CONTROL_CALLS + math.ceil(self.planned.weight_bytes / BUCKET_BYTES)
         each = calls * self.costs.control_call_ms + _STATUS_WRITES * self.costs.status_write_ms
         return self.servers * each / 1000
@@ -239,12 +239,12 @@ class Size:
 
     @property
     def disk_seconds(self) -> float:
-        """Seconds in which all servers read the weights of a shared file system."""
+        """Seconds in which all servers read the weights from a shared file system."""
         return self.planned.weight_bytes * self.servers / SHARED_DISK_BYTES
 
     @property
     def group_seconds(self) -> float:
-        """Seconds of a group on servers that are full: the trace's, by the turns of a record."""
+        """Seconds of a group on fully loaded servers: those of the trace, scaled by turns per record."""
         token_seconds = self.planned.conversations / self.planned.tokens_per_second
         # Turns of this workload may be longer or shorter than the trace's.
         length = self.workload.tokens / self.workload.turns / (TRACE.tokens / TRACE.turns)
@@ -265,12 +265,12 @@ class Size:
 
     @property
     def rollouts_per_second(self) -> float:
-        """Of the whole run."""
+        """Rollouts per second of the whole run."""
         return self.records / self.step_seconds
 
     @property
     def pace(self) -> float:
-        """Rollouts a second that the GPUs would make if they waited for nothing else."""
+        """Rollouts per second if nothing but the GPUs limited the run."""
         return self.records / max(self.compute_seconds, self.sample_seconds)
 
     @property
@@ -279,12 +279,12 @@ class Size:
 
     @property
     def conversations(self) -> int:
-        """Rollouts at a time that keep the servers busy."""
+        """Number of concurrent rollouts that keeps the servers busy."""
         return self.servers * self.planned.conversations
 
     @property
     def samplers(self) -> int:
-        """Sampler processes, each of which has a core."""
+        """Sampler processes, with one core each."""
         listing = _at(self.costs.list_sampler_ms, self.servers) / 1000 / _LIST_SECONDS
         cores = self._turns_per_second * self.costs.sampler_ms / 1000
         at_once = self.conversations / ROLLOUTS_PER_SAMPLER
@@ -292,12 +292,12 @@ class Size:
 
     @property
     def turn_cores(self) -> float:
-        """Cores of the primary that turns take."""
+        """Cores of the primary that turns use."""
         return self._turns_per_second * self.costs.mongod_ms / 1000
 
     @property
     def fleet_cores(self) -> float:
-        """Cores of the primary that servers and samplers take by being there."""
+        """Cores of the primary that the periodic calls of servers and samplers use."""
         lists = self.samplers * _at(self.costs.list_mongod_ms, self.servers) / _LIST_SECONDS
         beats = self.servers * self.costs.server_beat_ms / _SERVER_BEAT_SECONDS
         reports = self.samplers * self.costs.sampler_beat_ms / _SAMPLER_BEAT_SECONDS
@@ -306,7 +306,7 @@ class Size:
 
     @property
     def loads(self) -> dict[str, float]:
-        """What the GPUs' pace asks of each part over what it gives; above 1 it holds the run up."""
+        """Required rate of each part over its maximum; a part above 1 slows the run down."""
         computing = self.records / self.pace
         return {
             "staleness": self.group_seconds / (STALENESS + 1) / computing,
@@ -318,12 +318,12 @@ class Size:
 
     @property
     def fullest(self) -> str:
-        """The part that comes first."""
+        """The part with the highest load."""
         return max(self.loads, key=lambda part: self.loads[part])
 
     @property
     def shards(self) -> int:
-        """Primaries that its pace asks for."""
+        """Number of primaries that the run's pace requires."""
         return math.ceil(max(self.loads["claims"], self.loads["mongod"], 1))
 
     def row(self) -> dict[str, Any]:
@@ -362,7 +362,7 @@ def _at(line: tuple[float, float], number: int) -> float:
 
 
 def page_row(row: dict[str, Any]) -> str:
-    """Return a size as a line of the table in docs/scaling.md."""
+    """Return a size as a row of the table in docs/scaling.md."""
     cells = [
         f"{row['gpus']:,}",
         f"{row['trainer_gpus']:,} + {row['servers']:,}",
@@ -382,7 +382,7 @@ def _short(number: float) -> str:
 
 
 def assumptions() -> dict[str, float]:
-    """Return what is assumed instead of measured or planned."""
+    """Return the values that are assumed rather than measured or planned."""
     return {
         "group": GROUP,
         "max_staleness": STALENESS,

@@ -13,11 +13,11 @@ is compared with the ideal pipeline (steps back to back), how old the trained to
 same trace with sampling and training in turn: either every step from scratch, or with rollouts that
 continue after the trainer's turn on the servers' devices.
 
-`--part sizes` computes instead how full each part is on 8 to 4,096 GPUs, from measured costs and from
-`agentrl plan` (`scale_model`). At sizes of which a simulation takes seconds, it simulates them, without
-failures. `--part point` plays one sampler of `turn_cost.py` on this machine, of which the costs predict
-turns a second: `bound` where the part that is full first is never idle, `predicted` with the share of a
-core that the arithmetic counts on. The file keeps the figures of the other parts.
+`--part sizes` instead computes the load of each part on 8 to 4,096 GPUs, from measured costs and from
+`agentrl plan` (`scale_model`). Sizes that take only seconds to simulate are also simulated, without
+failures. `--part point` runs one sampler of `turn_cost.py` on this machine and compares its turns per
+second with those that the costs predict: `bound` if the bottleneck is never idle, `predicted` with the
+share of a core that the model assumes. The file keeps the figures of the other parts.
 """
 
 import argparse
@@ -91,7 +91,7 @@ _WARM_STEPS = 1
 GPU = "H100"
 SIMULATED_SIZES = (8, 16, 32)
 CROWD = 32
-"""Rollouts at a time of the real sampler."""
+"""Concurrent rollouts of the real sampler."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "short": (
         "Qwen3-0.6B",
@@ -356,7 +356,7 @@ def planned(name: str, sizes: dict[str, Any], workload: Workload) -> Planned:
 
 
 def compared(size: Size, folder: Path) -> dict[str, Any]:
-    """Simulate a size, and say how far its arithmetic is from it."""
+    """Simulate a size, and compare it with the computed figures."""
     plan = size.planned
     rates = Rates(
         tokens_per_second=plan.tokens_per_second / plan.conversations,
@@ -387,13 +387,13 @@ def compared(size: Size, folder: Path) -> dict[str, Any]:
 
 
 def real_point() -> dict[str, Any]:
-    """Play one sampler on this machine; the committed costs predict its turns a second."""
+    """Run one sampler on this machine, and compare it with the rate that the costs predict."""
     about = machine()
     found = asyncio.run(turn_cost.measure(CROWD, 320, 1600))
-    known = costs("agent")
+    predicted_costs = costs("agent")
     cores = os.cpu_count() or 1
-    together = known.sampler_ms + known.mongod_ms + found["others_ms"]
-    bounds = {"sampler": 1000 / known.sampler_ms, "machine": 1000 * cores / together}
+    together = predicted_costs.sampler_ms + predicted_costs.mongod_ms + found["others_ms"]
+    bounds = {"sampler": 1000 / predicted_costs.sampler_ms, "machine": 1000 * cores / together}
     first = min(bounds, key=lambda part: bounds[part])
     turns = found["turns_per_second"]
     return {
@@ -410,13 +410,13 @@ def real_point() -> dict[str, Any]:
         },
         "measured_over_predicted": round(turns / bounds[first] / BUSY, 3),
         "measured": {name: found[name] for name in ("sampler_ms", "mongod_ms", "others_ms")},
-        "known": {"sampler_ms": known.sampler_ms, "mongod_ms": known.mongod_ms},
+        "known": {"sampler_ms": predicted_costs.sampler_ms, "mongod_ms": predicted_costs.mongod_ms},
         "machine": about,
     }
 
 
 def sizes() -> dict[str, Any]:
-    """Return the figures of all sizes, and what they were checked against."""
+    """Return the figures of all sizes, and those of the simulations that check them."""
     about = machine()
     plans = {
         name: planned(*MODELS[name], workload=workload) for name, workload in WORKLOADS.items()

@@ -1,17 +1,18 @@
-"""Which shards the store's operations would reach, by the key that a run's collections are sharded by.
+"""Determines which shards the store's operations would reach, by the collections' shard key.
 
     python benchmarks/shard_keys.py --out benchmarks/results/shard_keys.json
 
-A small run is played through the real store on a real mongod, and the driver's commands are recorded.
-What a router of MongoDB 6.0 does with a command follows from its filter and the shard key, by the
-manual's rules (Operational Restrictions in Sharded Clusters; Shard Keys):
+A small run uses the real store on a real mongod, and the driver's commands are recorded. The filter
+of a command and the shard key determine how a router of MongoDB 6.0 handles it, by the manual's rules
+(Operational Restrictions in Sharded Clusters; Shard Keys):
 
-- equality on the key reaches one shard, a list of values those of the values, all else every shard
+- equality on the key reaches one shard, a list of values the shards of these values, any other
+  condition every shard
 - `findAndModify` and an upsert need equality on the key
 - an update or deletion of one document needs the key or `_id`; with `_id` alone it reaches every shard
-- a unique index has to begin with the key
+- a unique index must begin with the key
 
-The rules are applied here, and no router is run: no package that this project installs contains `mongos`.
+This script applies the rules itself, because no package that this project installs contains `mongos`.
 """
 
 import argparse
@@ -42,19 +43,19 @@ from agentrl.store.private_mongod import EmbeddedMongo
 Reach = Literal["one shard", "shards of a list", "all shards", "refused"]
 _WORST: tuple[Reach, ...] = ("one shard", "shards of a list", "all shards", "refused")
 Keys = Mapping[str, str]
-"""Field by collection; collections that are not named stay on one shard."""
+"""Field by collection; other collections are not sharded."""
 KEYS: dict[str, Keys] = {
     "task": {"tasks": "_id", "records": "task_id", "record_data": "task_id", "turns": "task_id"},
     "id": {"tasks": "_id", "records": "_id", "record_data": "_id", "turns": "_id"},
     "none": {},
 }
-"""By group, by document, and a run that is whole on the shard of its database."""
+"""Sharded by group, sharded by document, and a run without sharded collections."""
 _FILTERS = {"find": "filter", "distinct": "query", "count": "query"}
 _GROUPS, _GENERATIONS = 3, 2
 
 
 def reach(command: Mapping[str, Any], keys: Keys) -> Reach | None:
-    """Return what a command would reach; None where it is none on a sharded collection."""
+    """Return which shards a command would reach; None if its collection is not sharded."""
     name = next(iter(command))
     key = keys.get(str(command[name]))
     if key is None:
@@ -80,16 +81,16 @@ def _reaches(name: str, command: Mapping[str, Any], key: str) -> Iterator[Reach]
         yield _of_filter(command.get(_FILTERS[name], {}), key)
 
 
-def _of_write(wanted: Mapping[str, Any], key: str, *, is_single: bool, upsert: bool) -> Reach:
-    found = _of_filter(wanted, key)
+def _of_write(condition: Mapping[str, Any], key: str, *, is_single: bool, upsert: bool) -> Reach:
+    found = _of_filter(condition, key)
     if found == "one shard" or not (is_single or upsert):
         return found
-    has_id = _of_filter(wanted, "_id") == "one shard"
+    has_id = _of_filter(condition, "_id") == "one shard"
     return "all shards" if has_id and not upsert else "refused"
 
 
-def _of_filter(wanted: Mapping[str, Any], key: str) -> Reach:
-    value = wanted.get(key)
+def _of_filter(condition: Mapping[str, Any], key: str) -> Reach:
+    value = condition.get(key)
     if isinstance(value, Mapping):
         if "$in" in value:
             return "one shard" if len(value["$in"]) == 1 else "shards of a list"
@@ -115,7 +116,7 @@ class Recorder(CommandListener):
         self.commands: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
 
     def started(self, event: CommandStartedEvent) -> None:
-        """Keep a command; those of a login come empty."""
+        """Record a command; the commands of a login are empty."""
         if self.operation and event.command:
             self.commands[self.operation].append(dict(event.command))
 
@@ -137,7 +138,7 @@ async def recorded(uri: str, name: str, recorder: Recorder) -> AsyncIterator[Tra
 
 
 async def play(store: TrajectoryStore, recorder: Recorder) -> None:
-    """Play a small run, naming its operations."""
+    """Run a small training run, and name its operations for the recorder."""
     lease: dict[str, Any] = {"lease_seconds": 600.0}
     recorder.operation = "add tasks"
     await store.tasks.add(
@@ -202,22 +203,22 @@ async def play(store: TrajectoryStore, recorder: Recorder) -> None:
 
 
 def reached(commands: Mapping[str, list[dict[str, Any]]], keys: Keys) -> dict[str, dict[str, str]]:
-    """Return, by operation and command, the most that is reached."""
+    """Return the widest reach by operation and command."""
     found: dict[str, dict[str, str]] = {}
     for operation, all_of_it in commands.items():
         row: dict[str, Reach] = {}
         for command in all_of_it:
             name = next(iter(command))
-            what = reach(command, keys)
-            if what is not None:
+            shards = reach(command, keys)
+            if shards is not None:
                 label = f"{name} {command[name]}"
-                row[label] = max(row.get(label, what), what, key=_WORST.index)
+                row[label] = max(row.get(label, shards), shards, key=_WORST.index)
         found[operation] = dict(row)
     return found
 
 
 async def record() -> Mapping[str, list[dict[str, Any]]]:
-    """Play a run on a mongod of its own; return its commands."""
+    """Run on a separate mongod; return the commands."""
     recorder = Recorder()
     with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder)) as mongo:
         async with recorded(mongo.uri(), "shards", recorder) as store:

@@ -170,7 +170,7 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
         else:
             records = [await claim(store, owner) for _ in range(order.in_flight * 4)]
             share = [records[number :: order.in_flight] for number in range(order.in_flight)]
-            loops = [turns(order.side, store, database, mine) for mine in share]
+            loops = [turns(order.side, store, database, slots) for slots in share]
         orders.send("ready")
         await asyncio.to_thread(orders.recv)
         end = time.monotonic() + order.seconds
@@ -181,9 +181,9 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
                 await step()
                 counts[number] += 1
 
-        began, cpu = time.monotonic(), time.process_time()
+        started, cpu = time.monotonic(), time.process_time()
         await asyncio.gather(*(work(number, step) for number, step in enumerate(loops)))
-        seconds, cpu_seconds = time.monotonic() - began, time.process_time() - cpu
+        seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu
         return {"count": sum(counts), "seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
@@ -224,9 +224,9 @@ def turns(
     The sampler's input (the turn) is created before the clock starts; so is, on the bare side, its
     document.
     """
-    made = [make_turn(records[0], index) for index in range(1, TURNS_A_RECORD + 1)]
+    templates = [make_turn(records[0], index) for index in range(1, TURNS_A_RECORD + 1)]
     tools = ToolsPacker()
-    packed = [pack(turn, tools)[0] for turn in made]
+    packed = [pack(turn, tools)[0] for turn in templates]
     number = 0
 
     def place() -> tuple[Record, int, str]:
@@ -237,13 +237,13 @@ def turns(
 
     async def by_store() -> None:
         record, index, turn_id = place()
-        turn = made[index].model_copy(update={"id": turn_id, "record_id": record.id})
+        turn = templates[index].model_copy(update={"id": turn_id, "record_id": record.id})
         await store.turns.append(turn, record.fence)
 
     async def bare() -> None:
         record, index, turn_id = place()
         await database["turns"].insert_one({**packed[index], "_id": turn_id})
-        turn = made[index].model_copy(update={"id": turn_id, "record_id": record.id})
+        turn = templates[index].model_copy(update={"id": turn_id, "record_id": record.id})
         result = await database["records"].update_one(
             {**held(record.id, record.fence), "status": "running", "turns": {"$ne": turn_id}},
             record_update(turn),
@@ -262,9 +262,9 @@ async def simulate(store: TrajectoryStore, order: Order, orders: Connection) -> 
     records = 0
 
     async def timed(kind: str, work: Awaitable[Any]) -> Any:
-        began = time.monotonic()
+        started = time.monotonic()
         result = await work
-        seconds[kind].append(time.monotonic() - began)
+        seconds[kind].append(time.monotonic() - started)
         return result
 
     async def sampler(number: int) -> None:
@@ -281,9 +281,9 @@ async def simulate(store: TrajectoryStore, order: Order, orders: Connection) -> 
             await timed("score", store.scores.set(record.id, record.fence, score))
             records += 1
 
-    began = time.monotonic()
+    started = time.monotonic()
     await asyncio.gather(*(sampler(number) for number in range(order.in_flight)))
-    return {"records": records, "took": time.monotonic() - began, "seconds": seconds}
+    return {"records": records, "took": time.monotonic() - started, "seconds": seconds}
 
 
 # --- all processes ----------------------------------------------------------------------------
@@ -297,10 +297,10 @@ class Fleet:
         self._pipes: list[Connection] = []
         self._processes = []
         for _ in range(number):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there,), daemon=True)
+            parent_end, child_end = context.Pipe()
+            process = context.Process(target=serve, args=(child_end,), daemon=True)
             process.start()
-            self._pipes.append(here)
+            self._pipes.append(parent_end)
             self._processes.append(process)
 
     def do(self, order: Order) -> list[dict[str, Any]]:
@@ -357,10 +357,10 @@ def write_rates(mongo: EmbeddedMongo, sizes: Sizes) -> list[dict[str, Any]]:
                     for side in sides:
                         uri = fresh(mongo, "rates", sizes.num_slots)
                         before = cpu_seconds(mongo)
-                        done = fleet.do(Order(work, side, uri, in_flight, sizes.seconds))
-                        rates[side].append(sum(d["count"] / d["seconds"] for d in done))
-                        taken = cpu_seconds(mongo) - before + sum(d["cpu_seconds"] for d in done)
-                        costs[side].append(1000 * taken / sum(d["count"] for d in done))
+                        results = fleet.do(Order(work, side, uri, in_flight, sizes.seconds))
+                        rates[side].append(sum(d["count"] / d["seconds"] for d in results))
+                        cpu = cpu_seconds(mongo) - before + sum(d["cpu_seconds"] for d in results)
+                        costs[side].append(1000 * cpu / sum(d["count"] for d in results))
                 bare, store = (statistics.median(rates[side]) for side in ("bare", "store"))
                 bare_ms, store_ms = (statistics.median(costs[side]) for side in ("bare", "store"))
                 row = {
@@ -385,12 +385,12 @@ def many_samplers(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
     fleet = Fleet(8)
     uri = fresh(mongo, "samplers", sizes.num_slots)
     order = Order("samplers", "store", uri, sizes.num_samplers // 8, sizes.samplers_seconds)
-    done = fleet.do(order)
+    results = fleet.do(order)
     fleet.end()
-    took = max(d["took"] for d in done)
-    records = sum(d["records"] for d in done)
+    took = max(d["took"] for d in results)
+    records = sum(d["records"] for d in results)
     latencies = {
-        kind: sorted(s for d in done for s in d["seconds"][kind])
+        kind: sorted(s for d in results for s in d["seconds"][kind])
         for kind in ("claim", "append", "score")
     }
     return {
@@ -417,16 +417,16 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
         num_bytes = 0
         rates: dict[str, list[float]] = {"bare": [], "store": []}
         for _ in range(max(2, sizes.repeats)):
-            began = time.monotonic()
+            started = time.monotonic()
             data = [d async for d in store.database["record_data"].find({}).sort("traj_id", 1)]
             ids = [turn_id for d in data for turn_id in d["turn_ids"]]
             found = [d async for d in store.database["turns"].find({"_id": {"$in": ids}})]
             keys = {key for document in found for key in blob_keys(document)}
             blobs = [d async for d in store.database["blobs"].find({"_id": {"$in": sorted(keys)}})]
-            bare = time.monotonic() - began
-            began = time.monotonic()
+            bare = time.monotonic() - started
+            started = time.monotonic()
             groups = await store.ledger.ready_groups(limit=sizes.read_groups)
-            by_store = time.monotonic() - began
+            by_store = time.monotonic() - started
             assert sum(len(d.turns) for group in groups for d in group) == len(found)
             num_bytes = sum(len(bson.encode(d)) for d in (*data, *found, *blobs))
             rates["bare"].append(num_bytes / bare)

@@ -1,4 +1,4 @@
-"""The table of chat templates: checks that each is recognised and continued token for token.
+"""The table of chat templates: checks that each is recognized and continued token for token.
 
     scripts/template_table --conversations 1000 --templates FOLDER
 
@@ -43,21 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--conversations", type=int, default=1000)
     parser.add_argument("--templates", type=Path, help="folder of templates that TRL lacks")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    asked = parser.parse_args(arguments)
-    if asked.templates is not None:
-        os.environ["AGENTRL_CHAT_TEMPLATES"] = str(asked.templates)
+    options = parser.parse_args(arguments)
+    if options.templates is not None:
+        os.environ["AGENTRL_CHAT_TEMPLATES"] = str(options.templates)
     from harness.chat_families import REAL_FAMILIES  # noqa: PLC0415 - reads the variable
 
-    there = [name for name, family in REAL_FAMILIES.items() if family.is_there]
-    names = asked.families.split(",") if asked.families else there
-    if unknown := sorted({*names} - {*there}):
-        parser.error(f"not available: {', '.join(unknown)}; available: {', '.join(there)}")
+    available = [name for name, family in REAL_FAMILIES.items() if family.is_there]
+    names = options.families.split(",") if options.families else available
+    if unknown := sorted({*names} - {*available}):
+        parser.error(f"not available: {', '.join(unknown)}; available: {', '.join(available)}")
     found = {}
     for name in names:
-        found[name] = measured(name, asked.conversations)
-        if not asked.json:
+        found[name] = measured(name, options.conversations)
+        if not options.json:
             print(name, found[name], flush=True)
-    if asked.json:
+    if options.json:
         print(json.dumps(found))
     return (
         0 if all(figures["exact"] == figures["conversations"] for figures in found.values()) else 1

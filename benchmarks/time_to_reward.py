@@ -131,8 +131,8 @@ def run_trl(seed: int, max_steps: int, settings: dict[str, Any], python: str) ->
     """Run TRL until it reaches the goal; return its cost."""
     script = str(Path(__file__).with_name("time_to_reward_trl.py"))
     command = [python, script, str(seed), str(max_steps), json.dumps(settings)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return found
 
 

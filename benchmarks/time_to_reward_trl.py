@@ -99,7 +99,7 @@ def make_tools() -> list[Callable[..., str]]:
 def load_tokenizer() -> PreTrainedTokenizerBase:
     """Return the demo's tokenizer, whose template renders the tools as the demo's samplers do.
 
-    TRL's descriptions of functions are more verbose than the model has learnt to read.
+    The model has not learned to read TRL's more verbose descriptions of functions.
     """
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
     template = tokenizer.chat_template

@@ -10,10 +10,10 @@ rate of one of its blocks, each for its share of visible pairs. Recomputation ad
 products once more. `share` is bound over time; softmax, norms, gates, routing, recurrences and the
 loss are not in the bound, so 1 is out of reach.
 
-`--tokens 4096,16384` sets the lengths of the rows, `--models` the models, and `--recomputed` one of the two
-ways (65,536 tokens without recomputation take more memory than a small machine has). Rows of the file that are
-not measured again stay as they are. A pass over more than 4,096 tokens is timed once, after a pass over 4,096
-that warms up.
+`--tokens 4096,16384` sets the lengths of the rows, `--models` the models, and `--recomputed` one of the
+two ways (65,536 tokens without recomputation exceed the memory of a small machine). Rows of the file
+that are not measured again are unchanged. A pass over more than 4,096 tokens is timed once, after a
+warm-up pass over 4,096.
 """
 
 import argparse
@@ -191,10 +191,10 @@ def main() -> None:
     arguments = parser.parse_args()
     ways = {"yes": (True,), "no": (False,), None: (False, True)}[arguments.recomputed]
     about = {**machine(), "torch": torch.__version__, "transformers": transformers.__version__}
-    known: list[dict[str, Any]] = []
+    stored: list[dict[str, Any]] = []
     if arguments.out.exists():
-        known = json.loads(arguments.out.read_text(encoding="utf-8"))["share_of_gemm"]
-    rows = {(row["model"], row["tokens"], row["recomputed"]): row for row in known}
+        stored = json.loads(arguments.out.read_text(encoding="utf-8"))["share_of_gemm"]
+    rows = {(row["model"], row["tokens"], row["recomputed"]): row for row in stored}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for num_tokens in map(int, arguments.tokens.split(",")):
         for kind in arguments.models.split(","):

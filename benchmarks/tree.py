@@ -7,7 +7,7 @@
 Every row of the result comes from a separate process, which has its own memory peak. All rows of a
 workload train on the same target tokens with the same gradient: forward, backward, clipping and
 AdamW. Times are the fastest of `--repeats` runs after a warm-up. On CPU the clock is the process's
-CPU time with one thread, which is wall time on an idle machine and excludes neighbours on a shared
+CPU time with one thread, which is wall time on an idle machine and excludes neighbors on a shared
 one; on CUDA it is wall time.
 
 - `none`, `linear`, `tree`: micro-batches within `--token_budget`, or four times that and one run on
@@ -120,15 +120,15 @@ def measure(row: Row, trl_python: str | None) -> dict[str, Any]:
     command = [trl_python if is_trl and trl_python else sys.executable]
     command += [str(HERE / ("tree_trl.py" if is_trl else "tree_row.py")), row.to_json()]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=ROW_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         return {"failed": f"not done within {ROW_SECONDS} s"}
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    if process.returncode != 0:
+        lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
         return {"failed": lines[-1][:300]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return found
 
 
@@ -189,10 +189,10 @@ def main() -> None:
         "repeats": arguments.repeats,
     }
     if arguments.out.exists():  # keep sections that are not measured in this run
-        kept = json.loads(arguments.out.read_text())
-        result |= {s: kept[s] for s in SECTIONS if s in kept and s not in arguments.only}
+        stored = json.loads(arguments.out.read_text())
+        result |= {s: stored[s] for s in SECTIONS if s in stored and s not in arguments.only}
         if arguments.workloads:
-            result["workloads"] = kept.get("workloads", {})
+            result["workloads"] = stored.get("workloads", {})
     with_trl = arguments.trl_python is not None
     for setting in settings(
         arguments.device, arguments.token_budget, arguments.repeats, with_trl=with_trl

@@ -67,7 +67,7 @@ LONG = {
     "chain_6k": Workload(1, 1, 1024, 20, 192, 64),
     "think_strip_4k": Workload(1, 1, 1024, 20, 120, 80, strip_thinking=True),
 }
-"""Sizes that they can run a few times."""
+"""Sizes that two CPU cores can run a few times."""
 
 LARGE = {
     # G = 8, P = 4k, R = 1k at 12k tokens of tree.

@@ -132,9 +132,9 @@ async def write(uri: str, num_turns: int) -> int:
     async with TrajectoryStore.connect(uri) as store:
         steps = [figures(step) for step in range(1, NUM_STEPS + 1)]
         await store.figures.rewind("trainer", NUM_STEPS, steps, [])
-        began = time.monotonic()
+        started = time.monotonic()
         await store.browse.index_turns()
-        print(f"words of turns indexed in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        print(f"words of turns indexed in {time.monotonic() - started:.0f} s", file=sys.stderr)
         return await store.database.turns.estimated_document_count()
 
 
@@ -146,16 +146,19 @@ async def answers(address: str) -> tuple[dict[str, float], dict[str, float]]:
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
 
         async def seconds(path: str, parameters: dict[str, Any]) -> float:
-            began = time.monotonic()
+            started = time.monotonic()
             response = await client.get(f"{path}?{urlencode(parameters)}")
             assert response.status_code == 200, (path, response.text[:300])
-            return time.monotonic() - began
+            return time.monotonic() - started
 
         pages["runs"] = await seconds("/api/runs", {})
-        for name, asked in PAGES.items():
+        for name, requests in PAGES.items():
             # The slowest: a page requests its parts concurrently and shows each as it arrives.
-            taken = [await seconds(f"/api/runs/{RUN}/{part}", given) for part, given in asked]
-            pages[name] = max(taken)
+            durations = [
+                await seconds(f"/api/runs/{RUN}/{part}", parameters)
+                for part, parameters in requests
+            ]
+            pages[name] = max(durations)
         for words in SEARCHES:
             searches[words] = await seconds(f"/api/runs/{RUN}/search", {"q": words})
     return rounded(pages), rounded(searches)
@@ -169,8 +172,8 @@ def rounded(found: dict[str, float]) -> dict[str, float]:
 async def collection_scans(uri: str, since: datetime) -> list[str]:
     """Return the namespaces of logged queries that read a whole collection."""
     async with TrajectoryStore.connect(uri) as store:
-        wanted = {"planSummary": "COLLSCAN", "ts": {"$gt": since}, "appName": "agentrl"}
-        found = store.database.handle["system.profile"].find(wanted)
+        query = {"planSummary": "COLLSCAN", "ts": {"$gt": since}, "appName": "agentrl"}
+        found = store.database.handle["system.profile"].find(query)
         small = ("runs", "samplers", "inference_services", "policies", "system.profile")
         return sorted(
             {one["ns"] async for one in found if one["ns"].partition(".")[2] not in small}
@@ -193,9 +196,9 @@ def of_inspector(
         assert process.stdout is not None
         found = re.match(r"(http://[^/]+)", process.stdout.readline())
         assert found is not None
-        taken = asyncio.run(answers(found[1]))
+        seconds = asyncio.run(answers(found[1]))
         process.terminate()
-    return taken
+    return seconds
 
 
 def measure(num_turns: int) -> dict[str, Any]:
@@ -205,9 +208,9 @@ def measure(num_turns: int) -> dict[str, Any]:
         EmbeddedMongo(Path(folder) / "mongo") as mongo,
     ):
         uri = mongo.uri(RUN)
-        began = time.monotonic()
+        started = time.monotonic()
         num = asyncio.run(write(uri, num_turns))
-        print(f"{num} turns after {time.monotonic() - began:.0f} s", file=sys.stderr)
+        print(f"{num} turns after {time.monotonic() - started:.0f} s", file=sys.stderr)
         environment = {**os.environ, "MONGODB_URI": uri, "AGENTRL_UI_TOKEN": TOKEN}
         command = [sys.executable, "-m", "agentrl", "ui"]
         since = datetime.now(UTC)
@@ -243,8 +246,8 @@ def main() -> None:
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }
     if arguments.out is not None and arguments.out.exists():
-        known = json.loads(arguments.out.read_text(encoding="utf-8"))
-        result |= {name: known[name] for name in known if name.startswith("step_rate")}
+        stored = json.loads(arguments.out.read_text(encoding="utf-8"))
+        result |= {name: stored[name] for name in stored if name.startswith("step_rate")}
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")
     if arguments.out is not None:

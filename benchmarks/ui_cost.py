@@ -3,7 +3,7 @@
     python benchmarks/ui_cost.py --pairs 10 --out benchmarks/results/ui.json
 
 Steps per second of two runs differ by a third on a shared machine, which hides anything as small as
-the inspector's share. Neighbours do not disturb processor time. One run of the demo is observed in
+the inspector's share. Neighbors do not disturb processor time. One run of the demo is observed in
 windows that alternate between an empty tab and the run's own page, which requests the most: each
 window counts the processor time of the run's processes, its mongod, the inspector and the browser.
 
@@ -98,20 +98,20 @@ def window(
     """Return processor seconds per second by role, and model calls per second, with a page open."""
     page.goto(address)
     time.sleep(SETTLE_SECONDS)
-    began, before = time.monotonic(), seconds_by_role(run, ui)
+    started, before = time.monotonic(), seconds_by_role(run, ui)
     num_before = calls.estimated_document_count()
     time.sleep(seconds)
-    passed, after = time.monotonic() - began, seconds_by_role(run, ui)
-    made = calls.estimated_document_count() - num_before
+    passed, after = time.monotonic() - started, seconds_by_role(run, ui)
+    num_calls = calls.estimated_document_count() - num_before
     rates = {role: (after[role] - before[role]) / passed for role in after}
-    return {**rates, "calls": made / passed}
+    return {**rates, "calls": num_calls / passed}
 
 
 def cost_share(pair: dict[str, dict[str, float]]) -> float:
     """Return the inspector's share of a run's processor time in one pair of windows."""
     closed, opened = pair["closed"], pair["open"]
-    taken = opened["ui"] - closed["ui"] + opened["mongod"] - closed["mongod"]
-    return taken / (closed["run"] + closed["mongod"])
+    added_seconds = opened["ui"] - closed["ui"] + opened["mongod"] - closed["mongod"]
+    return added_seconds / (closed["run"] + closed["mongod"])
 
 
 def work_ratio(pair: dict[str, dict[str, float]]) -> float:
@@ -155,10 +155,10 @@ def measured(folder: Path, num_pairs: int, seconds: float) -> list[dict[str, dic
                     place = run_page if kind == "open" else "about:blank"
                     pair[kind] = window(page, place, seconds, run.pid, ui, calls)
                 pairs.append(pair)
-                told = {
+                progress = {
                     kind: {k: round(v, 4) for k, v in one.items()} for kind, one in pair.items()
                 }
-                print(json.dumps(told), file=sys.stderr, flush=True)
+                print(json.dumps(progress), file=sys.stderr, flush=True)
             browser.close()
     return pairs
 
@@ -199,8 +199,8 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2))
     if arguments.out is not None:
-        known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-        arguments.out.write_text(json.dumps({**known, **result}, indent=2) + "\n")
+        stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+        arguments.out.write_text(json.dumps({**stored, **result}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

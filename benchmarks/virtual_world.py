@@ -134,19 +134,21 @@ class SimServer:
         await self.answer()
         dead = self._dead
         spans: list[VersionSpan] = []
-        done = 0
+        num_sampled = 0
         self.num_running += 1
         try:
-            while done < num_tokens:
+            while num_sampled < num_tokens:
                 await self._going.wait()
-                chunk = min(_CHUNK_TOKENS, num_tokens - done)
+                chunk = min(_CHUNK_TOKENS, num_tokens - num_sampled)
                 slow_down = max(1.0, self.num_running / self._rates.knee)
                 await asyncio.sleep(chunk / self._rates.tokens_per_second * slow_down)
                 if dead.done() or self.hangs:
                     await self.answer()
                     raise ServerUnreachable(f"{self.url} restarted")
-                spans.append(VersionSpan(version=self.version, start=done, end=done + chunk))
-                done += chunk
+                spans.append(
+                    VersionSpan(version=self.version, start=num_sampled, end=num_sampled + chunk)
+                )
+                num_sampled += chunk
         finally:
             self.num_running -= 1
         return spans
@@ -291,8 +293,8 @@ class SimStore:
         return list(self.known.values())
 
     async def _set_service(self, service_id: str, **changes: Any) -> None:
-        given = {name: value for name, value in changes.items() if value is not None}
-        self.known[service_id] = self.known[service_id].model_copy(update=given)
+        updates = {name: value for name, value in changes.items() if value is not None}
+        self.known[service_id] = self.known[service_id].model_copy(update=updates)
 
     async def _claim_sleeping_service(self, service_id: str) -> bool:
         if self.known[service_id].status != "asleep":

@@ -314,7 +314,7 @@ class Servers:
             yield
 
     async def token_seconds(self) -> float:
-        """Return how long a token of every server takes that has nothing else to do."""
+        """Return how long one token of every idle server takes."""
         started = time.perf_counter()
         await asyncio.gather(*(self._token(url) for url in self.urls))
         return time.perf_counter() - started
@@ -466,7 +466,7 @@ async def publish(
         servers.adapter = (await store.services.all())[0].adapter
         await servers.until_sampling(version)
     else:
-        # Whoever asks only after the announcement misses the first token by up to a step.
+        # Started before the announcement; a later start could miss the first token by a step.
         async with asyncio.TaskGroup() as tasks:
             announcing = tasks.create_task(announce())
             tasks.create_task(servers.until_sampling(version))
@@ -508,9 +508,9 @@ async def measure_delta(bench: Bench, masters: MasterWeights) -> dict[str, Any]:
             root = bench.folder / "policy"
             publishers = {
                 way: PolicyPublisher(
-                    store, root, publish=section, inference=InferenceSection(), delivery=how
+                    store, root, publish=section, inference=InferenceSection(), delivery=options
                 )
-                for way, how in (("delta", delivery), ("disk", None))
+                for way, options in (("delta", delivery), ("disk", None))
             }
             servers = Servers(bench.urls)
             version = 1
@@ -525,9 +525,11 @@ async def measure_delta(bench: Bench, masters: MasterWeights) -> dict[str, Any]:
                             if way == "delta":
                                 masters.step(learning_rate)
                             version += way == "delta"
-                            done = await publish(publisher, bench.policy, store, servers, version)
+                            figures_of_version = await publish(
+                                publisher, bench.policy, store, servers, version
+                            )
                             await publisher.settle()
-                            (found if way == "delta" else disk).append(done)
+                            (found if way == "delta" else disk).append(figures_of_version)
                     assert delivery.size is not None
                     rows.append({"learning_rate": learning_rate, **asdict(delivery.size)})
                     rows[-1]["seconds"] = statistics.median(one["seconds"] for one in found)
