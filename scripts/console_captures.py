@@ -77,12 +77,12 @@ def capture(width: int, height: int) -> dict[str, list[str]]:
             shown = panel(lines)
             for phase, words in _WORDS.items():
                 before = found.get(phase, ["", ""])
-                if words.match("".join(shown[1:2])) and _said(shown) >= _said(before):
+                if words.match("".join(shown[1:2])) and _num_words(shown) >= _num_words(before):
                     found[phase] = shown
     return found
 
 
-def _said(panel: list[str]) -> int:
+def _num_words(panel: list[str]) -> int:
     """Return the number of words in the phase's line."""
     return len(panel[1].split())
 

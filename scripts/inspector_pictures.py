@@ -38,7 +38,7 @@ class Pages:
     record: str
     turn: int
     unsure: int
-    """The turn whose tokens the sampler found least likely."""
+    """The turn whose tokens were least likely in the sampler's policy."""
     step: int
 
     def paths(self) -> dict[str, str]:

@@ -62,7 +62,7 @@ def declared(extra: str = "") -> Iterator[Requirement]:
 
 
 def installed(*extras: str) -> tuple[dict[str, str], set[str]]:
-    """Return name -> version of all that extras require, and the names that are not installed."""
+    """Return name -> version of all requirements of extras, and the names that are not installed."""
     versions: dict[str, str] = {}
     missing: set[str] = set()
     seen: set[tuple[str, str]] = set()

@@ -2,7 +2,7 @@
 """Recreates the demo's data, tokenizer and warm-started model from a seed.
 
     python scripts/make_demo_model.py --out assets/demo --seed 0
-    python scripts/make_demo_model.py --out assets/demo --hybrid     # of the same questions
+    python scripts/make_demo_model.py --out assets/demo --hybrid     # with the same questions
 
 Takes some minutes on two cores. The same seed gives the same data and tokenizer; the weights agree
 as far as the machine's floating-point sums do.

@@ -3,11 +3,11 @@
 
     python scripts/make_vision_demo.py --out assets/demo/vision --seed 0
 
-Three runs of `agentrl sft` train the model: the first teaches it to see, the second to see what a
-call needs, the third gives it habits that reinforcement learning must change. They take some
-minutes on two cores, save every 25 steps, and resume after an interruption if `--work` names the
-same folder. The same seed gives the same data and tokenizer; the weights agree as far as the
-machine's floating-point sums do.
+Three runs of `agentrl sft` train the model: the first teaches it to describe maps, the second to
+find what a call needs, and the third gives it habits that reinforcement learning must change. They
+take some minutes on two cores, save every 25 steps, and resume after an interruption if `--work`
+names the same folder. The same seed gives the same data and tokenizer; the weights agree as far as
+the machine's floating-point sums do.
 """
 
 import argparse

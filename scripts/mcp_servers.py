@@ -114,7 +114,7 @@ async def try_server(server: PublicServer, transport: Transport, *, is_legacy: b
     if given is None:
         return "-"
     with tempfile.TemporaryDirectory() as folder:
-        await asyncio.to_thread(_furnish, server, folder)
+        await asyncio.to_thread(_write_fixtures, server, folder)
         known = {"dir": folder, "cache": str(CACHE), "root": str(ROOT), "port": str(free_port())}
         words = [str(program(server)), *_filled(given, known)]
         variables = _filled(server.environment, known)
@@ -127,7 +127,7 @@ async def try_server(server: PublicServer, transport: Transport, *, is_legacy: b
             return str(await _try_entry(server, entry, known, is_legacy=is_legacy))
 
 
-def _furnish(server: PublicServer, folder: str) -> None:
+def _write_fixtures(server: PublicServer, folder: str) -> None:
     """Fill a folder with what servers need: a repository, a page, and their own source."""
     _run(["git", "init", "-q", "-b", "branch", folder])
     Path(folder, "server").write_text(server.source)

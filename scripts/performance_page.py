@@ -160,30 +160,30 @@ def attacks() -> Iterator[str]:
     values = {**found["parts"], "growth": _result("growth")}
     group = None
     for line in found["lines"]:
-        told = [_told(line[name], values) for name in ("tried", "before", "after", "goal")]
-        if None in told:
+        cells = [_with_figures(line[name], values) for name in ("tried", "before", "after", "goal")]
+        if None in cells:
             continue
         if line["group"] != group:
             yield f"## {line['group']}\n\n" if group is None else f"\n## {line['group']}\n\n"
             yield "| | what is tried | before | after | goal | test |\n|---|---|---|---|---|---|\n"
             group = line["group"]
         tests = ", ".join(f"`{name}`" for name in line["tests"])
-        yield f"| {line['id']} | {' | '.join(map(str, told))} | {tests} |\n"
+        yield f"| {line['id']} | {' | '.join(map(str, cells))} | {tests} |\n"
 
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "docs/performance.md": figures,
     "docs/hardening.md": attacks,
 }
-_PLACE = re.compile(r"\{([\w.-]+)(?::([^{}]*))?\}")
+_PLACEHOLDER = re.compile(r"\{([\w.-]+)(?::([^{}]*))?\}")
 
 
-def _told(text: str, values: dict[str, Any]) -> str | None:
+def _with_figures(text: str, values: dict[str, Any]) -> str | None:
     """Return a text with its figures, such as `{run.seconds:.1f}`; None where one is missing."""
-    found = {match[1]: _figure(values, match[1]) for match in _PLACE.finditer(text)}
+    found = {match[1]: _figure(values, match[1]) for match in _PLACEHOLDER.finditer(text)}
     if None in found.values():
         return None
-    return _PLACE.sub(lambda match: format(found[match[1]], match[2] or ""), text)
+    return _PLACEHOLDER.sub(lambda match: format(found[match[1]], match[2] or ""), text)
 
 
 def _result(name: str) -> Any:

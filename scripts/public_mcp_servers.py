@@ -48,7 +48,7 @@ def _app(
     good: Mapping[str, Any] | None = None,
     wrong: Mapping[str, Any] | None = None,
 ) -> PublicServer:
-    """Return one of the example servers of MCP Apps; some tools have no arguments to get wrong."""
+    """Return one of the example servers of MCP Apps; tools without arguments have no wrong call."""
     return PublicServer(
         name=name,
         package=f"@modelcontextprotocol/{name}@2.0.3",
@@ -90,7 +90,7 @@ server.run(show_banner=False)
 """
 
 
-def _made_with(name: str, package: str, source: str) -> PublicServer:
+def _library_server(name: str, package: str, source: str) -> PublicServer:
     """Return a server built with a library, in its own environment."""
     return PublicServer(
         name=name,
@@ -214,8 +214,8 @@ SERVERS = (
         {"segment": "nobody"},
     ),
     _app("server-system-monitor", "get-system-info", r'"totalBytes": ?\d{6,}'),
-    _made_with("MCPServer, of the Python SDK", "mcp==2.3.0", _PYTHON_SDK),
-    _made_with("FastMCP", "fastmcp==4.0.11", _FASTMCP),
+    _library_server("MCPServer, of the Python SDK", "mcp==2.3.0", _PYTHON_SDK),
+    _library_server("FastMCP", "fastmcp==4.0.11", _FASTMCP),
     PublicServer(
         "`agentrl env up` with mcp-server-time",
         "",

@@ -27,7 +27,7 @@ _BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 class _Missing:
-    """A name of the missing package: it has further names below it and cannot be called."""
+    """A name in the missing package: it has attributes of the same kind and cannot be called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class _MissingModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `sgl_kernel`, and is asked when torchvision is about to be imported."""
+    """Finds `sgl_kernel`, and prepares the import of torchvision."""
 
     def __init__(self) -> None:
         self._kept: list[object] = []

@@ -2,8 +2,8 @@
 
 python examples/environments/train_harbor.py MODEL FOLDER
 
-FOLDER holds one task or many; without one, a task is written for a start. They are played without
-Docker here: leave `runtime=process` out for tasks that need their own image.
+FOLDER contains one task or many; without FOLDER, an example task is written. The tasks run without
+Docker here: omit `runtime=process` for tasks that need their own image.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
 python examples/environments/train_verifiers.py MODEL TASKSET
 
-TASKSET is a package beside verifiers in .agentrl/environments/verifiers, or a module on PYTHONPATH;
-`?name=value` behind it sets fields of its configuration.
+TASKSET is a package in .agentrl/environments/verifiers, where verifiers is installed, or a module on
+PYTHONPATH; `?name=value` after it sets fields of its configuration.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Conversations about maps that a model imitates before it is trained with reinforcement learning.
 
-They are in the form that `agentrl sft` reads. Some only name the colours of a map. The others answer a
-question with a tool's help, and look at the wrong field, or take the wrong tool, as often as their
-habits say: what is left for reinforcement learning to find out.
+They are in the form that `agentrl sft` reads. Some only name the colors of a map. The others answer a
+question with the help of a tool. Their habits determine how often they look at the wrong field or call
+the wrong tool, which reinforcement learning then corrects.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ DESCRIBE = "describe the map"
 
 @dataclass(frozen=True)
 class Habits:
-    """How often a demonstrator chooses rightly, by the wording of the question (first, second)."""
+    """Probabilities of correct choices, by the wording of the question (first, second)."""
 
     right_field: tuple[float, float] = (0.7, 0.35)
-    """Otherwise it looks at the field above or below."""
+    """Otherwise, the demonstrator looks at the field above or below."""
     right_tool: tuple[float, float] = (0.95, 0.5)
 
 
@@ -54,7 +54,7 @@ def tool_schemas(legend: Legend) -> list[dict[str, Any]]:
 
 
 def description(draw: random.Random, shown: Map) -> str:
-    """Return the colours of all fields by their places, in any order, as JSON."""
+    """Return the colors of all fields by their places, in random order, as JSON."""
     places = draw.sample(PLACES, len(PLACES))
     return json.dumps({place: shown.colour(place) for place in places})
 
@@ -62,28 +62,31 @@ def description(draw: random.Random, shown: Map) -> str:
 def conversations(
     draw: random.Random, number: int, habits: Habits, *, described: float
 ) -> list[dict[str, Any]]:
-    """Return conversations, each with a map and a legend of its own.
+    """Return conversations, each with its own map and legend.
 
     Args:
-        draw: decides about everything.
-        number: how many.
-        habits: of those that answer a question.
-        described: share of those that name the colours of a map.
+        draw: the random generator.
+        number: number of conversations.
+        habits: habits of the conversations that answer a question.
+        described: share of the conversations that name the colors of a map.
     """
     tools = tool_schemas(draw_legend(random.Random(0)))
     made = []
     for _ in range(number):
         shown = draw_map(draw)
         messages = (
-            [_asked(shown, DESCRIBE), {"role": "assistant", "content": description(draw, shown)}]
+            [
+                _user_message(shown, DESCRIBE),
+                {"role": "assistant", "content": description(draw, shown)},
+            ]
             if draw.random() < described
-            else _answered(draw, shown, habits)
+            else _answered_question(draw, shown, habits)
         )
         made.append({"messages": messages, "tools": tools})
     return made
 
 
-def _answered(draw: random.Random, shown: Map, habits: Habits) -> list[dict[str, Any]]:
+def _answered_question(draw: random.Random, shown: Map, habits: Habits) -> list[dict[str, Any]]:
     question, legend = draw.choice(ALL_QUESTIONS), draw_legend(draw)
     tool, place = question.kind.tool, question.place
     if draw.random() >= habits.right_field[question.wording]:
@@ -95,14 +98,14 @@ def _answered(draw: random.Random, shown: Map, habits: Habits) -> list[dict[str,
     function = {"name": tool, "arguments": json.dumps({"colour": colour})}
     call = {"id": "call-0", "type": "function", "function": function}
     return [
-        _asked(shown, question.text),
+        _user_message(shown, question.text),
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call-0", "content": found},
         {"role": "assistant", "content": f"<answer>{found}</answer>"},
     ]
 
 
-def _asked(shown: Map, text: str) -> dict[str, Any]:
+def _user_message(shown: Map, text: str) -> dict[str, Any]:
     url = f"data:image/png;base64,{base64.b64encode(shown.png()).decode()}"
     return {
         "role": "user",

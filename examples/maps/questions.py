@@ -1,7 +1,7 @@
 """Maps, their legend, and questions about them, drawn from a seed.
 
-A map is a small picture of coloured fields. What a question asks for stands in the legend, which a
-tool looks up by the name of a colour, so an answer needs both: seeing the field, and the tool.
+A map is a small picture of colored fields. A tool looks up the answer to a question in the legend, by
+the name of a color. An answer therefore needs both the picture and the tool.
 """
 
 import json
@@ -27,7 +27,7 @@ LANDS = (
 )  # fmt: skip
 FIELD_PIXELS = 16
 _SHADE = 15
-"""Most by which a field's colour differs from its name's."""
+"""Maximum difference between a field's color and the color of its name."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Map:
-    """Colours by their places, all different, and the shades in which they are drawn."""
+    """Colors by their places, all different, and the shades in which they are drawn."""
 
     colours: tuple[str, ...]
     """In the order of `PLACES`."""
     shades: tuple[tuple[int, int, int], ...]
 
     def colour(self, place: str) -> str:
-        """Return the colour of a field."""
+        """Return the color of a field."""
         return self.colours[PLACES.index(place)]
 
     def png(self) -> bytes:
@@ -92,7 +92,7 @@ ALL_QUESTIONS = tuple(
 
 
 def draw_map(draw: random.Random) -> Map:
-    """Draw the colours of a map."""
+    """Draw the colors of a map."""
     colours = draw.sample(sorted(COLOURS), len(PLACES))
 
     def shade(name: str) -> tuple[int, int, int]:
@@ -105,7 +105,7 @@ def draw_map(draw: random.Random) -> Map:
 
 
 def draw_legend(draw: random.Random) -> Legend:
-    """Draw what the colours stand for; no two have the same land or cost."""
+    """Draw the meanings of the colors; all lands and costs differ."""
     lands, costs = draw.sample(LANDS, len(COLOURS)), draw.sample(range(2, 10), len(COLOURS))
     return {
         colour: Meaning(land=land, cost=cost)
@@ -114,20 +114,20 @@ def draw_legend(draw: random.Random) -> Legend:
 
 
 def look_up(legend: Legend, tool: str, colour: str) -> str:
-    """Return what a tool of the legend's server answers."""
+    """Return the answer of a tool of the legend's server."""
     meaning = legend[colour]
     return meaning["land"] if tool == "land" else str(meaning["cost"])
 
 
 def right_answer(legend: Legend, shown: Map, question: Question) -> str:
-    """Answer a question with its map in view."""
+    """Return the correct answer to a question about a map."""
     return look_up(legend, question.kind.tool, shown.colour(question.place))
 
 
 def write_questions(
     folder: Path, name: str, legend: Legend, maps: list[Map], draw: random.Random, num_each: int
 ) -> None:
-    """Write `maps/NAME-00.png`, ... and `NAME.jsonl`, whose lines name them; `num_each` a map."""
+    """Write `maps/NAME-00.png`, ... and `NAME.jsonl`, with `num_each` questions per map."""
     (folder / "maps").mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
     for number, shown in enumerate(maps):

@@ -49,11 +49,11 @@ SEEING_TEMPLATE = (
         "message.role + '\\n' + shown(message.content)",
     )
 )
-"""The shop's template, which shows images in messages of users too."""
+"""The shop's template, extended by images in user messages."""
 
 
 def write_random_model(folder: Path, texts: Sequence[str], seed: int) -> int:
-    """Write a model that has seen nothing, with a tokenizer made for the texts.
+    """Write a model with random weights, and a tokenizer trained on the texts.
 
     Returns:
         The number of its parameters.
@@ -64,7 +64,7 @@ def write_random_model(folder: Path, texts: Sequence[str], seed: int) -> int:
     (folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSOR, indent=2) + "\n")
     torch.manual_seed(seed)
     model = Qwen3VLForConditionalGeneration(_config(tokenizer))
-    # Places are told apart from the first step on only if they are as loud as colours.
+    # The model distinguishes places from the first step only if they are as strong as colors.
     torch.nn.init.normal_(model.model.visual.pos_embed.weight, std=0.5)
     model.generation_config.eos_token_id = tokenizer.token_to_id(TURN_END)
     model.generation_config.do_sample = True

@@ -66,12 +66,12 @@ class MathSampler(AsyncSampler[MathTask]):
 class NotesSampler(MathSampler):
     """Shows an attempt the notes of earlier attempts at the same problem, and asks it for a note.
 
-    The state lives in the database, with the turns that made it: a note is the last reply of a try
-    that has its score. Tries may run in any number of processes and may die at any time.
+    The state is in the database, with the turns that produced it: a note is the last reply of a scored
+    attempt. Attempts may run in any number of processes, which may crash at any time.
     """
 
     async def run(self) -> RolloutResult:
-        """Solve the problem with the notes at hand, then write the next one."""
+        """Solve the problem with the existing notes, then write the next one."""
         opening = self.messages()
         notes = await self.notes()
         if notes:

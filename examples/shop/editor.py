@@ -1,4 +1,4 @@
-"""An OpenAI-compatible service that stands in for a rented model: it repeats its input.
+"""An OpenAI-compatible service in place of a hosted model: it repeats its input.
 
 python -m examples.shop.editor --port 8766
 """

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (tensor names end in their shape)
-"""Episodes of the demo task in token form: demonstrations to imitate, and rollouts to measure.
+"""Episodes of the demo task as tokens: demonstrations to imitate, and rollouts to evaluate.
 
 Both build the context in the same way: the rendered prompt, then in turns the sampled ids and the
 ids of the text that a tool result appends. Sampled ids are never decoded and encoded again.
@@ -58,7 +58,7 @@ class Episode:
         self.logprobs = [0.0] * len(self.ids)
 
     def extend(self, ids: list[int], *, sampled: bool, logprobs: list[float] | None = None) -> None:
-        """Append tokens that were sampled, or that came from outside."""
+        """Append tokens that were sampled, or that the environment added."""
         self.ids += ids
         self.sampled += [sampled] * len(ids)
         self.logprobs += logprobs or [0.0] * len(ids)
@@ -87,7 +87,7 @@ class Codec:
         return self._tool_result(text)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text whose markup is meant as markup."""
+        """Ids of trusted text, whose markup becomes special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
@@ -110,7 +110,7 @@ class Codec:
         length = next(i for i, pair in enumerate(zip(one, two, strict=True)) if pair[0] != pair[1])
         return one[:length]
 
-    @cache  # noqa: B019  (one codec a process, some thousand distinct results)
+    @cache  # noqa: B019  (one codec per process, some thousand distinct results)
     def _tool_result(self, text: str) -> list[int]:
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
         after = [*before, {"role": "tool", "content": text}]
@@ -119,7 +119,7 @@ class Codec:
 
 
 def call_body(tool: str, arguments: dict[str, Any]) -> str:
-    """What stands between the tool-call tags."""
+    """Return the text between the tool-call tags."""
     return "\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n"
 
 
@@ -130,16 +130,16 @@ def call_text(tool: str, arguments: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """How often a demonstrator chooses rightly, by the wording of the question (first, second).
+    """Probabilities of correct choices, by the wording of the question (first, second).
 
-    The defaults are unsure which operation the first wording of a kind asks for, and mostly look up
-    the wrong thing at the second.
+    With the defaults, the operation of the first wording is uncertain, and the look-up of the second
+    is mostly wrong.
     """
 
     right_lookup: tuple[float, float] = (0.95, 0.3)
     right_operation: tuple[float, float] = (0.5, 0.95)
     misreading: float = 0.75
-    """Share of wrong operations that are the same wrong one (`MISREAD`)."""
+    """Share of wrong operations that are the typical mistake (`MISREAD`)."""
 
 
 FLAWLESS = Habits(right_lookup=(1.0, 1.0), right_operation=(1.0, 1.0))
@@ -150,10 +150,10 @@ MISREAD = {"add": "subtract", "subtract": "multiply", "multiply": "add"}
 def demonstrate(
     codec: Codec, question: Question, draw: random.Random, habits: Habits = FLAWLESS
 ) -> Episode:
-    """Play a question with the right protocol, and choices as right as the habits are.
+    """Demonstrate a question with the correct protocol, and choices according to the habits.
 
-    Names and numbers are always copied rightly. Prices and stocks are drawn anew for every
-    demonstration, so that they cannot be learnt by heart.
+    Names and numbers are always copied correctly. Prices and stocks are drawn anew for every
+    demonstration, so that the model cannot memorize them.
     """
     catalogue = make_catalogue(draw.getrandbits(64))
     episode = Episode(question, codec.prompt(question.text))
@@ -195,7 +195,7 @@ def play(
     *,
     temperature: float = 1.0,
 ) -> list[Episode]:
-    """Let the model play the questions as one batch, tools run in this process.
+    """Let the model answer the questions as one batch; tools run in this process.
 
     `temperature` 0 takes the likeliest token.
     """
@@ -292,7 +292,7 @@ class _Batch:
             input_BT, real_BT = token_B1, real_BT[:, -1:].clone()
             if all(self._ended(row) for row in ids):
                 break
-        # the last token's keys are not in the cache yet; without them the next turn would not see it
+        # The cache lacks the last token's keys, which the next turn needs.
         self._forward(input_BT, real_BT)
         return ids, logprobs
 
@@ -317,7 +317,7 @@ class _Batch:
 def episode_turns(episode: Episode, name: str, *, num_left_out: int = 0) -> list[TurnTokens]:
     """Return the assistant's messages as turns for the trainer.
 
-    `num_left_out` tokens are left out at the start of the context.
+    The first `num_left_out` tokens of the context are omitted.
     """
     ids = np.array(episode.ids[num_left_out:], dtype=np.int32)
     sampled = np.array(episode.sampled[num_left_out:], dtype=np.int8)

@@ -1,7 +1,7 @@
 """The demo's catalogue and questions, drawn from a seed.
 
-Every question needs two tool calls, the second of which computes with what the first one found.
-Answers are derived by running the right calls, never written down by hand.
+Every question needs two tool calls, the second of which computes with the result of the first.
+Answers are computed by running the correct calls.
 """
 
 import json
@@ -25,10 +25,10 @@ FEWEST, MOST = 2, 9
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of question: what to look up, what to compute with it, and how it is asked.
+    """One kind of question: the look-up, the operation on its result, and the phrasings.
 
-    The operation's first operand is what the look-up of `{item}` found, its second the number
-    `{n}` that the question names.
+    The operation's first operand is the result of the look-up of `{item}`, its second the number
+    `{n}` in the question.
     """
 
     name: str
@@ -51,7 +51,7 @@ HELD_OUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Question:
-    """A question with the values that its text was made of."""
+    """A question, with the values in its text."""
 
     kind: Kind
     wording: int
@@ -72,7 +72,7 @@ def make_catalogue(seed: int) -> dict[str, dict[str, int]]:
 
 
 def right_answer(catalogue: Catalogue, question: Question) -> str:
-    """Answer a question by making the calls that it asks for."""
+    """Answer a question by making the calls that it requires."""
     found = call_tool(catalogue, question.kind.lookup, {"item": question.item})
     return call_tool(catalogue, question.kind.operation, {"a": int(found), "b": question.n})
 

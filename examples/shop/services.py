@@ -38,7 +38,7 @@ def _wait(url: str, child: "subprocess.Popen[bytes]") -> None:
         try:
             urllib.request.urlopen(url, timeout=1).close()
         except urllib.error.HTTPError:
-            return  # it speaks, though not this
+            return  # the server answers, though with an error
         except OSError:
             time.sleep(0.1)
         else:

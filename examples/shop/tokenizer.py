@@ -66,7 +66,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
-"""Every message becomes text of its own, so appending a message only ever appends text."""
+"""Every message is rendered separately, so appending a message only appends text."""
 
 
 def train_tokenizer(
@@ -84,7 +84,7 @@ def train_tokenizer(
     trainer = trainers.BpeTrainer(
         vocab_size=MAX_VOCAB_SIZE - len(special_tokens) - len(MARKUP_TOKENS),
         min_frequency=2,
-        # all 256 bytes are in the vocabulary, so that no text is out of it
+        # The vocabulary contains all 256 bytes, so every text can be encoded.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

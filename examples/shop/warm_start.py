@@ -1,8 +1,7 @@
 """The demo models of the shop and their warm start: a short imitation of noisy demonstrations.
 
-What comes out knows the protocol (tool calls, copying names and numbers, answering with the last
-result) and guesses at the choices (which look-up, which operation), which is what GRPO then
-teaches it.
+The resulting model follows the protocol (tool calls, copying names and numbers, answering with the
+last result) and guesses the choices (which look-up, which operation), which GRPO then teaches it.
 """
 
 import math
@@ -27,10 +26,10 @@ from examples.shop.episodes import Codec, Habits, demonstrate, episode_turns
 from examples.shop.questions import Question
 
 _ONE_ROW = 1 << 20
-"""More tokens than a step has."""
+"""A budget above the tokens of any step."""
 _CROSS_ENTROPY = None
-"""No settings of a policy loss: `forward_backward` then takes the cross-entropy."""
-_AS_IT_IS = torch.autocast("cpu", enabled=False)
+"""Without settings of a policy loss, `forward_backward` computes the cross-entropy."""
+_NO_AUTOCAST = torch.autocast("cpu", enabled=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +38,22 @@ class WarmStart:
 
     num_steps: int = 550
     num_bare_steps: int = 300
-    """First steps, in which the prompt's list of tools is left out: a model that need not search
-    a long prompt finds out much sooner that names and numbers are to be copied."""
+    """First steps, in which the prompt omits the list of tools: with a short prompt, the model learns
+    much sooner to copy names and numbers."""
     num_episodes: int = 24
-    """Demonstrations a step."""
+    """Demonstrations per step."""
     learning_rate: float = 1.5e-3
-    """Held after the warm-up until the list of tools comes in, then lowered to 0 (cosine)."""
+    """Constant after the warm-up until the list of tools is added, then lowered to 0 (cosine)."""
     num_warmup_steps: int = 40
     habits: Habits = field(default_factory=Habits)
 
 
 HYBRID = WarmStart(num_steps=420, num_bare_steps=220)
-"""Convolutions see what stands before a token, so that copying is learnt sooner."""
+"""Convolutions see the preceding tokens, so the model learns to copy sooner."""
 
 
 def new_model(codec: Codec, seed: int) -> Qwen3ForCausalLM:
-    """Return a randomly initialised model of some 0.7M parameters in the Qwen3 architecture."""
+    """Return a randomly initialized model of some 0.7M parameters in the Qwen3 architecture."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(codec.tokenizer),
@@ -76,7 +75,7 @@ def new_model(codec: Codec, seed: int) -> Qwen3ForCausalLM:
 
 
 def new_hybrid(codec: Codec, seed: int) -> Lfm2ForCausalLM:
-    """Return a randomly initialised model in the LFM2 architecture: convolutions and attention."""
+    """Return a randomly initialized model in the LFM2 architecture: convolutions and attention."""
     torch.manual_seed(seed)
     config = Lfm2Config(
         vocab_size=len(codec.tokenizer),
@@ -113,9 +112,9 @@ def imitate(
     seed: int,
     report: Callable[[int, float], None],
 ) -> None:
-    """Train the model on demonstrations, the loss on the assistant's tokens alone.
+    """Train the model on demonstrations, with loss only on the assistant's tokens.
 
-    `report` gets the step and its loss in nats a token.
+    `report` receives the step and its loss in nats per token.
     """
     draw = random.Random(f"demonstrations {seed}")
     model.set_attn_implementation(TREE_ATTENTION)
@@ -144,7 +143,7 @@ def imitate(
         batch = sft_batch(examples, token_budget=_ONE_ROW, num_ranks=1)
         loss = sum(
             forward_backward(
-                policy, row, _CROSS_ENTROPY, chunk_size=_ONE_ROW, autocast=_AS_IT_IS
+                policy, row, _CROSS_ENTROPY, chunk_size=_ONE_ROW, autocast=_NO_AUTOCAST
             ).loss
             for row in batch.micro_batches[0]
         )

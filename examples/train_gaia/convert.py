@@ -3,9 +3,9 @@
     python examples/train_gaia/convert.py gaia/2023/validation/metadata.jsonl \
         --files_url http://127.0.0.1:9000 --out output/gaia/validation.jsonl
 
-The data set is the user's to fetch: it is gated, and its authors ask that it is not published again
-in a form that crawlers can read. A question with an attached file names it, by the address under
-which the agent's tools find it.
+Users download the data set themselves: it is gated, and its authors ask others not to republish it in
+a form that crawlers can read. A question with an attached file contains the file's address for the
+agent's tools.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def read_metadata(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the entries of a metadata file.
 
     Raises:
-        BadMetadata: a line is no JSON object, or lacks a field.
+        BadMetadata: a line is not a JSON object, or lacks a field.
     """
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
