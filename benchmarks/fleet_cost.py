@@ -136,13 +136,13 @@ async def slot_rows(store: TrajectoryStore, meter: Meter, repeats: int) -> dict[
         leases.append((found[0].id, found[0].fence))
 
     claims: dict[str, Any] = {}
-    for together in IN_FLIGHT:
-        per_task = repeats // together
+    for concurrency in IN_FLIGHT:
+        per_task = repeats // concurrency
 
-        async def compete(together: int = together, per_task: int = per_task) -> None:
-            await asyncio.gather(*(repeated(per_task, claim) for _ in range(together)))
+        async def compete(concurrency: int = concurrency, per_task: int = per_task) -> None:
+            await asyncio.gather(*(repeated(per_task, claim) for _ in range(concurrency)))
 
-        claims[str(together)] = await meter.of(per_task * together, compete)
+        claims[str(concurrency)] = await meter.of(per_task * concurrency, compete)
     while len(leases) < LEASES:
         await claim()
     held = leases[:LEASES]

@@ -508,9 +508,13 @@ async def measure_delta(bench: Bench, masters: MasterWeights) -> dict[str, Any]:
             root = bench.folder / "policy"
             publishers = {
                 way: PolicyPublisher(
-                    store, root, publish=section, inference=InferenceSection(), delivery=options
+                    store,
+                    root,
+                    publish=section,
+                    inference=InferenceSection(),
+                    delivery=way_delivery,
                 )
-                for way, options in (("delta", delivery), ("disk", None))
+                for way, way_delivery in (("delta", delivery), ("disk", None))
             }
             servers = Servers(bench.urls)
             version = 1
