@@ -59,7 +59,7 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert json.loads(call("stats", "--json", run=copy))["num_tokens"] == 214
     question = call("drop", run=copy, code=2)
     assert "with its 1 group, trained to version 0? Standard input is not a terminal" in question
-    assert f"'{copy}' is deleted" in call("drop", "--yes", run=copy)
+    assert f"deleted database '{copy}'" in call("drop", "--yes", run=copy)
     assert "contains no run" in call("stats", run=copy, code=2)
     assert json.loads(call("compact", "--yes", "--json"))["num_bytes"] == 0
 
@@ -105,7 +105,7 @@ def test_only_a_yes_deletes(
         assert main(words) == 2
         assert "nothing was deleted" in capsys.readouterr().err
     assert main(words) == 0
-    assert f"database '{name}' is deleted" in capsys.readouterr().out
+    assert f"deleted database '{name}'" in capsys.readouterr().out
 
 
 def test_finished_records_are_scored_anew_by_a_scorer_of_the_users(
