@@ -7,9 +7,9 @@ This module is independent of the collections.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bson.errors import BSONError
 from pymongo import ReplaceOne, UpdateOne
@@ -112,6 +112,21 @@ async def update_each(collection: AsyncCollection[Document], updates: Sequence[U
         return 0
     requests = [UpdateOne(wanted, change) for wanted, change in updates]
     return (await collection.bulk_write(requests, ordered=False)).matched_count
+
+
+async def run_side_by_side(writes: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Run writes concurrently; none outlives the call, even if one fails or the caller is cancelled.
+
+    Raises:
+        Exception: the error of the first write that failed.
+    """
+    running = [asyncio.create_task(write) for write in writes]
+    try:
+        await asyncio.gather(*running)
+    finally:
+        for write in running:
+            write.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _raise_unless_duplicates(error: BulkWriteError) -> Document:

@@ -60,7 +60,7 @@ from agentrl.store.documents.expressions import (
 from agentrl.store.repositories.blobs import ImageRepository
 from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.server_clock import STEP_SECONDS, UnrenewedLeases
-from agentrl.store.writes import insert_new, insert_until_taken
+from agentrl.store.writes import insert_new, insert_until_taken, run_side_by_side
 
 T = TypeVar("T")
 _Prepared = tuple[Task, Document]
@@ -185,7 +185,7 @@ class TaskRepository(Repository):
         """
         slots = await asyncio.to_thread(_slots, batch.tasks)
         shares = [slots[first::_SLOT_REQUESTS] for first in range(_SLOT_REQUESTS)]
-        await asyncio.gather(*(self._bulk(insert_new, self._db.records, share) for share in shares))
+        await run_side_by_side(self._bulk(insert_new, self._db.records, share) for share in shares)
         await self._tallies.end_change(batch.orders, batch.writer)
         await self._tallies.count_added(batch.orders)
 

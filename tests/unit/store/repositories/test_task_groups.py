@@ -270,6 +270,33 @@ async def test_batches_whose_slots_a_crash_left_out_are_completed_by_adding_them
     assert await wrong_counts(store) == []
 
 
+# PyMongo drops a connection whose opening is cancelled; garbage collection closes it.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
+async def test_an_addition_that_is_cancelled_anywhere_ends_and_is_completed_by_the_next(
+    store: TrajectoryStore,
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    tasks = [make_task(number) for number in range(60)]
+    before = asyncio.all_tasks()
+    num_cancelled = 0
+    for moment in range(40):
+        adding = asyncio.create_task(store.tasks.add(tasks, max_documents=9))
+        await asyncio.sleep(0.002 * moment)
+        adding.cancel()
+        num_cancelled += isinstance(
+            (await asyncio.gather(adding, return_exceptions=True))[0], asyncio.CancelledError
+        )
+        assert asyncio.all_tasks() == before, "a batch is still being written"
+    assert num_cancelled > 5
+    await store.tasks.add(tasks, max_documents=9)
+    assert [task.order async for task in store.tasks.find()] == list(range(60))
+    slots = [(slot.order, slot.traj_id) async for slot in store.records.find()]
+    assert sorted(slots) == [(order, number) for order in range(60) for number in range(2)]
+    assert await wrong_counts(store) == []
+
+
 async def test_the_batches_before_a_bad_task_are_stored_whole(store: TrajectoryStore) -> None:
     def source() -> Iterator[Task]:
         for number in range(10):
