@@ -34,10 +34,8 @@ async def test_a_blocked_loop_is_told_with_its_line(caplog: pytest.LogCaptureFix
 
 
 async def test_the_watching_ends_with_its_context() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with LoopWatch("the loop", "").watching(asyncio.get_running_loop()):
-        assert threading.active_count() == before + 1
-    until = time.monotonic() + PATIENCE
-    while threading.active_count() > before and time.monotonic() < until:
-        await asyncio.sleep(0.01)
-    assert threading.active_count() == before
+        [watcher] = set(threading.enumerate()) - before
+    await asyncio.to_thread(watcher.join, PATIENCE)
+    assert not watcher.is_alive()
