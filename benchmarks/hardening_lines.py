@@ -40,7 +40,7 @@ _LOOP = (
 )
 _PAGE = (
     "≤ 200 ms",
-    f"{_UNIT}/store/repositories/test_browsing.py::test_no_page_scans_a_collection",
+    f"{_UNIT}/store/views/test_browsing.py::test_no_page_scans_a_collection",
 )
 
 CRITICAL = (
@@ -137,7 +137,7 @@ CRITICAL = (
         "denied; no core files",
         "not dumpable",
         (
-            f"{_UNIT}/runtime/test_private_memory.py::"
+            f"{_UNIT}/runtime/processes/test_private_memory.py::"
             "test_no_other_program_of_the_user_reads_a_command",
         ),
     ),
@@ -148,8 +148,8 @@ CRITICAL = (
         "{engine.pages.refused} of {engine.pages.tried} are rejected",
         "rejected",
         (
-            f"{_UNIT}/runtime/test_http_guard.py::test_a_web_page_cannot_post",
-            f"{_UNIT}/runtime/test_prometheus.py::"
+            f"{_UNIT}/runtime/http/test_http_guard.py::test_a_web_page_cannot_post",
+            f"{_UNIT}/runtime/telemetry/test_prometheus.py::"
             "test_what_a_web_page_asks_is_refused_and_half_a_request_is_not_kept",
         ),
     ),
@@ -172,7 +172,7 @@ CRITICAL = (
         "401",
         (
             "tests/contract/test_keys.py::test_each_route_takes_its_own_key_and_no_other",
-            f"{_UNIT}/launcher/test_local_cluster.py::"
+            f"{_UNIT}/launcher/cluster/test_local_cluster.py::"
             "test_every_run_gets_keys_of_its_own_and_what_joins_it_reads_them",
         ),
     ),
@@ -192,7 +192,7 @@ HIGH = (
         "the sampler aborted",
         "rejected; {tools.judge.megabytes:.0f} MB",
         "rejected",
-        (f"{_UNIT}/runtime/test_bounded_replies.py::test_a_compressed_reply_is_not_unpacked",),
+        (f"{_UNIT}/runtime/http/test_bounded_replies.py::test_a_compressed_reply_is_not_unpacked",),
     ),
     Line(
         "5c",
@@ -321,7 +321,7 @@ HIGH = (
         "clients continue after {mongod.seconds:.1f} s, on the same port",
         "survived",
         (
-            f"{_UNIT}/launcher/test_recovery.py::"
+            f"{_UNIT}/launcher/cluster/test_recovery.py::"
             "test_a_killed_mongod_comes_back_under_its_address_and_its_clients_go_on",
         ),
     ),
@@ -455,7 +455,7 @@ MEDIUM = (
         "not there for it",
         "not reachable",
         (
-            f"{_UNIT}/launcher/test_local_cluster.py::"
+            f"{_UNIT}/launcher/cluster/test_local_cluster.py::"
             "test_the_own_tool_server_sees_no_process_and_no_file_of_the_run",
         ),
     ),
@@ -544,7 +544,7 @@ LOW = (
         "{engine.half_sent.neighbour_seconds:.2f} s for a concurrent request",
         "closed",
         (
-            f"{_UNIT}/runtime/test_request_deadlines.py::"
+            f"{_UNIT}/runtime/http/test_request_deadlines.py::"
             "test_connections_with_half_a_request_are_closed",
         ),
     ),

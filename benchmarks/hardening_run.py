@@ -18,8 +18,8 @@ from harness.started import Started, metrics, started
 from pydantic import SecretStr
 
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.launcher.recovery import keep_running
-from agentrl.runtime.restarts import Restarts
+from agentrl.launcher.cluster.recovery import keep_running
+from agentrl.runtime.processes.restarts import Restarts
 from agentrl.schema import MCPTask, Record
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo

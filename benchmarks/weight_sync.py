@@ -72,8 +72,8 @@ from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher, Publish
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
 from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.inference.wire import GenerateRequest
-from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.checkpoint_export import save_hf
+from agentrl.models.checkpoints.adapter_files import AdapterShape
 from agentrl.models.lora import (
     adapter_tensors,
     add_adapter,

@@ -29,7 +29,7 @@ from public_mcp_servers import SERVERS, PublicServer
 from agentrl.errors import AgentRLError
 from agentrl.runtime.ports import free_port
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
-from agentrl.tools.connection import ServerConnection
+from agentrl.tools.servers.connection import ServerConnection
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/mcp-servers.md"

@@ -17,8 +17,8 @@ from harness.mongod_programs import FAKETIME, mongod_with_clock
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from agentrl.runtime.child_processes import end_with_parent
 from agentrl.runtime.ports import ReservedPort
+from agentrl.runtime.processes.child_processes import end_with_parent
 from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
 
 DISK_MEGABYTES = 1024

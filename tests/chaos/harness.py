@@ -33,8 +33,8 @@ from support.training import write_model
 from agentrl.cli.main import main as agentrl
 from agentrl.errors import StoreError
 from agentrl.renderers.renderer import Renderer
-from agentrl.runtime.child_processes import end_with_parent
 from agentrl.runtime.ports import ReservedPort
+from agentrl.runtime.processes.child_processes import end_with_parent
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
 

@@ -11,7 +11,7 @@ import pytest
 from harness.started import END_SECONDS, metrics, started
 from support.demo_run import ROOT, RUN_NAME, logs, run_command
 
-from agentrl.runtime.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
+from agentrl.runtime.processes.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint import latest_checkpoint

@@ -21,8 +21,8 @@ from support.demo_run import config_path, database_uri, logs, run_command
 from support.patience import PATIENCE
 
 from agentrl.cli.main import main
-from agentrl.config.checks import is_loopback
 from agentrl.config.loading import load_config
+from agentrl.config.validation.checks import is_loopback
 from agentrl.data import TokenTree
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy

@@ -22,15 +22,15 @@ import click
 from pydantic import SecretStr
 
 from agentrl.cli.databases import joined, served_uri, store_uri
-from agentrl.config.checks import check_fine_tuning
 from agentrl.config.command_line import Count, FlagCommand, FlagGroup, given_flags
 from agentrl.config.config_files import read_yaml
 from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig, RunSection
 from agentrl.config.shipped_files import existing_or_shipped, shipped_file
+from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.errors import ConfigError
 from agentrl.runtime.kept_imports import kept_imports
-from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
+from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 
 DEMO_CONFIG = "assets/demo/grpo.yaml"
 PROJECT = "examples/project"
@@ -173,7 +173,7 @@ def sft(context: click.Context, config: RootConfig) -> int:
 def _check_conversations(config: RootConfig) -> None:
     """Check model and data before importing the trainer, which takes longer than the check."""
     from agentrl.datasets.demonstrations.demonstration import read_demonstrations
-    from agentrl.models.resolve import resolve_model
+    from agentrl.models.checkpoints.resolve import resolve_model
 
     resolve_model(config.model.model_name_or_path, with_weights=False)
     for path in (config.data.train_file, config.data.eval_file):
@@ -248,9 +248,9 @@ def export(config: RootConfig) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from agentrl.launcher.evaluation_run import newest_checkpoint
-    from agentrl.models.adapter_files import is_adapter, read_shape
+    from agentrl.models.checkpoints.adapter_files import is_adapter, read_shape
+    from agentrl.models.checkpoints.resolve import resolve_model
     from agentrl.models.lora import merge_adapter
-    from agentrl.models.resolve import resolve_model
 
     disable_progress_bar()
     adapter = newest_checkpoint(config.run.output_path)
@@ -312,9 +312,9 @@ async def env_up(
     variables of this process. Prints the connection as JSON. The token is MCP_SERVER_TOKEN, or a
     new one.
     """
-    from agentrl.runtime.confinement import confinement_gap
     from agentrl.runtime.logs import setup_logging
     from agentrl.runtime.ports import listening, listening_near
+    from agentrl.runtime.processes.confinement import confinement_gap
     from agentrl.tools import ToolsConfig, load_mcp_servers
     from agentrl.tools.agent_environment import (
         TOKEN_VARIABLE,

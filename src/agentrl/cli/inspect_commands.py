@@ -66,7 +66,7 @@ def progress(config: RootConfig, follow: bool, as_json: bool) -> int:
 async def records(config: RootConfig, limit: int, as_json: bool, **wanted: Any) -> int:
     """Find records by score, outcome, tool, step or text; best scores or latest questions first."""
     from agentrl.cli import tables
-    from agentrl.store.repositories.record_search import RecordFilter, ScoreFilter
+    from agentrl.store.views.record_search import RecordFilter, ScoreFilter
 
     score = wanted.pop("score")
     condition = None if score is None else ScoreFilter.parse(score)
@@ -214,7 +214,7 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
     from rich.live import Live
 
     from agentrl.cli import tables
-    from agentrl.launcher.progress_display import Rates, draws_in_place
+    from agentrl.launcher.console.progress_display import Rates, draws_in_place
 
     console, rates = Console(highlight=False), Rates()
     live = Live(console=console, auto_refresh=False) if draws_in_place(console) else None

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import click
 
 from agentrl.errors import AgentRLError
-from agentrl.runtime.private_memory import keep_memory_private
-from agentrl.runtime.proxies import direct_to_this_machine
+from agentrl.runtime.http.proxies import direct_to_this_machine
+from agentrl.runtime.processes.private_memory import keep_memory_private
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("commands:init", "create a project: tools, questions, scorer, configuration"),
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error(name, str(error))
         return error.exit_status
     except KeyboardInterrupt:
-        from agentrl.runtime.signals import INTERRUPTED
+        from agentrl.runtime.processes.signals import INTERRUPTED
 
         return INTERRUPTED
     except OSError as error:

@@ -64,8 +64,8 @@ def plan(
     of a machine. The trainer's own code runs one step on tensors without memory, which takes some
     seconds for a model of any size. The exit status is 2 if the run does not fit.
     """
+    from agentrl.launcher.cluster.gpu_placement import placed
     from agentrl.launcher.fitted_values import fitted_to_model
-    from agentrl.launcher.gpu_placement import placed
     from agentrl.planner.cluster import GB, named_gpu, this_machine
     from agentrl.planner.cluster_plan import plan_cluster, usual_workload
 
@@ -94,7 +94,7 @@ def plan(
 
 def _model_directory(name_or_path: str) -> Path:
     """Return a directory with config.json; a local directory needs no other file."""
-    from agentrl.models.resolve import resolve_model
+    from agentrl.models.checkpoints.resolve import resolve_model
 
     path = Path(name_or_path).expanduser()
     if (path / "config.json").is_file():

@@ -12,7 +12,7 @@ from agentrl.cli.lines import Rows, heading, labeled, whole
 from agentrl.cli.tables import figure
 from agentrl.runtime.printable import one_line
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, TurnTraining
-from agentrl.store.repositories.reports import RecordDetail
+from agentrl.store.views.reports import RecordDetail
 
 SHORT_CHARS = 600
 """Texts longer than this are cut unless `--full` is given."""

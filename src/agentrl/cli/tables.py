@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from agentrl.cli.lines import Rows, heading, labeled, whole
-from agentrl.launcher.progress_display import Rates
-from agentrl.launcher.run_panel import duration
+from agentrl.launcher.console.progress_display import Rates
+from agentrl.launcher.console.run_panel import duration
 from agentrl.runtime.printable import printable
 from agentrl.schema import Record
-from agentrl.store.repositories.lineage import RecordLineage, StepLineage
-from agentrl.store.repositories.reports import Failure, Liveness, RunOverview
+from agentrl.store.views.lineage import RecordLineage, StepLineage
+from agentrl.store.views.reports import Failure, Liveness, RunOverview
 
 ALIVE_SECONDS = 15.0
 """A process that has not reported for longer is shown as silent."""

@@ -86,8 +86,8 @@ def verify_merge(
     from transformers.utils.logging import disable_progress_bar
 
     from agentrl.distributed import Ranks
+    from agentrl.models.checkpoints.resolve import resolve_model
     from agentrl.models.load import load_policy
-    from agentrl.models.resolve import resolve_model
     from agentrl.trainer.learner.merge_check import check_random_trees, small_random_policies
 
     disable_progress_bar()

@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from agentrl.config.checks import check_config
 from agentrl.config.config_files import canonical_values, read_yaml
 from agentrl.config.flags import FLAGS, Flag, canonical_name, unknown_flag
 from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
@@ -27,6 +26,7 @@ from agentrl.config.secret_text import redact, remember
 from agentrl.config.secret_types import published, revealed, secrets_of
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.config.shipped_files import existing_or_shipped
+from agentrl.config.validation.checks import check_config
 from agentrl.errors import ConfigError
 
 SECRET_ENVIRONMENT = {

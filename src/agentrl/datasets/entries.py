@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from agentrl.errors import DatasetError
-from agentrl.runtime.outside import no_answer
+from agentrl.runtime.http.outside import no_answer
 
 _CHUNK_CHARS = 1 << 16
 _WHITESPACE = " \t\r\n"

@@ -20,8 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.checks import is_answer_schema
 from agentrl.config.sections import DataSection
+from agentrl.config.validation.checks import is_answer_schema
 from agentrl.datasets.entries import BadEntry
 from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
 

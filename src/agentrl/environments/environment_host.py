@@ -1,7 +1,7 @@
 """The host program of an environment, run by the interpreter that has its package.
 
 Its arguments are a kind, a name and JSON with the environment's arguments. It uses the protocol of
-`runtime.request_process` and only the standard library:
+`runtime.processes.request_process` and only the standard library:
 
     {"describe": true}               -> {"size": 20}           or {"mistake": ...}, {"missing": ...}
     {"rows": [0, 1, ...]}            -> {"rows": [{"query": ...}, ...]}

@@ -17,7 +17,7 @@ from agentrl.environments.environment_kinds import MAX_TASKS
 from agentrl.environments.environment_uri import EnvironmentUri
 from agentrl.errors import AgentError, AgentWorkerError, ConfigError
 from agentrl.runtime.printable import one_line
-from agentrl.runtime.request_process import RequestProcess
+from agentrl.runtime.processes.request_process import RequestProcess
 from agentrl.schema import AgentResult
 from agentrl.schema.agent_endpoint import AgentEndpoint
 

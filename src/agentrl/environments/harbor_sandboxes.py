@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
 from agentrl.errors import AgentError, ConfigError
-from agentrl.runtime.confinement import Confinement, confinement_gap
+from agentrl.runtime.processes.confinement import Confinement, confinement_gap
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/etc", "/dev", "/proc")

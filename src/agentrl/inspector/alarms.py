@@ -12,8 +12,8 @@ from agentrl.runtime.printable import counted
 from agentrl.schema import ENDED_RUNS, Run
 from agentrl.schema.base import Value
 from agentrl.schema.training import EQUAL_SCORES
-from agentrl.store.repositories.learning_signal import SLOW_SECONDS, MissingScores
-from agentrl.store.repositories.reports import Liveness
+from agentrl.store.views.learning_signal import SLOW_SECONDS, MissingScores
+from agentrl.store.views.reports import Liveness
 
 SILENT_SECONDS = 30.0
 """A process that has not reported for this long is considered dead."""

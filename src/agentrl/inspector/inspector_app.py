@@ -40,11 +40,11 @@ from agentrl.inspector.run_answers import (
 )
 from agentrl.inspector.run_sources import RunSources
 from agentrl.inspector.token_texts import tokenizer_of
-from agentrl.runtime.http_guard import HttpGuard
+from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.schema import ENDED_RUNS, DispatchedSamplingTask, task_of_record
 from agentrl.schema.image import stored_address
 from agentrl.store import TrajectoryStore
-from agentrl.store.repositories.browsing import GroupFilter, Place
+from agentrl.store.views.browsing import GroupFilter, Place
 
 PAGES = Path(__file__).parent / "static"
 GROUPS_A_PAGE = 60

@@ -10,14 +10,14 @@ from urllib.parse import quote
 
 import uvicorn
 
-from agentrl.config.checks import is_loopback
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
+from agentrl.config.validation.checks import is_loopback
 from agentrl.inspector.inspector_app import InspectorApp
 from agentrl.inspector.reader_access import TOKEN_VARIABLE, kept_token
 from agentrl.inspector.run_sources import RunSources
+from agentrl.runtime.http.request_deadlines import PromptProtocol
+from agentrl.runtime.http.signalled_server import serve_until_signalled
 from agentrl.runtime.ports import listening, listening_near
-from agentrl.runtime.request_deadlines import PromptProtocol
-from agentrl.runtime.signalled_server import serve_until_signalled
 
 FIRST_PORT = 8480
 _CLOSE_SECONDS = 1

@@ -21,7 +21,7 @@ from agentrl.schema import (
     TurnTraining,
     token_versions,
 )
-from agentrl.store.repositories.reports import RecordDetail
+from agentrl.store.views.reports import RecordDetail
 
 SHOWN_CHARS = 20_000
 """Characters of a text that the page contains initially."""

@@ -14,8 +14,8 @@ from agentrl.inspector.alarms import SILENT_SECONDS, find_alarms
 from agentrl.schema import ENDED_RUNS, Run
 from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.store.repositories.browsing import GroupFilter, GroupRow
-from agentrl.store.repositories.reports import Failure
+from agentrl.store.views.browsing import GroupFilter, GroupRow
+from agentrl.store.views.reports import Failure
 
 CURVES = (
     *("reward_mean", "reward_std", "loss", "grad_norm", "learning_rate", "kl", "sampler_kl_k3"),

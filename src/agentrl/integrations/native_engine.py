@@ -40,7 +40,7 @@ from agentrl.integrations.question_rows import (
 )
 from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
 from agentrl.integrations.trainer_processor import TrainerProcessor
-from agentrl.runtime.proxies import direct_to_this_machine
+from agentrl.runtime.http.proxies import direct_to_this_machine
 
 PYTHON_VARIABLE = "AGENTRL_PYTHON"
 _OWN_KEYS = ("agent_processes", "training_python")
@@ -149,7 +149,7 @@ class NativeEngine(TrainerProcessor):
         `training_python` then checks the model before it starts anything.
         """
         if self._python == sys.executable:
-            from agentrl.launcher.policy_checks import (  # noqa: PLC0415 - has its own packages
+            from agentrl.launcher.checks.policy_checks import (  # noqa: PLC0415 - has its own packages
                 check_policy,
             )
 

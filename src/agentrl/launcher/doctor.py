@@ -26,15 +26,15 @@ import psutil
 
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError
-from agentrl.launcher.extras import (
+from agentrl.launcher.checks.extras import (
     DISTRIBUTION,
     missing_packages,
     needed_extras,
     what_to_install,
 )
-from agentrl.launcher.gpu_placement import placed
-from agentrl.launcher.preflight import findings
-from agentrl.launcher.server_checks import check_servers
+from agentrl.launcher.checks.preflight import findings
+from agentrl.launcher.checks.server_checks import check_servers
+from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.gpus import machine_gpus
 from agentrl.runtime.ports import is_taken

@@ -21,19 +21,19 @@ from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.evaluation.held_out import evaluate
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
+from agentrl.launcher.checks.policy_checks import find_model
+from agentrl.launcher.checks.preflight import check_inputs
+from agentrl.launcher.cluster.gpu_placement import placed
+from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
+from agentrl.launcher.console.progress_display import QUIET_SECONDS
+from agentrl.launcher.console.run_panel import duration
+from agentrl.launcher.console.run_report import print_gpus, report_if_slow, say
+from agentrl.launcher.console.run_warnings import RunWarnings
 from agentrl.launcher.fitted_values import fitted_to_model
-from agentrl.launcher.gpu_placement import placed
-from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
-from agentrl.launcher.policy_checks import find_model
-from agentrl.launcher.preflight import check_inputs
-from agentrl.launcher.progress_display import QUIET_SECONDS
-from agentrl.launcher.run_panel import duration
-from agentrl.launcher.run_report import print_gpus, report_if_slow, say
-from agentrl.launcher.run_warnings import RunWarnings
-from agentrl.models.adapter_files import is_adapter, read_shape
+from agentrl.models.checkpoints.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
 from agentrl.runtime.printable import counted
-from agentrl.runtime.signals import INTERRUPTED
+from agentrl.runtime.processes.signals import INTERRUPTED
 from agentrl.schema import Policy, Run
 from agentrl.store import TrajectoryStore
 

@@ -19,9 +19,9 @@ from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
 from agentrl.inference.supervisor.server_supervisor import lone_server
 from agentrl.inference.weight_sync import AdapterNames
-from agentrl.launcher.local_cluster import LocalCluster
-from agentrl.models.adapter_files import is_adapter
-from agentrl.models.resolve import resolve_model
+from agentrl.launcher.cluster.local_cluster import LocalCluster
+from agentrl.models.checkpoints.adapter_files import is_adapter
+from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.rollout.worker.fork_player import play, store_fork
 from agentrl.rollout.worker.resources import open_context, tools_config
 from agentrl.rollout.worker.sampler_process import open_judgment
@@ -30,7 +30,7 @@ from agentrl.schema.fork import check_fork_turn, shown_before
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.forks import new_fork_id
 from agentrl.store.repositories.living import ALIVE_SECONDS
-from agentrl.store.repositories.reports import RecordDetail
+from agentrl.store.views.reports import RecordDetail
 from agentrl.tools import probe
 
 REFRESH_SECONDS = 1.0

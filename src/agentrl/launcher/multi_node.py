@@ -12,16 +12,16 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.config.loading import MACHINE_ENVIRONMENT, load_config
-from agentrl.config.rank_checks import check_machines
 from agentrl.config.sections import RootConfig, TrainerSection
+from agentrl.config.validation.rank_checks import check_machines
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launcher.checks.preflight import check_ranks
+from agentrl.launcher.cluster.gpu_placement import placed
+from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
+from agentrl.launcher.console.run_report import last_error, print_gpus
 from agentrl.launcher.fitted_values import FITTED_OF_TRAINER
-from agentrl.launcher.gpu_placement import placed
-from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
-from agentrl.launcher.preflight import check_ranks
-from agentrl.launcher.run_report import last_error, print_gpus
 from agentrl.launcher.training_run import already_done
-from agentrl.runtime.signals import INTERRUPTED
+from agentrl.runtime.processes.signals import INTERRUPTED
 
 # The time that torch waits for the last machine.
 _FIRST_MACHINE_SECONDS = 900.0

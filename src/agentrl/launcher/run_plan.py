@@ -18,11 +18,11 @@ from agentrl.config.loading import flat_values, origins
 from agentrl.config.secret_text import HIDDEN
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launcher.checks.memory_check import planned_memory
+from agentrl.launcher.checks.policy_checks import find_model
+from agentrl.launcher.checks.preflight import Finding, findings, findings_on_ranks
+from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap, placed
 from agentrl.launcher.fitted_values import fitted_to_model
-from agentrl.launcher.gpu_placement import NO_GPUS, GpuMap, placed
-from agentrl.launcher.memory_check import planned_memory
-from agentrl.launcher.policy_checks import find_model
-from agentrl.launcher.preflight import Finding, findings, findings_on_ranks
 from agentrl.planner.cluster_plan import ClusterPlan
 from agentrl.runtime.printable import counted
 

@@ -11,20 +11,25 @@ from rich.console import Console
 
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.launcher.fitted_values import fitted_to_model
-from agentrl.launcher.gpu_placement import placed
-from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
-from agentrl.launcher.memory_check import check_memory
-from agentrl.launcher.policy_checks import find_model
-from agentrl.launcher.preflight import (
+from agentrl.launcher.checks.memory_check import check_memory
+from agentrl.launcher.checks.policy_checks import find_model
+from agentrl.launcher.checks.preflight import (
     check_has_questions,
     check_inputs,
     check_name_is_free,
     full_disk_reported,
 )
-from agentrl.launcher.progress_display import ProgressDisplay
-from agentrl.launcher.question_checks import check_unchanged
-from agentrl.launcher.run_report import (
+from agentrl.launcher.checks.question_checks import check_unchanged
+from agentrl.launcher.cluster.gpu_placement import placed
+from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
+from agentrl.launcher.cluster.second_start import (
+    changes_since,
+    check_checkpoints,
+    check_no_trainer,
+    check_not_running,
+)
+from agentrl.launcher.console.progress_display import ProgressDisplay
+from agentrl.launcher.console.run_report import (
     add_restarts,
     finished,
     last_error,
@@ -35,13 +40,8 @@ from agentrl.launcher.run_report import (
     report_if_slow,
     say,
 )
-from agentrl.launcher.second_start import (
-    changes_since,
-    check_checkpoints,
-    check_no_trainer,
-    check_not_running,
-)
-from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
+from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import WriteError
-from agentrl.models.checkpoint_layout import checkpoint_tensors
+from agentrl.models.checkpoints.checkpoint_layout import checkpoint_tensors
 from agentrl.models.policy import PolicyModel
 from agentrl.runtime.atomic_directory import atomic_directory
 

@@ -24,9 +24,9 @@ from torch import nn
 
 from agentrl.data.rows import PackedRow, empty_row
 from agentrl.data.shown_images import RowImages
-from agentrl.models.chunk_states import ChunkStates, LayerKey, TokenValues
 from agentrl.models.policy import TargetLogprobs
-from agentrl.models.row_tree import continued_keys
+from agentrl.models.rows.chunk_states import ChunkStates, LayerKey, TokenValues
+from agentrl.models.rows.row_tree import continued_keys
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 from agentrl.distributed import Stages, load_full_state_dict, whole_tensors
 from agentrl.errors import ConfigError
-from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
 from agentrl.models.checkpoint_export import atomic_weights_directory, read_tokenizer_files
+from agentrl.models.checkpoints.adapter_files import WEIGHTS_FILE, AdapterShape
 from agentrl.models.policy import PolicyModel, TargetLogprobs
 from agentrl.models.vision.image_encoders import model_class
 

@@ -43,7 +43,7 @@ from agentrl.models.attention.backend import SEES_OWN_TOKENS
 from agentrl.models.lora import BASE, adapter_parts
 from agentrl.models.policy import PolicyModel
 from agentrl.models.router_replay import is_mixture
-from agentrl.models.row_split import RowSplit
+from agentrl.models.rows.row_split import RowSplit
 
 
 def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:

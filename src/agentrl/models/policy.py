@@ -27,9 +27,9 @@ from agentrl.models.attention.attention_registry import (
     computes_trees,
     layer_keywords,
 )
-from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.router_replay import ROUTED_EXPERTS
-from agentrl.models.row_split import RowShare, RowSplit
+from agentrl.models.rows.chunk_states import ChunkStates
+from agentrl.models.rows.row_split import RowShare, RowSplit
 from agentrl.models.stage_layers import WHOLE
 from agentrl.models.unrounded import unrounded
 from agentrl.models.vision.image_encoders import (

@@ -14,10 +14,10 @@ from torch import nn
 
 from agentrl.data.rows import PackedRow
 from agentrl.distributed import Stages
-from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.chunks import ChunkedPass, PendingGradients, RowChunk
 from agentrl.models.policy import TargetLogprobs
-from agentrl.models.row_split import RowSplit
+from agentrl.models.rows.chunk_states import ChunkStates
+from agentrl.models.rows.row_split import RowSplit
 
 RowLoss = Callable[[int, torch.Tensor], torch.Tensor]
 """Returns the loss of a row from its number and the logprobs of its targets."""

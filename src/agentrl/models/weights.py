@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from agentrl.errors import ConfigError
-from agentrl.models.checkpoint_layout import Box, Piece, pieces, tied_names, whole_piece
+from agentrl.models.checkpoints.checkpoint_layout import Box, Piece, pieces, tied_names, whole_piece
 from agentrl.models.lora import base_parameters
 from agentrl.models.vision.image_encoders import model_class
 

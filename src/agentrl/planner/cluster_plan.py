@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.checks import groups_per_step
 from agentrl.config.sections import RootConfig
+from agentrl.config.validation.checks import groups_per_step
 from agentrl.errors import ConfigError
-from agentrl.models.architectures import raw_config
+from agentrl.models.checkpoints.architectures import raw_config
 from agentrl.planner.cluster import GB, Cluster
 from agentrl.planner.rehearsals import RankMemory, rehearsals
 from agentrl.planner.remedies import Remedy, remedies

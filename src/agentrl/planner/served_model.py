@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.sections import InferenceSection
-from agentrl.models.architectures import decoder_config
+from agentrl.models.checkpoints.architectures import decoder_config
 from agentrl.planner.cluster import GB, Cluster
 from agentrl.runtime.gpus import GpuModel
 
@@ -39,7 +39,7 @@ def served_model(config: Any, num_parameters: int, *, tp_size: int = 1) -> Serve
     """Return the memory on one GPU of a server.
 
     Args:
-        config: result of `models.architectures.raw_config`.
+        config: result of `models.checkpoints.architectures.raw_config`.
         num_parameters: number of parameters of the model.
         tp_size: GPUs per server, which share weights and heads.
     """

@@ -13,8 +13,8 @@ import httpx
 
 from agentrl.errors import InferenceError, UnreadableReply
 from agentrl.rewards.agent_config import ChatModels, ModelEndpoint
-from agentrl.runtime.bounded_replies import NOT_COMPRESSED, json_of, read_reply
-from agentrl.runtime.http_clients import open_client
+from agentrl.runtime.http.bounded_replies import NOT_COMPRESSED, json_of, read_reply
+from agentrl.runtime.http.http_clients import open_client
 
 _T = TypeVar("_T")
 _MAX_REPLY_BYTES = 8 << 20

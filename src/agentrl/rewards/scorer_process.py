@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from agentrl.errors import AgentWorkerError, ConfigError, ScorerDefect, ScorerTimeout, ScoringError
-from agentrl.runtime.request_process import RequestProcess
+from agentrl.runtime.processes.request_process import RequestProcess
 
 _MAX_ISOLATED_RETRIES = 2
 """Maximum number of concurrent retries, each alone in its own process."""

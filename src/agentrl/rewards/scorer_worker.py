@@ -17,8 +17,8 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, ScorerDefect, ScorerTimeout
 from agentrl.rewards import MCPScorerFactory, load_scorer_module
-from agentrl.runtime.loop_watch import LoopWatch
-from agentrl.runtime.request_server import Answer, RequestServer
+from agentrl.runtime.processes.request_server import Answer, RequestServer
+from agentrl.runtime.telemetry.loop_watch import LoopWatch
 
 _ADVICE = (
     "a scorer blocks all others; declare it with `def` instead of `async def`, or await an async "

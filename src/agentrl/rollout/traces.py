@@ -199,7 +199,7 @@ def open_traces(config: RootConfig) -> Iterator[Traces]:
     if endpoint is None:
         yield Traces()
         return
-    from agentrl.runtime.span_export import span_export  # noqa: PLC0415 - an optional package
+    from agentrl.runtime.telemetry.span_export import span_export  # noqa: PLC0415 - an optional package
 
     address = endpoint.get_secret_value()
     with span_export(address, {"agentrl.run": config.run.run_name}) as tracer:

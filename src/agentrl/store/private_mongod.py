@@ -24,10 +24,10 @@ from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from agentrl.config.private_files import make_private, write_private
 from agentrl.errors import ConfigError, StoreError
-from agentrl.runtime.child_processes import end_with_parent
 from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.ports import free_port, is_taken
 from agentrl.runtime.printable import one_line
+from agentrl.runtime.processes.child_processes import end_with_parent
 from agentrl.store.mongod_folder import (
     acquire_lock,
     key_file,

@@ -23,9 +23,7 @@ from agentrl.store.database import (
     operation,
 )
 from agentrl.store.repositories.blobs import BlobRepository, ImageRepository
-from agentrl.store.repositories.browsing import BrowseRepository
 from agentrl.store.repositories.fenced_records import FencedRecords
-from agentrl.store.repositories.figures import FigureRepository
 from agentrl.store.repositories.fleet import (
     PolicyRepository,
     SamplerRepository,
@@ -33,10 +31,8 @@ from agentrl.store.repositories.fleet import (
 )
 from agentrl.store.repositories.forks import ForkRepository, is_of_fork
 from agentrl.store.repositories.ledger import LedgerRepository
-from agentrl.store.repositories.lineage import LineageRepository
 from agentrl.store.repositories.maintenance import MaintenanceRepository
 from agentrl.store.repositories.records import RecordRepository
-from agentrl.store.repositories.reports import ReportRepository
 from agentrl.store.repositories.runs import (
     DEFAULT_CONSUMER,
     RunRepository,
@@ -47,6 +43,10 @@ from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
 from agentrl.store.repositories.transfer import TransferRepository
 from agentrl.store.repositories.turns import TurnRepository
+from agentrl.store.views.browsing import BrowseRepository
+from agentrl.store.views.figures import FigureRepository
+from agentrl.store.views.lineage import LineageRepository
+from agentrl.store.views.reports import ReportRepository
 
 
 class TrajectoryStore:

@@ -2,7 +2,7 @@
 
 from agentrl.tools.agent_environment import get_agent_tool_env_and_servers
 from agentrl.tools.mcp_toolbox import McpToolBox, connect_tools, probe
-from agentrl.tools.server_config import McpServer, ToolsConfig, load_mcp_servers
+from agentrl.tools.servers.server_config import McpServer, ToolsConfig, load_mcp_servers
 from agentrl.tools.tool_specs import ToolBox, ToolSpec
 
 __all__ = [

@@ -21,12 +21,12 @@ import httpx
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError, UnreadableReply
-from agentrl.runtime.bounded_replies import density, num_marks, read_reply
-from agentrl.runtime.http_clients import open_client
-from agentrl.tools.admission import MAX_MESSAGE_BYTES, excess, listing_problem
-from agentrl.tools.json_repair import repaired
-from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
-from agentrl.tools.server_failures import CircuitBreaker, describe, pause_before_retry
+from agentrl.runtime.http.bounded_replies import density, num_marks, read_reply
+from agentrl.runtime.http.http_clients import open_client
+from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, excess, listing_problem
+from agentrl.tools.servers.json_repair import repaired
+from agentrl.tools.servers.server_config import McpServer, ToolsConfig, http_headers
+from agentrl.tools.servers.server_failures import CircuitBreaker, describe, pause_before_retry
 
 logger = logging.getLogger(__name__)
 

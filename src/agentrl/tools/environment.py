@@ -2,7 +2,7 @@
 
 Every client session gets its own child servers, started at the first call of one of their tools and
 stopped with the session. Agents are isolated from one another: child servers have private
-namespaces, a scratch directory and limits (`runtime.confinement`). A child that died is restarted
+namespaces, a scratch directory and limits (`runtime.processes.confinement`). A child that died is restarted
 at the next call.
 """
 
@@ -48,14 +48,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import ToolCallFailed, ToolError
-from agentrl.runtime.confinement import Confinement
-from agentrl.runtime.http_guard import HttpGuard
-from agentrl.runtime.request_deadlines import PromptProtocol
-from agentrl.runtime.signalled_server import serve_until_signalled
-from agentrl.tools.admission import FAILURE_KEY
-from agentrl.tools.connection import ServerConnection
-from agentrl.tools.server_config import McpServer, ToolsConfig
-from agentrl.tools.server_requests import ServerQuestions
+from agentrl.runtime.http.http_guard import HttpGuard
+from agentrl.runtime.http.request_deadlines import PromptProtocol
+from agentrl.runtime.http.signalled_server import serve_until_signalled
+from agentrl.runtime.processes.confinement import Confinement
+from agentrl.tools.servers.admission import FAILURE_KEY
+from agentrl.tools.servers.connection import ServerConnection
+from agentrl.tools.servers.server_config import McpServer, ToolsConfig
+from agentrl.tools.servers.server_requests import ServerQuestions
 from agentrl.tools.tool_specs import is_repeatable, unique_names
 
 logger = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from mcp.types import Tool
 
 from agentrl.errors import CallTimedOut, ConfigError, InvalidResult, ToolError
 from agentrl.schema import ToolResult
-from agentrl.tools.admission import MAX_TOOLS
 from agentrl.tools.aggregator import AggregatedServer, Aggregator
-from agentrl.tools.connection import ServerConnection
-from agentrl.tools.result_content import cut_middle, result_images, result_text
-from agentrl.tools.server_config import ToolsConfig
+from agentrl.tools.servers.admission import MAX_TOOLS
+from agentrl.tools.servers.connection import ServerConnection
+from agentrl.tools.servers.result_content import cut_middle, result_images, result_text
+from agentrl.tools.servers.server_config import ToolsConfig
 from agentrl.tools.tool_specs import ToolSpec, check_filters, select_tools
 
 logger = logging.getLogger(__name__)

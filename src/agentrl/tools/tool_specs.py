@@ -11,7 +11,7 @@ from mcp.types import Tool
 
 from agentrl.errors import ConfigError
 from agentrl.schema import ToolResult
-from agentrl.tools.server_config import ToolsConfig
+from agentrl.tools.servers.server_config import ToolsConfig
 
 
 @dataclass(frozen=True)

@@ -19,23 +19,32 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.optimizer_arguments import parse_optim_args
-from agentrl.config.rank_checks import check_mesh
 from agentrl.config.sections import ModelSection, RootConfig, RunSection, TrainerSection
+from agentrl.config.validation.rank_checks import check_mesh
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
-from agentrl.models.adapter_files import CONFIG_FILE, AdapterShape, is_adapter, read_shape
-from agentrl.models.architectures import (
+from agentrl.models.checkpoints.adapter_files import (
+    CONFIG_FILE,
+    AdapterShape,
+    is_adapter,
+    read_shape,
+)
+from agentrl.models.checkpoints.architectures import (
     check_can_be_computed,
     check_parallel_support,
     raw_config,
 )
+from agentrl.models.checkpoints.resolve import (
+    check_adapter_targets,
+    check_router_replay,
+    resolve_model,
+)
 from agentrl.models.load import read_config
-from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.models.stage_layers import check_stages
 from agentrl.runtime.logs import setup_logging
-from agentrl.runtime.prometheus import metrics_endpoint
-from agentrl.runtime.signals import stop_on_signals
-from agentrl.runtime.tracker_checks import check_trackers
+from agentrl.runtime.processes.signals import stop_on_signals
+from agentrl.runtime.telemetry.prometheus import metrics_endpoint
+from agentrl.runtime.telemetry.tracker_checks import check_trackers
 from agentrl.trainer.checkpoint import Checkpoint
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights, adapter_shape
 from agentrl.trainer.learner.worker_group import WorkerGroup, worker_loop

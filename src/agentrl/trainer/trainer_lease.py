@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from agentrl.errors import AgentRLError, LeaseLost, StoreError, TrainerBusy
-from agentrl.runtime.process_identity import is_alive, is_dead, new_lease_owner
+from agentrl.runtime.processes.process_identity import is_alive, is_dead, new_lease_owner
 from agentrl.schema import Lease
 from agentrl.store import TrajectoryStore
 

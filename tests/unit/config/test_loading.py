@@ -8,7 +8,6 @@ import yaml
 from harness.attacks.planted import COMMAND, PLANTED
 from pydantic import Secret
 
-from agentrl.config.checks import groups_per_step
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import (
     build_config,
@@ -18,6 +17,7 @@ from agentrl.config.loading import (
 )
 from agentrl.config.secret_text import redact
 from agentrl.config.sections import AlgorithmSection, RootConfig
+from agentrl.config.validation.checks import groups_per_step
 from agentrl.errors import ConfigError
 
 SGLANG = ("--inference_backend", "sglang")

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from support.stored import claim, make_task, play
 
-from agentrl.config.algorithm_checks import loss_contradictions
 from agentrl.config.sections import AlgorithmSection
+from agentrl.config.validation.algorithm_checks import loss_contradictions
 from agentrl.datasets.question import Question
 from agentrl.datasets.repeated_questions import RepeatedQuestions
 from agentrl.datasets.task_feed import TaskFeed

@@ -25,7 +25,7 @@ from pymongo.errors import OperationFailure
 from support.stored import make_task
 
 from agentrl.config.command_line import parse_flags
-from agentrl.config.rank_checks import check_machines
+from agentrl.config.validation.rank_checks import check_machines
 from agentrl.runtime.ports import free_port
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore

@@ -9,7 +9,7 @@ from support.harbor import TOML, write_task
 from agentrl.environments.harbor_sandboxes import ProcessSandbox
 from agentrl.environments.harbor_tasks import HarborTask, load_tasks
 from agentrl.errors import AgentError, ConfigError
-from agentrl.runtime.confinement import confinement_gap
+from agentrl.runtime.processes.confinement import confinement_gap
 
 needs_namespaces = pytest.mark.skipif(confinement_gap() is not None, reason="no namespaces here")
 

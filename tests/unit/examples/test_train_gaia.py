@@ -17,7 +17,7 @@ from support.environment_up import environments
 from agentrl.config.command_line import parse_flags
 from agentrl.config.sections import DataSection
 from agentrl.datasets.question_files import QuestionFile
-from agentrl.launcher.gpu_placement import placed
+from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.rewards import MCPScorerFactory
 from agentrl.tools import load_mcp_servers
 

@@ -8,7 +8,7 @@ import pytest
 from agentrl.config.sections import DataSection
 from agentrl.datasets.task_stream import append_tasks, train_tasks
 from agentrl.errors import DatasetError
-from agentrl.launcher.question_checks import check_unchanged
+from agentrl.launcher.checks.question_checks import check_unchanged
 from agentrl.store import TrajectoryStore
 
 

@@ -8,12 +8,12 @@ from accelerate.commands.launch import launch_command_parser
 
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import write_config
-from agentrl.config.rank_checks import check_machines
 from agentrl.config.sections import TrainerSection
+from agentrl.config.validation.rank_checks import check_machines
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.launcher.child_commands import trainer_command
+from agentrl.launcher.checks.preflight import check_inputs
+from agentrl.launcher.cluster.child_commands import trainer_command
 from agentrl.launcher.multi_node import check_same_flags, wait_for_first
-from agentrl.launcher.preflight import check_inputs
 from agentrl.runtime.ports import free_port
 
 TWO = {

@@ -8,8 +8,8 @@ from support.stored import make_task
 
 from agentrl.config.sections import RunSection
 from agentrl.errors import StoreError
-from agentrl.launcher.preflight import check_name_is_free
-from agentrl.runtime.process_identity import new_lease_owner
+from agentrl.launcher.checks.preflight import check_name_is_free
+from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.schema import InferenceService, Run, SamplerInfo
 from agentrl.store import TrajectoryStore
 

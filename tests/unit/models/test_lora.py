@@ -24,7 +24,8 @@ from agentrl.config.sections import AlgorithmSection, ModelSection
 from agentrl.data.batch import StepBatch, build_step
 from agentrl.data.tree import Merge
 from agentrl.errors import ConfigError
-from agentrl.models.adapter_files import AdapterShape
+from agentrl.models.checkpoints.adapter_files import AdapterShape
+from agentrl.models.checkpoints.resolve import check_adapter_targets
 from agentrl.models.load import load_policy
 from agentrl.models.lora import (
     BasePolicy,
@@ -36,7 +37,6 @@ from agentrl.models.lora import (
     start_adapter,
 )
 from agentrl.models.policy import PolicyModel
-from agentrl.models.resolve import check_adapter_targets
 from agentrl.trainer.learner.passes import forward_backward, frozen_logprobs
 
 torch.set_num_threads(1)

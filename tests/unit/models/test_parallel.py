@@ -10,9 +10,9 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from agentrl.data.tree import TokenTree
 from agentrl.distributed import MeshShape
 from agentrl.errors import ConfigError
-from agentrl.models.architectures import check_parallel_support
+from agentrl.models.checkpoints.architectures import check_parallel_support
 from agentrl.models.parallel import check_divisible
-from agentrl.models.row_split import RowSplit
+from agentrl.models.rows.row_split import RowSplit
 
 SIZES: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96}
 

@@ -16,10 +16,10 @@ from agentrl.models import chunks
 from agentrl.models.attention.attention_registry import TREE_ATTENTION, with_own_attention
 from agentrl.models.attention.backend import RowContext
 from agentrl.models.attention.segments import _PartialAttention
-from agentrl.models.chunk_states import ChunkStates, TokenValues
 from agentrl.models.load import wrap_policy
 from agentrl.models.recurrent import scan
-from agentrl.models.row_tree import RowTree
+from agentrl.models.rows.chunk_states import ChunkStates, TokenValues
+from agentrl.models.rows.row_tree import RowTree
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings(

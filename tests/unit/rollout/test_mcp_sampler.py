@@ -19,7 +19,7 @@ from agentrl.renderers.reply import Reply
 from agentrl.rollout import MCPSampler, RolloutResult, async_sampler
 from agentrl.schema import DispatchedSamplingTask, MCPTask, rebuild_prompts
 from agentrl.store import TrajectoryStore
-from agentrl.tools.connection import ServerConnection
+from agentrl.tools.servers.connection import ServerConnection
 
 TASK = MCPTask(
     id="train/0/q1", query="What does the lamp cost?", system_prompt="Use tools.", answer="7"

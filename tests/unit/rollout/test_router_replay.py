@@ -22,9 +22,9 @@ from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.inference import ServerPool
+from agentrl.models.checkpoints.resolve import check_router_replay
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
-from agentrl.models.resolve import check_router_replay
 from agentrl.models.router_replay import make_routers_replay
 from agentrl.renderers.conversation import Prompt
 from agentrl.renderers.renderer import Renderer

@@ -10,12 +10,12 @@ from support.play import ExactScoring, begin_run, claim, open_play, tool_call
 
 from agentrl.config.loading import build_config
 from agentrl.errors import ConfigError
-from agentrl.launcher import extras
+from agentrl.launcher.checks import extras
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler
 from agentrl.rollout.traces import Traces
 from agentrl.rollout.worker.attempt import RolloutAttempt, SlotCounts
-from agentrl.runtime.span_export import span_export
+from agentrl.runtime.telemetry.span_export import span_export
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
 

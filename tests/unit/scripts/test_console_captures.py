@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from agentrl.launcher.run_panel import RunView, panel
+from agentrl.launcher.console.run_panel import RunView, panel
 from agentrl.schema import RunPhase
 
 DOCS = Path(__file__).parents[3] / "docs"

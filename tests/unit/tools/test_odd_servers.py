@@ -12,8 +12,8 @@ import pytest
 
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools
-from agentrl.tools.json_repair import repaired, repaired_lines
-from agentrl.tools.server_failures import describe
+from agentrl.tools.servers.json_repair import repaired, repaired_lines
+from agentrl.tools.servers.server_failures import describe
 
 SERVER = str(Path(__file__).parent / "odd_server.py")
 ConfigFor = Callable[..., ToolsConfig]

@@ -10,7 +10,7 @@ from torch.distributed.run import get_args_parser
 from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.config.command_line import parse_flags
-from agentrl.models.architectures import check_parallel_support
+from agentrl.models.checkpoints.architectures import check_parallel_support
 from agentrl.trainer.bootstrap import mesh_shape
 
 # What the models' own config.json says.

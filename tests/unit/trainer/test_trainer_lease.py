@@ -5,7 +5,7 @@ import time
 import pytest
 
 from agentrl.errors import TrainerBusy
-from agentrl.runtime.process_identity import is_alive, new_lease_owner
+from agentrl.runtime.processes.process_identity import is_alive, new_lease_owner
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.trainer import trainer_lease as trainer_lease_module

@@ -18,7 +18,7 @@ from rich.table import Table
 from agentrl.datasets.demonstrations.demonstration import Demonstration, demonstration_turns
 from agentrl.datasets.entries import BadEntry, read_entries
 from agentrl.errors import ConfigError, DatasetError, RenderError, StoreError
-from agentrl.models.resolve import resolve_tokenizer
+from agentrl.models.checkpoints.resolve import resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Message, Record, Run, Score, Split
 from agentrl.schema.task import id_of_task

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentrl.config.checks import is_loopback
+from agentrl.config.validation.checks import is_loopback
 from agentrl.errors import APIError, ConfigError
 from agentrl.inference import openapi
 from agentrl.inference.dialects import (
@@ -33,8 +33,8 @@ from agentrl.inference.dialects.dialect import Dialect, answer, bearer_key
 from agentrl.inference.dialects.openai_common import error_body
 from agentrl.inference.dialects.session import ModelSession, session_over
 from agentrl.inference.request_bodies import read_json_object
-from agentrl.runtime.http_guard import HttpGuard
-from agentrl.runtime.request_deadlines import PromptProtocol
+from agentrl.runtime.http.http_guard import HttpGuard
+from agentrl.runtime.http.request_deadlines import PromptProtocol
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 DIALECTS = (

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from agentrl.config.checks import is_loopback
 from agentrl.config.sections import InferenceSection, ModelSection
+from agentrl.config.validation.checks import is_loopback
 from agentrl.errors import ConfigError
 from agentrl.inference.supervisor.starters import sglang_starter
-from agentrl.runtime.child_processes import Child, Supervisor
 from agentrl.runtime.ports import ReservedPort, listens
+from agentrl.runtime.processes.child_processes import Child, Supervisor
 
 _NAME = "engine"
 

@@ -27,9 +27,9 @@ from agentrl.inference.supervisor.server_process import ServerProcess, check_key
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
 from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import update_to_policy
-from agentrl.models.resolve import resolve_model
-from agentrl.runtime.child_processes import Supervisor
-from agentrl.runtime.signals import stop_on_signals
+from agentrl.models.checkpoints.resolve import resolve_model
+from agentrl.runtime.processes.child_processes import Supervisor
+from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
 

@@ -31,7 +31,7 @@ from agentrl.inference.weight_sync.server_operations import (
     close_broadcast,
     open_broadcast,
 )
-from agentrl.models.checkpoint_layout import checkpoint_tensors
+from agentrl.models.checkpoints.checkpoint_layout import checkpoint_tensors
 from agentrl.schema import Policy
 
 logger = logging.getLogger(__name__)

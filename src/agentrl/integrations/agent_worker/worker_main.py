@@ -18,8 +18,8 @@ from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.integrations.agent_worker.description import FunctionAgent, parse_description
 from agentrl.integrations.agent_worker.references import load_object
 from agentrl.integrations.aworld.building import build, run_task
-from agentrl.runtime.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
-from agentrl.runtime.request_server import RequestServer
+from agentrl.runtime.processes.request_server import RequestServer
+from agentrl.runtime.telemetry.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
 from agentrl.schema import AgentResult, GroundTruth, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from agentrl.errors import AgentWorkerError, UserCodeError
 from agentrl.integrations.agent_worker.description import WorkerSettings
-from agentrl.runtime.request_process import RequestProcess
+from agentrl.runtime.processes.request_process import RequestProcess
 from agentrl.schema import AgentResult, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 

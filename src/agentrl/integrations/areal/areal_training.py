@@ -31,7 +31,7 @@ from agentrl.integrations.agent_worker.token_chains import (
     TokenChain,
 )
 from agentrl.integrations.question_rows import reward_inputs
-from agentrl.models.resolve import resolve_model
+from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.renderers import Renderer
 from agentrl.schema import MCPTask
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.checks import groups_per_step
 from agentrl.config.flags import canonical_name
 from agentrl.config.sections import (
     AlgorithmSection,
@@ -19,6 +18,7 @@ from agentrl.config.sections import (
     RootConfig,
     TrainerSection,
 )
+from agentrl.config.validation.checks import groups_per_step
 from agentrl.errors import ConfigError
 from agentrl.integrations.engine_settings import has_package, load_settings
 from agentrl.integrations.native_engine import NativeEngine

@@ -25,12 +25,12 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.inference.weight_sync.version_files import version_dir
 from agentrl.integrations.trl.trl_rollouts import RolloutFunction, reward_of_rollout, save_model
-from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
-from agentrl.launcher.preflight import check_inputs, check_name_is_free
-from agentrl.models.resolve import resolve_model
+from agentrl.launcher.checks.preflight import check_inputs, check_name_is_free
+from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
+from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.rewards import MCPScorerFactory
 from agentrl.runtime.atomic_directory import atomic_directory
-from agentrl.runtime.signals import INTERRUPTED
+from agentrl.runtime.processes.signals import INTERRUPTED
 from agentrl.schema import Run
 from agentrl.store import DEFAULT_CONSUMER
 from agentrl.trainer.checkpoint import checkpoints_root

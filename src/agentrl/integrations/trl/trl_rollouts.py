@@ -17,7 +17,7 @@ from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.errors import TrainingError
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.runtime.atomic_directory import atomic_directory
-from agentrl.runtime.signals import stopped_within
+from agentrl.runtime.processes.signals import stopped_within
 from agentrl.schema import DBRecordData, DispatchedSamplingTask
 from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore

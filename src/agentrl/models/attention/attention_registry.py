@@ -17,8 +17,8 @@ from agentrl.models.attention.backend import CONTEXT, AttentionBackend, RowConte
 from agentrl.models.attention.flex import FLEX
 from agentrl.models.attention.sdpa import SDPA
 from agentrl.models.attention.varlen import VARLEN
-from agentrl.models.chunk_states import ChunkStates
-from agentrl.models.row_split import RowShare
+from agentrl.models.rows.chunk_states import ChunkStates
+from agentrl.models.rows.row_split import RowShare
 from agentrl.models.vision.image_encoders import reads_images
 from agentrl.models.vision.image_reader import sees_images_whole
 

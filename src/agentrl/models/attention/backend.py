@@ -25,10 +25,10 @@ from transformers import AttentionInterface
 
 from agentrl.data.rows import PackedRow
 from agentrl.errors import ConfigError
-from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.router_replay import ROUTED_EXPERTS
-from agentrl.models.row_split import RowShare
-from agentrl.models.row_tree import RowTree
+from agentrl.models.rows.chunk_states import ChunkStates
+from agentrl.models.rows.row_split import RowShare
+from agentrl.models.rows.row_tree import RowTree
 
 CONTEXT = "row_context"
 """Keyword of a model's forward pass that reaches every layer."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.data.rows import PackedRow
-from agentrl.models.row_tree import segment_starts
+from agentrl.models.rows.row_tree import segment_starts
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from agentrl.config.sections import AgentSection
 from agentrl.errors import AgentError, ConfigError, UserCodeError
 from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE, AgentFunction, load_agent
-from agentrl.runtime.child_processes import keeper_command
+from agentrl.runtime.processes.child_processes import keeper_command
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 

@@ -24,8 +24,8 @@ from agentrl.rollout.agent.forwarded_models import ForwardedModels
 from agentrl.rollout.agent.recording import RecordingSession
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
-from agentrl.runtime.bounded_replies import NOT_COMPRESSED
-from agentrl.runtime.http_clients import open_client
+from agentrl.runtime.http.bounded_replies import NOT_COMPRESSED
+from agentrl.runtime.http.http_clients import open_client
 from agentrl.schema import AgentResult, MCPTask, Outcome, Record, Score
 from agentrl.schema.agent_endpoint import AgentEndpoint
 

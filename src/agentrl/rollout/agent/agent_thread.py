@@ -18,7 +18,7 @@ from agentrl.rollout.agent.agent_loading import (
     Returned,
     program_ended,
 )
-from agentrl.runtime.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
+from agentrl.runtime.telemetry.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 

@@ -18,7 +18,7 @@ from agentrl.inference.dialects.continuation import ContinuationIndex, conversat
 from agentrl.inference.dialects.messages import read_message
 from agentrl.inference.dialects.session import ChatRequest, Completion, FinishReason
 from agentrl.rollout.async_sampler import AsyncSampler
-from agentrl.runtime.bounded_replies import json_of, read_reply
+from agentrl.runtime.http.bounded_replies import json_of, read_reply
 from agentrl.schema import Message, ToolCall
 
 FORWARDED_REFUSED = "refused_by_server"

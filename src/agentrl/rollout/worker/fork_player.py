@@ -20,7 +20,7 @@ from agentrl.rollout.mcp_sampler import MCPSampler
 from agentrl.rollout.recorded_turns import ForkPoint
 from agentrl.rollout.worker.attempt import LeaseRenewal, RolloutAttempt, SlotCounts
 from agentrl.rollout.worker.scheduler import sampler_class_for
-from agentrl.runtime.process_identity import new_lease_owner
+from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.schema import (
     TERMINAL_STATUSES,
     DispatchedSamplingTask,

@@ -8,8 +8,8 @@ from pathlib import Path
 from agentrl.config.sections import InferenceSection, RootConfig, SamplingSection, ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
-from agentrl.models.architectures import decoder_config, raw_config
-from agentrl.models.resolve import resolve_tokenizer
+from agentrl.models.checkpoints.architectures import decoder_config, raw_config
+from agentrl.models.checkpoints.resolve import resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
 from agentrl.rollout.traces import open_traces

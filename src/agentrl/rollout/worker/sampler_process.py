@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from agentrl.config.sections import RootConfig
 from agentrl.datasets.generated_tasks import load_sampler_module
-from agentrl.models.resolve import resolve_tokenizer
+from agentrl.models.checkpoints.resolve import resolve_tokenizer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.agent import (
     AgentEndpointServer,
@@ -31,8 +31,8 @@ from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.sampling_loop import LoopState
 from agentrl.rollout.worker.scheduler import SamplingScheduler, sampler_class_for
 from agentrl.rollout.worker.summarizer import ModelSummarizer
-from agentrl.runtime.loop_watch import LoopWatch
-from agentrl.runtime.prometheus import metrics_endpoint
+from agentrl.runtime.telemetry.loop_watch import LoopWatch
+from agentrl.runtime.telemetry.prometheus import metrics_endpoint
 from agentrl.schema import EnvironmentTask, MCPTask, Record, Split, Task
 
 GC_THRESHOLD = 10_000

@@ -13,8 +13,8 @@ from agentrl.rollout.mcp_sampler import MCPSampler
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.resources import open_context
 from agentrl.rollout.worker.sampling_loop import LoopState, SamplingLoop
-from agentrl.runtime.process_identity import new_lease_owner
-from agentrl.runtime.signals import INTERRUPTED, signal_events
+from agentrl.runtime.processes.process_identity import new_lease_owner
+from agentrl.runtime.processes.signals import INTERRUPTED, signal_events
 from agentrl.schema import EnvironmentTask, MCPTask, Record, Split, Task
 from agentrl.store import TrajectoryStore
 

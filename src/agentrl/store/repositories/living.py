@@ -7,7 +7,7 @@ expired or its heartbeat is old.
 from datetime import datetime, timedelta
 from typing import Literal
 
-from agentrl.runtime.process_identity import is_dead
+from agentrl.runtime.processes.process_identity import is_dead
 from agentrl.schema import RunState, RunStatus
 from agentrl.schema.base import Value
 from agentrl.schema.run import ENDED_RUNS

@@ -26,7 +26,7 @@ from typing import TypeVar
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 
-from agentrl.runtime.process_identity import is_dead
+from agentrl.runtime.processes.process_identity import is_dead
 from agentrl.schema import (
     RECORD_TRANSITIONS,
     TERMINAL_STATUSES,

@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from agentrl.errors import ConfigError, ToolError
-from agentrl.runtime.child_processes import end_with_parent
-from agentrl.runtime.confinement import Confinement, confinement_gap
 from agentrl.runtime.ports import listening_near
 from agentrl.runtime.printable import one_line
+from agentrl.runtime.processes.child_processes import end_with_parent
+from agentrl.runtime.processes.confinement import Confinement, confinement_gap
 
 NEEDED = ("Xvfb", "openbox", "chromium", "maim", "xdotool")
 NEEDED_TO_WATCH = ("x11vnc", "websockify")

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.distributed import Ranks, Stages, shard_model
 from agentrl.errors import ConfigError
-from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.attention.attention_registry import implementation_of
+from agentrl.models.checkpoints.adapter_files import AdapterShape
 from agentrl.models.flops import FlopCount
 from agentrl.models.load import load_policy
 from agentrl.models.lora import BasePolicy, add_adapter, load_adapter, start_adapter

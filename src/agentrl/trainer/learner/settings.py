@@ -11,7 +11,7 @@ import torch
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.distributed import Ranks
-from agentrl.models.adapter_files import AdapterShape
+from agentrl.models.checkpoints.adapter_files import AdapterShape
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 

@@ -25,8 +25,8 @@ from agentrl.config.flags import FLAGS
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig, RunSection
 from agentrl.errors import ConfigError
-from agentrl.runtime.tracker_checks import check_trackers
-from agentrl.runtime.tracker_login import check_login
+from agentrl.runtime.telemetry.tracker_checks import check_trackers
+from agentrl.runtime.telemetry.tracker_login import check_login
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from agentrl.config.flags import FLAGS
 from agentrl.config.loading import flat_values, load_config
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, WriteError
-from agentrl.models.resolve import resolve_model
+from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint import checkpoints_root, latest_checkpoint

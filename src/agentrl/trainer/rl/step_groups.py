@@ -16,7 +16,7 @@ from typing import Literal
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import SelectedGroup, select_group
 from agentrl.datasets.task_feed import TaskFeed
-from agentrl.runtime.signals import stopped_within
+from agentrl.runtime.processes.signals import stopped_within
 from agentrl.schema import ENDED_RUNS, DBRecordData, LedgerEntry, score_of
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.record_images import RecordImages

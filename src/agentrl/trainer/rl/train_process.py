@@ -14,8 +14,6 @@ from pathlib import Path
 
 import torch
 
-from agentrl.config.algorithm_checks import check_training_sampling
-from agentrl.config.checks import groups_per_step
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import (
     AlgorithmSection,
@@ -25,6 +23,8 @@ from agentrl.config.sections import (
     StoreSection,
     TrainerSection,
 )
+from agentrl.config.validation.algorithm_checks import check_training_sampling
+from agentrl.config.validation.checks import groups_per_step
 from agentrl.datasets.generated_tasks import generated_tasks
 from agentrl.datasets.repeated_questions import RepeatedQuestions
 from agentrl.datasets.task_feed import TaskFeed
@@ -35,7 +35,7 @@ from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPubli
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
 from agentrl.inference.weight_sync.delivery import Delivery
 from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
-from agentrl.models.resolve import resolve_model
+from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.atomic_directory import clear_leftovers
 from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore

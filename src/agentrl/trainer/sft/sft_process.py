@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config.checks import check_fine_tuning
 from agentrl.config.sections import DataSection, RootConfig
+from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.vision.image_reader import ImageReader

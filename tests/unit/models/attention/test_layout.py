@@ -6,7 +6,7 @@ from support.dense_attention import visibility
 from agentrl.data.rows import empty_row
 from agentrl.data.tree import Merge, TokenTree
 from agentrl.models.attention.layout import attention_layout
-from agentrl.models.row_tree import segment_starts
+from agentrl.models.rows.row_tree import segment_starts
 
 
 @pytest.mark.parametrize("max_block", [3, None])

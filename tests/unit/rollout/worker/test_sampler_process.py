@@ -16,7 +16,7 @@ from support.scrape import scrape_until
 
 from agentrl.renderers.renderer import Renderer
 from agentrl.runtime.ports import free_port
-from agentrl.runtime.signals import SAME_SIGNAL_SECONDS
+from agentrl.runtime.processes.signals import SAME_SIGNAL_SECONDS
 from agentrl.schema import MCPTask, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 

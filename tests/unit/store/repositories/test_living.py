@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agentrl.runtime.process_identity import new_lease_owner
+from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.schema import Run, SamplerInfo
 from agentrl.schema.run import RunStatus
 from agentrl.store import TrajectoryStore

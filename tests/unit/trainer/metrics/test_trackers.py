@@ -17,8 +17,8 @@ from agentrl.config.loading import build_config, write_config
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.runtime.ports import free_port
-from agentrl.runtime.signals import INTERRUPTED
-from agentrl.runtime.tracker_checks import check_trackers
+from agentrl.runtime.processes.signals import INTERRUPTED
+from agentrl.runtime.telemetry.tracker_checks import check_trackers
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.metrics.trackers import (
     Trackers,

@@ -25,7 +25,7 @@ from agentrl.errors import (
     TrainerBusy,
     TrainingError,
 )
-from agentrl.runtime.process_identity import new_lease_owner
+from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.schema import Record, Run, Score, Split, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import mesh_shape

@@ -26,9 +26,9 @@ from agentrl.inference.engine.generation.kv_cache import KVCache
 from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.weights.live_weights import check_checkpoint, first_line
 from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
-from agentrl.models.architectures import has_plain_layers
 from agentrl.models.attention.attention_registry import own_attention, set_attention
 from agentrl.models.attention.backend import CONTEXT
+from agentrl.models.checkpoints.architectures import has_plain_layers
 from agentrl.models.vision.image_encoders import model_class
 
 logger = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ import torch
 import uvicorn
 import uvloop
 
-from agentrl.config.checks import is_loopback
+from agentrl.config.validation.checks import is_loopback
 from agentrl.errors import ConfigError
 from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.generation.model_runner import load_model
 from agentrl.inference.engine.http.frontend import FrontEnd
 from agentrl.inference.engine.http.http_routes import make_app
+from agentrl.runtime.http.request_deadlines import PromptProtocol
 from agentrl.runtime.ports import listening
-from agentrl.runtime.request_deadlines import PromptProtocol
 
 logger = logging.getLogger(__name__)
 

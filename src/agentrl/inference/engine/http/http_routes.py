@@ -44,7 +44,7 @@ from agentrl.inference.engine.http.streaming import (
 )
 from agentrl.inference.engine.weights.weight_receiver import WeightManifest
 from agentrl.inference.wire import LoadFormat
-from agentrl.runtime.http_guard import HttpGuard
+from agentrl.runtime.http.http_guard import HttpGuard
 
 SGLANG_VERSION = "0.5.23"
 """The SGLang release whose API is implemented; clients choose features by it."""

@@ -10,7 +10,12 @@ from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError, InferenceError
-from agentrl.models.checkpoint_layout import checkpoint_tensors, is_expert, pieces, tied_names
+from agentrl.models.checkpoints.checkpoint_layout import (
+    checkpoint_tensors,
+    is_expert,
+    pieces,
+    tied_names,
+)
 from agentrl.models.vision.image_encoders import model_class
 from agentrl.models.weights import converted_model, is_converted
 

@@ -1,0 +1,1 @@
+"""Rules that settings have to satisfy together, beyond the type of each."""

@@ -1,0 +1,438 @@
+"""Checks that span several flags: contradictions, unsupported combinations, misplaced secrets.
+
+Input: a configuration whose values are individually valid. Output: the first problem as a
+`ConfigError`. Files and servers named by flags are checked elsewhere (`launcher.checks.preflight`).
+"""
+
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+from agentrl.config.optimizer_arguments import parse_optim_args
+from agentrl.config.secret_text import SECRET_NAME, redact
+from agentrl.config.secret_types import SecretUrl, secrets_of
+from agentrl.config.sections import (
+    AgentSection,
+    DataSection,
+    InferenceSection,
+    ModelSection,
+    RootConfig,
+    ToolsSection,
+)
+from agentrl.config.validation.algorithm_checks import loss_contradictions
+from agentrl.config.validation.placement_checks import (
+    DP_FLAGS,
+    PP_FLAGS,
+    placement_contradictions,
+    sglang_words,
+    with_implied_processes,
+)
+from agentrl.errors import ConfigError
+
+_ROUTE_KEYS = {"base_url", "model", "api_key_env"}
+_SGLANG_KEY_FLAGS = {"--api-key": "AGENTRL_API_KEY", "--admin-api-key": "AGENTRL_ADMIN_KEY"}
+_SGLANG_OPEN_FLAGS = frozenset(
+    {"--tokenizer-worker-num", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--encoder-only"}
+)
+"""Arguments that open listeners without SGLang's key check."""
+_SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang_args"})
+"""Settings that the embedded engine does not read."""
+_MONGO_SCHEMES = ("mongodb://", "mongodb+srv://")
+_TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+JUDGE = "agentcpm"
+"""The scorer that calls the language model of `--agent_config_path`."""
+BUILT_IN_REPORTS = ("none", "console", "jsonl")
+"""Values of `--report_to` for outputs that are always written."""
+REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab", "trackio", "mlflow")
+
+
+def check_config(config: RootConfig) -> RootConfig:
+    """Return the configuration with implied values filled in.
+
+    Raises:
+        ConfigError: values contradict each other, or request something unsupported.
+    """
+    config = with_implied_processes(config)
+    for problem in (
+        *_unknown_trackers(config.trainer.report_to),
+        *_contradictions(config),
+    ):
+        raise ConfigError(problem)
+    if config.trainer.sync_sampling and config.algorithm.max_staleness != 0:
+        algorithm = config.algorithm.model_copy(update={"max_staleness": 0})
+        config = config.model_copy(update={"algorithm": algorithm})
+    if config.data.default_scorer is None and config.rollout.agent_config_path is not None:
+        data = config.data.model_copy(update={"default_scorer": JUDGE})
+        config = config.model_copy(update={"data": data})
+    return config
+
+
+def check_fine_tuning(data: DataSection) -> None:
+    """Refuse fine-tuning on nothing, or on two things at once.
+
+    Raises:
+        ConfigError: not exactly one of train_file and records_of is given.
+    """
+    if (data.train_file is None) == (data.records_of is None):
+        raise ConfigError("`agentrl sft` needs either --train_file FILE or --records_of RUN_NAME")
+
+
+def groups_per_step(config: RootConfig, num_ranks: int = 1) -> int:
+    """Return the number of groups that one optimizer step consumes.
+
+    Args:
+        config: the resolved configuration.
+        num_ranks: data-parallel ranks, which process different samples.
+    """
+    trainer = config.trainer
+    if trainer.groups_per_step is not None:
+        return trainer.groups_per_step
+    records = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps * num_ranks
+    return -(-records // config.data.num_generations)
+
+
+def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
+    for name in report_to:
+        if name not in REPORT_TO:
+            yield f"--report_to {name} is not supported; choose from {', '.join(REPORT_TO)}"
+
+
+def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
+    """Find secrets in flags, because every user of the machine can read the command line."""
+    url, servers_value = tools.mcp_manager_url, tools.mcp_servers
+    if url is not None and urlsplit(url.get_secret_value()).password is not None:
+        yield (
+            "--mcp_manager_url contains a password; set MCP_SERVER_TOKEN in the environment instead"
+        )
+    if servers_value is None or not servers_value.is_json:
+        return
+    try:
+        servers = json.loads(servers_value.get_secret_value())
+    except (ValueError, RecursionError):
+        return  # reported where the servers are read
+    for name, value in _named_texts(servers):
+        if SECRET_NAME.search(name) and "${" not in value:
+            yield (
+                f"--mcp_servers contains a secret ({name}), and command-line arguments are visible "
+                "to every user of the machine; give the JSON as a file, or the secret as "
+                "${VARIABLE}"
+            )
+
+
+def _named_texts(value: object) -> Iterator[tuple[str, str]]:
+    """Yield every text in `headers` and `env` of a JSON value, with its name."""
+    if not isinstance(value, dict):
+        return
+    for key, inner in value.items():
+        if key in ("headers", "env") and isinstance(inner, dict):
+            yield from ((name, text) for name, text in inner.items() if isinstance(text, str))
+        else:
+            yield from _named_texts(inner)
+
+
+def _contradictions(config: RootConfig) -> Iterator[str]:
+    yield from loss_contradictions(config.algorithm)
+    yield from _agent_contradictions(config.agents)
+    yield from _gateway_contradictions(config)
+    yield from _rollout_contradictions(config)
+    yield from _broadcast_contradictions(config)
+    yield from _delta_contradictions(config)
+    yield from _colocation_contradictions(config)
+    yield from _address_problems(config.inference)
+    yield from _key_contradictions(config.inference)
+    yield from _secrets_in_flags(config.tools)
+    yield from _model_contradictions(config.model)
+    trainer, tools = config.trainer, config.tools
+    missing = [name for name in tools.tool_server_env if name not in os.environ]
+    is_started = tools.tool_server_url is not None
+    if missing and tools.tool_server_command is not None and not is_started:
+        yield f"--tool_server_env: the environment variable {missing[0]} is not set"
+    if tools.mcp_manager_url and tools.tool_server_command:
+        yield "--mcp_manager_url and --tool_server_command are mutually exclusive; give one"
+    is_staleness_given = "max_staleness" in config.algorithm.model_fields_set
+    if trainer.sync_sampling and is_staleness_given and config.algorithm.max_staleness:
+        yield (
+            f"--sync_sampling means --max_staleness 0, not {config.algorithm.max_staleness}; "
+            "remove one of the two"
+        )
+    if trainer.groups_per_step is not None and trainer.groups_per_step < 1:
+        yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
+    if trainer.eval_strategy != "no" and not config.data.has_held_out:
+        yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file (or --eval_env)"
+    yield from _environment_contradictions(config)
+    if config.run.delete_existing and not config.run.fresh:
+        yield "--delete_existing requires --fresh"
+    parse_optim_args(trainer.optim_args)
+    uri = config.store.db_connection_string
+    if uri is not None and not uri.get_secret_value().startswith(_MONGO_SCHEMES):
+        # Not quoted: it may contain a password.
+        yield "--db_connection_string: expected mongodb://HOST:PORT or mongodb+srv://HOST"
+    yield from _engine_contradictions(config.inference)
+    yield from placement_contradictions(config)
+
+
+def _environment_contradictions(config: RootConfig) -> Iterator[str]:
+    data = config.data
+    for env, questions in (("env", "train_file"), ("eval_env", "eval_file")):
+        if getattr(data, env) is not None and getattr(data, questions) is not None:
+            yield f"--{env} and --{questions} are mutually exclusive; give one"
+    if data.environments and config.agents.has_agent:
+        flag = "agent" if config.agents.agent is not None else "agent_command"
+        yield f"--{next(iter(data.environments))} runs its tasks itself; remove --{flag}"
+    if data.env_scorer is not None and not data.environments:
+        yield "--env_scorer requires --env; for the questions of a file, use --default_scorer"
+    for name in data.env_variables:
+        if name not in os.environ:
+            yield f"--env_variables: the environment variable {name} is not set"
+
+
+def _model_contradictions(model: ModelSection) -> Iterator[str]:
+    if "/" in model.model_name and "model_name_or_path" not in model.model_fields_set:
+        yield (
+            f"--model_name {model.model_name} is the name under which servers serve the model; "
+            "choose the model with --model_name_or_path"
+        )
+    fields = type(model).model_fields
+    for name in ("lora_alpha", "lora_target_modules"):
+        if not model.lora_rank and getattr(model, name) != fields[name].default:
+            yield f"--{name} requires --lora_rank; give the rank of the adapter"
+
+
+def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
+    """Find settings of SGLang that would have no effect because AgentRL starts no SGLang server."""
+    if inference.inference_urls:
+        reason = "AgentRL does not start the servers of --inference_urls; remove the flag"
+    elif inference.inference_backend == "embedded":
+        reason = (
+            "the embedded engine does not support it; add --inference_backend sglang, or remove "
+            "the flag"
+        )
+    else:
+        return
+    for name in sorted(_SGLANG_ONLY & inference.model_fields_set):
+        value = getattr(inference, name)
+        if value != type(inference).model_fields[name].default:
+            value_text = "" if name == "sglang_args" else f" {value}"  # may contain secrets
+            yield f"--{name}{value_text} is a setting of SGLang, and {reason}"
+
+
+def _key_contradictions(inference: InferenceSection) -> Iterator[str]:
+    host, key = inference.inference_host, inference.inference_api_key
+    if not is_loopback(host) and key is None:
+        yield (
+            f"--inference_host {host} is reachable from other machines; set AGENTRL_API_KEY and "
+            "AGENTRL_ADMIN_KEY, or listen on 127.0.0.1"
+        )
+    if key is not None and key == inference.inference_admin_key:
+        yield (
+            "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same; samplers know the first and must "
+            "not update weights: choose another admin key"
+        )
+    for word in sglang_words(inference):
+        if word in _SGLANG_KEY_FLAGS:
+            yield (
+                f"--sglang_args {word}: command-line arguments are visible to every user of the "
+                f"machine; set {_SGLANG_KEY_FLAGS[word]} in the environment"
+            )
+        if word in _SGLANG_OPEN_FLAGS and (key or inference.inference_admin_key):
+            yield f"--sglang_args {word}: it disables the server's keys; remove it"
+
+
+def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
+    if not is_answer_schema(config.data.default_answer_schema):
+        yield (
+            f"--default_answer_schema {config.data.default_answer_schema!r}: give `boxed`, or the "
+            "name of a tag without angle brackets"
+        )
+    rollout = config.rollout
+    for network in rollout.image_networks:
+        if not _is_network(network):
+            yield f"--image_networks {network}: expected networks such as 10.1.0.0/16 or fd00::/8"
+    if rollout.enable_repetition_compress:
+        if rollout.new_context == "disabled":
+            yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
+        if rollout.repetition_early_stop_times <= 0:
+            yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
+
+
+def _address_problems(inference: InferenceSection) -> Iterator[str]:
+    """Find malformed addresses, and secrets in addresses, which are stored and logged."""
+    addresses = [("inference_urls", url) for url in inference.inference_urls]
+    if inference.inference_gateway is not None:
+        addresses.append(("inference_gateway", inference.inference_gateway))
+    for flag, url in addresses:
+        if next(secrets_of(SecretUrl(url)), None) is not None:
+            yield (
+                f"--{flag} {redact(url)}: the address must not contain credentials or a query; set "
+                "the servers' key in AGENTRL_API_KEY"
+            )
+        elif not _is_http_address(url):
+            yield f"--{flag} {redact(url)}: expected http://HOST:PORT"
+
+
+def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
+    if config.inference.inference_gateway is None:
+        return
+    if not config.inference.inference_urls:
+        yield (
+            "--inference_gateway needs --inference_urls: the addresses of the servers behind it, "
+            "which receive new weights"
+        )
+    if config.model.lora_rank:
+        yield (
+            "--inference_gateway and --lora_rank are mutually exclusive: a request names the "
+            "adapter of one server, and a gateway may send it to another; give one of the two"
+        )
+
+
+def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
+    if config.publish.weight_sync != "distributed":
+        return
+    if config.model.lora_rank:
+        yield (
+            "--weight_sync distributed supports whole models only; use --weight_sync disk with "
+            "adapters (--lora_rank)"
+        )
+    arguments = sglang_words(config.inference)
+    for flags in (DP_FLAGS, PP_FLAGS):
+        for flag, value in pairwise(arguments):
+            if flag in flags and value != "1":
+                yield (
+                    f"--sglang_args {flag} {value}: such a server cannot receive broadcast "
+                    "weights; use --weight_sync disk, or more servers instead"
+                )
+
+
+def _delta_contradictions(config: RootConfig) -> Iterator[str]:
+    if config.publish.weight_sync != "delta":
+        return
+    if config.model.lora_rank:
+        yield (
+            "--weight_sync delta supports whole models only; use --weight_sync disk with adapters "
+            "(--lora_rank)"
+        )
+    if config.inference.inference_backend == "sglang":
+        yield (
+            "--weight_sync delta: SGLang accepts whole tensors only; use --weight_sync distributed "
+            "or disk"
+        )
+    if config.inference.colocated:
+        yield (
+            "--weight_sync delta updates weights in place, and --colocated releases them; use "
+            "--weight_sync disk with --colocated"
+        )
+
+
+def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
+    if not config.inference.colocated:
+        return
+    if not config.rollout.enable_sampling:
+        yield "--colocated requires sampling; remove it or --enable_sampling false"
+    if config.inference.inference_urls:
+        yield (
+            "--colocated requires servers that AgentRL can start and restart; remove "
+            "--inference_urls"
+        )
+    if config.trainer.num_machines > 1:
+        yield (
+            f"--num_machines {config.trainer.num_machines}: --colocated supports one machine only; "
+            "use 1, or give the servers their own GPUs"
+        )
+    if config.trainer.cpu_offload:
+        yield (
+            "--cpu_offload always keeps the trainer's state in host memory, and --colocated does "
+            "so while the servers sample; remove one of the two"
+        )
+    if config.trainer.consumer != "trainer":
+        yield (
+            f"--consumer {config.trainer.consumer}: only the trainer that publishes weights can "
+            "put the servers to sleep; remove --colocated"
+        )
+    if config.publish.publish_mode == "in_place":
+        yield (
+            "--publish_mode in_place keeps the servers' cache, and --colocated releases it; use "
+            "retract or abort"
+        )
+    if config.publish.weight_sync == "distributed":
+        yield (
+            "--weight_sync distributed needs one process per GPU (NCCL), and --colocated shares "
+            "GPUs between trainer and servers; use --weight_sync disk with --colocated"
+        )
+    if config.model.lora_rank:
+        yield (
+            "--colocated releases the servers' weights, and publishing an adapter (--lora_rank) "
+            "does not restore them; give one of the two"
+        )
+
+
+def _agent_python_contradictions(agents: AgentSection) -> Iterator[str]:
+    python = agents.agent_python
+    if python is None:
+        return
+    if agents.agent is None:
+        yield "--agent_python requires --agent"
+    elif not os.access(python, os.X_OK) or python.is_dir():
+        yield f"--agent_python {python}: program not found; give the bin/python of an environment"
+
+
+def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
+    routes = {} if agents.agent_routes is None else agents.agent_routes.get_secret_value()
+    if routes and not agents.has_agent:
+        yield "--agent_routes requires --agent or --agent_command"
+    if agents.agent is not None and agents.agent_command is not None:
+        yield "--agent and --agent_command are mutually exclusive; give one of the two"
+    yield from _agent_python_contradictions(agents)
+    if agents.agent_env and agents.agent_command is None:
+        yield "--agent_env requires --agent_command"
+    for name, route in routes.items():
+        unknown = sorted(route.keys() - _ROUTE_KEYS)
+        if unknown:
+            yield (
+                f"--agent_routes: {name}: unknown key {unknown[0]!r} (known: "
+                f"{', '.join(sorted(_ROUTE_KEYS))})"
+            )
+        if not route.get("base_url", "").startswith(("http://", "https://")):
+            yield f"--agent_routes: {name}: base_url must be an http(s) address, such as .../v1"
+        variable = route.get("api_key_env")
+        if variable is not None and not os.environ.get(variable):
+            yield f"--agent_routes: {name}: the environment variable {variable} is not set"
+    if agents.agent_gateway_host in ("0.0.0.0", "::"):
+        yield (
+            f"--agent_gateway_host {agents.agent_gateway_host}: give a specific address, because "
+            "agents connect to it"
+        )
+
+
+def is_answer_schema(text: str) -> bool:
+    """Return whether a text is `boxed`, or could be the name of a tag."""
+    return _TAG_NAME.fullmatch(text) is not None
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_http_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # unclosed brackets, or a port above 65535
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,329 @@
+"""All checks that run before any process starts, so that a mistake is reported in one line.
+
+Input: a configuration with consistent flags (`config.validation.checks`). This module checks the files,
+servers and programs that they name. Output: findings; `agentrl run` and `agentrl eval` stop at the
+first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started or written.
+"""
+
+import inspect
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from agentrl.config.sections import (
+    DataSection,
+    RootConfig,
+    RunSection,
+)
+from agentrl.config.validation.algorithm_checks import check_training_sampling
+from agentrl.errors import AgentRLError, ConfigError, StoreError, WriteError
+from agentrl.launcher.checks.extras import check_extras
+from agentrl.launcher.checks.policy_checks import check_policy, find_model
+from agentrl.launcher.checks.question_checks import check_questions
+from agentrl.launcher.checks.server_checks import check_servers
+from agentrl.launcher.cluster.child_commands import check_tool_server_command
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout.agent import configured_agent
+from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
+from agentrl.runtime.disk_space import full_disk
+from agentrl.runtime.http.http_clients import check_proxy
+from agentrl.runtime.ports import is_taken
+from agentrl.runtime.telemetry.tracker_checks import check_trackers
+from agentrl.runtime.telemetry.tracker_login import check_login
+from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import find_mongod
+from agentrl.tools import probe
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of checking one subject."""
+
+    subject: str
+    problem: AgentRLError | None = None
+    """Reason why the run cannot start; None if it can."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user."""
+
+
+Check = Callable[[], Awaitable[list[str] | None] | list[str] | None]
+"""Raises an `AgentRLError`, or returns notes."""
+
+
+async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
+    """Check model, questions, environments, scorers, agent, database and all servers.
+
+    Args:
+        config: the checked configuration.
+        trains: whether the training questions are checked too.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ConfigError: something that the user gave cannot be used.
+        StoreError: the database does not respond.
+    """
+    notes: list[str] = []
+    async for finding in findings(config, trains=trains):
+        if finding.problem is not None:
+            raise finding.problem
+        notes += finding.notes
+    return notes
+
+
+async def findings(
+    config: RootConfig,
+    *,
+    trains: bool = True,
+    with_weights: bool = True,
+    without: Collection[str] = (),
+) -> AsyncIterator[Finding]:
+    """Yield the findings of each subject, in the order of `check_inputs`.
+
+    Args:
+        config: the checked configuration.
+        trains: whether the training questions are checked too.
+        with_weights: fetch the whole model of a hub id, not just its small files.
+        without: subjects to skip.
+    """
+    # Empty until the model is checked, or if that fails.
+    renderers: list[Renderer] = []
+
+    def model() -> None:
+        renderers.append(check_policy(config, trains=trains, with_weights=with_weights))
+
+    def trackers() -> None:
+        check_login(check_trackers(config.trainer.report_to))
+
+    async def tools() -> None:
+        path = find_model(config.model, with_weights=with_weights) if renderers else None
+        await _check_tools(config, path, *renderers)
+
+    checks: dict[str, Check] = {
+        "packages": partial(_check_packages, config, trains=trains),
+        "folders": partial(_check_folders, config),
+        "ports": partial(_check_ports, config, trains=trains),
+        "model": model,
+        "trackers": trackers,
+        "groups and ranks": partial(_check_groups_and_ranks, config, trains=trains),
+        "questions": lambda: check_questions(config, *renderers, trains=trains),
+        "agent": partial(_check_agent, config),
+        "database": partial(_check_store, config, trains=trains),
+        "tools": tools,
+        "servers": partial(_check_own_servers, config),
+    }
+    for subject, check in checks.items():
+        if subject not in without:
+            yield await _finding(subject, check)
+
+
+async def _finding(subject: str, check: Check) -> Finding:
+    try:
+        result = check()
+        notes = await result if inspect.isawaitable(result) else result
+    except AgentRLError as error:
+        return Finding(subject, error)
+    return Finding(subject, notes=tuple(notes or ()))
+
+
+async def findings_on_ranks(
+    config: RootConfig, *, with_weights: bool = True
+) -> AsyncIterator[Finding]:
+    """Yield the checks of a machine that runs only trainer ranks: model and database."""
+
+    def model() -> None:
+        find_model(config.model, with_weights=with_weights)
+
+    yield await _finding("model", model)
+    yield await _finding("database", partial(_check_store, config, trains=False))
+
+
+async def check_ranks(config: RootConfig) -> None:
+    """Check the requirements of a machine that runs only trainer ranks.
+
+    Raises:
+        ConfigError: the model cannot be used.
+        StoreError: the database does not respond.
+    """
+    async for finding in findings_on_ranks(config):
+        if finding.problem is not None:
+            raise finding.problem
+
+
+def _check_packages(config: RootConfig, *, trains: bool) -> None:
+    check_extras(config, trains=trains)
+    if config.agents.has_agent or config.rollout.agent_config_path is not None:
+        check_proxy()
+
+
+def _check_folders(config: RootConfig) -> None:
+    """Reject locations that are not writable; missing folders are created later."""
+    for flag, path in written_directories(config).items():
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not existing.is_dir():
+            raise ConfigError(f"--{flag} {path}: {existing} is a file; choose another folder")
+        try:
+            # Checking permissions is not enough: root has all, and a disk may be full or read-only.
+            with tempfile.TemporaryFile(dir=existing) as probe:
+                probe.write(b"trial")
+        except OSError as error:
+            raise ConfigError(
+                f"--{flag} {path}: {existing} is not writable ({error.strerror}); choose another "
+                "folder"
+            ) from None
+        full = full_disk(path)
+        if full is not None:
+            raise ConfigError(f"--{flag}: {full}; free some space, or choose another folder")
+
+
+def written_directories(config: RootConfig) -> dict[str, Path]:
+    """Return the directories that a run on this machine writes to, by the flag that names them."""
+    directories = {"output_dir": config.run.output_path, "logs_dir": config.run.logs_dir.absolute()}
+    if config.store.db_connection_string is None:
+        directories["mongo_data_dir"] = config.private_mongo_dir.absolute()
+    return directories
+
+
+@asynccontextmanager
+async def full_disk_reported(config: RootConfig) -> AsyncIterator[None]:
+    """Report a full disk as the cause of any error in the block.
+
+    Raises:
+        WriteError: a disk that the run writes to is full.
+    """
+    try:
+        yield
+    except (AgentRLError, OSError) as error:
+        messages = map(full_disk, written_directories(config).values())
+        message = next((text for text in messages if text is not None), None)
+        if message is None:
+            raise
+        raise WriteError(
+            f"{message}; free some space; all stored data is kept, and the same command resumes the "
+            "run"
+        ) from error
+
+
+def _check_agent(config: RootConfig) -> list[str]:
+    if not config.agents.has_agent:
+        return []
+    configured_agent(config.agents)
+    tools = config.tools
+    servers = (tools.mcp_servers, tools.mcp_manager_url, tools.tool_server_command)
+    if not any(servers):
+        return []
+    return ["the agent uses its own tools: the model does not see the tool servers of this run"]
+
+
+async def _check_own_servers(config: RootConfig) -> None:
+    if config.rollout.enable_sampling:
+        await check_servers(config.inference)
+
+
+def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
+    if not trains:
+        return []
+    check_training_sampling(config.sampling)
+    _check_group_size(config.data)
+    if config.rollout.num_samplers or not config.rollout.enable_sampling:
+        return []
+    join = f"agentrl sample --config {config.run.output_path / 'config.yaml'}"
+    return [f"--num_samplers 0: sampling starts when a sampler joins: {join}"]
+
+
+def _check_ports(config: RootConfig, *, trains: bool) -> None:
+    """Reject explicit ports that are in use; default ports move to the next free one."""
+    trainer, first = config.trainer, config.run.metrics_port
+    if trains and trainer.num_machines > 1 and is_taken(trainer.main_process_port):
+        raise ConfigError(
+            f"--main_process_port {trainer.main_process_port} is in use on this machine; give all "
+            "machines another port"
+        )
+    for port in range(first, first + config.rollout.num_samplers + 1) if first else ():
+        if is_taken(port):
+            raise ConfigError(
+                f"--metrics_port {first}: port {port} is in use (the trainer uses {first}, each "
+                "sampler one of the following ports); choose another"
+            )
+
+
+def _check_group_size(data: DataSection) -> None:
+    if data.has_training and data.num_generations == 1:
+        raise ConfigError(
+            "--num_generations 1: a rollout is compared with the other rollouts of its question, "
+            "so a single one teaches nothing; use 2 or more"
+        )
+
+
+async def _check_store(config: RootConfig, *, trains: bool) -> None:
+    uri = config.store.db_connection_string
+    if uri is None:
+        find_mongod()
+        if trains and not config.data.has_training and not config.private_mongo_dir.exists():
+            raise _no_questions(config.run.run_name)
+        return
+    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
+        if trains:
+            await check_has_questions(config.data, store)
+
+
+async def check_has_questions(data: DataSection, store: TrajectoryStore) -> None:
+    """Check that a run has a question file, or questions in its database.
+
+    Raises:
+        ConfigError: there is nothing to train on.
+    """
+    if not data.has_training and await store.tasks.count(split="train") == 0:
+        raise _no_questions(store.database_name)
+
+
+def _no_questions(database: str) -> ConfigError:
+    return ConfigError(
+        f"nothing to train on: database {database!r} contains no questions; give --train_file "
+        "questions.jsonl, or --env"
+    )
+
+
+async def _check_tools(
+    config: RootConfig, model_path: Path | None, renderer: Renderer | None = None
+) -> None:
+    # The stored configuration of a run contains the address of its former server.
+    tools = tools_config(config.tools.model_copy(update={"tool_server_url": None}))
+    command = config.tools.tool_server_command
+    if command is not None:
+        check_tool_server_command(command.get_secret_value())
+    if tools.servers and config.rollout.enable_sampling:
+        specs = await probe(tools)
+        if model_path is not None and renderer is not None:
+            context_length = served_context_length(config.inference, model_path)
+            check_tools(config.sampling, context_length, renderer, specs)
+
+
+async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> None:
+    """Reject `--fresh` if an earlier run of this name has a database or output.
+
+    With `--delete_existing`, both are deleted instead, unless a process works on that run.
+
+    Raises:
+        StoreError: the run exists and may not be deleted, or is alive.
+    """
+    run = await store.runs.get()
+    output = section.output_path
+    # TRL's configuration creates an empty output directory.
+    if run is None and not (output.exists() and any(output.iterdir())):
+        return
+    if not section.delete_existing:
+        raise StoreError(
+            f"--fresh: run {section.run_name!r} already has "
+            f"{'a database' if run is not None else f'files in {output}'}; "
+            "choose another run name, or add --delete_existing to delete both"
+        )
+    await store.maintenance.check_idle()
+    await store.drop_database()
+    if output.exists():
+        shutil.rmtree(output)

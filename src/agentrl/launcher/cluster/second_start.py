@@ -1,0 +1,126 @@
+"""Second starts of a run: rejected while the run is active; changed flags are reported.
+
+Input: the configuration and the store. Output: notes, or a one-line refusal that names the place
+and start time of the live run. A run is detected by the lock on the data of its private mongod, or
+by its trainer's lease in the user's database.
+"""
+
+from agentrl.config.loading import flat_values
+from agentrl.config.sections import SECTIONS, RootConfig
+from agentrl.errors import ConfigError, StoreError
+from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.processes.process_identity import is_alive
+from agentrl.schema import Run
+from agentrl.store import TrajectoryStore
+from agentrl.store.mongod_folder import serving
+from agentrl.trainer.checkpoint import check_has_database, latest_checkpoint
+
+READER_COMMANDS = tuple(f"`agentrl {command}" for command in ("inspect", "store", "tasks", "ui"))
+"""Prefixes of the names of processes that serve a run's data without working on the run."""
+
+_LEARNING_SECTIONS = ("model", "data", "sampling", "rollout", "algorithm", "trainer")
+"""Sections that define what is learned and how."""
+_EXPECTED_CHANGES = frozenset({"max_steps", "num_train_epochs"})
+"""Flags whose change is a reason to resume a run; they are not reported."""
+_MAX_CHANGES = 6
+_MAX_VALUE_CHARS = 60
+
+
+def check_not_running(config: RootConfig) -> None:
+    """Check that no other process works on a run's private mongod; wait for short readers.
+
+    Raises:
+        StoreError: the run is active; the message names its start time and place.
+    """
+    if config.store.db_connection_string is not None:
+        return
+    holder = serving(config.private_mongo_dir)
+    if holder is not None and not holder.startswith(READER_COMMANDS):
+        raise already_running(config.run.run_name, holder)
+
+
+def already_running(run_name: str, holder: str) -> StoreError:
+    """Return the error of a second start of an active run."""
+    if holder.startswith(READER_COMMANDS):
+        return StoreError(
+            f"the data of run {run_name!r} are in use by {holder}; stop it first (`agentrl ui` "
+            "releases the data 30 s after its last request)"
+        )
+    command = typed_command("inspect", "progress", "--follow", "--run_name", run_name)
+    return StoreError(
+        f"run {run_name!r} is already running: {holder}; follow it with {command}, or choose another "
+        "--run_name"
+    )
+
+
+async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
+    """Check that no trainer of this machine trains the run, in a database of the user.
+
+    The new trainer itself waits for the lease of a trainer on another machine.
+
+    Raises:
+        StoreError: the run is active; the message names its start time and place.
+    """
+    for process in await store.reports.living():
+        is_here = process.kind == "trainer" and is_alive(process.id)
+        if is_here and process.consumer == config.trainer.consumer:
+            host, pid, *_ = process.id.split(":")
+            since = (
+                "" if process.since is None else f", since {process.since:%Y-%m-%d %H:%M:%S} UTC"
+            )
+            raise already_running(
+                config.run.run_name, f"its trainer on {host}, process {pid}{since}"
+            )
+
+
+def changes_since(config: RootConfig, run: Run | None) -> list[str]:
+    """Return a note on the flags that have changed since the run was started.
+
+    Args:
+        config: the configuration of this start.
+        run: the stored run, if it was started before.
+
+    Raises:
+        ConfigError: its checkpoints contain an adapter and this start trains all weights, or vice versa.
+    """
+    if run is None or not run.config:
+        return []
+    before, now = run.config, flat_values(config)
+    name = f"run {run.name!r}"
+    if bool(before.get("lora_rank")) != bool(now["lora_rank"]):
+        rank = before.get("lora_rank")
+        state = f"an adapter; resume it with --lora_rank {rank}"
+        if not rank:
+            state = "all weights; resume it without --lora_rank"
+        raise ConfigError(f"{name} trains {state}, or use another --run_name")
+    changed = [
+        f"--{flag} {_shortened(before[flag])} -> {_shortened(now[flag])}"
+        for section in _LEARNING_SECTIONS
+        for flag in SECTIONS[section].model_fields
+        if flag in before and flag not in _EXPECTED_CHANGES and before[flag] != now[flag]
+    ]
+    omitted = f" and {len(changed) - _MAX_CHANGES} more" if len(changed) > _MAX_CHANGES else ""
+    shown = ", ".join(changed[:_MAX_CHANGES])
+    return [f"{name} resumes with changed flags: {shown}{omitted}"] if changed else []
+
+
+def _shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."
+
+
+async def check_checkpoints(config: RootConfig, store: TrajectoryStore) -> str | None:
+    """Compare a run's checkpoints with its database; return a note if the checkpoints are missing.
+
+    Raises:
+        ConfigError: the database is gone.
+    """
+    checkpoint = latest_checkpoint(config.run.output_path)
+    run = await store.runs.get()
+    check_has_database(checkpoint, run)
+    if checkpoint is not None or run is None or run.policy_version == 0:
+        return None
+    return (
+        f"run {run.name!r} was at version {run.policy_version}, and {config.run.output_path} "
+        "contains no checkpoint: training restarts from version 0 with the existing records"
+    )

@@ -1,0 +1,1 @@
+"""What a run shows on the console: its progress, panel, warnings and final report."""

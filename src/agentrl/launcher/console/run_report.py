@@ -1,0 +1,160 @@
+"""Console messages of the launcher: waiting, the result, and the reason for a failure."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from agentrl.config.sections import RootConfig, StoreSection
+from agentrl.launcher.cluster.gpu_placement import GpuMap
+from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.printable import counted, printable
+from agentrl.runtime.processes.child_processes import Child
+from agentrl.store import TrajectoryStore
+
+# A command's error message, or the last line of a traceback.
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?(agentrl \w+: .+|[\w.]*(?:Error|Exception): .+)")
+_TAIL_LINES = 200
+SLOW_SECONDS = 5.0
+"""How long the console may stay silent before the first process runs; most starts take less."""
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print untrusted text; only the terminal wraps its lines, so that it can be copied intact."""
+    console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@asynccontextmanager
+async def report_if_slow(console: Console, text: str) -> AsyncIterator[None]:
+    """Report what is being waited for, if the block takes longer than `SLOW_SECONDS`."""
+
+    async def report() -> None:
+        await asyncio.sleep(SLOW_SECONDS)
+        say(console, text)
+
+    reporter = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        reporter.cancel()
+
+
+def last_error(child: Child) -> str:
+    """Return the line of a failed child's log that gives the reason; the last line if none does.
+
+    `accelerate launch` appends its own report, without a reason, to the ranks' output.
+    """
+    errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
+    messages = [error[1] for error in errors if error is not None]
+    return messages[-1] if messages else child.log_tail(1)
+
+
+def print_gpus(console: Console, gpus: GpuMap) -> None:
+    """Print the assignment of GPUs to processes, if there are GPUs."""
+    for name, text in gpus.rows():
+        console.print(f"  {name:12} {text}", highlight=False, soft_wrap=True)
+
+
+def add_restarts(output_path: Path, num_restarts: dict[str, int]) -> None:
+    """Add the number of restarts of each process to the trainer's summary, if there were any."""
+    path = output_path / "summary.json"
+    if not path.exists():
+        return
+    summary = json.loads(path.read_text()) | {"restarts": dict(sorted(num_restarts.items()))}
+    staging = path.with_name(f".{path.name}.tmp")
+    staging.write_text(json.dumps(summary, indent=2) + "\n")
+    staging.replace(path)
+
+
+async def print_missing_scores(
+    console: Console, config: RootConfig, store: TrajectoryStore
+) -> None:
+    """Print how many records a scorer's defect left without a score, and how to repair them."""
+    missing = await store.reports.missing_scores()
+    if missing.num_unscorable:
+        path = f"{config.run.output_path}/config.yaml"
+        command = typed_command("store", "rescore", "--scorer", "NAME", "--config", path)
+        say(
+            console,
+            f"no score for {counted(missing.num_unscorable, 'record')}, because the scorer failed; "
+            f"for example {missing.unscorable}\n  after fixing it: {command}",
+            "yellow",
+        )
+
+
+def finished(config: RootConfig, seconds: float) -> str:
+    """Return a message that training ended, at its last step or when the questions were used up."""
+    path = config.run.output_path / "summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    if summary.get("status") != "data_ended":
+        return f"finished in {seconds:.0f} s"
+    epochs = config.data.num_train_epochs
+    hint = (
+        "add some with `agentrl tasks add`"
+        if config.data.train_file is None
+        else f"--num_train_epochs {2 * epochs} repeats them"
+    )
+    return (
+        f"finished in {seconds:.0f} s, after step {summary.get('steps')} of "
+        f"{config.trainer.max_steps}: all questions were used; {hint}"
+    )
+
+
+def print_locations(console: Console, config: RootConfig, store: TrajectoryStore) -> None:
+    """Print the result and the locations of the run's logs, files and database."""
+    output = config.run.output_path
+    summary_path = output / "summary.json"
+    if summary_path.exists():
+        _print_result(console, json.loads(summary_path.read_text()))
+    rows = [
+        ("log files", f"{config.run.logs_dir}/{config.run.run_name}_*.log"),
+        ("checkpoints", f"{output}/"),
+        ("summary", str(summary_path)),
+        ("picture", str(output / "reward.png")),
+        ("database", store.redacted_uri),
+    ]
+    for name, location in rows:
+        say(console, f"  {name:15} {location}")
+    print_inspection_commands(console, config)
+
+
+def print_inspection_commands(console: Console, config: RootConfig) -> None:
+    """Print the commands that inspect the run."""
+    is_default = config.store == StoreSection(mongo_port=config.store.mongo_port)
+    name, path = config.run.run_name, f"{config.run.output_path}/config.yaml"
+    selection = ("--run_name", name) if is_default else ("--config", path)
+    commands = [
+        ("inspect it", typed_command("inspect", "progress", *selection)),
+        ("in a browser", typed_command("ui", *selection)),
+    ]
+    if config.store.db_connection_string is None:
+        store_up = typed_command("store", "up", "--show_password", *selection)
+        commands.append(("in Compass", f"{store_up}  (paste the connection string that it prints)"))
+    for purpose, command in commands:
+        say(console, f"  {purpose:15} {command}")
+
+
+def _print_result(console: Console, summary: dict[str, object]) -> None:
+    rewards = _numbers(summary.get("reward_mean"))
+    if len(rewards) >= 2:
+        window = min(5, len(rewards) // 2)
+        first = sum(rewards[:window]) / window
+        last = sum(rewards[-window:]) / window
+        steps = "step" if window == 1 else f"{window} steps"
+        console.print(
+            f"mean reward {first:.3f} (first {steps}) -> [bold]{last:.3f}[/] (last {steps})"
+        )
+    evaluation = summary.get("eval_reward")
+    if isinstance(evaluation, dict) and evaluation.get("after") is not None:
+        before = evaluation.get("before")
+        before_text = "-" if before is None else f"{before:.3f}"
+        console.print(f"held-out reward {before_text} -> [bold]{evaluation['after']:.3f}[/]")
+
+
+def _numbers(values: object) -> list[float]:
+    """Return the numbers of a JSON list, without the nulls of steps that have no score."""
+    return [v for v in values if isinstance(v, float | int)] if isinstance(values, list) else []

@@ -1,0 +1,1 @@
+"""Files of a model directory, read and checked before any weights are."""

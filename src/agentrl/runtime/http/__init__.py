@@ -1,0 +1,1 @@
+"""HTTP of every room: guarded servers, clients that respect proxies, and bounded replies."""

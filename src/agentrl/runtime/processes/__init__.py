@@ -1,0 +1,1 @@
+"""Processes of a run: identity, signals, supervised and confined children, their requests."""

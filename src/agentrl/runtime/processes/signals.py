@@ -1,0 +1,91 @@
+"""How a process of a run ends: gracefully at the first signal, immediately at the second."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from agentrl.runtime.processes.child_processes import kill_descendants
+
+logger = logging.getLogger(__name__)
+
+SAME_SIGNAL_SECONDS = 0.5
+"""Signals this close together count as one: supervisors signal a process and its group."""
+
+INTERRUPTED = 130
+"""Exit status of a process that a signal stopped before its work was done."""
+NO_SIGNAL = 3
+"""Exit status of a training run that never had a learning signal."""
+
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def stop_on_signals(announcement: str) -> asyncio.Event:
+    """Return an event that the first SIGTERM or SIGINT sets; the second kills the process.
+
+    All processes that it started are killed with it.
+
+    Args:
+        announcement: what the process does next, logged at the first signal.
+    """
+    loop = asyncio.get_running_loop()
+
+    def end_at_once(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)
+        kill_descendants()
+        # The default action: after Python's own handler of SIGINT, the event loop would shut down
+        # gracefully.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    stop = asyncio.Event()
+    _handle_signals(announcement, stop, end_at_once)
+    return stop
+
+
+@contextmanager
+def signal_events(announcement: str, stop: asyncio.Event, at_once: asyncio.Event) -> Iterator[None]:
+    """Let the first SIGTERM or SIGINT set `stop` and the second `at_once`, while the context lasts.
+
+    Args:
+        announcement: what the process does next, logged at the first signal.
+        stop: requests a graceful end.
+        at_once: requests an immediate end.
+    """
+    _handle_signals(announcement, stop, lambda number: at_once.set())
+    try:
+        yield
+    finally:
+        for number in _STOP_SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def _handle_signals(
+    announcement: str, stop: asyncio.Event, at_second: Callable[[signal.Signals], None]
+) -> None:
+    stopped_at = 0.0
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal stopped_at
+        if not stop.is_set():
+            logger.warning("%s: %s; a second signal exits immediately", number.name, announcement)
+            stopped_at = time.monotonic()
+            stop.set()
+        elif time.monotonic() - stopped_at >= SAME_SIGNAL_SECONDS:
+            at_second(number)
+
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+
+
+async def stopped_within(stop: asyncio.Event, seconds: float) -> bool:
+    """Wait for `seconds`, or until `stop` is set; return whether it is."""
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

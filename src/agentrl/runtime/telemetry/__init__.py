@@ -1,0 +1,1 @@
+"""What a process reports about itself: metrics, spans, trackers, blocked event loops."""

@@ -1,0 +1,1 @@
+"""Read-only questions about a run, for the console, the inspector and `agentrl inspect`."""

@@ -1,0 +1,408 @@
+"""Reports on a run for people: progress, record details, failures and live processes."""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+
+from pydantic import Field
+
+from agentrl.errors import StoreError
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    InferenceService,
+    Record,
+    RecordStatus,
+    RunPhase,
+    RunState,
+    SamplerInfo,
+    Split,
+    Task,
+)
+from agentrl.schema.base import Value
+from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.documents.codec import Document, from_document, require, task_from_document
+from agentrl.store.documents.expressions import FAILED_ENDS, HAS_FAILURE, lookup
+from agentrl.store.repositories.fleet import SamplerRepository, ServiceRepository
+from agentrl.store.repositories.ledger import LedgerRepository
+from agentrl.store.repositories.living import LivingProcess, living_processes, state_of
+from agentrl.store.repositories.runs import DEFAULT_CONSUMER
+from agentrl.store.repositories.tallies import RecordCounts, SplitCounts, TallyRepository
+from agentrl.store.repositories.turns import TurnRepository
+from agentrl.store.views.learning_signal import (
+    LearningSignal,
+    MissingScores,
+    read_missing_scores,
+    read_signal,
+)
+from agentrl.store.views.lineage import LineageRepository, RecordLineage
+from agentrl.store.views.record_search import RecordFilter, find_records
+
+
+class RunSummary(Value):
+    """One run at a glance."""
+
+    name: str
+    status: RunState
+    phase: RunPhase | None
+    """Its current or last phase."""
+    policy_version: int
+    num_groups: int
+    num_groups_completed: int
+    num_output_tokens: int
+    mean_score: float | None
+    """Mean over scored training records."""
+    created_at: datetime
+    updated_at: datetime
+
+
+class Liveness(Value):
+    """The servers and samplers of a run; times are the database server's."""
+
+    now: datetime
+    services: list[InferenceService]
+    samplers: list[SamplerInfo]
+
+
+class RunProgress(Value):
+    """Counts of a run. The sign of `order` distinguishes training from evaluation."""
+
+    policy_version: int
+    phase: RunPhase | None = None
+    groups_per_step: int = 1
+    admitted_groups: int
+    records: dict[RecordStatus, int] = Field(default_factory=dict)
+    """Training records by status; statuses without records are omitted."""
+    eval_records: dict[RecordStatus, int] = Field(default_factory=dict)
+    """Evaluation records by status."""
+    num_groups: int = 0
+    num_groups_completed: int = 0
+    num_groups_ready: int = 0
+    """Complete groups that no trainer has reserved, trained or dropped."""
+    num_groups_consumed: int = 0
+    num_samplers: int = 0
+    """Number of samplers that have ever registered."""
+    num_output_tokens: int = 0
+    """Tokens sampled so far, according to the samplers' last reports."""
+
+
+class EvaluationStanding(Value):
+    """Progress of the evaluation of one policy version."""
+
+    version: int
+    num_tasks: int
+    num_completed: int
+    mean_score: float | None
+    """Mean over the rollouts scored so far, for display; the evaluation computes its own figure."""
+
+
+class RunOverview(Value):
+    """Progress of the run, and its processes."""
+
+    summary: RunSummary
+    progress: RunProgress
+    processes: Liveness
+
+
+class RecordDetail(Value):
+    """One record with its question, turns and lineage."""
+
+    record: Record
+    task: Task
+    attempt: int
+    """The attempt whose turns are shown."""
+    turns: tuple[DispatchedSamplingTask, ...]
+    policy_version: int
+    """The run's current version, from which the staleness of untrained turns is computed."""
+    lineage: RecordLineage
+
+
+class Failure(Value):
+    """One record with a failed attempt, or one that failed permanently."""
+
+    record_id: str
+    status: RecordStatus
+    num_attempts: int
+    num_failed_attempts: int
+    error: str | None
+    last_error: str | None
+    """Error of the last failed attempt."""
+    owner: str | None = None
+    """Process that held that attempt."""
+
+
+# Tags are `eval@VERSION`, with a suffix `.NUMBER` if lost weights had the same version before.
+_EVALUATIONS: Document = {"tag": {"$gte": "eval@", "$lt": "eval@~"}}
+
+
+def _tag_numbers(tag: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in tag.removeprefix("eval@").split("."))
+
+
+class ReportRepository(Repository):
+    """Read-only queries for display."""
+
+    def __init__(
+        self,
+        database: RunDatabase,
+        *,
+        tallies: TallyRepository,
+        turns: TurnRepository,
+        ledger: LedgerRepository,
+        lineage: LineageRepository,
+        services: ServiceRepository,
+        samplers: SamplerRepository,
+    ) -> None:
+        super().__init__(database)
+        self._tallies = tallies
+        self._turns = turns
+        self._ledger = ledger
+        self._lineage = lineage
+        self._services = services
+        self._samplers = samplers
+
+    @operation("read the run's summary")
+    async def summary(self) -> RunSummary:
+        """Return a summary of the run.
+
+        Raises:
+            StoreError: there is no run.
+        """
+        run = await self._run()
+        training = (await self._tallies.by_split()).get("train", SplitCounts())
+        _, num_output_tokens = await self._sampler_totals()
+        return RunSummary(
+            name=run["_id"],
+            status=await state_of(self._db, run),
+            phase=run.get("phase"),
+            policy_version=run["policy_version"],
+            num_groups=training.num_groups,
+            num_groups_completed=training.num_completed,
+            num_output_tokens=num_output_tokens,
+            mean_score=training.mean_score,
+            created_at=run["created_at"],
+            updated_at=run["updated_at"],
+        )
+
+    @operation("read progress")
+    async def progress(self, consumer: str = DEFAULT_CONSUMER) -> RunProgress:
+        """Return the counts of the run.
+
+        Raises:
+            StoreError: there is no run.
+        """
+        run, sampler_totals, num_active, standing, num_ready, num_reserved = await asyncio.gather(
+            self._run(),
+            self._sampler_totals(),
+            self._num_active(),
+            self._tallies.standing(),
+            self._ledger.num_ready_groups(consumer),
+            self._ledger.num_reserved_groups(consumer),
+        )
+        num_samplers, num_output_tokens = sampler_totals
+        return RunProgress(
+            policy_version=run["policy_version"],
+            phase=run.get("phase"),
+            groups_per_step=run["control"]["groups_per_step"],
+            admitted_groups=run["admitted_groups"],
+            records=_by_status(standing.training, num_active, is_training=True),
+            eval_records=_by_status(standing.evaluation, num_active, is_training=False),
+            num_groups=standing.num_groups,
+            num_groups_completed=standing.num_completed,
+            num_groups_ready=num_ready,
+            # Trainers consume whole groups, so a complete group that is neither ready nor reserved
+            # is consumed.
+            num_groups_consumed=max(0, standing.num_completed - num_ready - num_reserved),
+            num_samplers=num_samplers,
+            num_output_tokens=num_output_tokens,
+        )
+
+    @operation("count by split")
+    async def by_split(self) -> dict[Split, SplitCounts]:
+        """Return the counts of every split that has tasks."""
+        return await self._tallies.by_split()
+
+    async def _run(self) -> Document:
+        run = await self._db.runs.find_one({}, {"config": 0})
+        if run is None:
+            raise self._db.no_run()
+        return run
+
+    async def _sampler_totals(self) -> tuple[int, int]:
+        """Return the number of samplers that have ever registered, and of the tokens they sampled."""
+        sums: Document = {"num": {"$sum": 1}, "tokens": {"$sum": "$num_output_tokens"}}
+        found = await self._db.aggregate(self._db.samplers, [{"$group": {"_id": None, **sums}}])
+        return (found[0]["num"], found[0]["tokens"]) if found else (0, 0)
+
+    async def _num_active(self) -> dict[tuple[RecordStatus, bool], int]:
+        """Return the number of running and finished records, by status and training or not."""
+        key: Document = {"status": "$status", "is_training": {"$gte": ["$order", 0]}}
+        found = await self._db.aggregate(
+            self._db.records,
+            [
+                {"$match": {"status": {"$in": ["running", "finished"]}}},
+                {"$group": {"_id": key, "num": {"$sum": 1}}},
+            ],
+        )
+        return {(one["_id"]["status"], one["_id"]["is_training"]): one["num"] for one in found}
+
+    @operation("read the learning signal")
+    async def signal(
+        self, consumer: str = DEFAULT_CONSUMER, *, step: int | None = None
+    ) -> LearningSignal:
+        """Return the learning signal of the groups that a trainer consumed, or of one step."""
+        return await read_signal(self._db, consumer, step=step)
+
+    @operation("read missing scores")
+    async def missing_scores(self) -> MissingScores:
+        """Return how many ended records have no score, and why."""
+        return await read_missing_scores(self._db)
+
+    @operation("read servers and samplers")
+    async def processes(self) -> Liveness:
+        """Return all servers and samplers that have ever registered, and the server's time."""
+        return Liveness(
+            now=await self._db.server_time(),
+            services=await self._services.all(),
+            samplers=sorted(await self._samplers.all(), key=lambda one: one.started_at),
+        )
+
+    @operation("look for living processes")
+    async def living(self) -> list[LivingProcess]:
+        """Return the processes that work on the run now."""
+        return await living_processes(self._db)
+
+    @operation("list runs")
+    async def run_names(self) -> list[str]:
+        """Return the runs that this server holds and this login may see, by name."""
+        found = []
+        for name in sorted(await self._db.client.list_database_names()):
+            if name not in ("admin", "config", "local"):
+                run = await self._db.client[name]["runs"].find_one({}, {"schema_version": 1})
+                if run is not None and run["_id"] == name and "schema_version" in run:
+                    found.append(name)
+        return found
+
+    @operation("read the evaluations")
+    async def evaluations(self, limit: int = 2) -> list[EvaluationStanding]:
+        """Return the evaluations of the last versions, the oldest first."""
+        tags = await self._db.tasks.distinct("tag", _EVALUATIONS)
+        newest = sorted(tags, key=_tag_numbers)[-limit:]
+        return [await self._evaluation(tag) for tag in newest]
+
+    async def _evaluation(self, tag: str) -> EvaluationStanding:
+        values = "$tries.score.value"
+        sums: Document = {
+            "tasks": {"$sum": 1},
+            "completed": {"$sum": {"$toInt": {"$eq": ["$status", "completed"]}}},
+            "scored": {"$sum": {"$size": values}},
+            "score": {"$sum": {"$sum": values}},
+        }
+        (found,) = await self._db.aggregate(
+            self._db.tasks,
+            [
+                {"$match": {"tag": tag}},
+                lookup("records", "_id", "task_id", "tries", {"$project": {"score.value": 1}}),
+                {"$group": {"_id": None, **sums}},
+            ],
+        )
+        return EvaluationStanding(
+            version=_tag_numbers(tag)[0],
+            num_tasks=found["tasks"],
+            num_completed=found["completed"],
+            mean_score=found["score"] / found["scored"] if found["scored"] else None,
+        )
+
+    async def overview(self, consumer: str) -> RunOverview:
+        """Return the run's progress for the trainer `consumer`."""
+        return RunOverview(
+            summary=await self.summary(),
+            progress=await self.progress(consumer),
+            processes=await self.processes(),
+        )
+
+    @operation("read a record")
+    async def record_detail(self, record_id: str, attempt: int | None = None) -> RecordDetail:
+        """Return a record with its question, turns and lineage.
+
+        Args:
+            record_id: `{task id}/{traj_id}`.
+            attempt: the attempt whose turns to read; the last one by default.
+
+        Raises:
+            StoreError: there is no such record or attempt.
+        """
+        document = await self._db.records.find_one({"_id": record_id})
+        if document is None:
+            raise StoreError(await self._unknown_record_text(record_id))
+        record = from_document(Record, document)
+        shown_attempt = record.attempt if attempt is None else attempt
+        if attempt is not None and attempt not in {one.attempt for one in record.attempts}:
+            raise StoreError(f"record {record_id!r} has {record.attempt} attempt(s), not {attempt}")
+        task = require(
+            await self._db.tasks.find_one({"_id": record.task_id}),
+            f"task {record.task_id!r} of record {record_id!r}",
+        )
+        run = await self._db.runs.find_one({}, {"policy_version": 1})
+        return RecordDetail(
+            record=record,
+            task=task_from_document(task),
+            attempt=shown_attempt,
+            turns=tuple(await self._turns.of_record(record_id, shown_attempt)),
+            policy_version=run["policy_version"] if run else 0,
+            lineage=await self._lineage.of_record(record_id),
+        )
+
+    @operation("find records")
+    async def find_records(
+        self, wanted: RecordFilter, *, consumer: str = DEFAULT_CONSUMER, limit: int = 20
+    ) -> list[Record]:
+        """Return at most `limit` matching records, by score or from the latest questions."""
+        return await find_records(self._db, wanted, consumer=consumer, limit=limit)
+
+    async def _unknown_record_text(self, record_id: str) -> str:
+        similar = await self._db.records.find_one({"task_id": record_id}, {"_id": 1})
+        similar = similar or await self._db.records.find_one({}, {"_id": 1}, sort=[("_id", 1)])
+        hint = f"; ids look like {similar['_id']!r}" if similar else "; there are no records yet"
+        return f"record {record_id!r} does not exist in {self._db.name!r}{hint}"
+
+    @operation("read failures")
+    async def failures(self, limit: int = 100) -> list[Failure]:
+        """Return records with failures, the latest first."""
+        latest_first = [("started_at", -1), ("_id", 1)]
+        failures = []
+        async for document in self._db.records.find(HAS_FAILURE).sort(latest_first).limit(limit):
+            record = from_document(Record, document)
+            failed = [one for one in record.attempts if one.ended_by in FAILED_ENDS]
+            failures.append(
+                Failure(
+                    record_id=record.id,
+                    status=record.status,
+                    num_attempts=record.attempt,
+                    num_failed_attempts=len(failed),
+                    error=record.error,
+                    last_error=failed[-1].error if failed else None,
+                    owner=failed[-1].owner if failed else None,
+                )
+            )
+        return failures
+
+
+def _by_status(
+    counted: RecordCounts,
+    num_active: Mapping[tuple[RecordStatus, bool], int],
+    *,
+    is_training: bool,
+) -> dict[RecordStatus, int]:
+    running = num_active.get(("running", is_training), 0)
+    finished = num_active.get(("finished", is_training), 0)
+    num_started = running + finished + counted.num_scored + counted.num_failed
+    counts: dict[RecordStatus, int] = {
+        # Computed as the remainder, because only this number can be as large as the run. It may be
+        # briefly inexact: the other counts were taken one after another while the run continued.
+        "pending": max(0, counted.num_records - num_started),
+        "running": running,
+        "finished": finished,
+        "scored": counted.num_scored,
+        "failed": counted.num_failed,
+    }
+    return {status: count for status, count in counts.items() if count}

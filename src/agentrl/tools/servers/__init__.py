@@ -1,0 +1,1 @@
+"""Connections to MCP servers: their settings, transports, limits, requests and failures."""

@@ -1,0 +1,310 @@
+"""One connection to one MCP server, opened when needed and reopened when lost."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from mcp import Client, MCPError
+from mcp.shared.dispatcher import ProgressFnT
+from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
+from pydantic import ValidationError
+
+from agentrl.errors import CallTimedOut, InvalidResult, ToolError
+from agentrl.tools.servers.admission import FAILURE_KEY, MAX_TOOLS, listing_problem
+from agentrl.tools.servers.client_session import McpSession
+from agentrl.tools.servers.result_content import with_linked_resources
+from agentrl.tools.servers.server_config import McpServer, ToolsConfig
+from agentrl.tools.servers.server_failures import CircuitBreaker, describe, pause_before_retry
+from agentrl.tools.servers.server_requests import ServerQuestions, still_working
+
+logger = logging.getLogger(__name__)
+
+_PING_SECONDS = 5.0
+
+
+class ServerConnection:
+    """Calls one server's tools; connects, reconnects, and retries if that is safe."""
+
+    def __init__(
+        self,
+        name: str,
+        server: McpServer,
+        config: ToolsConfig,
+        questions: ServerQuestions | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            name: of the server.
+            server: the server.
+            config: limits of its calls.
+            questions: answers the server's requests; may be shared by several connections.
+        """
+        self.name = name
+        self.server = server
+        self._config = config
+        self._questions = questions or ServerQuestions(name, server)
+        self._timeout = server.call_timeout_seconds or config.call_timeout_seconds
+        self._max_seconds = max(self._timeout, config.max_call_seconds)
+        self._breaker = CircuitBreaker(
+            f"MCP server {name!r} at {server.address}",
+            threshold=config.failures_until_down,
+            seconds=config.down_seconds,
+            patience=config.down_patience_seconds,
+        )
+        self._session: McpSession | None = None
+        self._connect_lock = asyncio.Lock()
+        self._holds_state = False
+        self.num_changes = 0
+        """Number of tool list changes that the server announced."""
+        self.instructions = ""
+        """Usage instructions of the server, once its tools are listed."""
+        self.protocol_version = ""
+        """Of MCP, as negotiated, once its tools are listed."""
+
+    def for_rollout(self) -> "ServerConnection":
+        """Return another connection to the server."""
+        other = ServerConnection(self.name, self.server, self._config, self._questions)
+        other.instructions = self.instructions
+        return other
+
+    @property
+    def pid(self) -> int | None:
+        """The process of a server that was started for this connection."""
+        return None if self._session is None else self._session.pid
+
+    async def list_tools(self) -> list[Tool]:
+        """Return all tools of the server.
+
+        Raises:
+            ToolError: the server cannot be reached or does not respond as an MCP server.
+        """
+        for attempt in range(self._config.max_retries + 1):
+            client = await self._client()
+            try:
+                async with asyncio.timeout(self._config.connect_timeout_seconds):
+                    tools = self._checked(await _all_tools(client))
+                    self.instructions = (client.instructions or "").strip()
+                    self.protocol_version = client.protocol_version
+                    return tools
+            except (MCPError, TimeoutError, ValueError) as error:
+                await self._drop(client)
+                if attempt == self._config.max_retries:
+                    raise self._error("did not list its tools", error) from error
+            await pause_before_retry(self._config, attempt)
+        raise AssertionError("unreachable")
+
+    async def list_tools_again(self) -> list[Tool]:
+        """Return what `list_tools` does, but keep the connection, and the calls on it, on failure.
+
+        Raises:
+            ToolError: the server cannot be reached, or does not respond.
+        """
+        client = await self._client()
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_seconds):
+                return self._checked(await _all_tools(client))
+        except (MCPError, TimeoutError, ValueError) as error:
+            raise self._error("did not list its tools", error) from error
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        repeatable: bool,
+        on_progress: ProgressFnT | None = None,
+    ) -> CallToolResult:
+        """Call a tool by its name on the server.
+
+        Args:
+            name: of the tool.
+            arguments: its arguments.
+            repeatable: the call may safely be executed twice.
+            on_progress: callback for the progress that the tool reports.
+
+        Raises:
+            MCPError: the server answered with an error.
+            CallTimedOut: the tool's timeout expired.
+            InvalidResult: the result breaks MCP or the tool's own schema.
+            ToolError: the infrastructure failed.
+        """
+        async with self._breaker.call():
+            try:
+                return await self._call_tool(
+                    name, arguments, repeatable=repeatable, on_progress=on_progress
+                )
+            except ToolError:
+                self._holds_state = False  # this error reports the loss to the caller
+                raise
+
+    async def _call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        repeatable: bool,
+        on_progress: ProgressFnT | None,
+    ) -> CallToolResult:
+        attempt = 0
+        while True:
+            client = await self._client()
+            self._holds_state = self.server.per_rollout
+            try:
+                return await self._call_with_timeout(client, name, dict(arguments), on_progress)
+            except TimeoutError as error:
+                if await self._responds(client):
+                    raise CallTimedOut(f"no result within {self._timeout:g} s") from error
+                await self._drop(client)
+                raise self._error("stopped responding during a call", error) from error
+            except (RuntimeError, ValidationError) as error:
+                # The SDK raises these when a result does not match the tool's schema.
+                logger.warning("%s", self._error(f"returned an invalid result of {name}", error))
+                raise InvalidResult(describe(error)) from error
+            except MCPError as error:
+                if not await self._is_retryable(client, error, repeatable=repeatable):
+                    raise
+                if attempt == self._config.max_retries:
+                    raise self._error("failed on every attempt", error) from error
+            await pause_before_retry(self._config, attempt)
+            attempt += 1
+
+    async def _call_with_timeout(
+        self,
+        client: Client,
+        name: str,
+        arguments: dict[str, Any],
+        on_progress: ProgressFnT | None,
+    ) -> CallToolResult:
+        """Call a tool; each progress report extends its time, up to `max_call_seconds`.
+
+        Raises:
+            MCPError: the server answered with an error, or the connection failed.
+            TimeoutError: the tool took too long.
+        """
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._max_seconds
+        async with asyncio.timeout(self._timeout) as limit:
+
+            def extend() -> None:
+                limit.reschedule(min(now() + self._timeout, deadline))
+
+            async def report_progress(
+                progress: float, total: float | None, message: str | None
+            ) -> None:
+                extend()
+                if on_progress is not None:
+                    await on_progress(progress, total, message)
+
+            still_working.set(extend)
+            result = await client.call_tool(name, arguments, progress_callback=report_progress)
+            return await with_linked_resources(client, result)
+
+    async def close(self) -> None:
+        """Close the connection, and stop a command that was started for it."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _is_retryable(self, client: Client, error: MCPError, *, repeatable: bool) -> bool:
+        """Return whether a failed call may be retried; False for the server's own errors.
+
+        Raises:
+            InvalidResult: the result exceeds the limits of `admission`.
+            ToolError: the infrastructure failed, and a retry is unsafe.
+        """
+        failure = error.data.get(FAILURE_KEY) if isinstance(error.data, dict) else None
+        if failure == "refused":
+            raise self._error("refused the call", error) from error
+        if failure == "too_large":
+            raise InvalidResult(error.message) from error
+        if error.code == PARSE_ERROR:
+            raise self._error("sent an invalid response", error) from error
+        if failure == "session_ended":
+            await self._drop(client)
+        if failure in ("session_ended", "not_sent"):
+            return True
+        # Servers use the SDK's code of a closed connection for their own errors, too: ping them.
+        closed = error.code == CONNECTION_CLOSED and not await self._responds(client)
+        if failure != "lost" and not closed:
+            return False
+        if closed:
+            await self._drop(client)
+        if repeatable or self._config.retry_lost_calls:
+            return True
+        raise self._error("lost the connection during a call", error) from error
+
+    async def _responds(self, client: Client) -> bool:
+        try:
+            async with asyncio.timeout(_PING_SECONDS):
+                await client.list_tools(cache_mode="bypass")
+        except (MCPError, TimeoutError):
+            return False
+        return True
+
+    async def _client(self) -> Client:
+        """Return the live client, connecting if there is none.
+
+        Raises:
+            ToolError: the server cannot be reached; or the session that holds the rollout's state
+                was lost, in which case the next call opens a new one.
+        """
+        async with self._connect_lock:
+            if self._session is not None and self._session.alive:
+                return await self._session.opened()
+            if self._holds_state:
+                self._holds_state = False
+                raise ToolError(
+                    f"MCP server {self.name!r} at {self.server.address} lost its session, and with "
+                    "it the state of earlier calls"
+                )
+            for attempt in range(self._config.max_retries + 1):
+                session = McpSession(
+                    self.name, self.server, self._config, self._questions, self._count_change
+                )
+                try:
+                    client = await session.opened()
+                except Exception as error:
+                    if attempt == self._config.max_retries:
+                        raise self._error("is unreachable", error) from error
+                else:
+                    self._session = session
+                    return client
+                await pause_before_retry(self._config, attempt)
+        raise AssertionError("unreachable")
+
+    def _count_change(self) -> None:
+        self.num_changes += 1
+
+    async def _drop(self, client: Client) -> None:
+        """Close the connection, unless another call has already replaced it."""
+        async with self._connect_lock:
+            session = self._session
+            if session is not None and session.alive and await session.opened() is not client:
+                return
+            await self.close()
+
+    def _checked(self, tools: list[Tool]) -> list[Tool]:
+        problem = listing_problem(tools)
+        if problem is not None:
+            raise ToolError(f"MCP server {self.name!r} at {self.server.address} {problem}")
+        return tools
+
+    def _error(self, problem: str, error: BaseException) -> ToolError:
+        return ToolError(
+            f"MCP server {self.name!r} at {self.server.address} {problem}: {describe(error)}"
+        )
+
+
+async def _all_tools(client: Client) -> list[Tool]:
+    tools: list[Tool] = []
+    cursor: str | None = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        # A server with endless pages is rejected based on the tools listed so far.
+        is_last = page.next_cursor is None or page.next_cursor == cursor
+        if is_last or len(tools) > MAX_TOOLS:
+            return tools
+        cursor = page.next_cursor

@@ -1,0 +1,131 @@
+"""What is known of a model before a process starts, and what follows from it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config.loading import build_config
+from agentrl.errors import ConfigError
+from agentrl.integrations import AgentTrainer
+from agentrl.launcher.checks.policy_checks import check_policy
+from agentrl.launcher.fitted_values import fitted_to_model
+
+DEMO = Path(__file__).parents[4] / "assets/demo/model"
+QUESTIONS = [{"id": "a", "query": "How many?", "answer": "1"}]
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% if quiet %}quiet{% endif %}{% endif %}"
+)
+
+
+def write_model(folder: Path, **changes: object) -> Path:
+    shutil.copytree(DEMO, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def answer(task: Any, endpoint: Any) -> str:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"model_name_or_path": "./nowhere"}, "no such directory"),
+        ({"loss_calculator": "PPO"}, "loss_calculator"),
+        ({"tp_size": 4}, "do not match a mesh"),
+        ({"inf_tp_size": 2}, "a setting of SGLang"),
+        ({"chat_template": "{% for %}"}, "does not compile"),
+    ],
+)
+def test_a_trainer_is_refused_when_it_is_made(
+    tmp_path: Path, settings: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        AgentTrainer(answer, settings, train_dataset=QUESTIONS, run_path=tmp_path)
+
+
+def test_a_trainer_without_a_configuration_trains_the_packaged_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = AgentTrainer(answer, train_dataset=QUESTIONS, run_path=tmp_path)
+    assert trainer.config.model.model_name_or_path == str(DEMO)
+
+
+def begun(folder: Path, **changes: object) -> Path:
+    """The output directory of a run that stopped after step 7, with such a model."""
+    write_model(folder / "checkpoints/000007/model", **changes)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "llama"}, "llama"),
+        ({"vocab_size": 700}, "vocab_size 700"),
+        ({"model_type": "qwen3_vl", "text_config": {"vocab_size": 9}}, "qwen3_vl"),
+    ],
+)
+def test_a_run_does_not_go_on_with_another_model(
+    tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    output = begun(tmp_path / "output", **changes)
+    given = {"model_name_or_path": str(DEMO), "output_dir": str(output)}
+    config = build_config(given)
+    with pytest.raises(ConfigError, match=rf"000007.*{named}.*another --run_name"):
+        check_policy(config)
+    check_policy(config, trains=False)
+    check_policy(build_config({**given, "fresh": "true", "delete_existing": "true"}))
+
+
+def test_a_run_goes_on_with_its_own_model_wherever_that_lies(tmp_path: Path) -> None:
+    output = begun(tmp_path / "output", transformers_version="4", vocab_size=None)
+    check_policy(build_config({"model_name_or_path": str(DEMO), "output_dir": str(output)}))
+
+
+def test_a_long_context_bounds_prompts_and_recomputes_activations(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m", max_position_embeddings=40_960)
+    config, notes = fitted_to_model(build_config({"model_name_or_path": str(path)}), path)
+    assert config.sampling.max_prompt_tokens == 40_960 - 1024
+    assert config.trainer.gradient_checkpointing
+    assert len(notes) == 2
+
+
+def test_a_model_that_nobody_named_is_said_to_be_the_demo_s() -> None:
+    _, notes = fitted_to_model(build_config({}), DEMO)
+    assert "no --model_name_or_path: using the demo's tiny model" in notes[0]
+
+
+def test_without_a_gpu_a_forward_pass_is_small(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m", max_position_embeddings=2048)
+    given = {"model_name_or_path": str(path), "max_prompt_tokens": 1000}
+    config, notes = fitted_to_model(build_config(given), path, trains_on_cpu=True)
+    assert config.trainer.max_tokens == 8192
+    assert notes == ["--max_tokens 8192, without a GPU"]
+    config = build_config(given | {"max_tokens": 9000})
+    assert fitted_to_model(config, path, trains_on_cpu=True) == (config, [])
+
+
+def test_what_a_flag_gives_is_not_fitted(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m", max_position_embeddings=40_960)
+    given = {"max_prompt_tokens": 100_000, "gradient_checkpointing": False}
+    config = build_config({"model_name_or_path": str(path), **given})
+    assert fitted_to_model(config, path) == (config, [])
+
+
+def test_a_template_and_its_variables_are_stored_with_the_run_and_render(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(TEMPLATE)
+    given = {
+        "chat_template": str(tmp_path / "own.jinja"),
+        "chat_template_kwargs": '{"quiet": true}',
+    }
+    config = build_config(given)
+    assert config.model.chat_template == TEMPLATE
+    renderer = check_policy(config)
+    ids = renderer.render([{"role": "user", "content": "hi"}])
+    assert renderer.decode(ids) == "[user]hi<|im_end|>[assistant]quiet"

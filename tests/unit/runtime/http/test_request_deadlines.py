@@ -1,0 +1,94 @@
+"""Requests that begin and do not end hold no connection; ordinary ones are answered meanwhile."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentrl.runtime.http import request_deadlines
+from agentrl.runtime.http.request_deadlines import PromptProtocol
+
+HEAD = b"POST /%s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _answer(http: Request) -> Response:
+    return JSONResponse(len(await http.body()))
+
+
+async def _answer_early(_: Request) -> Response:
+    return JSONResponse("no", 401)
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(request_deadlines, "HEAD_SECONDS", 0.6)
+    monkeypatch.setattr(request_deadlines, "BODY_SECONDS", 1.5)
+    routes = [
+        Route("/", _answer, methods=["POST"]),
+        Route("/early", _answer_early, methods=["POST"]),
+    ]
+    config = uvicorn.Config(
+        Starlette(routes=routes), log_config=None, lifespan="off", http=PromptProtocol
+    )
+    server = _Server(config)
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        await serving
+
+
+async def _left_open(port: int, sent: bytes) -> bytes:
+    """Send the beginning of a request; return what comes until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    async with asyncio.timeout(20):
+        said = await reader.read()
+    writer.close()
+    return said
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST / HT", HEAD % b"", HEAD % b"" + b"\r\n{", b"\r\n"])
+async def test_connections_with_half_a_request_are_closed(port: int, sent: bytes) -> None:
+    halves = [asyncio.create_task(_left_open(port, sent)) for _ in range(40)]
+    async with httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/", content=b"x" * 30_000)
+    assert answer.json() == 30_000
+    assert await asyncio.gather(*halves) == [b""] * 40
+
+
+async def test_a_head_without_an_end_is_not_kept(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_deadlines, "HEAD_SECONDS", 60.0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.suppress(ConnectionError):
+        for number in range(2_000):
+            writer.write(
+                b"POST / HTTP/1.1\r\n" if number == 0 else b"x-more: " + b"y" * 1000 + b"\r\n"
+            )
+            await writer.drain()
+        async with asyncio.timeout(20):
+            await reader.read()
+    writer.close()
+
+
+async def test_an_early_answer_arrives_while_the_body_is_still_sent(port: int) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for _ in range(2):
+            answer = await client.post(f"http://127.0.0.1:{port}/early", content=b"x" * 3_000_000)
+            assert answer.status_code == 401

@@ -1,0 +1,191 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.runtime.processes.child_processes import Child, Supervisor
+from agentrl.runtime.processes.restarts import Restarts
+
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def wait_until_dead(pid: int) -> None:
+    async with asyncio.timeout(10):
+        while alive(pid):
+            await asyncio.sleep(0.02)
+
+
+async def test_leaving_the_supervisor_ends_the_children_and_nobody_else(tmp_path: Path) -> None:
+    bystander = subprocess.Popen(SLEEPER, stdout=subprocess.DEVNULL)
+    try:
+        async with Supervisor() as supervisor:
+            child = Child("sleeper", SLEEPER, tmp_path / "sleeper.log")
+            await supervisor.start(child)
+            assert child.pid is not None
+            assert alive(child.pid)
+        assert not alive(child.pid)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_bound(tmp_path: Path) -> None:
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    child = Child("stubborn", [sys.executable, "-c", stubborn], tmp_path / "log", stop_seconds=0.3)
+    async with Supervisor() as supervisor:
+        await supervisor.start(child)
+        async with asyncio.timeout(60):
+            while "ready" not in child.log_tail():
+                await asyncio.sleep(0.02)
+    assert child.pid is not None
+    assert not alive(child.pid)
+
+
+async def test_children_of_one_kind_end_together(tmp_path: Path) -> None:
+    # Each ends once all were told to end.
+    patient = (
+        "import pathlib, signal, sys, time\n"
+        "told = pathlib.Path(sys.argv[1])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (told / sys.argv[2]).touch())\n"
+        "print('ready', flush=True)\n"
+        "while len(list(told.iterdir())) < 2: time.sleep(0.01)\n"
+    )
+    (told := tmp_path / "told").mkdir()
+    children = [
+        Child(
+            f"server_{number}",
+            [sys.executable, "-c", patient, str(told), str(number)],
+            tmp_path / f"{number}.log",
+            stop_seconds=5,
+        )
+        for number in range(2)
+    ]
+    async with Supervisor() as supervisor:
+        for child in children:
+            await supervisor.start(child)
+        async with asyncio.timeout(60):
+            while not all("ready" in child.log_tail() for child in children):
+                await asyncio.sleep(0.02)
+    assert [child.process and child.process.returncode for child in children] == [0, 0]
+
+
+async def test_what_ends_while_others_are_stopped_is_not_started_again(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    waits = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\n"
+    first = Child(
+        "first", [sys.executable, "-c", f"{waits}raise SystemExit(3)"], tmp_path / "first"
+    )
+    first.restarts = Restarts(5, first_delay_seconds=0.0)
+    told = (
+        "import pathlib, signal, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(flag)!r}).touch())\n"
+        "print('ready', flush=True)\n"
+        f"{waits}time.sleep(0.5)\n"
+    )
+    async with Supervisor() as supervisor:
+        await supervisor.start(first)
+        last = Child("last", [sys.executable, "-c", told], tmp_path / "last", stop_seconds=5)
+        await supervisor.start(last)
+        async with asyncio.timeout(60):
+            while "ready" not in last.log_tail():
+                await asyncio.sleep(0.02)
+    assert first.restarts.total == 0
+
+
+async def test_a_failing_child_is_restarted_so_often_and_then_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = [sys.executable, "-c", "print('boom'); raise SystemExit(3)"]
+    child = Child(
+        "failing", command, tmp_path / "log", restarts=Restarts(2, first_delay_seconds=0.01)
+    )
+    async with Supervisor() as supervisor:
+        await supervisor.start(child)
+        assert await supervisor.wait("failing") == 3
+        assert supervisor.failed() is child
+    assert child.log_path.read_text().count("boom") == 3
+    assert child.log_tail() == "boom"
+    assert child.restarts.total == 2
+    assert "failing exited with status 3; restarting it (2 of 2" in caplog.text
+    assert "--- failing exited with status 3" in child.log_path.read_text()
+
+
+async def test_what_an_earlier_run_left_in_the_log_is_not_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "child.log"
+    log.write_text("an old error\n")
+    async with Supervisor() as supervisor:
+        child = Child("child", [sys.executable, "-c", "print('new')"], log)
+        await supervisor.start(child)
+        assert await supervisor.wait("child") == 0
+    assert child.log_tail() == "new"
+    assert log.read_text() == "an old error\nnew\n"
+
+
+async def test_a_failure_that_no_restart_mends_is_final(tmp_path: Path) -> None:
+    child = Child(
+        "failing",
+        [sys.executable, "-c", "raise SystemExit(2)"],
+        tmp_path / "log",
+        restarts=Restarts(5, first_delay_seconds=0.01),
+        may_restart=lambda child, status: status < 0,
+    )
+    async with Supervisor() as supervisor:
+        await supervisor.start(child)
+        assert await supervisor.wait("failing") == 2
+        assert supervisor.num_restarts == {}
+
+
+async def test_a_killed_child_comes_back_under_another_pid(tmp_path: Path) -> None:
+    child = Child(
+        "sleeper", SLEEPER, tmp_path / "log", restarts=Restarts(1, first_delay_seconds=0.01)
+    )
+    async with Supervisor() as supervisor:
+        await supervisor.start(child)
+        first = child.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while child.pid == first:
+                await asyncio.sleep(0.02)
+        assert supervisor.failed() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+async def test_children_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    launcher = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from agentrl.runtime.processes.child_processes import Child, Supervisor\n"
+        "async def main():\n"
+        "    async with Supervisor() as supervisor:\n"
+        f"        child = Child('sleeper', {SLEEPER!r}, Path({str(tmp_path / 'log')!r}))\n"
+        "        await supervisor.start(child)\n"
+        "        print(child.pid, flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", launcher, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    pid = int(await process.stdout.readline())
+    assert alive(pid)
+    process.kill()
+    await process.wait()
+    await wait_until_dead(pid)

@@ -1,0 +1,60 @@
+import time
+
+import pytest
+from mcp.types import Tool
+
+from agentrl.tools.servers.admission import excess, listing_problem
+
+
+def tool(name: str = "look", **fields: object) -> Tool:
+    return Tool.model_validate({"name": name, "inputSchema": {"type": "object"}, **fields})
+
+
+def nested(depth: int) -> object:
+    value: object = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_ordinary_answers_pass() -> None:
+    assert excess({"content": [{"type": "text", "text": "{[" * 10**6}]}) is None
+    assert excess({"structuredContent": {"rows": [[1, 2, 3]] * 10_000}}) is None
+    assert excess(nested(60)) is None
+    assert excess(None) is None
+
+
+def test_what_holds_too_many_values_or_goes_too_deep_is_refused_at_once() -> None:
+    blocks = {"content": [{"type": "text", "text": ""}] * 600_000}
+    begin = time.thread_time()
+    assert excess(blocks) == "the response contains more than 50000 values"
+    assert excess(nested(10_000)) == "the response is nested deeper than 64 levels"
+    assert excess([[1] * 40_000, [1] * 40_000]) is not None
+    assert time.thread_time() - begin < 1
+
+
+def test_ordinary_tools_pass() -> None:
+    names = ("look", "web.search", "a/b-c_d:1", "suche_größe", "x" * 128)
+    assert listing_problem([tool(name) for name in names]) is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "problem"),
+    [
+        ([tool()] * 2_001, "lists more than 2000 tools"),
+        ([tool("a\nb")], r"lists a tool named 'a\nb': names have"),
+        ([tool("\x1b[2Jx")], r"lists a tool named '\x1b[2Jx': names have"),
+        ([tool("")], "lists a tool named '': names have"),
+        ([tool("x" * 10**6)], f"lists a tool named '{'x' * 80}': names have"),
+        ([tool(description="d" * 10**6)], "describes 'look' in more than 50000 characters"),
+        ([tool(inputSchema={"a": "s" * 10**6})], "has a schema of 'look' of more than 500000"),
+    ],
+)
+def test_a_listing_that_cannot_be_offered_is_named_in_one_line(
+    tools: list[Tool], problem: str
+) -> None:
+    said = listing_problem(tools)
+    assert said is not None
+    assert said.startswith(problem)
+    assert said.isprintable()
+    assert len(said) < 250
