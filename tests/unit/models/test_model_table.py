@@ -39,4 +39,4 @@ def test_the_script_prints_one_object_and_names_unknown_families() -> None:
     assert json.loads(done.stdout)["qwen3"]["export_equal"] is True
     refused = subprocess.run([script, "--families", "qwen9"], capture_output=True, text=True)
     assert refused.returncode == 2
-    assert "unknown: qwen9; known are llama" in refused.stderr
+    assert "unknown: qwen9; known: llama" in refused.stderr
