@@ -97,9 +97,10 @@ async def test_a_scorer_whose_service_is_away_is_noted(
         await asyncio.Event().wait()
         return 1.0
 
-    assert await tried(tmp_path, endless) == [
-        "scorer 'mine' could not be tested: scorer 'mine' returned no score within 0.01 s"
-    ]
+    (note,) = await tried(tmp_path, endless)
+    assert note.startswith("scorer 'mine' could not be tested: ")
+    # The scorer's own limit and the trial's around it may pass in one round of a busy loop.
+    assert note.endswith("no score within 0.01 s")
 
 
 async def test_scorers_that_ask_models_or_compare_tries_are_not_called(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A child process that answers anything, or nothing, ends in one line and takes nothing along."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -105,9 +106,10 @@ print(json.dumps({"id": 1, "daemon": int(os.read(reading, 20))}), flush=True)
 
 
 async def ended(pid: int) -> None:
-    async with asyncio.timeout(20):
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
-            await asyncio.sleep(0.01)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        async with asyncio.timeout(20):
+            while psutil.Process(pid).status() != "zombie":
+                await asyncio.sleep(0.01)
 
 
 async def test_what_a_child_started_ends_with_it_and_holds_up_no_reply() -> None:
