@@ -2,7 +2,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from harness.scripted_engine import ScriptedEngine, serve_script
 from harness.tiny_tokenizer import write_tokenizer
 from support.otlp_collector import otlp_collector, values
 from support.patience import PATIENCE
-from support.play import begin_run, run_tool_server, tool_call
+from support.play import begin_run, run_tool_server, service, tool_call
 from support.scrape import scrape_until
 
 from agentrl.renderers.renderer import Renderer
@@ -84,6 +84,21 @@ def engine(model_dir: Path) -> Iterator[ScriptedEngine]:
 
     with serve_script(Renderer.load(model_dir), script) as engine:
         yield engine
+
+
+@pytest.fixture(autouse=True)
+async def heartbeats(store: TrajectoryStore, engine: ScriptedEngine) -> AsyncIterator[None]:
+    """Report the engine as alive: beside other work, processes start slower than it counts as gone."""
+
+    async def beat() -> None:
+        while True:
+            await store.services.register(service(engine))
+            await asyncio.sleep(5)
+
+    beating = asyncio.create_task(beat())
+    yield
+    beating.cancel()
+    await asyncio.wait([beating])
 
 
 def tasks(number: int) -> list[MCPTask]:
