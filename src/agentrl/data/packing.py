@@ -88,10 +88,8 @@ def plan_bins(
         low, high = 0.0, max(bin_.cost(attention_cost) for bin_ in bins)
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            if (
-                len(smaller := _fill_bins(unchunked, token_budget, attention_cost, middle))
-                <= max_bins
-            ):
+            smaller = _fill_bins(unchunked, token_budget, attention_cost, middle)
+            if len(smaller) <= max_bins:
                 bins, high = smaller, middle
             else:
                 low = middle
