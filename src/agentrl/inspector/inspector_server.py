@@ -8,14 +8,14 @@ import socket
 from collections.abc import Callable
 from urllib.parse import quote
 
-import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.config.validation.checks import is_loopback
 from agentrl.inspector.inspector_app import InspectorApp
 from agentrl.inspector.reader_access import TOKEN_VARIABLE, kept_token
 from agentrl.inspector.run_sources import RunSources
-from agentrl.runtime.http.request_deadlines import PromptProtocol
+from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.http.signalled_server import serve_until_signalled
 from agentrl.runtime.ports import listening, listening_near
 
@@ -56,12 +56,11 @@ async def serve_inspector(
         reachable = host if is_loopback(host) else socket.gethostname()
         is_named = "run_name" in config.run.model_fields_set
         page = f"/runs/{quote(config.run.run_name)}" if is_named else "/"
-        server = uvicorn.Config(
+        server = server_config(
             app.asgi(token=token, host=host, port=bound),
-            log_level="warning",
+            grace_seconds=_CLOSE_SECONDS,
             lifespan="on",
-            http=PromptProtocol,
-            timeout_graceful_shutdown=_CLOSE_SECONDS,
+            log_config=LOGGING_CONFIG,
         )
         address = f"http://{reachable}:{bound}{page}?token={quote(token)}"
         await serve_until_signalled(server, listener, lambda: when_ready(address))

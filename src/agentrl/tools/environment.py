@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import uvicorn
 from mcp import MCPError
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -49,7 +48,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import ToolCallFailed, ToolError
 from agentrl.runtime.http.http_guard import HttpGuard
-from agentrl.runtime.http.request_deadlines import PromptProtocol
+from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.http.signalled_server import serve_until_signalled
 from agentrl.runtime.processes.confinement import Confinement
 from agentrl.tools.servers.admission import FAILURE_KEY
@@ -419,12 +418,5 @@ async def serve(
     when_ready: Callable[[], None],
 ) -> None:
     """Serve until SIGINT or SIGTERM; running calls are abandoned after a second."""
-    config = uvicorn.Config(
-        environment.app(host=host),
-        log_config=None,
-        log_level="warning",
-        lifespan="on",
-        http=PromptProtocol,
-        timeout_graceful_shutdown=_CLOSE_SECONDS,
-    )
+    config = server_config(environment.app(host=host), grace_seconds=_CLOSE_SECONDS, lifespan="on")
     await serve_until_signalled(config, listener, when_ready)

@@ -34,7 +34,7 @@ from agentrl.inference.dialects.openai_common import error_body
 from agentrl.inference.dialects.session import ModelSession, session_over
 from agentrl.inference.request_bodies import read_json_object
 from agentrl.runtime.http.http_guard import HttpGuard
-from agentrl.runtime.http.request_deadlines import PromptProtocol
+from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 DIALECTS = (
@@ -87,15 +87,7 @@ class APIServer:
             ) from error
         server = cls(host, listener.getsockname()[1])
         uvicorn_server = _Server(
-            uvicorn.Config(
-                HttpGuard(server.app(), host),
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                http=PromptProtocol,
-                timeout_graceful_shutdown=_GRACE_SECONDS,
-            )
+            server_config(HttpGuard(server.app(), host), grace_seconds=_GRACE_SECONDS)
         )
         task = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
         try:

@@ -1,4 +1,4 @@
-"""`PromptProtocol`: uvicorn's HTTP protocol with timeouts for incomplete requests.
+"""`server_config`: the configuration of every HTTP server, with timeouts for incomplete requests.
 
 uvicorn waits forever for the rest of a request, and accepts headers of any length. Here a
 connection is closed if the head of a request does not arrive within seconds, if its body does not
@@ -8,12 +8,34 @@ arrive within a minute, or if the head is too long. The duration of responses is
 import asyncio
 from typing import Any, Literal
 
+import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_SECONDS = 10.0
 BODY_SECONDS = 75.0
 """Longer than the timeout of `request_bodies`, whose response explains the problem."""
 _MAX_HEAD_BYTES = 64 << 10
+
+
+def server_config(
+    app: Any, *, grace_seconds: int, lifespan: Literal["on", "off"] = "off", **options: Any
+) -> uvicorn.Config:
+    """Return uvicorn's configuration of a server that closes incomplete requests.
+
+    Args:
+        app: the ASGI application.
+        grace_seconds: how long open connections may continue when the server stops.
+        lifespan: whether the application has startup and shutdown handlers.
+        options: further options of `uvicorn.Config`; they take precedence.
+    """
+    quiet = {"log_config": None, "log_level": "warning", "access_log": False}
+    return uvicorn.Config(
+        app,
+        lifespan=lifespan,
+        http=PromptProtocol,
+        timeout_graceful_shutdown=grace_seconds,
+        **(quiet | options),
+    )
 
 
 class PromptProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from agentrl.errors import ConfigError
 from agentrl.runtime.http.http_guard import HttpGuard
-from agentrl.runtime.http.request_deadlines import PromptProtocol
+from agentrl.runtime.http.request_deadlines import server_config
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +58,9 @@ def metrics_endpoint(
             f"--metrics_port {port}: cannot listen on {host}: {error.strerror}; choose another"
         ) from None
     server = uvicorn.Server(
-        uvicorn.Config(
+        server_config(
             HttpGuard(make_asgi_app(registry), host, carries_secrets=False),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            http=PromptProtocol,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
+            grace_seconds=_GRACE_SECONDS,
         )
     )
     # uvicorn does not install signal handlers outside the main thread.

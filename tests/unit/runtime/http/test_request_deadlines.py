@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentrl.runtime.http import request_deadlines
-from agentrl.runtime.http.request_deadlines import PromptProtocol
+from agentrl.runtime.http.request_deadlines import server_config
 
 HEAD = b"POST /%s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
 
@@ -41,10 +41,7 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
         Route("/", _answer, methods=["POST"]),
         Route("/early", _answer_early, methods=["POST"]),
     ]
-    config = uvicorn.Config(
-        Starlette(routes=routes), log_config=None, lifespan="off", http=PromptProtocol
-    )
-    server = _Server(config)
+    server = _Server(server_config(Starlette(routes=routes), grace_seconds=1))
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield listener.getsockname()[1]

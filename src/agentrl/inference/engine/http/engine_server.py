@@ -15,7 +15,7 @@ from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.generation.model_runner import load_model
 from agentrl.inference.engine.http.frontend import FrontEnd
 from agentrl.inference.engine.http.http_routes import make_app
-from agentrl.runtime.http.request_deadlines import PromptProtocol
+from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.ports import listening
 
 logger = logging.getLogger(__name__)
@@ -68,16 +68,11 @@ def serve(config: EngineConfig) -> int:
 async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
     app = make_app(front_end)
     server = _UvicornServer(
-        uvicorn.Config(
+        server_config(
             app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            http=PromptProtocol,
+            grace_seconds=_GRACE_SECONDS,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
         ),
         front_end,
     )
