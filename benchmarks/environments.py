@@ -46,8 +46,9 @@ from typing import Any
 import psutil
 import uvloop
 from harness.machine import machine
+from harness.server_heartbeats import kept_registered
 from rollout import engine_on
-from rollout_play import MODEL, deepened, kept_registered, open_store
+from rollout_play import MODEL, deepened, open_store
 
 from agentrl.config.sections import AgentSection, DataSection, RolloutSection, SamplingSection
 from agentrl.datasets.task_stream import tasks_of_environment

@@ -25,7 +25,8 @@ from harness.attacks.hostile_requests import (
 )
 from harness.processes import engine_process
 from harness.scripted_engine import serve_script
-from rollout_play import MODEL, kept_registered, open_store
+from harness.server_heartbeats import kept_registered
+from rollout_play import MODEL, open_store
 from tokenizers import Tokenizer
 
 from agentrl.config.sections import AgentSection, RolloutSection, SamplingSection

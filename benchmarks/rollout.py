@@ -56,8 +56,9 @@ from typing import Any
 import psutil
 import uvloop
 from harness.processes import engine_process, listening_process
+from harness.server_heartbeats import kept_registered
 from rollout_neighbour import busy
-from rollout_play import MODEL, deepened, kept_registered, open_store, play
+from rollout_play import MODEL, deepened, open_store, play
 from rollout_rounds import (
     CONCURRENCY,
     Call,

@@ -1,4 +1,4 @@
-"""A run for the rollout benchmark's samplers: its database, its server's heartbeats, its model."""
+"""A run for the rollout benchmark's samplers: its database and its model."""
 
 import asyncio
 import shutil
@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.rollout import MCPSampler, RolloutContext
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
-from agentrl.schema import InferenceService, Run, utc_now
+from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -51,20 +51,3 @@ async def play(store: TrajectoryStore, base: RolloutContext) -> None:
     """Run all tasks of the store."""
     loop = SamplingLoop(replace(base, store=store), "bench", MCPSampler)
     await loop.run(asyncio.Event(), asyncio.Event())
-
-
-@asynccontextmanager
-async def kept_registered(store: TrajectoryStore, here: InferenceService) -> AsyncIterator[None]:
-    """Register a server and send its heartbeats."""
-
-    async def beat() -> None:
-        while True:
-            await store.services.register(here.model_copy(update={"heartbeat_at": utc_now()}))
-            await asyncio.sleep(5)
-
-    beats = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        beats.cancel()
-        await asyncio.wait([beats])

@@ -11,7 +11,8 @@ from typing import Any
 
 from harness.processes import listening_process
 from harness.scripted_engine import ScriptedEngine, serve_script
-from rollout_play import MODEL, kept_registered, open_store, play
+from harness.server_heartbeats import kept_registered
+from rollout_play import MODEL, open_store, play
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool

@@ -31,8 +31,9 @@ from typing import Any
 import psutil
 from harness.processes import ROOT, listening_process
 from harness.scripted_engine import serve_script
+from harness.server_heartbeats import kept_registered
 from pymongo import AsyncMongoClient
-from rollout_play import MODEL, kept_registered, open_store
+from rollout_play import MODEL, open_store
 
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import InferenceService, MCPTask

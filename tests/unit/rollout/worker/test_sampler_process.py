@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
+from harness.server_heartbeats import kept_registered
 from harness.tiny_tokenizer import write_tokenizer
 from support.otlp_collector import otlp_collector, values
 from support.patience import PATIENCE
@@ -89,16 +90,8 @@ def engine(model_dir: Path) -> Iterator[ScriptedEngine]:
 @pytest.fixture(autouse=True)
 async def heartbeats(store: TrajectoryStore, engine: ScriptedEngine) -> AsyncIterator[None]:
     """Report the engine as alive: beside other work, processes start slower than it counts as gone."""
-
-    async def beat() -> None:
-        while True:
-            await store.services.register(service(engine))
-            await asyncio.sleep(5)
-
-    beating = asyncio.create_task(beat())
-    yield
-    beating.cancel()
-    await asyncio.wait([beating])
+    async with kept_registered(store, service(engine)):
+        yield
 
 
 def tasks(number: int) -> list[MCPTask]:
