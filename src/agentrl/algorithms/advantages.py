@@ -103,11 +103,41 @@ def group_turn_advantages(
     return np.stack(columns, axis=1) if columns else to_go
 
 
+def seat_turn_advantages(
+    seats: Sequence[str],
+    scores: Sequence[float | None],
+    step_rewards: Sequence[Sequence[float | None]],
+    *,
+    kind: AdvantageKind = "leave_one_out",
+) -> list[np.ndarray]:
+    """Return the advantages of the turns of each run of a group's seats, float64 [T_i] each.
+
+    A run is what one agent did in one rollout. It is compared with the runs of the same seat alone,
+    by `group_turn_advantages`, where t counts the run's own turns. With one run a record, all of
+    the same seat, these are the advantages of the records.
+
+    Args:
+        seats: one a run.
+        scores: R, the final reward of each run; None for runs that are in no baseline.
+        step_rewards: r, one sequence a run, one entry a turn of the run.
+        kind: the estimator.
+    """
+    advantages = [np.full(len(rewards), np.nan) for rewards in step_rewards]
+    for seat in dict.fromkeys(seats):
+        runs = [run for run, name in enumerate(seats) if name == seat]
+        found = group_turn_advantages(
+            [scores[run] for run in runs], [step_rewards[run] for run in runs], kind=kind
+        )
+        for run, row in zip(runs, found, strict=True):
+            advantages[run][:] = row[: len(step_rewards[run])]
+    return advantages
+
+
 def turn_advantages(
     advantages: Sequence[float],
     overrides: Sequence[float | None],
     *,
-    right: bool,
+    right: Sequence[bool],
     adv_scaling: float = 1.0,
     sign_clip: bool = True,
 ) -> np.ndarray:
@@ -119,7 +149,7 @@ def turn_advantages(
     Args:
         advantages: of its turns, neither clipped nor scaled.
         overrides: per turn, None if there is none.
-        right: whether the record's score counts as right.
+        right: per turn, whether the score that it is trained on counts as right.
         adv_scaling: factor on the result.
         sign_clip: as in `group_advantages`.
     """
@@ -131,7 +161,7 @@ def turn_advantages(
         dtype=np.float64,
     )
     if sign_clip:
-        combined = clip_signs(combined, np.full(len(combined), right))
+        combined = clip_signs(combined, np.array(right, dtype=bool))
     return combined * adv_scaling
 
 

@@ -3,8 +3,8 @@
 Every filter returns a reason for what it drops; reasons end up in the ledger and the metrics.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -36,6 +36,8 @@ class RecordFacts:
     """Whether anything was sampled from the policy."""
     has_step_scores: bool = False
     """Whether some of its turns have their own scores."""
+    seat_scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Final rewards of the runs of each trained seat, if the rollout has several agents."""
 
     @property
     def is_right(self) -> bool:
@@ -59,8 +61,17 @@ class GroupFacts:
 def _has_learning_signal(group: GroupFacts, min_score_spread: float) -> bool:
     if any(record.has_step_scores and record.score is not None for record in group.records):
         return True
-    scores = [score for score in group.scores if score is not None]
-    return bool(scores) and max(scores) - min(scores) >= min_score_spread - _ROUNDING_TOLERANCE
+    # Seats are compared with themselves: in a game, each seat's rewards may differ over the records
+    # although their mean, the records' score, never does.
+    compared: dict[str, list[float]] = {}
+    for record in group.records:
+        if record.score is not None:
+            for seat, scores in (record.seat_scores or {"": (record.score,)}).items():
+                compared.setdefault(seat, []).extend(scores)
+    return any(
+        max(scores) - min(scores) >= min_score_spread - _ROUNDING_TOLERANCE
+        for scores in compared.values()
+    )
 
 
 def filter_group(
@@ -75,10 +86,10 @@ def filter_group(
     """Return for each record the reason to leave it out, or None to train on it.
 
     Records without a score or sampled tokens are always left out. A group whose scores spread by
-    less than `min_score_spread` teaches nothing and is left out as a whole, unless some of its
-    turns have their own scores. Then either `balance_sample` applies (with n = min(wrong, right), n
-    + 1 wrong and n + 2 right records stay, drawn by `seed`), or both `min_turns` and
-    `reserve_context_error_count` do.
+    less than `min_score_spread` (those of every seat, if there are several) teaches nothing and is
+    left out as a whole, unless some of its turns have their own scores. Then either
+    `balance_sample` applies (with n = min(wrong, right), n + 1 wrong and n + 2 right records stay,
+    drawn by `seed`), or both `min_turns` and `reserve_context_error_count` do.
 
     Args:
         group: the facts.

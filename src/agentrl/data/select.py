@@ -6,7 +6,7 @@ A pure function of its inputs: works on arrays and does not know the store.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl.algorithms.advantages import (
     RIGHT_ABOVE,
-    group_turn_advantages,
+    seat_turn_advantages,
     step_normalized,
     turn_advantages,
 )
@@ -27,6 +27,7 @@ from agentrl.algorithms.filters import (
 )
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.expert_replay import with_routed_experts
+from agentrl.data.seat_runs import NO_SEAT, SeatRun, seat_runs, step_rewards
 from agentrl.data.shown_images import ImageBook
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DBRecordData, DispatchedSamplingTask
@@ -34,6 +35,7 @@ from agentrl.schema.turn import NO_VERSION
 
 TurnDrop = Literal[
     "record",
+    "untrained_seat",
     "no_logprobs",
     "no_version",
     "penalties",
@@ -46,7 +48,8 @@ TurnDrop = Literal[
 ]
 """Why a turn is left out; `record` if its whole record is left out.
 
-`no_version`: the policy that sampled some of its tokens is unknown, and with it the turn's age and
+`untrained_seat`: the environment made the turn's agent part of the world, such as a simulated user,
+or its run was abandoned. `no_version`: the policy that sampled some of its tokens is unknown, and with it the turn's age and
 ratios. `penalties`: its logprobs include penalties on repeated tokens, unlike the policy's.
 `placeholder`: the policy sampled the token that stands for an image. `positions`: the
 server computed different positions for its images than their processor does.
@@ -119,19 +122,13 @@ def select_group(
         seed=seed,
     )
     scores = efficiency_shaped(group) if algorithm.efficient_rewarding else group.scores
-    advantages = group_turn_advantages(
-        [_without_steps(score, record) for score, record in zip(scores, ordered, strict=True)],
-        [_step_rewards(record) for record in ordered],
-        kind=algorithm.advantage_estimator,
-    )
+    credits = _group_credits(ordered, scores, algorithm)
     kept: list[TurnTokens] = []
     dropped_records: dict[str, str] = {}
     left_out: list[LeftOutTurn] = []
-    for record, reason, record_advantages in zip(
-        ordered, reasons, advantages.tolist(), strict=True
-    ):
+    for record, reason, by_turn in zip(ordered, reasons, credits, strict=True):
         if reason is None:
-            verdicts = _turn_verdicts(record, record_advantages, algorithm, policy_version, images)
+            verdicts = _turn_verdicts(record, by_turn, algorithm, policy_version, images)
         else:
             verdicts = [("record", turn) for turn in turn_tokens(record.turns, images)]
         drop_counts: Counter[str] = Counter()
@@ -176,7 +173,12 @@ def turn_staleness(turn: TurnTokens, policy_version: int) -> int:
 def _facts(record: DBRecordData) -> RecordFacts:
     # A record without tokens of the policy carries no information about it and must not shift the
     # others' baseline.
-    has_targets = any(turn.trainable and len(turn.output_ids) for turn in record.turns)
+    runs = [run for run in seat_runs(record) if run.is_trained and _has_targets(run)]
+    has_targets = bool(runs)
+    seat_scores: dict[str, list[float]] = {}
+    for run in runs:
+        if run.seat != NO_SEAT and run.reward is not None:
+            seat_scores.setdefault(run.seat, []).append(run.reward)
     return RecordFacts(
         record_id=record.record_id,
         score=_score(record) if has_targets else None,
@@ -184,8 +186,68 @@ def _facts(record: DBRecordData) -> RecordFacts:
         outcome=record.outcome,
         has_targets=has_targets,
         has_step_scores=record.score is not None
-        and any(step is not None for step in _step_rewards(record)),
+        and any(step is not None for step in step_rewards(record)),
+        seat_scores=seat_scores,
     )
+
+
+def _has_targets(run: SeatRun) -> bool:
+    return any(turn.trainable and len(turn.output_ids) for turn in run.turns)
+
+
+@dataclass(frozen=True)
+class _Credit:
+    """What a turn is trained on."""
+
+    advantage: float
+    """Neither clipped nor scaled."""
+    is_right: bool
+    """Whether the final reward behind it counts as right."""
+    is_trained: bool
+
+
+def _group_credits(
+    records: Sequence[DBRecordData], scores: Sequence[float | None], algorithm: AlgorithmSection
+) -> list[dict[int, _Credit]]:
+    """Return the credit of every turn of a group's records, by its index.
+
+    Args:
+        records: those of the group.
+        scores: their scores, as `efficiency_shaped` may have shifted them.
+        algorithm: the estimator.
+    """
+    runs = [
+        (position, run, _final_reward(run, record, score))
+        for position, (record, score) in enumerate(zip(records, scores, strict=True))
+        for run in seat_runs(record)
+    ]
+    trained = [(position, run, final) for position, run, final in runs if run.is_trained]
+    advantages = seat_turn_advantages(
+        [run.seat for _, run, _ in trained],
+        [final for _, _, final in trained],
+        [run.step_rewards for _, run, _ in trained],
+        kind=algorithm.advantage_estimator,
+    )
+    credits: list[dict[int, _Credit]] = [
+        {turn.index: _Credit(0.0, is_right=False, is_trained=False) for turn in record.turns}
+        for record in records
+    ]
+    for (position, run, _), values in zip(trained, advantages, strict=True):
+        is_right = run.reward is not None and run.reward > RIGHT_ABOVE
+        for turn, advantage in zip(run.turns, values.tolist(), strict=True):
+            credits[position][turn.index] = _Credit(advantage, is_right, is_trained=True)
+    return credits
+
+
+def _final_reward(run: SeatRun, record: DBRecordData, score: float | None) -> float | None:
+    """Return a run's final reward, without step rewards that its record's score includes."""
+    if score is None or record.score is None or run.reward is None or not _has_targets(run):
+        return None
+    if run.has_own_reward:
+        return run.reward + (score - record.score.value)
+    if record.score.value_includes_steps:
+        return score - sum(reward or 0.0 for reward in step_rewards(record))
+    return score
 
 
 def _score(record: DBRecordData) -> float | None:
@@ -194,7 +256,7 @@ def _score(record: DBRecordData) -> float | None:
 
 def _turn_verdicts(
     record: DBRecordData,
-    advantages: Sequence[float],
+    credits: Mapping[int, _Credit],
     algorithm: AlgorithmSection,
     policy_version: int,
     images: ImageBook | None,
@@ -206,24 +268,27 @@ def _turn_verdicts(
     stored_turns = [stored[turn.turn_id] for turn in tokens]
     # If turns have their own rewards, signs are kept: a bad step on the way to a right answer stays
     # bad.
-    has_steps = any(reward is not None for reward in _step_rewards(record))
+    has_steps = any(reward is not None for reward in step_rewards(record))
+    credit_by_turn = [credits[turn.index] for turn in stored_turns]
     values = turn_advantages(
-        [advantages[turn.index] for turn in stored_turns],
+        [credit.advantage for credit in credit_by_turn],
         [turn.advantage for turn in stored_turns],
-        right=record.score.value > RIGHT_ABOVE,
+        right=[credit.is_right for credit in credit_by_turn],
         adv_scaling=algorithm.adv_scaling,
         sign_clip=algorithm.sign_clip and not has_steps,
     )
     unusable = [
         _unusable_reason(turn, stored_turn, images or ImageBook())
-        for turn, stored_turn in zip(tokens, stored_turns, strict=True)
+        if credit.is_trained
+        else "untrained_seat"
+        for turn, stored_turn, credit in zip(tokens, stored_turns, credit_by_turn, strict=True)
     ]
     # A rollout that was resumed, or took long, contains turns of several versions. The oldest one
-    # determines its staleness. Turns of unknown versions do not count.
+    # determines its staleness. Turns of unknown versions and of untrained seats do not count.
     staleness = [
         turn_staleness(turn, policy_version)
         for turn, reason in zip(tokens, unusable, strict=True)
-        if reason not in ("no_logprobs", "no_version")
+        if reason not in ("no_logprobs", "no_version", "untrained_seat")
     ]
     is_stale = max(staleness, default=0) > algorithm.max_staleness
     return [
@@ -233,23 +298,6 @@ def _turn_verdicts(
         )
         for turn, reason, value in zip(tokens, unusable, values.tolist(), strict=True)
     ]
-
-
-def _step_rewards(record: DBRecordData) -> list[float | None]:
-    """Return each turn's reward from the scorer, else from the rollout; None if it has none."""
-    steps = () if record.score is None else record.score.step_scores
-    scored = [steps[index] if index < len(steps) else None for index in range(len(record.turns))]
-    return [
-        turn.reward if step is None else step
-        for turn, step in zip(record.turns, scored, strict=True)
-    ]
-
-
-def _without_steps(score: float | None, record: DBRecordData) -> float | None:
-    """Return a score without the turns' rewards, if these are part of it."""
-    if score is None or record.score is None or not record.score.value_includes_steps:
-        return score
-    return score - sum(reward or 0.0 for reward in _step_rewards(record))
 
 
 def _unusable_reason(

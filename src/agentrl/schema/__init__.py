@@ -4,7 +4,7 @@ This package defines only what processes exchange through the store. `store` kno
 stored, claimed and changed.
 """
 
-from agentrl.schema.agent_result import AgentResult
+from agentrl.schema.agent_result import AgentResult, SeatResult
 from agentrl.schema.base import Logprobs, Message, TokenIds, utc_now
 from agentrl.schema.fork import Fork
 from agentrl.schema.record import (
@@ -55,6 +55,7 @@ from agentrl.schema.turn import (
     DispatchedSamplingTask,
     FinishReason,
     SamplingParams,
+    Seat,
     ToolCall,
     ToolResult,
     VersionSpan,
@@ -100,6 +101,8 @@ __all__ = [
     "SamplerInfo",
     "SamplingParams",
     "Score",
+    "Seat",
+    "SeatResult",
     "ServerLoad",
     "ServiceStatus",
     "Split",

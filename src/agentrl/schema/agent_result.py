@@ -11,11 +11,27 @@ _KINDS: dict[str, type[Any]] = {
     "error": str,
     "step_rewards": Iterable,
     "metrics": Mapping,
+    "seats": Iterable,
 }
 MAX_ANSWER_CHARS = 1_000_000
 MAX_STEP_REWARDS = 10_000
 MAX_METRICS, MAX_METRIC_CHARS = 1_000, 200
+MAX_SEATS, MAX_SEAT_CHARS = 1_000, 100
 """Limits of one result: it is stored as one document, and read by an event loop."""
+
+
+@dataclass(frozen=True)
+class SeatResult:
+    """What a seat earned: an agent of a rollout of several, or one run of it."""
+
+    name: str
+    """As in the header `X-AgentRL-Seat` of its calls."""
+    reward: float | None = None
+    """Final reward, on which its turns are trained in place of the rollout's; None: the rollout's."""
+    run: str = ""
+    """As in the header `X-Session-ID` of its calls, by which runs of the same seat differ."""
+    trained: bool = True
+    """False: its turns are not trained on."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +58,24 @@ class AgentResult:
     entries mean no step reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further figures by name, such as the parts of the reward; kept with the Record."""
+    seats: Iterable[SeatResult] = ()
+    """What each seat earned, if the rollout has several agents; either all seats that made calls are
+    listed, or none, and then all are trained on the rollout's reward."""
     truncated: bool = False
     """The environment cut the episode short; the outcome is `turns_limit`."""
     error: str | None = None
     """Why the attempt is not the model's fault: it ends without a score and is retried."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "AgentResult":
+        """Return the result that another process sent as JSON.
+
+        Raises:
+            TypeError: the fields are not those of a result.
+        """
+        result = cls(**fields)
+        seats: Iterable[Any] = result.seats
+        return replace(result, seats=tuple(SeatResult(**seat) for seat in seats))
 
     @classmethod
     def of(cls, returned: object) -> "AgentResult":
@@ -73,6 +103,9 @@ class AgentResult:
         steps = tuple(islice(result.step_rewards, MAX_STEP_REWARDS + 1))
         if len(steps) > MAX_STEP_REWARDS:
             raise ValueError(f"the agent returned more than {MAX_STEP_REWARDS:,} step_rewards")
+        seats = tuple(islice(result.seats, MAX_SEATS + 1))
+        if len(seats) > MAX_SEATS:
+            raise ValueError(f"the agent returned more than {MAX_SEATS:,} seats")
         return replace(
             result,
             reward=_number("reward", result.reward),
@@ -83,6 +116,7 @@ class AgentResult:
                 str(name): _finite(f"metrics[{name!r}]", value)
                 for name, value in result.metrics.items()
             },
+            seats=tuple(map(_seat, seats)),
             truncated=bool(result.truncated),
         )
 
@@ -99,6 +133,15 @@ def _check_size(answer: str | None, metrics: Collection[object]) -> None:
         raise ValueError(
             f"the name of a metric has {longest} characters; the limit is {MAX_METRIC_CHARS}"
         )
+
+
+def _seat(seat: object) -> SeatResult:
+    if not isinstance(seat, SeatResult):
+        raise ValueError(f"the agent's seats contain a {type(seat).__name__}, not a SeatResult")
+    if {type(seat.name), type(seat.run)} != {str}:
+        raise ValueError("the name and the run of a seat must be text")
+    reward = _number(f"reward of seat {seat.name[:MAX_METRIC_CHARS]!r}", seat.reward)
+    return replace(seat, reward=reward, trained=bool(seat.trained))
 
 
 def _number(name: str, value: object) -> float | None:

@@ -81,6 +81,19 @@ class ToolResult(Value):
     they are stored."""
 
 
+class Seat(Value):
+    """One agent's place in a rollout of several agents, as far as one call is concerned."""
+
+    name: str
+    """The same in all rollouts of a task: a seat is compared with the same seat of its group."""
+    run: int = 0
+    """Which run of the seat made the call; runs are numbered by their first calls, from 0."""
+    reward: float | None = None
+    """Final reward of the run (`Score.seats_keep_rewards`); None: that of the rollout."""
+    trained: bool = True
+    """False: the run's turns are not trained on, such as those of a simulated user."""
+
+
 class DispatchedSamplingTask(Value):
     """One model call: context added, tokens sampled, and the tool results that followed."""
 
@@ -133,6 +146,8 @@ class DispatchedSamplingTask(Value):
     """False for calls to a model that is not being trained; they have no token ids."""
     model: str = ""
     """Name of the model if it is not the policy."""
+    seat: Seat | None = None
+    """The seat that made the call, if the rollout has several agents; None if it has one."""
     reward: float | None = None
     """Reward of the turn from the agent or environment, in addition to the rollout's reward."""
     advantage: float | None = None

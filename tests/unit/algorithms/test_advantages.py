@@ -5,6 +5,7 @@ from agentrl.algorithms import group_advantages
 from agentrl.algorithms.advantages import (
     group_turn_advantages,
     returns_to_go,
+    seat_turn_advantages,
     step_normalized,
     turn_advantages,
 )
@@ -53,14 +54,14 @@ def test_scaling_comes_last() -> None:
 
 
 def test_overrides_only_lower_a_turn() -> None:
-    found = turn_advantages([0.5] * 4, [None, 0.0, 2.0, -1.0], right=True, adv_scaling=2.0)
+    found = turn_advantages([0.5] * 4, [None, 0.0, 2.0, -1.0], right=[True] * 4, adv_scaling=2.0)
     assert found.tolist() == [1.0, 0.0, 1.0, 0.0]
-    assert turn_advantages([-0.5] * 3, [None, 0.0, -1.0], right=False).tolist() == [
+    assert turn_advantages([-0.5] * 3, [None, 0.0, -1.0], right=[False] * 3).tolist() == [
         -0.5,
         -0.5,
         -1.0,
     ]
-    assert turn_advantages([0.5], [-1.0], right=True, sign_clip=False).tolist() == [-1.0]
+    assert turn_advantages([0.5], [-1.0], right=[True], sign_clip=False).tolist() == [-1.0]
 
 
 def test_step_normalization_is_over_target_tokens() -> None:
@@ -104,3 +105,31 @@ def test_turn_advantages_of_a_group_by_hand() -> None:
     )
     # G of the first: 0.5, 0, 0; of the second: 0, 0, 0.
     assert found.tolist() == [[0.5, 0.0, 0.0], [-0.5, 0.0, 0.0]]
+
+
+def test_runs_are_compared_with_their_own_seat_by_hand() -> None:
+    """White wins the first record and loses the second; its first move there earns 0.5 besides."""
+    found = seat_turn_advantages(
+        ["white", "black", "white", "black"],
+        [1.0, -1.0, -1.0, 1.0],
+        [[0.5, None], [None, -0.25], [None], [None]],
+        kind="leave_one_out",
+    )
+    # G of white: 1.5, 1 and -1 (also past its end); of black: -1.25, -1.25 and 1.
+    assert [row.tolist() for row in found] == [[2.5, 2.0], [-2.25, -2.25], [-2.5], [2.25]]
+
+
+@pytest.mark.parametrize("kind", ["leave_one_out", "group_mean", "group_std"])
+def test_runs_of_one_seat_are_what_records_are(kind: AdvantageKind) -> None:
+    scores = [1.0, None, 0.25]
+    steps: list[list[float | None]] = [[0.5, None, -1.0], [None], [0.25, 0.25]]
+    found = seat_turn_advantages(["player"] * 3, scores, steps, kind=kind)
+    expected = group_turn_advantages(scores, steps, kind=kind)
+    for row, values, rewards in zip(found, expected, steps, strict=True):
+        np.testing.assert_array_equal(row, values[: len(rewards)])
+
+
+def test_a_seat_that_no_other_record_has_has_no_baseline_and_no_advantage() -> None:
+    found = seat_turn_advantages(["a", "b"], [1.0, 5.0], [[None], []])
+    assert [row.tolist() for row in found] == [[0.0], []]
+    assert seat_turn_advantages([], [], []) == []
