@@ -11,7 +11,7 @@ from rich.text import Text
 from agentrl.cli.lines import Rows, heading, labeled, whole
 from agentrl.cli.tables import figure
 from agentrl.runtime.printable import one_line
-from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, TurnTraining
+from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, Seat, TurnTraining
 from agentrl.store.views.reports import RecordDetail
 
 SHORT_CHARS = 600
@@ -143,6 +143,8 @@ def _turn(
     staleness = _staleness(turn, policy_version)
     if staleness:
         title += f" · {staleness} behind the run"
+    if turn.seat is not None:
+        title += f" · {_seat(turn.seat)}"
     if turn.reward is not None:
         title += f" · reward {figure(turn.reward)}"
     if turn.branch_reason:
@@ -165,6 +167,15 @@ def _turn(
         yield labeled(label, f"{result.content} ({result.seconds:.2f} s)", "green", limit)
     for training in trainings:
         yield labeled("training", _training(training), "magenta")
+
+
+def _seat(seat: Seat) -> str:
+    text = f"seat {seat.name}"
+    if seat.run:
+        text += f", run {seat.run}"
+    if not seat.trained:
+        return f"{text}, not trained"
+    return text if seat.reward is None else f"{text} earned {figure(seat.reward)}"
 
 
 def _training(training: TurnTraining) -> str:

@@ -130,7 +130,7 @@ class EnvironmentProcess:
         """
         reply = await self._process.ask({"play": row, "endpoint": asdict(endpoint)})
         try:
-            return AgentResult(**reply["result"])
+            return AgentResult.from_json(reply["result"])
         except (KeyError, TypeError) as error:  # the reply has no result, or one of another form
             problem = self._problem_of(reply) or f"it returned no rollout ({error})"
             raise AgentError(f"{self._uri.env_id} failed: {problem}") from None

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ from agentrl.schema import (
     Record,
     SamplingParams,
     Score,
+    Seat,
     Task,
     ToolCall,
     ToolResult,
@@ -218,6 +220,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         judge: Judge | None = None,
         min_room: int = 1,
         on_partial: OnPartial | None = None,
+        seat: Seat | None = None,
         **sampling: Any,
     ) -> tuple[DispatchedSamplingTask, Reply]:
         """Request the continuation of a prompt, and store the turn; `generate` wraps this method.
@@ -232,6 +235,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
             judge: see `generate`.
             min_room: see `generate`.
             on_partial: receives the growing reply.
+            seat: the agent that calls, in a rollout of several.
             **sampling: see `generate`.
 
         Raises:
@@ -278,6 +282,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
                 tool_calls=reply.tool_calls,
                 finish_reason=result.finish_reason,
                 branch_reason=prompt.branch_reason,
+                seat=seat,
                 sampling_params=params,
                 server=result.server,
                 cached_tokens=result.cached_tokens,
@@ -372,9 +377,11 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """
         self._writes.attach_results(results, turn_index)
 
-    def reward_turns(self, rewards: Mapping[int, float]) -> None:
-        """Store the rewards of turns by index; `finish` waits for it."""
-        self._writes.reward(rewards)
+    def reward_turns(
+        self, rewards: Mapping[int, float], seats: Mapping[int, Seat] = MappingProxyType({})
+    ) -> None:
+        """Store the rewards of turns, and what their seats earned, by index; `finish` waits."""
+        self._writes.reward(rewards, seats)
 
     async def finish(self) -> None:
         """Wait until every write of this rollout is durable."""

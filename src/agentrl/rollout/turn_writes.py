@@ -7,9 +7,10 @@ to the sampler.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from agentrl.schema import DispatchedSamplingTask, Record, ToolResult
+from agentrl.schema import DispatchedSamplingTask, Record, Seat, ToolResult
 from agentrl.store import TrajectoryStore
 
 
@@ -55,15 +56,25 @@ class TurnWrites:
         )
         self._updates.append(asyncio.create_task(writing))
 
-    def reward(self, rewards: Mapping[int, float]) -> None:
-        """Store the rewards of turns by index; the next turn and `finish` wait for it."""
-        if not rewards:
+    def reward(
+        self, rewards: Mapping[int, float], seats: Mapping[int, Seat] = MappingProxyType({})
+    ) -> None:
+        """Store the rewards of turns, and what their seats earned, by index.
+
+        The next turn and `finish` wait for it.
+        """
+        if not rewards and not seats:
             return
-        by_id = {}
         for index, reward in rewards.items():
             self.turns[index] = self.turns[index].model_copy(update={"reward": reward})
-            by_id[self.turns[index].id] = reward
-        writing = self._store.turns.set_rewards(by_id, self._record.id, self._record.fence)
+        for index, seat in seats.items():
+            self.turns[index] = self.turns[index].model_copy(update={"seat": seat})
+        writing = self._store.turns.set_rewards(
+            {self.turns[index].id: reward for index, reward in rewards.items()},
+            self._record.id,
+            self._record.fence,
+            seats={self.turns[index].id: seat for index, seat in seats.items()},
+        )
         self._updates.append(asyncio.create_task(writing))
 
     async def finish(self) -> None:

@@ -11,7 +11,16 @@ import pytest
 from support.stored import SYSTEM, claim, make_task, make_turn, play
 
 from agentrl.cli.main import main
-from agentrl.schema import InferenceService, Policy, Run, SamplerInfo, Score, ToolCall, ToolResult
+from agentrl.schema import (
+    InferenceService,
+    Policy,
+    Run,
+    SamplerInfo,
+    Score,
+    Seat,
+    ToolCall,
+    ToolResult,
+)
 from agentrl.schema.run import RunStatus
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -44,7 +53,8 @@ async def fill_run(uri: str, name: str, *, status: RunStatus = "completed") -> N
         )
         await store.turns.append(make_turn(record, 1), record.fence)
         earned = {f"{record.id}/{record.fence}/1": -0.25}
-        await store.turns.set_rewards(earned, record.id, record.fence)
+        seats = {f"{record.id}/{record.fence}/1": Seat(name="left", run=1, reward=0.5)}
+        await store.turns.set_rewards(earned, record.id, record.fence, seats=seats)
         await store.records.finish(
             record.id,
             record.fence,
@@ -154,7 +164,7 @@ def test_a_record_is_told_turn_by_turn(inspect: Callable[..., str]) -> None:
         "the server [bold]left",
         "<answer>4</answer>",
         "metrics  moves 3.000",
-        " · reward -0.250",
+        " · seat left, run 1 earned 0.500 · reward -0.250",
     ):
         assert part in page
     story = json.loads(inspect("record", RECORD, "--json"))

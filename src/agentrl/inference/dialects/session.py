@@ -132,6 +132,20 @@ class ModelSession(ABC):
         """Model names that a request may use."""
         return (self.model,)
 
+    def in_seat(self, name: str, run: str) -> "ModelSession":
+        """Return the session that answers the calls of one agent, if the rollout has several.
+
+        Most sessions do not tell agents apart.
+
+        Args:
+            name: the agent's.
+            run: any text by which runs of the agent differ.
+
+        Raises:
+            APIError: the rollout cannot have this agent.
+        """
+        return self
+
     @abstractmethod
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
         """Continue a conversation.

@@ -119,7 +119,7 @@ class EngineAgent:
             result = await self.workers.run(task, endpoint)
         if result.error is not None:
             raise AgentWorkerError(f"the agent ended the attempt: {result.error}")
-        if result.reward is not None or result.step_rewards:
+        if result.reward is not None or result.step_rewards or result.seats:
             raise AgentWorkerError(
                 "the agent returns a reward, and this engine uses reward_func: return only the "
                 "answer, or train with the engine `agentrl`"

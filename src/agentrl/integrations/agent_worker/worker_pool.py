@@ -57,12 +57,12 @@ class AgentWorkerPool:
             "endpoint": asdict(endpoint),
         }
         if not self.settings.serial:
-            return AgentResult(**await worker.ask(request))
+            return AgentResult.from_json(await worker.ask(request))
         worker.num_waiting += 1
         worker.num_rollouts += 1
         try:
             async with worker.turn:
-                return AgentResult(**await worker.ask(request))
+                return AgentResult.from_json(await worker.ask(request))
         finally:
             worker.num_waiting -= 1
 

@@ -26,7 +26,7 @@ from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.runtime.http.bounded_replies import NOT_COMPRESSED
 from agentrl.runtime.http.http_clients import open_client
-from agentrl.schema import AgentResult, MCPTask, Outcome, Record, Score
+from agentrl.schema import AgentResult, MCPTask, Outcome, Record, Score, Seat
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,9 @@ class AgentSampler(AsyncSampler[MCPTask]):
         """
         if result.reward is not None and self.context.scorer_of(self.task) == self.task.scorer:
             inputs = {"answer": result.final_answer}
-            return Score(scorer=self._name, value=result.reward, inputs=inputs)
+            return Score(
+                scorer=self._name, value=result.reward, inputs=inputs, seats_keep_rewards=True
+            )
         reason = self._error or result.outcome
         return await self.context.score(self.task, result.final_answer, no_answer=reason)
 
@@ -174,7 +176,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
                 "the agent returned without calling the policy, so there is nothing to train on; "
                 "make it call the model with the base_url and api_key that it is given"
             )
-        self.reward_turns(self._rewards_by_turn(result))
+        self.reward_turns(self._rewards_by_turn(result), self._seats_by_turn(result, session))
         outcome: Outcome = "turns_limit" if result.truncated else "no_answer"
         unanswered = RolloutResult(
             session.limit or outcome, reward=result.reward, metrics=result.metrics
@@ -200,6 +202,26 @@ class AgentSampler(AsyncSampler[MCPTask]):
         return {
             index: reward for index, reward in zip(calls, steps, strict=False) if reward is not None
         }
+
+    def _seats_by_turn(self, result: AgentResult, session: RecordingSession) -> dict[int, Seat]:
+        """Return the seat of each turn by index, with what it earned; nothing without seats."""
+        earned = {(seat.name, seat.run): seat for seat in result.seats}
+        if not earned:
+            return {}
+        keys = {seat: key for key, seat in session.seats.items()}
+        seats: dict[int, Seat] = {}
+        for turn in self.turns:
+            if turn.seat is None:
+                continue
+            of_run = earned.get(keys[turn.seat])
+            if of_run is None:
+                raise AgentError(
+                    f"the seat {turn.seat.name!r} made calls, but the agent returned no result for "
+                    "it; list it in `seats`, with the run that its calls named"
+                )
+            update = {"reward": of_run.reward, "trained": of_run.trained}
+            seats[turn.index] = turn.seat.model_copy(update=update)
+        return seats
 
     def _after_timeout(self, session: RecordingSession) -> RolloutResult:
         if not self.turns:

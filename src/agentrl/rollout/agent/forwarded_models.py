@@ -19,7 +19,7 @@ from agentrl.inference.dialects.messages import read_message
 from agentrl.inference.dialects.session import ChatRequest, Completion, FinishReason
 from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.runtime.http.bounded_replies import json_of, read_reply
-from agentrl.schema import Message, ToolCall
+from agentrl.schema import Message, Seat, ToolCall
 
 FORWARDED_REFUSED = "refused_by_server"
 """Error code for a request that another model's server refused."""
@@ -121,19 +121,22 @@ class ForwardedCalls:
         self._sampler = sampler
         self._models = models
         self._turns = ContinuationIndex[int]()
-        """Indices of turns; the scope of a conversation is the model's name."""
+        """Indices of turns; the scope of a conversation is the caller's seat and the model's name."""
 
     @property
     def models(self) -> tuple[str, ...]:
         """Names of the models that are forwarded to."""
         return self._models.names
 
-    async def ask(self, request: ChatRequest, messages: Sequence[Message]) -> Completion:
+    async def ask(
+        self, request: ChatRequest, messages: Sequence[Message], seat: Seat | None
+    ) -> Completion:
         """Return another model's reply; the turn is durable on return.
 
         Args:
             request: forwarded unchanged.
             messages: its messages, images under the addresses where they are stored.
+            seat: the agent that calls, in a rollout of several.
 
         Raises:
             InferenceError: the endpoint gave no answer.
@@ -141,7 +144,7 @@ class ForwardedCalls:
         """
         started_at = self._sampler.now()
         reply = await self._models.ask(request.model, request.raw)
-        conversation = conversation_key(messages, scope=request.model)
+        conversation = conversation_key(messages, scope=f"{seat} {request.model}")
         num_known, turns = next(self._turns.matches(conversation), (0, ()))
         turn = await self._sampler.note_call(
             parent=turns[-1] if turns else None,
@@ -150,6 +153,7 @@ class ForwardedCalls:
             tool_calls=reply.tool_calls,
             finish_reason="length" if reply.finish_reason == "length" else "stop",
             model=request.model,
+            seat=seat,
             server=reply.server,
             started_at=started_at,
         )

@@ -1,12 +1,13 @@
 """`RecordingSession`: matches a rollout's calls to earlier ones, samples, stores and answers them."""
 
+import asyncio
 import json
 import logging
 import secrets
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,8 +40,11 @@ from agentrl.rollout.agent.reply_delivery import (
     with_call_ids,
 )
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached
-from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult
+from agentrl.schema import DispatchedSamplingTask, Message, Outcome, Seat, ToolResult
+from agentrl.schema.agent_result import MAX_SEAT_CHARS, MAX_SEATS
 from agentrl.schema.image import image_addresses, image_part
+
+_T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,14 @@ _CAUSED_BY_POLICY = frozenset(
 """
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a call belongs: only earlier calls of the same place can be continued."""
+
+    history: CallHistory
+    seat: Seat | None = None
+
+
 class RecordingSession(ModelSession):
     """Answers the calls of one rollout with the policy: every call is a turn of its Record.
 
@@ -71,6 +83,7 @@ class RecordingSession(ModelSession):
     Attributes:
         limit: the limit that the last refused call reached.
         refusal: why a call was refused because of the agent's own settings.
+        seats: the seats that made calls, by name and the text by which their runs differ.
     """
 
     def __init__(
@@ -93,15 +106,17 @@ class RecordingSession(ModelSession):
         super().__init__(model)
         self.limit: Outcome | None = None
         self.refusal: APIError | None = None
+        self.seats: dict[tuple[str, str], Seat] = {}
         self._logged_refusals = logged_refusals
         self._call_suffix = secrets.token_hex(6)
         self._sampler = sampler
         self._section = section
         self._forwarded = ForwardedCalls(sampler, forwarded)
-        self._history = CallHistory(sampler.context.renderer)
+        self._place = _Place(CallHistory(sampler.context.renderer))
+        self._seat_sessions: dict[tuple[str, str], _SeatSession] = {}
         self._num_calls = 0
         self._num_sampling = 0
-        self._failures: dict[str, Exception] = {}
+        self._failures: dict[tuple[Seat | None, str], Exception] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -118,17 +133,34 @@ class RecordingSession(ModelSession):
         """Whether the agent is waiting for the policy, or a limit stopped the policy."""
         return self._num_sampling > 0 or self.limit is not None
 
+    def in_seat(self, name: str, run: str) -> ModelSession:
+        """Return the session of one run of a seat, whose calls continue only its own.
+
+        Raises:
+            APIError: the name is empty or too long, or the rollout has too many seats.
+        """
+        key = name, run
+        if key not in self._seat_sessions:
+            if not 0 < len(name) <= MAX_SEAT_CHARS or len(run) > MAX_SEAT_CHARS:
+                raise APIError(
+                    f"the name of a seat has 1 to {MAX_SEAT_CHARS} characters, and that of its run "
+                    f"up to {MAX_SEAT_CHARS}; these have {len(name)} and {len(run)}"
+                )
+            if len(self.seats) == MAX_SEATS:
+                raise APIError(f"a rollout has at most {MAX_SEATS:,} seats and runs of seats")
+            number = sum(seat.name == name for seat in self.seats.values())
+            self.seats[key] = Seat(name=name, run=number)
+            place = _Place(CallHistory(self._sampler.context.renderer), self.seats[key])
+            self._seat_sessions[key] = _SeatSession(self, place)
+        return self._seat_sessions[key]
+
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
         """Continue a conversation; the turn is durable on return.
 
         Raises:
             APIError: the request cannot be answered.
         """
-        call_key = json.dumps([request.model, request.raw], sort_keys=True, default=str)
-        if request.model == self.model:
-            return await self._guarded(call_key, self._chat(request, on_delta))
-        self._require_forwarded(request.model)
-        return await self._guarded(call_key, self._forward(request))
+        return await self.chat_at(self._place, request, on_delta)
 
     async def complete(self, request: TextRequest, on_delta: OnDelta | None = None) -> Completion:
         """Continue a text; the turn is durable on return.
@@ -136,10 +168,7 @@ class RecordingSession(ModelSession):
         Raises:
             APIError: the request cannot be answered.
         """
-        if request.model != self.model:
-            self._require_forwarded(request.model)
-            raise APIError(f"{request.model!r} is available through /v1/chat/completions only")
-        return await self._guarded(f"{request.prompt}", self._complete(request, on_delta))
+        return await self.complete_at(self._place, request, on_delta)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt of a conversation has; nothing is sampled.
@@ -147,6 +176,30 @@ class RecordingSession(ModelSession):
         Raises:
             APIError: the conversation cannot be rendered, or is another model's.
         """
+        return await self.count_tokens_at(self._place, request)
+
+    async def chat_at(
+        self, place: _Place, request: ChatRequest, on_delta: OnDelta | None
+    ) -> Completion:
+        """Continue a conversation of a place; see `chat`."""
+        call_key = json.dumps([request.model, request.raw], sort_keys=True, default=str)
+        if request.model == self.model:
+            return await self._guarded(place, call_key, self._chat(place, request, on_delta))
+        self._require_forwarded(request.model)
+        return await self._guarded(place, call_key, self._forward(place, request))
+
+    async def complete_at(
+        self, place: _Place, request: TextRequest, on_delta: OnDelta | None
+    ) -> Completion:
+        """Continue a text of a place; see `complete`."""
+        if request.model != self.model:
+            self._require_forwarded(request.model)
+            raise APIError(f"{request.model!r} is available through /v1/chat/completions only")
+        call = self._complete(place, request, on_delta)
+        return await self._guarded(place, f"{request.prompt}", call)
+
+    async def count_tokens_at(self, place: _Place, request: ChatRequest) -> int:
+        """Return how many tokens the prompt of a conversation has; see `count_tokens`."""
         if request.model != self.model:
             raise APIError(
                 f"tokens can be counted only for {self.model!r}, not for {request.model!r}",
@@ -157,7 +210,7 @@ class RecordingSession(ModelSession):
         if not self._sampler.context.may_fit(messages, request.tools):
             raise self._limit_error("length_limit")
         try:
-            return len(self._history.plan(messages, request.tools).prompt.ids)
+            return len(place.history.plan(messages, request.tools).prompt.ids)
         except RenderError as error:
             raise APIError(str(error), code=CANNOT_RENDER) from None
 
@@ -171,11 +224,15 @@ class RecordingSession(ModelSession):
                 param="model",
             )
 
-    async def _forward(self, request: ChatRequest) -> Completion:
-        return await self._forwarded.ask(request, await self._with_stored_images(request.messages))
+    async def _forward(self, place: _Place, request: ChatRequest) -> Completion:
+        messages = await self._with_stored_images(request.messages)
+        return await self._forwarded.ask(request, messages, place.seat)
 
-    async def _guarded(self, call_key: str, call: Coroutine[Any, Any, Completion]) -> Completion:
+    async def _guarded(
+        self, place: _Place, call_key: str, call: Coroutine[Any, Any, Completion]
+    ) -> Completion:
         """Await a call; raise its errors as API errors, and remember infrastructure failures."""
+        failed = (place.seat, call_key)
         try:
             completion = await call
         except LimitReached as limit:
@@ -187,15 +244,15 @@ class RecordingSession(ModelSession):
             raise
         except PoisonousRequest as error:
             # This status keeps clients from retrying.
-            self._failures[call_key] = error
+            self._failures[failed] = error
             raise APIError(str(error), code="request_quarantined") from None
         except Exception as error:
             if isinstance(error, ServerRefused) and error.status == 400 and not error.is_transient:
                 raise APIError(str(error), code="refused_by_server") from None
             # The policy did not cause it, so the rollout must not be scored for it.
-            self._failures[call_key] = error
+            self._failures[failed] = error
             raise APIError(f"{type(error).__name__}: {error}", status=503) from error
-        self._failures.pop(call_key, None)
+        self._failures.pop(failed, None)
         self.refusal = None
         return completion
 
@@ -218,12 +275,14 @@ class RecordingSession(ModelSession):
             self._logged_refusals.add(kind)
             log.warning("the agent's model call was refused: %s (logged once)", error)
 
-    async def _chat(self, request: ChatRequest, on_delta: OnDelta | None) -> Completion:
+    async def _chat(
+        self, place: _Place, request: ChatRequest, on_delta: OnDelta | None
+    ) -> Completion:
         messages = await self._with_stored_images(request.messages)
         self._check_images_visible(messages)
         if not self._sampler.context.may_fit(messages, request.tools):
             raise LimitReached("length_limit")
-        plan = self._history.plan(messages, request.tools)
+        plan = place.history.plan(messages, request.tools)
         self._keep_results(plan)
         renderer = self._sampler.context.renderer
         if request.must_call:
@@ -236,41 +295,44 @@ class RecordingSession(ModelSession):
             stop=request.sampling.stop,
             calls_may_lead=request.may_call,
         )
-        turn, reply = await self._sample(plan, request, deltas, request.tools)
+        turn, reply = await self._sample(place, plan, request, deltas, request.tools)
         message = as_delivered(reply, may_call=request.may_call, stop=request.sampling.stop)
         if deltas is not None:
             message = deltas.whole(message)
         delivered = with_call_ids(message, self._call_suffix)
         sent_ids = [call["id"] for call in delivered.get("tool_calls", ())]
-        self._history.remember(plan, turn, reply.message, message, sent_ids)
+        place.history.remember(plan, turn, reply.message, message, sent_ids)
         return self._completion(request, plan, turn, delivered, reply.text)
 
-    async def _complete(self, request: TextRequest, on_delta: OnDelta | None) -> Completion:
+    async def _complete(
+        self, place: _Place, request: TextRequest, on_delta: OnDelta | None
+    ) -> Completion:
         renderer = self._sampler.context.renderer
         prompt, max_tokens = request.prompt, self._sampler.context.max_prompt_len
         is_long = isinstance(prompt, tuple) and len(prompt) > max_tokens
         if is_long or not self._sampler.context.may_fit(prompt):
             raise LimitReached("length_limit")
         if isinstance(request.prompt, str):
-            plan = self._history.plan_text(request.prompt)
+            plan = place.history.plan_text(request.prompt)
         else:
             ids = np.asarray(request.prompt, dtype=np.int64)
             size = renderer.vocab_size
             if ids.min() < 0 or ids.max() >= size:
                 raise APIError(f"prompt: token ids must be in [0, {size})", param="prompt")
-            plan = self._history.plan_ids(ids.astype(np.int32), renderer.decode(ids))
+            plan = place.history.plan_ids(ids.astype(np.int32), renderer.decode(ids))
         deltas = on_delta and DeltaStream(
             lambda ids: all_content(renderer.parse(ids)), on_delta, stop=request.sampling.stop
         )
-        turn, reply = await self._sample(plan, request, deltas)
+        turn, reply = await self._sample(place, plan, request, deltas)
         message = {"role": "assistant", "content": cut(reply.text, request.sampling.stop)}
         if deltas is not None:
             message = deltas.whole(message)
-        self._history.remember(plan, turn, reply.message, message)
+        place.history.remember(plan, turn, reply.message, message)
         return self._completion(request, plan, turn, message, reply.text)
 
     async def _sample(
         self,
+        place: _Place,
         plan: Plan,
         request: ChatRequest | TextRequest,
         deltas: DeltaStream | None,
@@ -286,6 +348,7 @@ class RecordingSession(ModelSession):
                     tools=tools,
                     judge=_format_error_advantage if may_call else None,
                     on_partial=None if deltas is None else _on_partial(deltas),
+                    seat=place.seat,
                     **fields,
                 )
         except ServerRefused as error:
@@ -395,6 +458,34 @@ class RecordingSession(ModelSession):
             output_ids=tuple(turn.output_ids.tolist()) if request.token_ids else (),
             token_logprobs=tuple((decode([id_]), float(logprob)) for id_, logprob in pairs),
         )
+
+
+class _SeatSession(ModelSession):
+    """Answers the calls of one run of a seat; limits and failures are those of the rollout."""
+
+    def __init__(self, rollout: RecordingSession, place: _Place) -> None:
+        super().__init__(rollout.model)
+        self._rollout = rollout
+        self._place = place
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self._rollout.models
+
+    async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
+        return await self._rollout.chat_at(self._place, request, on_delta)
+
+    async def complete(self, request: TextRequest, on_delta: OnDelta | None = None) -> Completion:
+        return await self._rollout.complete_at(self._place, request, on_delta)
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        return await self._rollout.count_tokens_at(self._place, request)
+
+    def refused(self, error: APIError) -> None:
+        self._rollout.refused(error)
+
+    def start(self, call: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        return self._rollout.start(call)
 
 
 def _text_of(message: Message) -> str:

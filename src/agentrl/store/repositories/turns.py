@@ -5,10 +5,11 @@ a separate request a moment later: a request to the server costs as much as its 
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agentrl.errors import LeaseLost, StoreError
-from agentrl.schema import DispatchedSamplingTask, ToolResult
+from agentrl.schema import DispatchedSamplingTask, Seat, ToolResult
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, require
 from agentrl.store.documents.expressions import held, lease_lost
@@ -127,17 +128,29 @@ class TurnRepository(Repository):
         return updates, refused
 
     @operation("store rewards of turns")
-    async def set_rewards(self, rewards: Mapping[str, float], record_id: str, fence: int) -> None:
-        """Store the rewards of a Record's turns, by turn id.
+    async def set_rewards(
+        self,
+        rewards: Mapping[str, float],
+        record_id: str,
+        fence: int,
+        *,
+        seats: Mapping[str, Seat] = MappingProxyType({}),
+    ) -> None:
+        """Store the rewards of a Record's turns, and what their seats earned, by turn id.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        refused, _ = await self._refused([(turn_id, record_id, fence) for turn_id in rewards])
+        changes: dict[str, Document] = {turn_id: {} for turn_id in (*rewards, *seats)}
+        for turn_id, reward in rewards.items():
+            changes[turn_id]["reward"] = reward
+        for turn_id, seat in seats.items():
+            changes[turn_id]["seat"] = seat.model_dump()
+        refused, _ = await self._refused([(turn_id, record_id, fence) for turn_id in changes])
         for error in refused.values():
             raise error
         updates: list[Update] = [
-            ({"_id": turn_id}, {"$set": {"reward": reward}}) for turn_id, reward in rewards.items()
+            ({"_id": turn_id}, {"$set": fields}) for turn_id, fields in changes.items()
         ]
         await update_each(self._db.turns, updates)
 
