@@ -25,7 +25,7 @@ from agentrl.errors import AgentError, ConfigError
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
 from agentrl.rollout.agent import EnvironmentProcesses
-from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, Score
+from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, Score, Seat
 from agentrl.store import TrajectoryStore
 
 pytestmark = pytest.mark.slow
@@ -207,6 +207,65 @@ async def test_an_environment_of_verifiers_that_plays_the_user_has_the_policy_in
     assert (result.metrics["game_reward"], score.value) == (1.0, 1.0)
     assert [turn.parent for turn in turns] == [None, 0, 1]
     assert [turn.added_messages[-1]["content"] for turn in turns[1:]] == ["No.", "No."]
+
+
+BIDS = {
+    "You are left.": "1",
+    "Right bids 4": "3",
+    "You are right.": "4",
+    "You are the referee.": "Right won.",
+}
+
+
+def bid(prompt: str) -> str:
+    """Return what the seat says that is asked last."""
+    return BIDS[max(BIDS, key=prompt.rfind)]
+
+
+async def test_every_seat_of_an_environment_of_verifiers_has_its_calls_and_its_reward(
+    store: TrajectoryStore, tasksets: dict[str, Any]
+) -> None:
+    section = data("verifiers:duel_taskset?size=1", shuffle=False, **tasksets)
+    (task,) = tasks_of(section)
+    renderer = Renderer.load(MODEL_DIR)
+    with serve_script(renderer, bid) as engine:
+        await begin_run(store, engine, task)
+        async with open_stage(store, engine) as stage:
+            with EnvironmentProcesses.open(section, stage.endpoints) as environments:
+                record, _ = await claim(store)
+                sampler = environments.sampler(task, record, stage.context)
+                result = await sampler.run()
+                await sampler.finish()
+                score = await sampler.evaluate_record(result)
+    turns = await store.turns.of_record(record.id)
+    assert_prompts_as_sent(turns, [body["input_ids"] for body in engine.requests])
+    assert sorted(turn.output_ids.tolist() for turn in turns) == sorted(
+        engine.reply_ids(text) for text in BIDS.values()
+    )
+    # Left and right ask at once: their turns come in any order, each in a tree of its own.
+    by_seat: dict[str, list[DispatchedSamplingTask]] = {}
+    for turn in turns:
+        assert turn.seat is not None
+        by_seat.setdefault(turn.seat.name, []).append(turn)
+    assert {name: len(calls) for name, calls in by_seat.items()} == {
+        "left": 2,
+        "right": 1,
+        "referee": 1,
+    }
+    assert {turn.seat for turn in by_seat["left"]} == {Seat(name="left", reward=3.0)}
+    assert {turn.seat for turn in by_seat["right"]} == {Seat(name="right", reward=4.0)}
+    assert {turn.seat for turn in by_seat["referee"]} == {Seat(name="referee", trained=False)}
+    first, second = by_seat["left"]
+    assert (first.parent, second.parent) == (None, first.index)
+    assert [calls[0].parent for calls in by_seat.values()] == [None] * 3
+    assert (result.final_answer, result.reward, score.value) == ("3", 3.5, 3.5)
+    assert score.seats_keep_rewards
+    assert result.metrics == {
+        "bid_left": 3.0,
+        "bid_right": 4.0,
+        "reward_left": 3.0,
+        "reward_right": 4.0,
+    }
 
 
 async def test_steps_of_an_openenv_server_are_rewards_of_the_turns(store: TrajectoryStore) -> None:

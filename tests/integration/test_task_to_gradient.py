@@ -21,7 +21,7 @@ from support.demo_run import ROOT, RUN_NAME, logs, run_command
 from support.harbor import write_task
 
 from agentrl.data import TokenTree
-from agentrl.schema import rebuild_prompts
+from agentrl.schema import DBRecordData, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -108,11 +108,17 @@ def environment(kind: str, folder: Path) -> Iterator[Kind]:
         with listening_process(server) as url:
             yield Kind({**flags, "env": ENVIRONMENTS[kind].format(url=url)})
     elif kind == "verifiers":
-        variables = index_variables(python) | {"PYTHONPATH": str(PACKAGES)}
-        flags["env_variables"] = ",".join(variables)
-        yield Kind({**flags, "env": ENVIRONMENTS[kind]}, variables)
+        yield verifiers_of({**flags, "env": ENVIRONMENTS[kind]}, PACKAGES)
     else:
         yield Kind({**flags, "env": ENVIRONMENTS[kind]})
+
+
+def verifiers_of(flags: dict[str, object], packages: Path) -> Kind:
+    """Return a task set for verifiers, which is found in a folder."""
+    python = python_with("verifiers")
+    path = os.pathsep.join(filter(None, (str(packages), os.environ.get("PYTHONPATH"))))
+    variables = index_variables(python) | {"PYTHONPATH": path}
+    return Kind({**flags, "env_python": python, "env_variables": ",".join(variables)}, variables)
 
 
 def program(kind: str, folder: Path) -> dict[str, object]:
@@ -202,3 +208,55 @@ async def test_the_ids_of_the_engine_are_recorded_and_trained(kind: str, tmp_pat
     assert sum(trained.values()) == num_ids
     scorers = {data.score.scorer for data in records if data.score is not None}
     assert scorers == {"SumSampler" if kind == ENDLESS else "half"}
+
+
+async def test_every_seat_is_trained_on_what_it_earned_in_its_own_branch(tmp_path: Path) -> None:
+    """Two players who speak at once and a referee who is not trained, of verifiers' own package."""
+    flags: dict[str, object] = {
+        "env": "verifiers:duel_taskset?size=4",
+        "train_file": "none",
+        "sign_clip": 0,
+        "adv_scaling": 1.0,
+    }
+    await run(verifiers_of(flags, ROOT / "tests/support/environments"), tmp_path)
+    (step,) = map(json.loads, (tmp_path / "output/metrics.jsonl").read_text().splitlines())
+    assert step["grad_norm"] > 0
+    assert step["merge_error"] <= 1e-4
+    engines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    sent = {(tuple(one["input_ids"]), tuple(one["output_ids"])) for one in engines}
+    with EmbeddedMongo(tmp_path / "mongo") as mongo:
+        async with TrajectoryStore.connect(mongo.uri(RUN_NAME), RUN_NAME) as store:
+            used = {
+                one["turn_id"]: one
+                async for one in store.database["turn_training"].find({"step": 1})
+            }
+            groups: dict[str, list[DBRecordData]] = {}
+            async for data in store.ledger.find(status="trained", hydrate=True):
+                groups.setdefault(data.task_id, []).append(data)
+                record = await store.records.get(data.record_id)
+                assert record is not None
+                assert data.score is not None
+                assert data.score.scorer == "verifiers:duel_taskset"
+                rewards = {turn.seat.name: turn.seat.reward for turn in data.turns if turn.seat}
+                left, right = record.metrics["reward_left"], record.metrics["reward_right"]
+                assert rewards == {"left": left, "right": right, "referee": None}
+                assert data.score.value == pytest.approx((left + right) / 2)
+    assert sorted(map(len, groups.values())) == [TRIES] * GROUPS
+    for pair in groups.values():
+        for mine, other in (pair, pair[::-1]):
+            theirs = {turn.seat.name: turn.seat.reward for turn in other.turns if turn.seat}
+            for turn, prompt in zip(mine.turns, rebuild_prompts(mine.turns), strict=True):
+                assert (tuple(prompt.tolist()), tuple(turn.output_ids.tolist())) in sent
+                assert turn.seat is not None
+                parent = None if turn.parent is None else mine.turns[turn.parent]
+                assert parent is None or parent.seat == turn.seat
+                training = used[turn.id]
+                if turn.seat.name == "referee":
+                    assert training["num_trained_tokens"] == 0
+                    assert training["masked"] == {"untrained_seat": len(turn.output_ids)}
+                    continue
+                assert training["num_trained_tokens"] == len(turn.output_ids) > 0
+                assert turn.seat.reward is not None
+                # Leave-one-out of two: what this seat earned more than in the other try.
+                ahead = turn.seat.reward - (theirs[turn.seat.name] or 0.0)
+                assert training["advantage"] == pytest.approx(ahead)

@@ -21,6 +21,7 @@ import json
 import os
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
@@ -42,6 +43,7 @@ _SHELL = {
         },
     },
 }
+_MAX_SEAT_CHARS = 100
 _CAPACITY_SECONDS, _MAX_CAPACITY_WAITS = 0.5, 1200
 
 
@@ -135,7 +137,11 @@ class TextArena:
 
 
 class Verifiers:
-    """`verifiers:TASKSET?size=...`: a task set with its rubric; each of its rewards is a metric."""
+    """`verifiers:TASKSET?size=...`: a task set with its rubric; each of its rewards is a metric.
+
+    If its environment has several agents, each one has a seat at the policy's endpoint, and a reward
+    of its own.
+    """
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         self._vf = vf = importlib.import_module("verifiers.v1")
@@ -143,10 +149,13 @@ class Verifiers:
         # The default runtime is a service that requires a login.
         agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
         taskset = {"taskset": {"id": name, **args}}
-        fields = dict(vf.resolve_env_config(taskset))
-        agent_fields = [name for name, value in fields.items() if isinstance(value, vf.AgentConfig)]
-        config = vf.resolve_env_config(taskset | dict.fromkeys(agent_fields, agent))
+        names = _agents_of(vf, vf.resolve_env_config(taskset))
+        config = vf.resolve_env_config(taskset | dict.fromkeys(names, agent))
+        self._agents = _agents_of(vf, config)
         self._env = vf.load_environment(config)
+        self._has_seats = not isinstance(self._env, vf.SingleAgentEnv)
+        if self._has_seats:
+            self._seat_agents()
         self._tasks = list(itertools.islice(self._env.taskset, size))
         self.size = len(self._tasks)
         self._loop = asyncio.new_event_loop()
@@ -164,26 +173,105 @@ class Verifiers:
         os.environ[key_variable] = endpoint["api_key"]  # concurrent rollouts have separate keys
         client = self._vf.EvalClientConfig(base_url=endpoint["base_url"], api_key_var=key_variable)
         context = self._vf.ModelContext(model=endpoint["model"], client=client)
+        minted: list[Any] = []
         try:
-            episode = self._run(self._env.run_episode(self._tasks[number], context))
+            episode = self._run(
+                self._env.run_episode(self._tasks[number], context, on_trace=minted.append)
+            )
         finally:
             del os.environ[key_variable]
-        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        if errors or not episode.traces:
+        if not episode.traces or not self._env.complete(episode):
+            errors = [error for trace in episode.traces for error in trace.errors]
+            errors += episode.errors
             return {"answer": None, "error": errors[-1].message if errors else "no agent ran"}
-        if len(episode.traces) > 1:
-            agents = len(episode.traces)
-            return {
-                "answer": None,
-                "error": f"its episodes have {agents} agents; only one is supported",
+        if not self._has_seats:
+            (trace,) = episode.traces
+            metrics = _figures(trace)
+            return {"answer": trace.last_reply, "reward": trace.reward, "metrics": metrics}
+        return self._result_of_seats(episode.traces, minted)
+
+    def _seat_agents(self) -> None:
+        """Have each agent name its seat in the calls that it makes to the policy."""
+        for name in self._agents:
+            if len(name) > _MAX_SEAT_CHARS:
+                raise Mistake(
+                    f"the name of its agent {name[:20]}... has {len(name)} characters; the limit "
+                    f"is {_MAX_SEAT_CHARS}"
+                )
+        own_setup = self._env.setup
+
+        async def setup(agents: Any) -> None:
+            for name in filter(self._is_policy, self._agents):
+                agent = getattr(agents, name)
+                headers = {"X-AgentRL-Seat": urllib.parse.quote(name, safe="")}
+                client = agent.ctx.client.model_copy(update={"headers": headers})
+                agent.ctx = dataclasses.replace(agent.ctx, client=client)
+            await own_setup(agents)
+
+        self._env.setup = setup
+
+    def _is_policy(self, name: str) -> bool:
+        """Return whether the policy plays an agent; else the environment pins another model."""
+        return self._agents[name].client is None and self._agents[name].model is None
+
+    def _result_of_seats(self, traces: list[Any], minted: list[Any]) -> dict[str, Any]:
+        """Return the fields of a result.
+
+        Args:
+            traces: those of the episode, one a run of an agent.
+            minted: also those of runs that the environment abandoned or tried again.
+        """
+        order = list(self._agents)
+        traces = sorted(traces, key=lambda trace: order.index(trace.agent.name))
+        finished = {trace.id for trace in traces}
+        trained = [
+            t for t in traces if t.ok and t.agent.trainable and self._is_policy(t.agent.name)
+        ]
+        if not trained:
+            return {"answer": None, "error": "no agent is left that the policy plays and trains"}
+        trained_ids = {trace.id for trace in trained}
+        seats = [
+            {
+                "name": trace.agent.name,
+                "run": trace.id,
+                "reward": trace.reward if trace.id in trained_ids else None,
+                "trained": trace.id in trained_ids,
             }
-        trace = episode.traces[0]
-        metrics = {key: reward.value for key, reward in trace.rewards.items() if reward is not None}
-        metrics |= {key: value for key, value in trace.metrics.items() if value is not None}
-        return {"answer": trace.last_reply, "reward": trace.reward, "metrics": metrics}
+            for trace in (*traces, *(trace for trace in minted if trace.id not in finished))
+        ]
+        figures: dict[str, list[float]] = {}
+        rewards: dict[str, list[float]] = {}
+        for trace in traces:
+            suffix = f"_{trace.agent.name}" if len(self._agents) > 1 else ""
+            for key, value in _figures(trace).items():
+                figures.setdefault(f"{key}{suffix}", []).append(value)
+            if suffix and trace.rewards:
+                rewards.setdefault(f"reward{suffix}", []).append(trace.reward)
+        return {
+            "answer": trained[0].last_reply,
+            # As verifiers reports an episode: runs that are not trained do not count.
+            "reward": sum(trace.reward for trace in trained) / len(trained),
+            "metrics": {
+                key: sum(values) / len(values) for key, values in (figures | rewards).items()
+            },
+            "seats": seats,
+        }
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _agents_of(vf: Any, config: Any) -> dict[str, Any]:
+    """Return the agents of an environment of verifiers, by name."""
+    return {
+        name: value for name, value in dict(config).items() if isinstance(value, vf.AgentConfig)
+    }
+
+
+def _figures(trace: Any) -> dict[str, float]:
+    """Return the rewards and metrics of a trace of verifiers, by name."""
+    figures = {key: reward.value for key, reward in trace.rewards.items() if reward is not None}
+    return figures | {key: value for key, value in trace.metrics.items() if value is not None}
 
 
 class OpenEnv:
