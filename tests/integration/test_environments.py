@@ -214,21 +214,20 @@ BIDS = {
     "Right bids 4": "3",
     "You are right.": "4",
     "You are the referee.": "Right won.",
+    "Bid a number.": "4",
 }
 
 
 def bid(prompt: str) -> str:
-    """Return what the seat says that is asked last."""
+    """Return what the seat says to the last question in its prompt."""
     return BIDS[max(BIDS, key=prompt.rfind)]
 
 
-async def test_every_seat_of_an_environment_of_verifiers_has_its_calls_and_its_reward(
-    store: TrajectoryStore, tasksets: dict[str, Any]
-) -> None:
-    section = data("verifiers:duel_taskset?size=1", shuffle=False, **tasksets)
-    (task,) = tasks_of(section)
-    renderer = Renderer.load(MODEL_DIR)
-    with serve_script(renderer, bid) as engine:
+async def dueled(
+    store: TrajectoryStore, section: DataSection, task: EnvironmentTask
+) -> tuple[RolloutResult, list[DispatchedSamplingTask], Score]:
+    """Play a task whose seats may speak at once; every id must be where it belongs."""
+    with serve_script(Renderer.load(MODEL_DIR), bid) as engine:
         await begin_run(store, engine, task)
         async with open_stage(store, engine) as stage:
             with EnvironmentProcesses.open(section, stage.endpoints) as environments:
@@ -240,8 +239,46 @@ async def test_every_seat_of_an_environment_of_verifiers_has_its_calls_and_its_r
     turns = await store.turns.of_record(record.id)
     assert_prompts_as_sent(turns, [body["input_ids"] for body in engine.requests])
     assert sorted(turn.output_ids.tolist() for turn in turns) == sorted(
-        engine.reply_ids(text) for text in BIDS.values()
+        engine.reply_ids(turn.output_text) for turn in turns
     )
+    return result, turns, score
+
+
+@pytest.mark.parametrize(
+    ("way", "seats", "reward"),
+    [
+        ("", [Seat(name="left", reward=4.0), Seat(name="right", reward=4.0)], 4.0),
+        ("right is silent", [Seat(name="left", reward=4.0)], 4.0),
+        ("left is silent", [Seat(name="right", reward=4.0)], 4.0),
+        ("right fails", [Seat(name="left", reward=4.0), Seat(name="right", trained=False)], 4.0),
+    ],
+)
+async def test_a_seat_that_fails_or_never_speaks_spoils_no_others_reward(
+    store: TrajectoryStore, tasksets: dict[str, Any], way: str, seats: list[Seat], reward: float
+) -> None:
+    section = data(f"verifiers:odd_duel_taskset?size=1&way={way}", shuffle=False, **tasksets)
+    (task,) = tasks_of(section)
+    result, turns, _ = await dueled(store, section, task)
+    assert [turn.seat for turn in turns] == seats
+    assert result.reward == reward
+
+
+async def test_a_seats_reward_that_is_no_number_ends_the_attempt_with_its_name(
+    store: TrajectoryStore, tasksets: dict[str, Any]
+) -> None:
+    section = data("verifiers:odd_duel_taskset?size=1&way=no number", shuffle=False, **tasksets)
+    (task,) = tasks_of(section)
+    with pytest.raises(AgentError, match="is nan, not a finite number"):
+        await dueled(store, section, task)
+
+
+async def test_every_seat_of_an_environment_of_verifiers_has_its_calls_and_its_reward(
+    store: TrajectoryStore, tasksets: dict[str, Any]
+) -> None:
+    section = data("verifiers:duel_taskset?size=1", shuffle=False, **tasksets)
+    (task,) = tasks_of(section)
+    result, turns, score = await dueled(store, section, task)
+    assert sorted(turn.output_text for turn in turns) == ["1", "3", "4", "Right won."]
     # Left and right ask at once: their turns come in any order, each in a tree of its own.
     by_seat: dict[str, list[DispatchedSamplingTask]] = {}
     for turn in turns:
