@@ -12,6 +12,7 @@ from typing import Any, get_args
 from agentrl.errors import APIError
 from agentrl.inference.dialects.chat_completions import CHAT_SCHEMA, read_chat
 from agentrl.inference.dialects.dialect import Dialect, bearer_key
+from agentrl.inference.dialects.openai_common import refuse_unsupported
 from agentrl.inference.dialects.session import (
     Completion,
     Delta,
@@ -213,6 +214,7 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         APIError: it is malformed, or requires an unsupported feature.
     """
+    refuse_unsupported(body)
     for name in _UNSUPPORTED:
         if body.get(name):
             raise _unsupported(name, "not supported: it runs on Anthropic's servers")

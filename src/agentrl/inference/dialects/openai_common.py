@@ -23,7 +23,7 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
-_REFUSED = {
+REFUSED = {
     "logit_bias": "it would sample from another policy than the one that is trained",
     "min_tokens": "a reply ends where the policy ends it",
     "ignore_eos": "a reply ends where the policy ends it",
@@ -47,8 +47,11 @@ _REFUSED = {
     "chat_template_kwargs": "the run's settings apply; set them with --chat_template_kwargs",
     "web_search_options": "give the policy a search tool instead",
     "audio": "the policy writes text only",
+    "prompt_logprobs": "logprobs of the prompt are not computed",
+    "include_stop_str_in_output": "a reply is returned without its stop text; append it yourself",
 }
-"""Rejected fields that would change the sampling, with the reason or the alternative."""
+"""Fields that every route rejects, because ignoring them would return something other than what was
+requested, with the reason or the alternative."""
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
@@ -61,7 +64,7 @@ class _StreamOptions(BaseModel):
 class CompletionBody(BaseModel):
     """Fields of both completion routes.
 
-    Other fields are hints to a provider and ignored, except those of `_REFUSED`.
+    Other fields are hints to a provider and ignored, except those of `REFUSED`.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -115,14 +118,26 @@ def parse_body(kind: type[_Parsed], body: Mapping[str, Any]) -> _Parsed:
     Raises:
         APIError: a field is invalid; the message names the first one.
     """
-    for name, reason in _REFUSED.items():
-        require(not body.get(name), name, f"not supported; {reason}")
+    refuse_unsupported(body)
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         param = ".".join(str(part) for part in first["loc"]) or "body"
         raise APIError(f"{param}: {first['msg']}", param=param) from None
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Refuse a request that sets a field of `REFUSED`.
+
+    Raises:
+        APIError: it sets one; the message names the first one.
+    """
+    for name, reason in REFUSED.items():
+        value = body.get(name)
+        # vLLM's `prompt_logprobs` of 0 requests the logprobs of the prompt without alternatives.
+        is_set = bool(value) or (name == "prompt_logprobs" and type(value) is int)
+        require(not is_set, name, f"not supported; {reason}")
 
 
 def require(condition: bool, param: str, message: str) -> None:

@@ -16,7 +16,7 @@ from agentrl.inference.dialects.chat_completions import (
 )
 from agentrl.inference.dialects.dialect import Dialect
 from agentrl.inference.dialects.messages import content_of
-from agentrl.inference.dialects.openai_common import error_body
+from agentrl.inference.dialects.openai_common import error_body, refuse_unsupported
 from agentrl.inference.dialects.session import (
     ChatRequest,
     Completion,
@@ -181,6 +181,7 @@ def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> di
     Raises:
         APIError: it is malformed, or requires an unsupported feature.
     """
+    refuse_unsupported(body)
     for name in _UNSUPPORTED:
         if body.get(name):
             raise APIError(f"{name} is not supported", code="unsupported_value", param=name)

@@ -28,11 +28,6 @@ from agentrl.inference.dialects.session import (
 from agentrl.inference.openapi import schema_of
 from agentrl.inference.wire import MAX_INT32
 
-_REFUSED_SAMPLING = {
-    "prompt_logprobs": "logprobs of the prompt are not computed",
-    "include_stop_str_in_output": "token ids hold exactly what was sampled",
-}
-
 
 class _Sampling(CompletionBody):
     """The supported fields of vLLM's `SamplingParams`."""
@@ -64,12 +59,6 @@ class _GenerateCall:
             "token_ids",
             "must be one list of token ids",
         )
-        for name, reason in _REFUSED_SAMPLING.items():
-            require(
-                not parsed.sampling_params.get(name),
-                f"sampling_params.{name}",
-                f"refused: {reason}",
-            )
         try:
             sampling = parse_body(_Sampling, parsed.sampling_params)
             sampling_request = sampling.sampling(sampling.max_tokens)

@@ -12,6 +12,7 @@ from agentrl.errors import APIError
 from agentrl.inference.dialects import api_server
 from agentrl.inference.dialects.api_server import APIServer
 from agentrl.inference.dialects.dialect import Dialect
+from agentrl.inference.dialects.openai_common import REFUSED
 from agentrl.inference.dialects.session import (
     ChatRequest,
     Completion,
@@ -202,6 +203,9 @@ async def test_what_no_server_can_do_is_refused_at_the_endpoint(field: str) -> N
         ({"bad_words": ["no"]}, "the policy's own"),
         ({"regex": "a+"}, "response_format"),
         ({"truncate_prompt_tokens": 9}, "the whole prompt"),
+        ({"prompt_logprobs": 1}, "logprobs of the prompt are not computed"),
+        ({"prompt_logprobs": 0}, "logprobs of the prompt are not computed"),
+        ({"include_stop_str_in_output": True}, "without its stop text"),
     ],
 )
 async def test_a_field_that_would_change_what_is_sampled_is_refused_by_name(
@@ -216,6 +220,42 @@ async def test_a_field_that_would_change_what_is_sampled_is_refused_by_name(
     assert refused.json()["error"]["param"] in field
     assert instead in refused.json()["error"]["message"]
     assert unsaid.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"model": "m", "prompt": "x"}),
+        ("/v1/responses", {"model": "m", "input": "x"}),
+        (
+            "/v1/messages",
+            {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]},
+        ),
+        (
+            "/v1/messages/count_tokens",
+            {"model": "m", "messages": [{"role": "user", "content": "x"}]},
+        ),
+        ("/inference/v1/generate", {"token_ids": [5]}),
+    ],
+)
+async def test_every_route_refuses_the_same_fields(route: str, body: dict[str, Any]) -> None:
+    async with client_of(Echo("m")) as client:
+        root = str(client.base_url).rstrip("/").removesuffix("/v1")
+        for name in REFUSED:
+            answer = await client.post(f"{root}{route}", json={**body, name: 1})
+            assert answer.status_code == 400, (name, answer.text)
+            assert answer.json()["error"]["message"].startswith(f"{name}: not supported; ")
+
+
+async def test_sampling_parameters_of_a_token_prompt_are_refused_like_fields() -> None:
+    async with client_of(Echo("m")) as client:
+        url = f"{str(client.base_url).rstrip('/').removesuffix('/v1')}/inference/v1/generate"
+        for name in REFUSED:
+            body = {"token_ids": [5], "sampling_params": {name: 1}}
+            error = (await client.post(url, json=body)).json()["error"]
+            assert error["param"] == f"sampling_params.{name}"
+            assert error["message"].startswith(f"sampling_params.{name}: not supported; ")
 
 
 @pytest.mark.parametrize("prompt", ["[1180591620717411303424]", "[4294967296]", "[-1]", "[]"])
