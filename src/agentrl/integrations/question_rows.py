@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.atomic_file import atomic_file
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry, read_entries
 from agentrl.datasets.question_files import QuestionFile
@@ -76,11 +77,9 @@ def read_questions(path: Path) -> Iterator[dict[str, Any]]:
 
 def rewrite_questions(path: Path, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
     """Replace every row of a question file."""
-    new_path = path.with_suffix(".new")
-    with new_path.open("w", encoding="utf-8") as file:
+    with atomic_file(path) as staging, staging.open("w", encoding="utf-8") as file:
         for row in read_questions(path):
             file.write(json.dumps(change(row), ensure_ascii=False) + "\n")
-    new_path.replace(path)
 
 
 def scored_by(scorer: str, form: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:

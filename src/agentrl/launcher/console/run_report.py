@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agentrl.config.atomic_file import write_atomically
 from agentrl.config.sections import RootConfig, StoreSection
 from agentrl.launcher.cluster.gpu_placement import GpuMap
 from agentrl.runtime.invocation import typed_command
@@ -65,9 +66,7 @@ def add_restarts(output_path: Path, num_restarts: dict[str, int]) -> None:
     if not path.exists():
         return
     summary = json.loads(path.read_text()) | {"restarts": dict(sorted(num_restarts.items()))}
-    staging = path.with_name(f".{path.name}.tmp")
-    staging.write_text(json.dumps(summary, indent=2) + "\n")
-    staging.replace(path)
+    write_atomically(path, json.dumps(summary, indent=2) + "\n")
 
 
 async def print_missing_scores(

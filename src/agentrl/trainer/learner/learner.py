@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from agentrl.config.atomic_file import write_atomically
 from agentrl.data import MicroBatch
 from agentrl.distributed import (
     Ranks,
@@ -355,9 +356,7 @@ def _write_config_dtype(model_dir: Path, dtype: torch.dtype) -> None:
     path = model_dir / "config.json"
     config = json.loads(path.read_text())
     config["dtype"] = dtype_name(dtype)
-    staging = model_dir / ".config.json.tmp"
-    staging.write_text(json.dumps(config, indent=2) + "\n")
-    staging.replace(path)
+    write_atomically(path, json.dumps(config, indent=2) + "\n")
 
 
 def _seed_everything(seed: int) -> None:

@@ -1,7 +1,6 @@
 """The files that report on a run: metrics.jsonl, summary.json, merge_report.json, reward.png."""
 
 import json
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from agentrl.config.atomic_file import atomic_file, write_atomically
 from agentrl.trainer.learner.merge_check import MergeCheck
 from agentrl.trainer.metrics.history import History, StepMetrics
 
@@ -45,7 +45,7 @@ def rewind_metrics(output_path: Path, history: History) -> None:
     """Rewrite metrics.jsonl to the steps that a resumed run builds on."""
     lines = [step.model_dump_json(exclude_none=True) + "\n" for step in history.steps]
     output_path.mkdir(parents=True, exist_ok=True)
-    _write_atomically(output_path / METRICS_FILE, "".join(lines))
+    write_atomically(output_path / METRICS_FILE, "".join(lines))
 
 
 def summarize(
@@ -109,13 +109,12 @@ def summarize(
 
 def write_summary(output_path: Path, summary: dict[str, Any]) -> Path:
     """Write summary.json atomically."""
-    return _write_atomically(output_path / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    return _write_json(output_path / SUMMARY_FILE, summary)
 
 
 def write_merge_report(output_path: Path, step: int, check: MergeCheck) -> Path:
     """Write merge_report.json atomically."""
-    text = json.dumps({"step": step, **check.to_json()}, indent=2) + "\n"
-    return _write_atomically(output_path / MERGE_REPORT_FILE, text)
+    return _write_json(output_path / MERGE_REPORT_FILE, {"step": step, **check.to_json()})
 
 
 def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:
@@ -160,10 +159,11 @@ def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:
     axes.grid(visible=True, alpha=0.25)
     if points or history.evals:
         axes.legend(loc="lower right", frameon=False)
-    staging = output_path / f".{PICTURE_FILE}"
+    path = output_path / PICTURE_FILE
     output_path.mkdir(parents=True, exist_ok=True)
-    figure.savefig(staging, format="png")
-    return staging.replace(output_path / PICTURE_FILE)
+    with atomic_file(path) as staging:
+        figure.savefig(staging, format="png")
+    return path
 
 
 def _draw_steps(axes: Axes, points: list[tuple[int, float]]) -> None:
@@ -178,11 +178,10 @@ def _draw_steps(axes: Axes, points: list[tuple[int, float]]) -> None:
     axes.plot(steps, means, color=_BLUE, linewidth=2.2, label=f"mean of {_MEAN_WINDOW} steps")
 
 
-def _write_atomically(path: Path, text: str) -> Path:
-    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _write_json(path: Path, value: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging.write_text(text)
-    return staging.replace(path)
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+    return path
 
 
 def _library_versions() -> dict[str, str]:

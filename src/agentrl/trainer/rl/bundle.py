@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from agentrl.config.atomic_file import atomic_file
 from agentrl.config.flags import FLAGS
 from agentrl.config.loading import flat_values, load_config
 from agentrl.config.sections import RootConfig
@@ -101,15 +102,14 @@ def _new_file(target: Path) -> Iterator[tarfile.TarFile]:
     """Yield an archive that becomes `target` when the block ends without error."""
     if target.exists():
         raise ConfigError(f"{target} already exists; choose another file")
-    staging = target.with_name(f".{target.name}.tmp")
     try:
-        with tarfile.open(staging, "w:gz" if target.suffix == ".gz" else "w") as tar:
+        with (
+            atomic_file(target) as staging,
+            tarfile.open(staging, "w:gz" if target.suffix == ".gz" else "w") as tar,
+        ):
             yield tar
-        staging.replace(target)
     except OSError as error:
         raise WriteError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        staging.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

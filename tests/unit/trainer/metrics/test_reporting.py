@@ -1,6 +1,9 @@
 import json
 from pathlib import Path
 
+import pytest
+from matplotlib.figure import Figure
+
 from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.trainer.metrics.history import History, StepMetrics
 from agentrl.trainer.metrics.reporting import (
@@ -65,3 +68,16 @@ def test_the_picture_is_drawn_with_and_without_points(tmp_path: Path) -> None:
     history.evals = [EvalMetrics(version=0, reward_mean=0.3, num_tasks=2)]
     picture = draw_rewards(tmp_path, history, run_name="demo")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Figure, path: Path, **__: object) -> None:
+        path.write_bytes(b"\x89PNG")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space left"):
+        draw_rewards(tmp_path, History(), run_name="demo")
+    assert list(tmp_path.iterdir()) == []
