@@ -109,8 +109,8 @@ class Stages:
         return summed
 
     @torch.no_grad()
-    def add_of_ends(self, part: torch.Tensor) -> None:
-        """Add up a tensor of the first and the last stage, in place on both (these two only)."""
+    def all_reduce_ends(self, part: torch.Tensor) -> None:
+        """Sum a tensor over the first and last stage, in place; only these two call it."""
         if self.count == 1:
             return
         local = part.to_local() if isinstance(part, DTensor) else part

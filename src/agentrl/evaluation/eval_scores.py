@@ -98,7 +98,7 @@ class TaskScores:
     tags: Sequence[str] = ()
 
     @property
-    def given(self) -> list[float]:
+    def valid_scores(self) -> list[float]:
         """The scores of the scored rollouts."""
         return [score for score in self.scores if score is not None]
 
@@ -120,7 +120,7 @@ def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
 def score_row(tasks: Iterable[TaskScores]) -> ScoreRow | None:
     """Return the figures over some questions; None if none of them has a score."""
     all_tasks = list(tasks)
-    scored = [task.given for task in all_tasks if task.given]
+    scored = [task.valid_scores for task in all_tasks if task.valid_scores]
     if not scored:
         return None
     means = [sum(scores) / len(scores) for scores in scored]
@@ -130,7 +130,7 @@ def score_row(tasks: Iterable[TaskScores]) -> ScoreRow | None:
     return ScoreRow(
         num_tasks=len(scored),
         num_tries=sum(map(len, scored)),
-        num_unscored=sum(len(task.scores) - len(task.given) for task in all_tasks),
+        num_unscored=sum(len(task.scores) - len(task.valid_scores) for task in all_tasks),
         mean=mean,
         low=low,
         high=high,

@@ -15,7 +15,7 @@ from agentrl.errors import APIError
 
 MAX_NESTING = 100
 """Levels of arrays and objects. Limited because much Python code traverses them recursively."""
-HALF_CHARACTER = "half_character"
+UNPAIRED_SURROGATE = "unpaired_surrogate"
 """Error code for an unpaired surrogate, which the policy may have written in a call's arguments."""
 _BODY_TIMEOUT_SECONDS = 60.0
 _MAX_OBJECTS = 200_000
@@ -44,7 +44,7 @@ async def read_json_object(http: Request, max_bytes: int) -> Mapping[str, Any]:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         if "surrogate" in str(error):
-            raise APIError(_SURROGATE_MESSAGE, code=HALF_CHARACTER) from None
+            raise APIError(_SURROGATE_MESSAGE, code=UNPAIRED_SURROGATE) from None
         raise APIError(f"the body must be JSON: {error}") from None
     if not isinstance(body, dict):
         raise APIError("the body must be a JSON object")

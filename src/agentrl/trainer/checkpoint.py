@@ -242,8 +242,8 @@ class CheckpointSaver:
         if saving is not None:
             await saving
 
-    async def give_up(self) -> None:
-        """Stop writing; an incomplete checkpoint is never used."""
+    async def cancel(self) -> None:
+        """Cancel the checkpoint in progress, if any; an incomplete checkpoint is never used."""
         if self._saving is not None:
             self._saving.cancel()
             await asyncio.wait([self._saving])

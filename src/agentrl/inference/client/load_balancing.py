@@ -71,8 +71,8 @@ class Pressure:
         return self._is_half(_PRESSED_REPORTS)
 
     @property
-    def is_coming(self) -> bool:
-        """Whether half of them may be pressed, by their last report alone."""
+    def may_be_general(self) -> bool:
+        """Whether at least half of them may be pressed, by their last report alone."""
         return self._is_half(1)
 
     def _is_half(self, num_reports: int) -> bool:

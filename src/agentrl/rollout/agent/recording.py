@@ -23,7 +23,7 @@ from agentrl.inference.dialects.session import (
     OnDelta,
     TextRequest,
 )
-from agentrl.inference.request_bodies import HALF_CHARACTER
+from agentrl.inference.request_bodies import UNPAIRED_SURROGATE
 from agentrl.renderers import Reply
 from agentrl.rollout.agent.call_history import CallHistory, Plan, Tools
 from agentrl.rollout.agent.forwarded_models import (
@@ -60,7 +60,7 @@ _LIMIT_TEXTS: dict[Outcome, str] = {
 
 _CAUSED_BY_POLICY = frozenset(
     {*_LIMIT_TEXTS, *_LIMIT_CODES.values()}
-    | {HALF_CHARACTER, CANNOT_RENDER, FORWARDED_REFUSED, "unsupported_content"}
+    | {UNPAIRED_SURROGATE, CANNOT_RENDER, FORWARDED_REFUSED, "unsupported_content"}
 )
 """Codes of refusals caused by what the policy said, how much it said, or what its tools returned.
 """

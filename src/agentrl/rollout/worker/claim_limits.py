@@ -154,7 +154,7 @@ class ConcurrencyLimit:
             self._is_starting = False
             if num_running <= self._limit:
                 self._limit = max(1.0, self._limit * _DECREASE_FACTOR)
-        elif num_running >= int(self._limit) and not pressure.is_coming:
+        elif num_running >= int(self._limit) and not pressure.may_be_general:
             self._limit += self._limit if self._is_starting else num_servers
 
 

@@ -47,7 +47,7 @@ class StagedPasses:
                 yield from self._long_row(batch, algorithm)
         tied = self._tied_parameter()
         if tied is not None and tied.grad is not None:
-            self.stages.add_of_ends(tied.grad)
+            self.stages.all_reduce_ends(tied.grad)
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
         """See `Passes`."""

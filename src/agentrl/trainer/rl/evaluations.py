@@ -42,7 +42,7 @@ class Evaluations:
         self._first_step = session.history.last_step
         self._running: dict[int, asyncio.Task[EvalMetrics | None]] = {}
 
-    async def recall(self) -> None:
+    async def restore(self) -> None:
         """Restore the records after the checkpoint from which the run resumes."""
         for figures in await self._store.figures.evaluations(self._trainer.consumer):
             metrics = EvalMetrics.model_validate(figures)

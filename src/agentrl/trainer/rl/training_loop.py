@@ -139,7 +139,7 @@ class TrainLoop:
             [one.model_dump(mode="json", exclude_none=True) for one in self._history.steps],
             [one.model_dump(mode="json", exclude_none=True) for one in self._history.evals],
         )
-        await self._evaluations.recall()
+        await self._evaluations.restore()
         with self._history.timed("publish"):
             await self._group.export(self._publisher.directory(step))
             await self._announce(step)
@@ -151,7 +151,7 @@ class TrainLoop:
             return await self._finish(await self._run_steps())
         finally:
             await self._evaluations.cancel()
-            await self._saver.give_up()
+            await self._saver.cancel()
 
     async def _run_steps(self) -> str:
         """Run steps until max_steps, the end of the data, or a signal; return the run's status."""

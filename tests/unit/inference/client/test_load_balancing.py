@@ -42,7 +42,7 @@ def test_server_is_pressed_after_two_reports_of_a_queue_or_of_full_memory(
 ) -> None:
     pressure = Pressure()
     report(pressure, 1, load, CALM)
-    assert (pressure.is_pressed(URLS[0]), pressure.is_coming) == (False, True)
+    assert (pressure.is_pressed(URLS[0]), pressure.may_be_general) == (False, True)
     report(pressure, 1, load, CALM)  # the same report, read once more
     assert not pressure.is_pressed(URLS[0])
     report(pressure, 2, load, CALM)

@@ -173,7 +173,7 @@ class GenerationRequests:
     def release_adapters(self) -> None:
         """Release retired adapters that no request uses any more."""
         if self._adapters.has_retired:
-            self._adapters.let_go({sequence.adapter for sequence in self._endings})
+            self._adapters.release_unused({sequence.adapter for sequence in self._endings})
 
     def stop(self) -> None:
         """Close the log."""

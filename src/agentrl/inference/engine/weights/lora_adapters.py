@@ -113,7 +113,7 @@ class LoadedAdapters(Mapping[str, Adapter]):
             self._loaded[name] = await asyncio.to_thread(read_adapter, name, path, self._model)
 
     def retire(self, name: str) -> "asyncio.Future[None]":
-        """Retire an adapter; the future completes once `let_go` finds it unused.
+        """Retire an adapter; the future completes once `release_unused` finds it unused.
 
         Raises:
             InferenceError: there is none of this name.
@@ -124,8 +124,8 @@ class LoadedAdapters(Mapping[str, Adapter]):
         self._retired[adapter] = asyncio.get_running_loop().create_future()
         return self._retired[adapter]
 
-    def let_go(self, in_use: Collection[Adapter | None]) -> None:
-        """Forget retired adapters that are not in use any more."""
+    def release_unused(self, in_use: Collection[Adapter | None]) -> None:
+        """Release retired adapters that are not in use any more."""
         for adapter in self._retired.keys() - set(in_use):
             retired = self._retired.pop(adapter)
             if not retired.done():
@@ -133,7 +133,7 @@ class LoadedAdapters(Mapping[str, Adapter]):
 
     @property
     def has_retired(self) -> bool:
-        """Whether `let_go` has anything to do."""
+        """Whether `release_unused` has anything to do."""
         return bool(self._retired)
 
 
