@@ -15,6 +15,7 @@ Sides alternate, and a figure is the median of the repeats. `--quick` uses small
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -58,6 +59,7 @@ ADMITTED = 10**9
 TURNS_A_RECORD = 50
 TOOL_CHARS, TOOL_TOKENS, REPLY_CHARS, REPLY_TOKENS = 2000, 500, 400, 100
 TURN_COUNTS = (1, 2, 10, 50, 100, 200)
+READ_REPEATS = 9
 
 
 @dataclass(frozen=True)
@@ -416,7 +418,8 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
             await play(store, 10)
         num_bytes = 0
         rates: dict[str, list[float]] = {"bare": [], "store": []}
-        for _ in range(max(2, sizes.repeats)):
+        for _ in range(READ_REPEATS):
+            gc.collect()
             started = time.monotonic()
             data = [d async for d in store.database["record_data"].find({}).sort("traj_id", 1)]
             ids = [turn_id for d in data for turn_id in d["turn_ids"]]
@@ -424,11 +427,16 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
             keys = {key for document in found for key in blob_keys(document)}
             blobs = [d async for d in store.database["blobs"].find({"_id": {"$in": sorted(keys)}})]
             bare = time.monotonic() - started
+            num_turns = len(found)
+            num_bytes = sum(len(bson.encode(d)) for d in (*data, *found, *blobs))
+            # The collector would pass over these documents during the store's reads.
+            del data, found, blobs
+            gc.collect()
             started = time.monotonic()
             groups = await store.ledger.ready_groups(limit=sizes.read_groups)
             by_store = time.monotonic() - started
-            assert sum(len(d.turns) for group in groups for d in group) == len(found)
-            num_bytes = sum(len(bson.encode(d)) for d in (*data, *found, *blobs))
+            assert sum(len(d.turns) for group in groups for d in group) == num_turns
+            del groups
             rates["bare"].append(num_bytes / bare)
             rates["store"].append(num_bytes / by_store)
         await store.drop_database()
