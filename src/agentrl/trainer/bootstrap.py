@@ -42,6 +42,7 @@ from agentrl.models.checkpoints.resolve import (
 from agentrl.models.load import read_config
 from agentrl.models.stage_layers import check_stages
 from agentrl.runtime.logs import setup_logging
+from agentrl.runtime.processes.heap import keep_freed_memory
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.runtime.telemetry.prometheus import metrics_endpoint
 from agentrl.runtime.telemetry.tracker_checks import check_trackers
@@ -81,6 +82,7 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
     setup_logging(f"{name}-{os.environ.get('RANK', '0')}")
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
+    keep_freed_memory()
     # Otherwise every export of weights prints a progress bar into the log.
     disable_progress_bar()
 

@@ -4,7 +4,6 @@ Weights come back without their values, as on a GPU: nothing is computed until n
 Sampled tokens of sequences are kept, and their prompts are recomputed.
 """
 
-import ctypes
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.generation.kv_cache import KVCache, PrefixStore
 from agentrl.inference.engine.generation.own_caches import OwnCaches
+from agentrl.runtime.processes.heap import return_freed_memory
 
 WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
 _ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
@@ -72,7 +72,7 @@ class MemorySaver:
                 parameter.data = parameter.data.new_empty(0)
             self._uninitialized.clear()
         self._released |= requested
-        _trim_heap()
+        return_freed_memory()
 
     def resume(self, tags: Sequence[str]) -> None:
         """Allocate memory again.
@@ -96,10 +96,3 @@ class MemorySaver:
     def note_loaded(self, tensors: Iterable[torch.Tensor]) -> None:
         """Record that parameters have values now."""
         self._uninitialized -= {tensor.data_ptr() for tensor in tensors}
-
-
-def _trim_heap() -> None:
-    """Return freed memory to the system if the allocator keeps it (glibc's does)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
