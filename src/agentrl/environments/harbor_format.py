@@ -4,6 +4,7 @@ Input: a folder, and the root that it must not point outside. Output: values of 
 one-line `ConfigError` that names the file. Nothing is run or copied here.
 """
 
+import hashlib
 import math
 import os
 import posixpath
@@ -11,14 +12,18 @@ import re
 import shlex
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 from agentrl.errors import ConfigError
 
 _MAX_TEXT_BYTES = 1 << 20
+_MAX_CONTEXT_BYTES = 8 << 30
+_MAX_CONTEXT_ENTRIES = 100_000
+_CHUNK_BYTES = 1 << 20
 _MAX_CHARS = 1000
 _MAX_MEGABYTES = 1 << 20
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -72,6 +77,65 @@ def check_own(path: Path, root: Path) -> None:
             raise ConfigError(f"{one}: it points outside {root}")
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise ConfigError(f"{one}: it is not a file")
+
+
+def content_hash(folder: Path) -> str:
+    """Return a hash of a folder's content: names, kinds, modes, bytes and targets of links.
+
+    The same content has the same hash in every folder, whatever its times and owners. Links are not
+    followed: Docker copies them as links.
+
+    Raises:
+        ConfigError: it cannot be read, has more than 100,000 entries or 8 GiB, or contains
+            something other than files, folders and links.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    num_bytes = 0
+    for number, (path, mode) in enumerate(_entries(folder)):
+        if number >= _MAX_CONTEXT_ENTRIES:
+            raise ConfigError(f"{folder}: it has more than {_MAX_CONTEXT_ENTRIES} entries")
+        name = os.fsencode(path.relative_to(folder))
+        # Every part has a fixed length or is preceded by it, so no two folders look the same.
+        digest.update(b"%d %d " % (len(name), mode) + name)
+        if stat.S_ISLNK(mode):
+            target = os.fsencode(os.readlink(path))
+            digest.update(b"%d " % len(target) + target)
+        elif stat.S_ISREG(mode):
+            content = hashlib.blake2b(digest_size=32)
+            for chunk in _chunks(path):
+                num_bytes += len(chunk)
+                if num_bytes > _MAX_CONTEXT_BYTES:
+                    raise ConfigError(f"{folder}: it is larger than {_MAX_CONTEXT_BYTES >> 30} GiB")
+                content.update(chunk)
+            digest.update(content.digest())
+    return digest.hexdigest()
+
+
+def _entries(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Yield what a folder contains, in a fixed order, with the modes of the entries themselves."""
+    waiting = [folder]
+    while waiting:
+        parent = waiting.pop()
+        try:
+            for path in sorted(islice(parent.iterdir(), _MAX_CONTEXT_ENTRIES + 1)):
+                mode = path.lstat().st_mode
+                if stat.S_ISDIR(mode):
+                    waiting.append(path)
+                elif not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                    raise ConfigError(f"{path}: it is not a file")
+                yield path, mode
+        except OSError as error:
+            raise ConfigError(f"{error.filename or parent}: {error.strerror}") from None
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    # Another process may replace the file by a link or a pipe after its mode was read.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"{path}: it is not a file")
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
 
 
 class Table:

@@ -5,7 +5,6 @@ network access unless enabled, nor any of this process's environment variables.
 """
 
 import contextlib
-import hashlib
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
+from agentrl.environments.harbor_format import content_hash
 from agentrl.errors import AgentError, ConfigError
 from agentrl.runtime.processes.confinement import Confinement, confinement_gap
 
@@ -209,9 +209,14 @@ class DockerSandbox:
 
 
 def _build_image(context: Path, seconds: float) -> str:
-    """Build the image of a folder; return its tag, which is derived from the folder's path."""
-    tag = f"agentrl-harbor:{hashlib.blake2b(str(context).encode(), digest_size=8).hexdigest()}"
-    _docker(["docker", "build", "--quiet", f"--tag={tag}", str(context)], seconds)
+    """Return the tag of the image of a folder, built unless one of the same content exists."""
+    try:
+        tag = f"agentrl-harbor:{content_hash(context)}"
+    except ConfigError as error:
+        raise AgentError(f"cannot build an image: {error}") from None
+    status, _ = _run(["docker", "image", "inspect", "--format={{.Id}}", tag], _DOCKER_SECONDS)
+    if status != 0:
+        _docker(["docker", "build", "--quiet", f"--tag={tag}", str(context)], seconds)
     return tag
 
 

@@ -11,6 +11,7 @@ import pytest
 from support.harbor import TEST, write_task
 
 from agentrl.environments.environment_kinds import run_call
+from agentrl.environments.harbor_format import content_hash
 from agentrl.environments.harbor_sandboxes import ProcessSandbox
 from agentrl.environments.harbor_tasks import HarborTask, load_tasks
 from agentrl.errors import AgentError, ConfigError
@@ -242,3 +243,62 @@ def test_the_policy_has_no_place_where_the_verifier_reads(tmp_path: Path, place:
     toml = f'[environment]\nworkdir = "{place}"\n'
     said = refused(write_task(tmp_path / "task", toml=toml))
     assert said.endswith(f"{place} is reserved for its verifier")
+
+
+def test_an_image_is_named_by_the_content_of_its_folder(tmp_path: Path) -> None:
+    (one, other) = (
+        write_task(tmp_path / name, dockerfile="FROM x") / "environment" for name in "ab"
+    )
+    script, same = other / "bin/run.sh", content_hash(one)
+    assert content_hash(other) == same
+    os.utime(other / "data.txt", (1, 1))
+    assert content_hash(other) == same
+    found = [same]
+    script.parent.mkdir()
+    found.append(content_hash(other))
+    script.write_text("true")
+    found.append(content_hash(other))
+    script.write_text("trve")
+    found.append(content_hash(other))
+    script.chmod(0o700)
+    found.append(content_hash(other))
+    script.rename(script.with_name("rvn.sh"))
+    found.append(content_hash(other))
+    (other / "link").symlink_to("data.txt")
+    found.append(content_hash(other))
+    (other / "link").unlink()
+    (other / "link").symlink_to("data.tyt")
+    found.append(content_hash(other))
+    assert len(set(found)) == len(found)
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "environment", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / "folder").symlink_to(outside)
+    (folder / "endless").symlink_to("/dev/zero")
+    (folder / "loop").symlink_to(folder)
+    before = content_hash(folder)
+    (outside / "private").write_text("shh")
+    assert content_hash(folder) == before
+
+
+def test_what_cannot_be_part_of_an_image_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe: it is not a file$"):
+        content_hash(tmp_path)
+    (tmp_path / "pipe").unlink()
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(3 << 30)
+    monkeypatch.setattr("agentrl.environments.harbor_format._MAX_CONTEXT_BYTES", 1 << 30)
+    with pytest.raises(ConfigError, match=r"it is larger than 1 GiB$"):
+        content_hash(tmp_path)
+    (tmp_path / "sparse").unlink()
+    (tmp_path / "a").write_text("")
+    (tmp_path / "b").write_text("")
+    monkeypatch.setattr("agentrl.environments.harbor_format._MAX_CONTEXT_ENTRIES", 1)
+    with pytest.raises(ConfigError, match=r"it has more than 1 entries$"):
+        content_hash(tmp_path)
