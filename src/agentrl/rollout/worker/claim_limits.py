@@ -35,10 +35,9 @@ WaitReason = Literal[
 ]
 """Keys of `SamplerInfo.seconds_waiting`; `trouble` is the backoff after failures."""
 
-_WAITING_TEXT: dict[WaitReason, str] = {
+_WAITING_TEXT: dict[WaitReason, str] = {  # `no_server` is a warning of its own
     "no_run": "the run has not started",
     "paused": "sampling is paused (control.sampling_paused of the run)",
-    "no_server": "no inference server is up; start one with `agentrl serve`, or check its log",
     "no_task": "no slot to claim",
     "no_scoring": "nothing to score",
     "trouble": "rollouts keep failing; running one at a time (see the warnings above)",
@@ -198,6 +197,7 @@ class FailureBackoff:
 class WaitingTimes:
     """The time spent idle, by reason."""
 
+    run_name: str
     log_interval_seconds: float
     """Interval between log lines with the same reason."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -206,6 +206,7 @@ class WaitingTimes:
     _since: float = field(default_factory=time.monotonic)
     _logged: WaitReason | None = None
     _logged_at: float = float("-inf")
+    _lacks_server: bool = False
 
     def switch(self, reason: WaitReason | None, *, is_idle: bool) -> None:
         """Add the time since the last switch to its reason, and switch to this one.
@@ -220,8 +221,22 @@ class WaitingTimes:
             self.seconds[self.reason] += now - self._since
         self._since = now
         self.reason = reason
+        # A run that is paused or has not started says nothing about its servers.
+        if self._lacks_server and reason not in ("no_server", "no_run", "paused"):
+            log.info("run %s: an inference server is alive; sampling continues", self.run_name)
+            self._lacks_server = False
         if reason is None or not (is_idle or reason == "no_server"):
             return
         if reason != self._logged or now - self._logged_at > self.log_interval_seconds:
-            log.info("waiting: %s", _WAITING_TEXT[reason])
+            if reason == "no_server":
+                self._lacks_server = True
+                log.warning(
+                    "run %s: no registered inference server is alive, so sampling waits; start one "
+                    "with `agentrl serve --run_name %s` and the run's --db_connection_string, or "
+                    "check the log of one that should be running",
+                    self.run_name,
+                    self.run_name,
+                )
+            else:
+                log.info("waiting: %s", _WAITING_TEXT[reason])
             self._logged, self._logged_at = reason, now

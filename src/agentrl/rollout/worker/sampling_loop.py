@@ -96,7 +96,9 @@ class SamplingLoop:
         self._renewal = LeaseRenewal(context.store, context.rollout.lease_seconds)
         self._watch = RunWatch(context.store, context.servers)
         self._limit = ConcurrencyLimit(context.rollout.target_concurrency)
-        self._waiting = WaitingTimes(self._times.log_waiting)
+        self._waiting = WaitingTimes(
+            context.store.database_name, log_interval_seconds=self._times.log_waiting
+        )
         self._jobs: dict[asyncio.Task[None], RolloutAttempt] = {}
         self._capacity_freed = asyncio.Event()
         self._store_responded_at = time.monotonic()

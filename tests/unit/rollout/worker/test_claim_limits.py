@@ -115,11 +115,19 @@ def test_servers_that_do_not_tell_get_a_number_that_suits_most() -> None:
 def test_a_sampler_whose_servers_are_gone_says_so_while_its_rollouts_wait(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    waiting = WaitingTimes(log_interval_seconds=30.0)
+    waiting = WaitingTimes("test", log_interval_seconds=30.0)
     with caplog.at_level(logging.INFO):
         waiting.switch("admission", is_idle=False)
         waiting.switch("no_server", is_idle=False)
         waiting.switch("no_server", is_idle=False)
-    assert [record.getMessage() for record in caplog.records] == [
-        "waiting: no inference server is up; start one with `agentrl serve`, or check its log"
+        waiting.switch(None, is_idle=False)
+        waiting.switch(None, is_idle=False)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        (
+            "WARNING",
+            "run test: no registered inference server is alive, so sampling waits; start one with "
+            "`agentrl serve --run_name test` and the run's --db_connection_string, or check the "
+            "log of one that should be running",
+        ),
+        ("INFO", "run test: an inference server is alive; sampling continues"),
     ]
