@@ -46,26 +46,27 @@ _PAGE = (
 CRITICAL = (
     Line(
         "1a",
-        "one agent's `top_k: 2**64 - 1`, `stop_token_ids` of 10**6 or 2**70, and other numbers",
+        "an agent sends `top_k: 2**64 - 1`, `stop_token_ids` of 10**6 or 2**70, and other numbers",
         "the run ended",
-        "{engine.numbers.refused} of {engine.numbers.tried} are answered with 400; the engine survives",
+        "{engine.numbers.refused} of {engine.numbers.tried} are answered with 400; the engine "
+        "survives",
         "400",
         (f"{_HTTP}::test_sampling_that_no_model_can_do_is_refused",),
     ),
     Line(
         "1b",
-        "a batch that fails in the engine's thread",
-        "the engine ended, with all its sequences",
-        "its own sequences fail with 500; all others continue",
-        "its own sequences",
+        "a batch fails in the engine's thread",
+        "the engine ended, and all its sequences failed",
+        "the sequences of the batch fail with 500; all others continue",
+        "only the sequences of the batch fail",
         (f"{_HTTP}::test_a_request_that_fails_in_the_engine_ends_alone",),
     ),
     Line(
         "1c",
-        "a request under whose hands servers die",
-        "6 deaths, then the run ended",
-        "2 deaths at most, then the outcome of its rollout",
-        "quarantine",
+        "a request crashes every server that it is sent to",
+        "6 servers crashed, then the run ended",
+        "at most 2 servers crash; then the rollout fails and the request is not sent again",
+        "the request is quarantined",
         (
             f"{_UNIT}/inference/client/test_quarantine.py::"
             "test_a_request_that_kills_is_sent_twice_and_its_neighbors_live",
@@ -74,8 +75,9 @@ CRITICAL = (
     Line(
         "2a",
         "a schema of 20,000 `$ref`s, 1,000 levels of objects, a Lark chain of 20,000 rules",
-        "native death of the engine",
-        "{engine.grammars.refused} of {engine.grammars.tried} are rejected by a child with limits, "
+        "the engine crashed in native code",
+        "{engine.grammars.refused} of {engine.grammars.tried} are rejected by a child process "
+        "with limits, "
         "within {engine.grammars.seconds:.1f} s",
         "rejected; the engine survives",
         (
@@ -85,8 +87,8 @@ CRITICAL = (
     ),
     Line(
         "2b",
-        "the same and a schema of 100 kB, sent to the engine",
-        "native death of the engine",
+        "the schemas of 2a, and one of 100 kB, are sent to the engine",
+        "the engine crashed in native code",
         "{engine.schemas.refused} of {engine.schemas.tried} are answered with 400, "
         "within {engine.schemas.seconds:.1f} s",
         "400",
@@ -97,8 +99,8 @@ CRITICAL = (
     ),
     Line(
         "2c",
-        "the same as an agent's `response_format`",
-        "the sampler's loop stood still for seconds",
+        "an agent sends them as its `response_format`",
+        "the sampler's event loop was blocked for seconds",
         "{endpoint.schemas.num_400} of {endpoint.schemas.tried} are answered with 400; "
         "longest stall {endpoint.schemas.stall_ms:.0f} ms",
         "≤ 250 ms",
@@ -109,10 +111,11 @@ CRITICAL = (
     ),
     Line(
         "3a",
-        "user `nobody` on the private mongod: reads answers, alters scores, registers a server",
-        "all of it",
+        "user `nobody` connects to the private mongod to read answers, change scores and "
+        "register a server",
+        "all attempts succeeded",
         "{stranger.refused} of {stranger.tried} attempts are denied",
-        "nothing",
+        "all are denied",
         (
             f"{_UNIT}/store/test_private_login.py::"
             "test_another_user_can_neither_read_nor_alter_nor_register",
@@ -120,10 +123,11 @@ CRITICAL = (
     ),
     Line(
         "3b",
-        "user `nobody` beside a run: processes, files, ports, signals",
-        "was sent the API key and the admin key",
-        "nothing is read, altered, stopped or impersonated",
-        "nothing",
+        "user `nobody` tries to access the processes, files and ports of a run, and to signal "
+        "its processes",
+        "it received the API key and the admin key",
+        "nothing is read, changed, stopped or impersonated",
+        "no access",
         (
             f"{_NEIGHBOURS}::test_another_user_reads_alters_stops_and_impersonates_nothing",
             f"{_UNIT}/inference/test_vouching.py::"
@@ -133,9 +137,9 @@ CRITICAL = (
     Line(
         "3c",
         "another program of the same user reads a command's memory or environment",
-        "read, and in core files",
-        "denied; no core files",
-        "not dumpable",
+        "it could be read, and was written to core files",
+        "access is denied; no core files are written",
+        "the process is not dumpable",
         (
             f"{_UNIT}/runtime/processes/test_private_memory.py::"
             "test_no_other_program_of_the_user_reads_a_command",
@@ -143,8 +147,8 @@ CRITICAL = (
     ),
     Line(
         "4a",
-        "pages of other origins post to the engine's control routes",
-        "a run stood still for 190 s",
+        "web pages of other origins post to the engine's control routes",
+        "a run was blocked for 190 s",
         "{engine.pages.refused} of {engine.pages.tried} are rejected",
         "rejected",
         (
@@ -155,10 +159,10 @@ CRITICAL = (
     ),
     Line(
         "4b",
-        "a server is paused, and nobody publishes",
-        "190 s, `/health` at 200, no word in any log",
-        "resumed after {run.paused_seconds:.0f} s, and said",
-        "resumed or replaced, and said",
+        "a server is paused although no version is being published",
+        "it stayed paused for 190 s; `/health` returned 200, and no log mentioned it",
+        "it is resumed after {run.paused_seconds:.0f} s, which is logged",
+        "it is resumed or replaced, and this is logged",
         (
             f"{_UNIT}/inference/supervisor/test_server_supervisor.py::"
             "test_a_server_paused_without_a_publication_is_resumed_and_it_is_said",
@@ -166,9 +170,9 @@ CRITICAL = (
     ),
     Line(
         "4c",
-        "`/update_weight_version` and `/update_weights_from_disk` without the key for control",
-        "the policy was relabelled, any path was read",
-        "401; the launcher makes both keys",
+        "`/update_weight_version` and `/update_weights_from_disk` are called without the admin key",
+        "the policy's version was changed, and any path was read",
+        "401; the launcher generates both keys",
         "401",
         (
             "tests/contract/test_keys.py::test_each_route_takes_its_own_key_and_no_other",
@@ -180,24 +184,24 @@ CRITICAL = (
 HIGH = (
     Line(
         "5a",
-        "an MCP server's reply of 3 MB that unpacks to 3 GB",
+        "an MCP server sends a reply of 3 MB that decompresses to 3 GB",
         "the sampler aborted",
-        "rejected; {tools.packed.megabytes:.0f} MB",
+        "rejected; adds {tools.packed.megabytes:.0f} MB",
         "rejected",
         (f"{_TOOLS}/test_odd_servers.py::test_a_compressed_answer_is_refused",),
     ),
     Line(
         "5b",
-        "a judge's reply of 3 MB that unpacks to 3 GB",
+        "a judge sends a reply of 3 MB that decompresses to 3 GB",
         "the sampler aborted",
-        "rejected; {tools.judge.megabytes:.0f} MB",
+        "rejected; adds {tools.judge.megabytes:.0f} MB",
         "rejected",
         (f"{_UNIT}/runtime/http/test_bounded_replies.py::test_a_compressed_reply_is_not_unpacked",),
     ),
     Line(
         "5c",
-        "an aggregator (`/mcpapi`) that answers without end",
-        "6.1 GB, 17 s of stall",
+        "an aggregator (`/mcpapi`) sends an endless reply",
+        "6.1 GB, a stall of 17 s",
         "rejected after {tools.aggregator.megabytes:.0f} MB and {tools.aggregator.seconds:.1f} s; "
         "longest stall {tools.aggregator.stall_ms:.0f} ms",
         "≤ 250 ms",
@@ -205,55 +209,55 @@ HIGH = (
     ),
     Line(
         "5d",
-        "a listing of 200,000 tools",
+        "an MCP server lists 200,000 tools",
         "10.8 s",
         "rejected after {tools.many_tools.seconds:.2f} s; "
         "longest stall {tools.many_tools.stall_ms:.0f} ms",
         "≤ 250 ms",
         (
-            f"{_TOOLS}/test_admission.py::"
+            f"{_TOOLS}/servers/test_admission.py::"
             "test_a_listing_that_cannot_be_offered_is_named_in_one_line",
             f"{_TOOLS}/test_odd_servers.py::test_a_server_that_lists_pages_for_ever_is_refused",
         ),
     ),
     Line(
         "5e",
-        "a description of 50 MB",
+        "an MCP server describes a tool in 50 MB of text",
         "accepted",
-        "rejected; {tools.description.megabytes:.0f} MB",
+        "rejected; adds {tools.description.megabytes:.0f} MB",
         "rejected",
         (
-            f"{_TOOLS}/test_admission.py::"
+            f"{_TOOLS}/servers/test_admission.py::"
             "test_a_listing_that_cannot_be_offered_is_named_in_one_line",
         ),
     ),
     Line(
         "5f",
-        "a result of 600,000 blocks",
-        "23 s of stall",
+        "a tool returns a result of 600,000 blocks",
+        "a stall of 23 s",
         "rejected after {tools.blocks.seconds:.2f} s; longest stall {tools.blocks.stall_ms:.0f} ms",
         "≤ 250 ms",
         (
             f"{_TOOLS}/test_odd_servers.py::test_answers_of_too_many_values_are_observations",
-            f"{_TOOLS}/test_admission.py::"
+            f"{_TOOLS}/servers/test_admission.py::"
             "test_what_holds_too_many_values_or_goes_too_deep_is_refused_at_once",
         ),
     ),
     Line(
         "5g",
-        "60 MB of user text in one call of an agent",
+        "an agent sends 60 MB of user text in one call",
         "13.5 GB in the sampler",
-        "400; {endpoint.user_text.megabytes:.0f} MB, "
+        "400; adds {endpoint.user_text.megabytes:.0f} MB, "
         "longest stall {endpoint.user_text.stall_ms:.0f} ms",
         "≤ 250 ms",
         (f"{_RECORDING}::test_what_cannot_fit_is_refused_before_it_is_tokenized",),
     ),
     Line(
         "5h",
-        "20 MB of text to the engine",
-        "4.6 GB, 26 s for other requests",
-        "{engine.large.status}; {engine.large.megabytes:.0f} MB, "
-        "{engine.large.neighbour_seconds:.2f} s for other requests",
+        "a client sends 20 MB of text to the engine",
+        "4.6 GB; other requests took 26 s",
+        "{engine.large.status}; adds {engine.large.megabytes:.0f} MB, "
+        "and other requests take {engine.large.neighbour_seconds:.2f} s",
         "rejected before tokenization",
         (
             f"{_HTTP}::test_a_body_of_20_mb_is_not_kept",
@@ -262,10 +266,10 @@ HIGH = (
     ),
     Line(
         "5i",
-        "`n=200000`",
-        "the queue was full",
-        "400 where it is beyond the bound, else whole or not at all",
-        "whole or not at all",
+        "a client requests `n=200000`",
+        "the request filled the queue",
+        "400 above the limit; below it, all sequences are queued, or none",
+        "all or none are queued",
         (f"{_HTTP}::test_a_request_that_overfills_the_queue_is_refused_whole",),
     ),
     *(
@@ -273,26 +277,38 @@ HIGH = (
             f"6{letter}",
             tried,
             before,
-            f"{{texts.{name}_ms:.2f}} ms; {{texts.{name}_growth:.1f}} times as long for twice the text",
-            "twice",
+            f"{{texts.{name}_ms:.2f}} ms; {{texts.{name}_growth:.1f}} times that for twice the "
+            f"text",
+            "2 times",
             (_TEXTS,),
         )
         for letter, name, tried, before in (
-            ("a", "deepseek", "`function<｜tool▁sep｜>` and blanks, 1,600 characters", "7.2 s"),  # noqa: RUF001
-            ("b", "boxed", r"`\boxed{` again and again, 14 kB", "5.5 s"),
-            ("c", "mistral", "`[TOOL_CALLS]name` and blanks, 200 kB", "grew with the square"),
-            ("d", "judge", "a judge's ` ``` ` and blanks, 200 kB", "grew with the square"),
-            ("e", "think", "`<think>` again and again, 200 kB", "grew with the square"),
-            ("f", "answer", "`<answer>` again and again, 200 kB", "grew with the square"),
-            ("g", "think_end", "`</think>` again and again, 200 kB", "grew with the square"),
+            (
+                "a",
+                "deepseek",
+                "`function<｜tool▁sep｜>` followed by spaces, 1,600 characters",  # noqa: RUF001
+                "7.2 s",
+            ),
+            ("b", "boxed", r"`\boxed{` repeated, 14 kB", "5.5 s"),
+            ("c", "mistral", "`[TOOL_CALLS]name` followed by spaces, 200 kB", "quadratic time"),
+            (
+                "d",
+                "judge",
+                "` ``` ` followed by spaces in a judge's reply, 200 kB",
+                "quadratic time",
+            ),
+            ("e", "think", "`<think>` repeated, 200 kB", "quadratic time"),
+            ("f", "answer", "`<answer>` repeated, 200 kB", "quadratic time"),
+            ("g", "think_end", "`</think>` repeated, 200 kB", "quadratic time"),
         )
     ),
     Line(
         "6h",
-        "{texts.texts:,} texts against all {texts.readers} readers of formats, answers and verdicts",
-        "square or cube",
-        "{texts.largest_growth:.1f} times as long at most for twice the text",
-        "twice, within the noise",
+        "{texts.texts:,} texts are passed to all {texts.readers} parsers of formats, answers and "
+        "verdicts",
+        "quadratic or cubic time",
+        "at most {texts.largest_growth:.1f} times as long for twice the text",
+        "2 times, within the noise",
         (
             _TEXTS,
             f"{_UNIT}/rewards/test_hostile_text.py::"
@@ -302,12 +318,13 @@ HIGH = (
     ),
     Line(
         "7",
-        "what an agent sends wrong: `seed: 2**200`, 800-deep schemas, `prompt: [2**70]`, "
+        "an agent sends malformed fields: `seed: 2**200`, schemas nested 800 levels deep, "
+        "`prompt: [2**70]`, "
         "`repetition_penalty: 5e-324`",
-        "503, replayed, never scored",
+        "503; the rollout was repeated and never scored",
         "{endpoint.malformed.num_400} of {endpoint.malformed.tried} are answered with 400; "
         "the rollout continues",
-        "400, always",
+        "always 400",
         (
             f"{_RECORDING}::"
             "test_a_malformed_body_is_refused_and_is_no_failure_of_the_infrastructure",
@@ -317,9 +334,9 @@ HIGH = (
     Line(
         "8",
         "`kill -9` of the private mongod",
-        "the run ended within 2 min",
-        "clients continue after {mongod.seconds:.1f} s, on the same port",
-        "survived",
+        "the run ended within 2 minutes",
+        "clients continue after {mongod.seconds:.1f} s on the same port",
+        "the run continues",
         (
             f"{_UNIT}/launcher/cluster/test_recovery.py::"
             "test_a_killed_mongod_comes_back_under_its_address_and_its_clients_go_on",
@@ -327,19 +344,19 @@ HIGH = (
     ),
     Line(
         "9a",
-        "the database's clock steps by +1 h",
-        "all live leases, booked as failed attempts",
-        "{clock.forward.lost} of {clock.forward.live} live leases",
-        "0",
+        "the database's clock steps forward by 1 h",
+        "all live leases were lost and counted as failed attempts",
+        "{clock.forward.lost} of {clock.forward.live} live leases are lost",
+        "none is lost",
         (f"{_UNIT}/store/test_server_clock.py::test_a_step_forward_takes_no_live_lease",),
     ),
     Line(
         "9b",
-        "it steps back by 1 h",
+        "the database's clock steps back by 1 h",
         "a dead sampler's slots were blocked for 1 h",
         "they are free after {clock.back.dead_freed_seconds:.1f} s, with leases of 1.2 s; "
         "{clock.back.lost} of {clock.back.live} live leases are lost",
-        "a lease or two",
+        "free after one or two lease times",
         (
             f"{_UNIT}/store/test_server_clock.py::"
             "test_a_step_back_does_not_block_the_slots_of_the_dead",
@@ -349,10 +366,10 @@ HIGH = (
 MEDIUM = (
     Line(
         "10a",
-        "16 planted secrets in `config.yaml` and `runs.config`",
-        "12 of 16",
-        "{secrets.found} of {secrets.planted}",
-        "0",
+        "16 planted secrets are searched for in `config.yaml` and `runs.config`",
+        "12 of 16 were found",
+        "{secrets.found} of {secrets.planted} are found",
+        "none is found",
         (
             f"{_UNIT}/config/test_loading.py::"
             "test_planted_secrets_reach_no_file_that_is_shown_and_no_line",
@@ -360,10 +377,11 @@ MEDIUM = (
     ),
     Line(
         "10b",
-        "planted secrets in files, documents, logs, arguments and tool servers' environments",
-        "there",
-        "only in the owner's own files",
-        "none",
+        "planted secrets are searched for in files, documents, logs, arguments and tool servers' "
+        "environments",
+        "found",
+        "found only in the owner's own files",
+        "found nowhere else",
         (
             f"{_NEIGHBOURS}::test_planted_secrets_are_in_no_artefact_but_their_owners_own_file",
             f"{_NEIGHBOURS}::test_a_tool_server_has_none_of_them_in_its_environment",
@@ -371,18 +389,18 @@ MEDIUM = (
     ),
     Line(
         "10c",
-        "a mistyped secret",
-        "repeated in the message",
-        "hidden",
+        "a secret is malformed",
+        "the error message repeated it",
+        "the error message hides it",
         "hidden",
         (f"{_UNIT}/config/test_loading.py::test_a_mistyped_secret_is_not_repeated",),
     ),
     Line(
         "10d",
-        "ESC, OSC and line breaks in logs, tool names and `tasks list`",
-        "a log line was forged, terminals were steered",
-        "one line each, in escapes",
-        "one sanitizer",
+        "logs, tool names and `tasks list` contain ESC, OSC and line breaks",
+        "a log line was forged, and terminals were controlled",
+        "each is printed on one line, escaped",
+        "escaped everywhere",
         (
             f"{_UNIT}/runtime/test_logs.py::test_no_text_forges_a_line_or_steers_the_terminal",
             f"{_UNIT}/cli/test_task_commands.py::"
@@ -391,19 +409,20 @@ MEDIUM = (
     ),
     Line(
         "11a",
-        "a checkpoint whose `.metadata` runs a command",
-        "it ran",
-        "rejected; nothing runs",
-        "nothing runs",
+        "a checkpoint's `.metadata` contains a command",
+        "the command ran",
+        "rejected; the command does not run",
+        "does not run",
         (
+            f""
             f"{_UNIT}/trainer/test_checkpoint.py::test_a_checkpoint_that_others_changed_runs_nothing",
         ),
     ),
     Line(
         "11b",
-        "`store import` of `../outside.jsonl`, BSON `Code`, `$set`, half documents",
-        "taken",
-        "rejected; nothing is left of it",
+        "`store import` of `../outside.jsonl`, BSON `Code`, `$set` and truncated documents",
+        "imported",
+        "rejected; nothing is imported",
         "rejected",
         (
             f"{_UNIT}/store/repositories/test_transfer.py::"
@@ -412,10 +431,10 @@ MEDIUM = (
     ),
     Line(
         "11c",
-        "`tasks retry` with an id that holds `~abc`",
-        "failed for all",
+        "`tasks retry` with an id that contains `~abc`",
+        "failed for all tasks",
         "retried",
-        "any id",
+        "works with any id",
         (
             f"{_UNIT}/cli/test_task_commands.py::"
             "test_ids_from_question_files_neither_steer_the_terminal_nor_stop_a_retry",
@@ -423,12 +442,14 @@ MEDIUM = (
     ),
     Line(
         "11d",
-        "question files: a packed line of 1.5 GB, a FIFO, `/dev/zero`, Parquet bombs, 5,000 digits",
-        "memory and time without end",
-        "{files.refused} of {files.tried} are rejected in one line, within {files.seconds:.1f} s and "
-        "{files.megabytes:,.0f} MB; the packed line within {files.line_seconds:.1f} s and "
+        "question files: a compressed line of 1.5 GB, a FIFO, `/dev/zero`, Parquet bombs, a "
+        "number of 5,000 digits",
+        "unbounded memory and time",
+        "{files.refused} of {files.tried} are rejected with a one-line message, within "
+        "{files.seconds:.1f} s and "
+        "{files.megabytes:,.0f} MB; the compressed line within {files.line_seconds:.1f} s and "
         "{files.line_megabytes:.0f} MB",
-        "rejected in one line",
+        "rejected with a one-line message",
         (
             f"{_UNIT}/datasets/test_entries.py::"
             "test_a_file_without_end_is_refused_in_one_line_and_little_memory",
@@ -439,10 +460,11 @@ MEDIUM = (
     ),
     Line(
         "12a",
-        "children of `agentrl env up` read its environment, and files of other clients",
-        "read",
-        "not there for them",
-        "not reachable",
+        "child processes of `agentrl env up` read its environment variables and the files of "
+        "other clients",
+        "they could be read",
+        "they are not accessible",
+        "not accessible",
         (
             f"{_TOOLS}/test_environment.py::"
             "test_servers_of_one_client_reach_neither_secrets_nor_what_belongs_to_another",
@@ -451,9 +473,9 @@ MEDIUM = (
     Line(
         "12b",
         "the tool server of `--tool_server_command` reads the run's processes and files",
-        "read",
-        "not there for it",
-        "not reachable",
+        "they could be read",
+        "they are not accessible",
+        "not accessible",
         (
             f"{_UNIT}/launcher/cluster/test_local_cluster.py::"
             "test_the_own_tool_server_sees_no_process_and_no_file_of_the_run",
@@ -461,16 +483,16 @@ MEDIUM = (
     ),
     Line(
         "12c",
-        "sessions of `agentrl env up`",
-        "no bound; 20 were 1.3 GB",
-        "64 sessions of 4 GB at most, unless flags say otherwise",
-        "bounded",
+        "a client opens many sessions of `agentrl env up`",
+        "no limit; 20 sessions used 1.3 GB",
+        "at most 64 sessions of 4 GB each, unless flags set other limits",
+        "limited",
         (f"{_TOOLS}/test_environment.py::test_sessions_and_their_memory_are_bounded",),
     ),
     Line(
         "13",
-        "images on addresses of private networks: NAT64, 6to4, `192.0.0.192`, `168.63.129.16`, …",
-        "let through",
+        "image URLs point to private networks: NAT64, 6to4, `192.0.0.192`, `168.63.129.16`, …",
+        "accepted",
         "{addresses.refused} of {addresses.tried} are rejected",
         "rejected",
         (
@@ -480,10 +502,10 @@ MEDIUM = (
     ),
     Line(
         "14",
-        "an answer that closes its tag in the judge's prompt, or is endless",
-        "neither escaped nor bounded",
+        "an answer closes its tag in the judge's prompt, or is very long",
+        "neither escaped nor limited",
         "random delimiters for each answer; at most 20,000 characters",
-        "random delimiters, a limit",
+        "random delimiters and a limit",
         (
             f"{_UNIT}/rewards/test_judge.py::"
             "test_an_answer_can_neither_close_its_tag_nor_fill_the_prompt",
@@ -491,10 +513,11 @@ MEDIUM = (
     ),
     Line(
         "15a",
-        "pods: MongoDB's root user, passwords in arguments, no security context",
-        "root user, in argv, three without",
-        "a user for each component, files and environment, `restricted` enforced",
-        "none of it",
+        "pods run with MongoDB's root user, passwords in arguments or no security context",
+        "root user, passwords in argv, three pods without a security context",
+        "one user for each component, passwords in files and environment variables, `restricted` "
+        "is enforced",
+        "none of these",
         (
             f"{_DEPLOY}::test_each_component_has_a_user_of_its_own_and_none_is_root",
             f"{_DEPLOY}::test_no_password_is_among_arguments",
@@ -504,24 +527,24 @@ MEDIUM = (
     Line(
         "15b",
         "pods reach 169.254.169.254 and private networks",
-        "open",
-        "closed; for Compose docs/deploy.md names the rule of the host's firewall",
-        "closed",
+        "allowed",
+        "blocked; for Compose, docs/deploy.md gives the firewall rule for the host",
+        "blocked",
         (f"{_DEPLOY}::test_nothing_gets_out_to_private_networks_or_the_metadata_service",),
     ),
     Line(
         "15c",
-        "an index serves another file under a known version",
-        "installed; ten packages floated",
-        "every package of images and builds has a hash",
-        "hashes",
+        "a package index serves another file under a known version",
+        "it was installed; ten packages had no fixed version",
+        "every package of images and builds is pinned by its hash",
+        "pinned by hash",
         (f"{_DEPLOY}::test_images_install_nothing_without_a_hash",),
     ),
 )
 LOW = (
     Line(
         "L1",
-        'nested JSON, `stop: [""]`, lone surrogates, `text: []`',
+        'requests with deeply nested JSON, `stop: [""]`, unpaired surrogates or `text: []`',
         "500",
         "{engine.prompts.refused} of {engine.prompts.tried} are answered with 400, "
         "{engine.prompts.num_500} with 500",
@@ -530,18 +553,18 @@ LOW = (
     ),
     Line(
         "L2",
-        "`logit_bias` of NaN and infinity",
-        "invalid JSON",
+        "`logit_bias` contains NaN and infinity",
+        "the response was invalid JSON",
         "400",
         "400",
         (f"{_HTTP}::test_sampling_that_no_model_can_do_is_refused",),
     ),
     Line(
         "L3",
-        "{engine.half_sent.tried:,} half-sent requests",
-        "open forever",
+        "{engine.half_sent.tried:,} clients send half a request",
+        "the connections stayed open forever",
         "closed after {engine.half_sent.seconds:.0f} s; "
-        "{engine.half_sent.neighbour_seconds:.2f} s for a concurrent request",
+        "a concurrent request takes {engine.half_sent.neighbour_seconds:.2f} s",
         "closed",
         (
             f"{_UNIT}/runtime/http/test_request_deadlines.py::"
@@ -550,8 +573,8 @@ LOW = (
     ),
     Line(
         "L4",
-        "the gateway on loopback, with the right id and a wrong key",
-        "taken",
+        "the gateway on loopback is called with the right id and a wrong key",
+        "accepted",
         "401",
         "401",
         (f"{_RECORDING}::test_another_key_than_the_rollouts_is_refused",),
@@ -559,7 +582,7 @@ LOW = (
     Line(
         "L5",
         "`--run_name admin`",
-        "wrote into MongoDB's own database",
+        "wrote to MongoDB's own database",
         "rejected",
         "rejected",
         (f"{_UNIT}/store/test_trajectory_store.py::test_a_database_must_be_named",),
@@ -569,30 +592,35 @@ FAULTS = (
     *(
         Line(
             f"16{letter}",
-            f"the {name} of a run is killed",
+            f"a run's {title} is killed",
             "the run ended (exit 1)",
-            f"the run makes steps again after {{run.{name}_seconds:.0f}} s, and says so",
-            "restarted within bounds",
+            f"it is restarted, which is logged; the run makes steps again after "
+            f"{{run.{name}_seconds:.0f}} s",
+            "restarted, a limited number of times",
             (
                 "tests/integration/test_supervised_run.py::"
                 "test_a_run_rides_out_the_death_of_each_of_its_processes",
             ),
         )
-        for letter, name in (("a", "trainer"), ("b", "keeper"), ("c", "mongod"))
+        for letter, name, title in (
+            ("a", "trainer", "trainer"),
+            ("b", "keeper", "server supervisor"),
+            ("c", "mongod", "mongod"),
+        )
     ),
     Line(
         "17",
-        "staleness of trained records under faults",
-        "3 above `max_staleness` after 21 faults",
-        "{chaos.trained_stale} after {chaos.faults} faults",
+        "faults while records become stale",
+        "3 records older than `max_staleness` were trained on in 21 faults",
+        "{chaos.trained_stale} in {chaos.faults} faults",
         "0",
         (_CHAOS,),
     ),
     Line(
         "18a",
-        "`--fresh --delete_existing` beside a live run of the name",
-        "emptied under its feet",
-        "rejected while a trainer, keeper or sampler is alive",
+        "`--fresh --delete_existing` while a run of the same name is alive",
+        "the database of the live run was emptied",
+        "rejected while a trainer, server supervisor or sampler is alive",
         "rejected",
         (
             f"{_UNIT}/launcher/test_name_is_free.py::test_a_live_trainer_keeps_its_run",
@@ -602,9 +630,9 @@ FAULTS = (
     ),
     Line(
         "18b",
-        "two Ctrl-C during a run",
-        "keeper, samplers and engine stayed for up to 33 s",
-        "all are gone after {run.interrupt_seconds:.1f} s",
+        "Ctrl-C is pressed twice during a run",
+        "server supervisor, samplers and engine kept running for up to 33 s",
+        "all have ended after {run.interrupt_seconds:.1f} s",
         "≤ 5 s",
         (
             "tests/integration/test_ends.py::"
@@ -613,9 +641,9 @@ FAULTS = (
     ),
     Line(
         "18c",
-        "a sampler whose clock is two hours off",
-        "turns that end before they begin",
-        "times come from the database's clock",
+        "a sampler's clock is two hours off",
+        "turns ended before they began",
+        "all times come from the database's clock",
         "one clock",
         (f"{_UNIT}/store/test_server_clock.py::test_a_turn_is_dated_by_the_servers_clock",),
     ),
@@ -640,7 +668,7 @@ FAULTS = (
     ),
     Line(
         "19h",
-        "the slowest query in a loop, and behind a page, at a million records",
+        "the slowest query of a polling loop, and of a page, at a million records",
         "402 ms, 32 s",
         "{growth.slowest_loop_ms:.1f} ms, {growth.slowest_page_ms:.1f} ms",
         "≤ 5 ms, ≤ 200 ms",
@@ -655,12 +683,12 @@ FAULTS = (
         (f"{_UNIT}/datasets/test_entries.py::test_a_million_tasks_are_asked_in_little_memory",),
     ),
 )
-ALTOGETHER = (
+OVERALL = (
     Line(
         "F",
         "random requests, replies, files and texts, {fuzz.cases:,} cases",
-        "1,389 requests and 4,092 conversations had been tried",
-        "{fuzz.deaths} deaths, {fuzz.answers_500} answers of 500; "
+        "only 1,389 requests and 4,092 conversations had been tried",
+        "{fuzz.deaths} crashes, {fuzz.answers_500} responses with 500; "
         "longest stall {fuzz.longest_stall_ms:.0f} ms",
         "0, 0, ≤ 250 ms",
         (
@@ -673,10 +701,10 @@ ALTOGETHER = (
     Line(
         "C",
         "{chaos.faults} faults of processes, network, disk, clock and replica set",
-        "75 faults had been tried",
-        "{chaos.lost_turns} turns lost, {chaos.double_trained} trained twice, "
-        "{chaos.incomplete_groups} groups incomplete, "
-        "{chaos.attempts_booked_wrongly} attempts booked wrongly",
+        "only 75 faults had been tried",
+        "{chaos.lost_turns} turns lost, {chaos.double_trained} records trained twice, "
+        "{chaos.incomplete_groups} incomplete groups, "
+        "{chaos.attempts_booked_wrongly} attempts counted wrongly",
         "0, 0, 0, 0",
         (_CHAOS,),
     ),
@@ -687,5 +715,5 @@ GROUPS: dict[str, tuple[Line, ...]] = {
     "Medium": MEDIUM,
     "Low": LOW,
     "Faults and growth": FAULTS,
-    "Altogether": ALTOGETHER,
+    "Overall": OVERALL,
 }
