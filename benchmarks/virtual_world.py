@@ -226,6 +226,7 @@ class SimStore:
     num_tasks: int
     run: Run = field(default_factory=lambda: Run(name="sim", status="training", control=Control()))
     policy: Policy | None = None
+    database_name: str = "sim"
     known: dict[str, InferenceService] = field(default_factory=dict)
     next_order: int = 0
     num_finished: int = 0

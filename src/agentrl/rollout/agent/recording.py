@@ -67,7 +67,7 @@ _CAUSED_BY_POLICY = frozenset(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _CallsOfRun:
     """Where a call belongs: only earlier calls of the same place can be continued."""
 
     history: CallHistory
@@ -112,7 +112,7 @@ class RecordingSession(ModelSession):
         self._sampler = sampler
         self._section = section
         self._forwarded = ForwardedCalls(sampler, forwarded)
-        self._place = _Place(CallHistory(sampler.context.renderer))
+        self._place = _CallsOfRun(CallHistory(sampler.context.renderer))
         self._seat_sessions: dict[tuple[str, str], _SeatSession] = {}
         self._num_calls = 0
         self._num_sampling = 0
@@ -150,7 +150,7 @@ class RecordingSession(ModelSession):
                 raise APIError(f"a rollout has at most {MAX_SEATS:,} seats and runs of seats")
             number = sum(seat.name == name for seat in self.seats.values())
             self.seats[key] = Seat(name=name, run=number)
-            place = _Place(CallHistory(self._sampler.context.renderer), self.seats[key])
+            place = _CallsOfRun(CallHistory(self._sampler.context.renderer), self.seats[key])
             self._seat_sessions[key] = _SeatSession(self, place)
         return self._seat_sessions[key]
 
@@ -179,7 +179,7 @@ class RecordingSession(ModelSession):
         return await self.count_tokens_at(self._place, request)
 
     async def chat_at(
-        self, place: _Place, request: ChatRequest, on_delta: OnDelta | None
+        self, place: _CallsOfRun, request: ChatRequest, on_delta: OnDelta | None
     ) -> Completion:
         """Continue a conversation of a place; see `chat`."""
         call_key = json.dumps([request.model, request.raw], sort_keys=True, default=str)
@@ -189,7 +189,7 @@ class RecordingSession(ModelSession):
         return await self._guarded(place, call_key, self._forward(place, request))
 
     async def complete_at(
-        self, place: _Place, request: TextRequest, on_delta: OnDelta | None
+        self, place: _CallsOfRun, request: TextRequest, on_delta: OnDelta | None
     ) -> Completion:
         """Continue a text of a place; see `complete`."""
         if request.model != self.model:
@@ -198,7 +198,7 @@ class RecordingSession(ModelSession):
         call = self._complete(place, request, on_delta)
         return await self._guarded(place, f"{request.prompt}", call)
 
-    async def count_tokens_at(self, place: _Place, request: ChatRequest) -> int:
+    async def count_tokens_at(self, place: _CallsOfRun, request: ChatRequest) -> int:
         """Return how many tokens the prompt of a conversation has; see `count_tokens`."""
         if request.model != self.model:
             raise APIError(
@@ -224,12 +224,12 @@ class RecordingSession(ModelSession):
                 param="model",
             )
 
-    async def _forward(self, place: _Place, request: ChatRequest) -> Completion:
+    async def _forward(self, place: _CallsOfRun, request: ChatRequest) -> Completion:
         messages = await self._with_stored_images(request.messages)
         return await self._forwarded.ask(request, messages, place.seat)
 
     async def _guarded(
-        self, place: _Place, call_key: str, call: Coroutine[Any, Any, Completion]
+        self, place: _CallsOfRun, call_key: str, call: Coroutine[Any, Any, Completion]
     ) -> Completion:
         """Await a call; raise its errors as API errors, and remember infrastructure failures."""
         failed = (place.seat, call_key)
@@ -276,7 +276,7 @@ class RecordingSession(ModelSession):
             log.warning("the agent's model call was refused: %s (logged once)", error)
 
     async def _chat(
-        self, place: _Place, request: ChatRequest, on_delta: OnDelta | None
+        self, place: _CallsOfRun, request: ChatRequest, on_delta: OnDelta | None
     ) -> Completion:
         messages = await self._with_stored_images(request.messages)
         self._check_images_visible(messages)
@@ -305,7 +305,7 @@ class RecordingSession(ModelSession):
         return self._completion(request, plan, turn, delivered, reply.text)
 
     async def _complete(
-        self, place: _Place, request: TextRequest, on_delta: OnDelta | None
+        self, place: _CallsOfRun, request: TextRequest, on_delta: OnDelta | None
     ) -> Completion:
         renderer = self._sampler.context.renderer
         prompt, max_tokens = request.prompt, self._sampler.context.max_prompt_len
@@ -332,7 +332,7 @@ class RecordingSession(ModelSession):
 
     async def _sample(
         self,
-        place: _Place,
+        place: _CallsOfRun,
         plan: Plan,
         request: ChatRequest | TextRequest,
         deltas: DeltaStream | None,
@@ -463,7 +463,7 @@ class RecordingSession(ModelSession):
 class _SeatSession(ModelSession):
     """Answers the calls of one run of a seat; limits and failures are those of the rollout."""
 
-    def __init__(self, rollout: RecordingSession, place: _Place) -> None:
+    def __init__(self, rollout: RecordingSession, place: _CallsOfRun) -> None:
         super().__init__(rollout.model)
         self._rollout = rollout
         self._place = place
