@@ -28,12 +28,12 @@ def atomic_file(target: Path, *, private: bool = False) -> Iterator[Path]:
     os.close(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         yield staging
-        _flush(staging)
+        flush(staging)
         staging.replace(target)
     except BaseException:
         staging.unlink(missing_ok=True)
         raise
-    _flush(target.parent)
+    flush(target.parent)
 
 
 def write_atomically(target: Path, content: str | bytes, *, private: bool = False) -> None:
@@ -42,7 +42,8 @@ def write_atomically(target: Path, content: str | bytes, *, private: bool = Fals
         staging.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Write a file, or the entries of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentrl.config.atomic_file import flush
 from agentrl.errors import WriteError
 
 
@@ -64,7 +65,7 @@ def commit_directory(staging: Path, target: Path) -> None:
             shutil.rmtree(outgoing, ignore_errors=True)
             target.rename(outgoing)
         staging.rename(target)
-        _flush(target.parent)
+        flush(target.parent)
         shutil.rmtree(outgoing, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
@@ -101,13 +102,5 @@ def _cannot_write(target: Path, error: OSError) -> WriteError:
 
 def _flush_tree(directory: Path) -> None:
     for path in directory.rglob("*"):
-        _flush(path)
-    _flush(directory)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush(path)
+    flush(directory)
