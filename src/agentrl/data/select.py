@@ -49,10 +49,10 @@ TurnDrop = Literal[
 """Why a turn is left out; `record` if its whole record is left out.
 
 `untrained_seat`: the environment made the turn's agent part of the world, such as a simulated user,
-or its run was abandoned. `no_version`: the policy that sampled some of its tokens is unknown, and with it the turn's age and
-ratios. `penalties`: its logprobs include penalties on repeated tokens, unlike the policy's.
-`placeholder`: the policy sampled the token that stands for an image. `positions`: the
-server computed different positions for its images than their processor does.
+or its run was abandoned. `no_version`: the policy that sampled some of its tokens is unknown, and
+with it the turn's age and ratios. `penalties`: its logprobs include penalties on repeated tokens,
+unlike the policy's. `placeholder`: the policy sampled the token that stands for an image.
+`positions`: the server computed different positions for its images than their processor does.
 """
 
 

@@ -33,7 +33,7 @@ _SEPARATE_FIELDS = {"attempts", "turns", "score", "more_scores", "final_answer",
 _TURN_FIELDS = {
     *("id", "index", "parent", "branch_reason", "finish_reason", "server", "model", "trainable"),
     *("started_at", "finished_at", "version_spans", "cached_tokens", "num_retractions"),
-    *("reward", "advantage", "sampling_params", "shared_len"),
+    *("reward", "advantage", "sampling_params", "shared_len", "seat"),
 }
 
 

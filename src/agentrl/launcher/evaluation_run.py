@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.config.atomic_file import write_atomically
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import ModelSection, RootConfig
 from agentrl.datasets.task_stream import eval_tasks
@@ -153,7 +154,8 @@ async def _evaluate(
         "temperature": config.sampling.eval_temperature,
         **metrics.model_dump(mode="json", exclude={"version", "on_version"}),
     }
-    _write_result(result_path, result)
+    result_path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(result_path, json.dumps(result, indent=2) + "\n")
     console.print(_table(metrics))
     console.print(
         f"mean reward [bold]{metrics.reward_mean:.3f}[/] over "
@@ -206,8 +208,3 @@ def _table(metrics: EvalMetrics) -> Table:
             *("-" if share is None else f"{share:.3f}" for share in passes),
         )
     return table
-
-
-def _write_result(path: Path, result: dict[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from agentrl.config.atomic_file import write_atomically
 from agentrl.errors import ConfigError, ToolError
 from agentrl.runtime.ports import listening_near
 from agentrl.runtime.printable import one_line
@@ -156,7 +157,7 @@ class Display:
         display_dir = self._folder / "display"
         display_dir.mkdir(0o700)
         cookies = display_dir / "cookies"
-        _write_private(cookies, _cookie_file(secrets.token_bytes(16)))
+        write_atomically(cookies, _cookie_file(secrets.token_bytes(16)), private=True)
         reading, writing = os.pipe()
         with os.fdopen(reading, "rb") as number_pipe:
             with os.fdopen(writing, "wb"):
@@ -189,7 +190,7 @@ class Display:
 
     async def _start_viewer(self) -> None:
         password, socket = self._folder / "password", self._folder / "vnc"
-        _write_private(password, self._view_password.encode())
+        write_atomically(password, self._view_password, private=True)
         await self._start_program(
             *("x11vnc", "-unixsock", str(socket), "-rfbport", "0", "-passwdfile", str(password)),
             *("-viewonly", "-shared", "-forever", "-noremote", "-noshm", "-no6", "-quiet"),
@@ -265,8 +266,3 @@ def _cookie_file(secret: bytes) -> bytes:
     every_family, no_address, no_number = b"\xff\xff", b"", b""
     fields = (no_address, no_number, b"MIT-MAGIC-COOKIE-1", secret)
     return every_family + b"".join(len(field).to_bytes(2) + field for field in fields)
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    path.touch(0o600)
-    path.write_bytes(content)

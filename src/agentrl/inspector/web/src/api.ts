@@ -198,6 +198,14 @@ export interface Training {
   ratio: { mean: number; std: number; min: number; max: number } | null;
 }
 
+/** An agent's place in a rollout of several agents. */
+export interface Seat {
+  name: string;
+  run: number;
+  reward: number | null;
+  trained: boolean;
+}
+
 export interface Turn {
   id: string;
   index: number;
@@ -213,6 +221,7 @@ export interface Turn {
   cached_tokens: number;
   num_retractions: number;
   reward: number | null;
+  seat: Seat | null;
   advantage: number | null;
   sampling_params: Record<string, unknown>;
   messages: { role: string; content: CutText; images: string[]; rest: CutText | null }[];

@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Link, useLocation, useSearch } from "wouter-preact";
-import { ofRun, query, type RecordAnswer, type Session, type Turn, useAsk, useNews, ask } from "../api";
+import { ofRun, query, type RecordAnswer, type Seat, type Session, type Turn, useAsk, useNews, ask } from "../api";
 import {
   Ago, Badge, between, Crumbs, Facts, groupPath, Loading, number, Problem, recordPath, runPath,
   ScoreChip, seconds, Section, Status, stepPath, useTitle,
@@ -166,6 +166,15 @@ function Ledger({ run, value }: { run: string; value: RecordAnswer }) {
   );
 }
 
+function SeatBadge({ seat }: { seat: Seat }) {
+  const earned = seat.reward === null ? "" : `, earned ${number(seat.reward)}`;
+  return (
+    <Badge kind="plain">
+      seat {visible(seat.name)}{seat.run > 0 && `, run ${seat.run}`}{seat.trained ? earned : ", not trained"}
+    </Badge>
+  );
+}
+
 function TurnCard(props: {
   run: string; record: string; turn: Turn; colouring: Colouring; policy: number; inherited: boolean; fork: (() => void) | null;
 }) {
@@ -183,6 +192,7 @@ function TurnCard(props: {
           {turn.mean_logprob !== null && ` · logprob ${number(turn.mean_logprob)}`} · {turn.finish_reason}
           {turn.cached_tokens > 0 && ` · ${number(turn.cached_tokens)} cached`}
         </span>
+        {turn.seat && <SeatBadge seat={turn.seat} />}
         {turn.reward !== null && <Badge kind="plain">reward {number(turn.reward)}</Badge>}
         {turn.branch_reason && <Badge kind="warn">branches from turn {turn.parent ?? "none"}: {turn.branch_reason}</Badge>}
         {!turn.trainable && <Badge kind="plain">{turn.model || "another model"}, not trained</Badge>}
