@@ -27,5 +27,6 @@ if __name__ == "__main__":
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     config = {"model_name_or_path": sys.argv[1], "max_new_tokens": 512, "max_steps": 50}
+    config |= {"num_train_epochs": 300, "groups_per_step": 4}  # a few tasks, played many times
     env = ENV.replace("FOLDER", str(folder))
     print(AgentTrainer(env=env, config=config, run_path="runs/harbor").train()["reward_mean"])

@@ -1,4 +1,4 @@
-"""A tiny model imitates the form of answers, then learns how many legs animals have: [STEPS]."""
+"""A tiny model imitates a careless pupil, then learns how many legs animals have: [STEPS]."""
 
 import json
 import random
@@ -15,9 +15,9 @@ ENV = "reasoning_gym:leg_counting?max_animals=1&min_animals=1&max_instances=1&si
 FOLDER = Path("runs/reasoning_gym")
 
 
-def guess(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a conversation whose answer has the right form, and any number of legs."""
-    legs = random.choice((0, 2, 4, 6, 8, 10, 14))
+def careless_answer(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a conversation whose answer has the right form; every other number is a guess."""
+    legs = random.choice((row["answer"], random.choice((0, 2, 4, 5, 6, 8, 10, 14))))
     messages = [
         {"role": "system", "content": row["system_prompt"]},
         {"role": "user", "content": row["query"]},
@@ -29,12 +29,12 @@ def guess(row: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     with EnvironmentProcess(EnvironmentUri.parse(ENV), DataSection()) as questions:
-        talks = [guess(row) for row in questions.rows(range(400)) for _ in range(2)]
+        talks = [careless_answer(row) for row in questions.rows(range(400)) for _ in range(6)]
     (FOLDER / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
     learn = f"-m agentrl sft --run_name warm --train_file {FOLDER}/talks.jsonl --learning_rate 2e-3"
     more = f" --model_name_or_path assets/demo/model --output_dir {FOLDER}/warm"
-    subprocess.run([sys.executable, *(learn + more).split()], check=True)
+    subprocess.run([sys.executable, *f"{learn}{more} --num_train_epochs 4".split()], check=True)
     small = {"max_new_tokens": 16, "max_prompt_tokens": 900, "groups_per_step": 12}
-    steps = {"max_steps": int(sys.argv[1] if sys.argv[1:] else 30), "learning_rate": 4e-4}
-    config = {"model_name_or_path": f"{FOLDER}/warm/model", **small, **steps}
+    steps = {"max_steps": int(sys.argv[1] if sys.argv[1:] else 30), "learning_rate": 3e-4}
+    config = {"model_name_or_path": f"{FOLDER}/warm/model", "num_train_epochs": 3, **small, **steps}
     print(AgentTrainer(env=ENV, config=config, run_path=FOLDER).train()["reward_mean"])
