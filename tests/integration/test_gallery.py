@@ -15,8 +15,8 @@ LIMIT_SECONDS = 900
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
-@pytest.mark.parametrize("kind", ["reasoning_gym", "textarena"])
-def test_the_reward_of_an_example_rises(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "least_rise"), [("reasoning_gym", 0.2), ("textarena", 0.04)])
+def test_the_reward_of_an_example_rises(tmp_path: Path, kind: str, least_rise: float) -> None:
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     packages = tmp_path / ".agentrl/environments" / kind
     packages.parent.mkdir(parents=True)
@@ -32,4 +32,4 @@ def test_the_reward_of_an_example_rises(tmp_path: Path, kind: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rewards = json.loads(done.stdout.splitlines()[-1])
     assert len(rewards) == 20
-    assert fmean(rewards[-5:]) > fmean(rewards[:5]) + 0.2
+    assert fmean(rewards[-5:]) > fmean(rewards[:5]) + least_rise, rewards
