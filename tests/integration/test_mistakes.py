@@ -506,14 +506,10 @@ def test_an_unreachable_database_is_named_without_its_password(
 def test_an_unreachable_database_is_told_within_five_seconds(
     folder: Path, tmp_path: Path, command: str
 ) -> None:
+    began = time.monotonic()
     uri = f"mongodb://127.0.0.1:{closed_port()}"
-    for _ in range(5):  # other work on the machine only adds time
-        began = time.monotonic()
-        done = run(tmp_path, folder, "--db_connection_string", uri, command=command)
-        seconds = time.monotonic() - began
-        if seconds < 5:
-            break
-    assert seconds < 5
+    done = run(tmp_path, folder, "--db_connection_string", uri, command=command)
+    assert time.monotonic() - began < 5
     assert done.returncode == 75
     assert "does not respond; check that it is running" in done.stderr.splitlines()[-1]
 
