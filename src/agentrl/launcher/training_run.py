@@ -4,7 +4,6 @@ Other machines start trainer ranks only (`multi_node`).
 """
 
 import asyncio
-import contextlib
 import time
 
 from rich.console import Console
@@ -41,6 +40,7 @@ from agentrl.launcher.console.run_report import (
     say,
 )
 from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
 
@@ -142,9 +142,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
         # Wait for one more update, so that the last step is shown.
         await asyncio.sleep(0.6)
     finally:
-        follower.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await follower
+        await end_tasks([follower])
     if status == INTERRUPTED:
         return status
     run = await store.runs.get()

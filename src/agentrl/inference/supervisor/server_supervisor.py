@@ -28,6 +28,7 @@ from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
 from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.models.checkpoints.resolve import resolve_model
+from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.processes.child_processes import Supervisor
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.schema import InferenceService, Policy
@@ -302,8 +303,7 @@ class ServerSupervisor:
         try:
             events: set[asyncio.Future[Any]] = {died, stopped, serving}
             done, _ = await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
-            serving.cancel()
-            await asyncio.wait({serving})
+            await end_tasks([serving])
             if serving in done and not isinstance(serving.exception(), ServerUnusable):
                 serving.result()  # raises, since `serve` ends only with an error
             if stopped in done:

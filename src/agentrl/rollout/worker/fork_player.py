@@ -20,6 +20,7 @@ from agentrl.rollout.mcp_sampler import MCPSampler
 from agentrl.rollout.recorded_turns import ForkPoint
 from agentrl.rollout.worker.attempt import LeaseRenewal, RolloutAttempt, SlotCounts
 from agentrl.rollout.worker.scheduler import sampler_class_for
+from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.schema import (
     TERMINAL_STATUSES,
@@ -174,9 +175,7 @@ async def play(
                 if ended.status in {*TERMINAL_STATUSES, "finished"}:
                     yield ended
     finally:
-        for job in (renewing, *running):
-            job.cancel()
-        await asyncio.gather(renewing, *running, return_exceptions=True)
+        await end_tasks([renewing, *running])
         # No other process continues a fork.
         unfinished = [attempt.record for attempt in running.values()]
         while (pending := await claim()) is not None:

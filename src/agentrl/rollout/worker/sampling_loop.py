@@ -22,6 +22,7 @@ from agentrl.rollout.worker.claim_limits import (
     WaitingTimes,
     WaitReason,
 )
+from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.schema import TERMINAL_STATUSES, Record, SamplerInfo, Split, Task, utc_now
 
 log = logging.getLogger(__name__)
@@ -143,9 +144,7 @@ class SamplingLoop:
             self._info = self._info.model_copy(update={"status": "draining"})
             await self._drain(abandoned)
         finally:
-            for job in (*chores, *self._jobs):
-                job.cancel()
-            await asyncio.gather(*chores, *self._jobs, return_exceptions=True)
+            await end_tasks([*chores, *self._jobs])
         self._info = self._info.model_copy(update={"status": "stopped"})
         await self._guard(self._report)
         log.info("ended: %s", self.counts)

@@ -23,6 +23,7 @@ from agentrl.data import StepBatch, build_training_step
 from agentrl.data.tree import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.inference.weight_sync import PolicyFiles, PolicyPublisher, WriteFiles
+from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.schema import RunStatus, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.bootstrap import TrainingSession
@@ -126,9 +127,7 @@ class TrainLoop:
         try:
             return await self._train()
         finally:
-            for task in background:
-                task.cancel()
-            await asyncio.wait(background)
+            await end_tasks(background)
 
     async def _train(self) -> TrainResult:
         step = self._history.last_step
