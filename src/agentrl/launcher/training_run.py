@@ -143,6 +143,8 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
         await asyncio.sleep(0.6)
     finally:
         await end_tasks([follower])
+        if not follower.cancelled():
+            follower.result()
     if status == INTERRUPTED:
         return status
     run = await store.runs.get()

@@ -9,7 +9,7 @@ CANCEL_AGAIN_SECONDS = 3.0
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and return once all of them have ended; their errors are dropped.
+    """Cancel tasks, and return once all of them have ended; the caller may read their errors.
 
     Cancelling once is not enough for a task that repeats calls to the store. Up to Python 3.11,
     `asyncio.wait_for` loses a cancellation that coincides with the end of what it waits for. PyMongo
@@ -20,7 +20,4 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
     while pending:
         for task in pending:
             task.cancel()
-        done, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
-        for task in done:
-            if not task.cancelled():
-                task.exception()  # otherwise, asyncio would log it as never retrieved
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
