@@ -3,6 +3,7 @@
 import gc
 import inspect
 import logging
+import os
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -22,6 +23,8 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
 gc.disable()
+# As `agentrl` sets it, before anything loads torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # The suite tries the same cases each time; `scripts/fuzz`, which wants a report, tries new ones.
 settings.register_profile("suite", derandomize=report() is None)

@@ -161,8 +161,6 @@ def sft(context: click.Context, config: RootConfig) -> int:
         if config.data.records_of is not None and os.environ.get("RANK", "0") == "0":
             source = config.run.model_copy(update={"run_name": config.data.records_of})
             uri = stack.enter_context(served_uri(config.model_copy(update={"run": source})))
-        # Read when torch is imported: threads that spin at barriers stall beside other work.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         with kept_imports():
             from agentrl.trainer.sft.sft_process import fine_tune
 

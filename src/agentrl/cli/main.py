@@ -97,6 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _escape_unencodable_output()
     _restrict_umask()
     keep_memory_private()
+    # Read when a library of OpenMP loads: threads that spin at barriers take cores from the run's
+    # other processes, which inherit this.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _silence_mcp_tracebacks()
     os.environ.update(direct_to_this_machine(os.environ))
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]

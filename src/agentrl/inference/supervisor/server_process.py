@@ -240,8 +240,6 @@ class ServerProcess:
             name: key.get_secret_value() for name, key in keys.items() if key is not None
         }
         return {
-            # Threads that spin at barriers would take cores from the other processes.
-            "OMP_WAIT_POLICY": "PASSIVE",
             # SGLang's /health otherwise samples a token and therefore fails during a long pause.
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
             **environment_keys,

@@ -394,11 +394,10 @@ async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
 
 
 def _child_settings(stop_seconds: float) -> dict[str, str]:
-    """Return environment variables that prevent busy waiting and make a child stop in time."""
+    """Return environment variables that make a child stop and print in time."""
     return {
         # Ranks run in separate sessions, so their launcher must stop them before it is killed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(stop_seconds) - 3),
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
     }
