@@ -455,3 +455,27 @@ def test_the_judge_scores_by_default_only_where_one_is_configured() -> None:
     assert judged.data.default_scorer == "agentcpm"
     named = ["--agent_config_path", "judge.yml", "--default_scorer", "em"]
     assert parse_flags(named).data.default_scorer == "em"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--env", "verifiers:sums"], 16),
+        (["--env", "textarena:Wordle-v0", "--eval_env", "harbor:tasks"], 16),
+        (["--env", "verifiers:sums", "--num_samplers", "0"], 32),
+        (["--env", "verifiers:sums", "--num_samplers", "100"], 1),
+        (["--env", "verifiers:sums", "--max_concurrent_samples_per_process", "256"], 256),
+        (["--env", "textarena:Wordle-v0"], 256),
+    ],
+)
+def test_rollouts_that_start_programs_are_limited_by_the_cores(
+    argv: list[str], expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    config = parse_flags(argv)
+    assert config.rollout.max_concurrent_samples_per_process == expected
+    # A sampler on another machine has as many as the run that wrote its configuration.
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    write_config(config, tmp_path / "config.yaml")
+    sampler = parse_flags(["--config", str(tmp_path / "config.yaml")])
+    assert sampler.rollout.max_concurrent_samples_per_process == expected

@@ -48,7 +48,8 @@ class RolloutSection(ConfigSection):
     """Sampler processes that `agentrl run` starts."""
     max_concurrent_samples_per_process: int = Field(default=256, ge=1)
     """Maximum number of concurrent rollouts per sampler. Rollouts that only wait for their score do
-    not count, but a sampler holds at most twice this number in total."""
+    not count, but a sampler holds at most twice this number in total. Environments that start a
+    program per rollout (verifiers, harbor) run 4 per core by default, in all samplers together."""
     target_concurrency: int | None = Field(default=None, ge=1)
     """Concurrent rollouts of a sampler per inference server; by default limited by the capacity
     that the servers report (KV cache, queue)."""

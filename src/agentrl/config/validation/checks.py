@@ -42,6 +42,10 @@ _SGLANG_OPEN_FLAGS = frozenset(
 _SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang_args"})
 """Settings that the embedded engine does not read."""
 _MONGO_SCHEMES = ("mongodb://", "mongodb+srv://")
+_STARTING_PROGRAMS = frozenset({"harbor", "verifiers"})
+"""Kinds of environments whose rollouts start programs of their own."""
+_ROLLOUTS_PER_CORE = 4
+"""Concurrent rollouts of these kinds; more would share the cores while their programs start."""
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 JUDGE = "agentcpm"
 """The scorer that calls the language model of `--agent_config_path`."""
@@ -56,7 +60,7 @@ def check_config(config: RootConfig) -> RootConfig:
     Raises:
         ConfigError: values contradict each other, or request something unsupported.
     """
-    config = with_implied_processes(config)
+    config = _with_implied_rollouts(with_implied_processes(config))
     for problem in (
         *_unknown_trackers(config.trainer.report_to),
         *_contradictions(config),
@@ -93,6 +97,22 @@ def groups_per_step(config: RootConfig, num_ranks: int = 1) -> int:
         return trainer.groups_per_step
     records = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps * num_ranks
     return -(-records // config.data.num_generations)
+
+
+def _with_implied_rollouts(config: RootConfig) -> RootConfig:
+    """Return the configuration with as many concurrent rollouts as this machine has cores for."""
+    rollout = config.rollout
+    kinds = {uri.partition(":")[0] for uri in config.data.environments.values()}
+    if (
+        kinds.isdisjoint(_STARTING_PROGRAMS)
+        or "max_concurrent_samples_per_process" in rollout.model_fields_set
+    ):
+        return config
+    programs = _ROLLOUTS_PER_CORE * (os.cpu_count() or 1)
+    implied = {
+        "max_concurrent_samples_per_process": max(1, programs // max(1, rollout.num_samplers))
+    }
+    return config.model_copy(update={"rollout": rollout.model_copy(update=implied)})
 
 
 def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
