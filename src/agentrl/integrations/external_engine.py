@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from abc import abstractmethod
 from pathlib import Path
@@ -28,6 +27,7 @@ from agentrl.integrations.engine_settings import (
 from agentrl.integrations.question_rows import warn_of_equal_files, write_questions
 from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
 from agentrl.integrations.trainer_processor import TrainerProcessor
+from agentrl.runtime.processes.child_processes import run_to_end
 
 
 class ExternalEngine(TrainerProcessor):
@@ -158,6 +158,6 @@ class ExternalEngine(TrainerProcessor):
             )
         check_can_run(self._description)
         command = [*self.command, *overrides]
-        status = subprocess.run(command, env=environment, check=False).returncode
+        status = run_to_end(command, environment)
         if status != 0:
             raise AgentRLError(f"{self.framework} exited with status {status}; see its output")

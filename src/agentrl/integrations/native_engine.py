@@ -7,7 +7,6 @@ process; training runs in an interpreter with torch, which may be a different on
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,6 +40,7 @@ from agentrl.integrations.question_rows import (
 from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
 from agentrl.integrations.trainer_processor import TrainerProcessor
 from agentrl.runtime.http.proxies import direct_to_this_machine
+from agentrl.runtime.processes.child_processes import run_to_end
 
 PYTHON_VARIABLE = "AGENTRL_PYTHON"
 _OWN_KEYS = ("agent_processes", "training_python")
@@ -230,7 +230,7 @@ class NativeEngine(TrainerProcessor):
             **direct_to_this_machine(os.environ),
             **secret_environment(config),
         }
-        status = subprocess.run(argv, env=environment, check=False).returncode
+        status = run_to_end(argv, environment)
         if status != 0:
             raise AgentRLError(f"`{module} {command}` exited with status {status}; see its output")
 

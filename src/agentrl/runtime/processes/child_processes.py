@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,23 @@ def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
             os._exit(1)
 
     return set_death_signal
+
+
+def run_to_end(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program in the foreground, and return its exit status.
+
+    It gets SIGTERM when this process dies. SIGINT is passed on, and raises KeyboardInterrupt once
+    the program has ended.
+    """
+    with subprocess.Popen(
+        command, env=environment, preexec_fn=end_with_parent(signal.SIGTERM)
+    ) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)  # Ctrl-C reached it already, `kill` did not
+            process.wait()
+            raise
 
 
 def keeper_command(command: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.runtime.processes.child_processes import Child, Supervisor
+from agentrl.runtime.processes.child_processes import Child, Supervisor, run_to_end
 from agentrl.runtime.processes.restarts import Restarts
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
@@ -189,3 +189,47 @@ async def test_children_end_when_their_launcher_is_killed(tmp_path: Path) -> Non
     process.kill()
     await process.wait()
     await wait_until_dead(pid)
+
+
+FOREGROUND = """
+import os, sys
+from agentrl.runtime.processes.child_processes import run_to_end
+try:
+    run_to_end([sys.executable, "-c", sys.argv[1]], dict(os.environ))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+GRACEFUL = """
+import os, signal, time
+def end(number, _):
+    time.sleep(0.5)
+    print("ended by", signal.Signals(number).name, flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (signal.SIGKILL, ["ended by SIGTERM"]),
+        (signal.SIGTERM, ["ended by SIGTERM"]),
+        (signal.SIGINT, ["ended by SIGINT", "interrupted"]),
+    ],
+)
+def test_a_program_in_the_foreground_ends_with_its_parent(
+    sent: signal.Signals, expected: list[str]
+) -> None:
+    command = [sys.executable, "-c", FOREGROUND, GRACEFUL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "up\n"
+        parent.send_signal(sent)
+        assert parent.stdout.read().splitlines() == expected
+
+
+def test_a_program_in_the_foreground_returns_its_status() -> None:
+    assert run_to_end([sys.executable, "-c", "raise SystemExit(7)"], os.environ) == 7
