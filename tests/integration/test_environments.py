@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from harness.processes import listening_process
-from harness.scripted_engine import replies, serve_script
+from harness.scripted_engine import ScriptedEngine, replies, serve_script
 from support.agent_venvs import index_variables, python_with
 from support.agents import assert_prompts_as_sent, open_stage
 from support.harbor import write_task
@@ -47,23 +47,34 @@ def tasks_of(section: DataSection, seed: int = 0) -> list[EnvironmentTask]:
     return [task for task in tasks if isinstance(task, EnvironmentTask)]
 
 
+Played = tuple[RolloutResult, list[DispatchedSamplingTask], Score]
+
+
+async def sampled(
+    store: TrajectoryStore, section: DataSection, task: EnvironmentTask, engine: ScriptedEngine
+) -> Played:
+    """Play a task with an engine's policy; every prompt must be as it was sent."""
+    await begin_run(store, engine, task)
+    async with open_stage(store, engine) as stage:
+        with EnvironmentProcesses.open(section, stage.endpoints) as environments:
+            record, stored = await claim(store)
+            assert stored == task.model_copy(update={"order": 0})
+            sampler = environments.sampler(task, record, stage.context)
+            result = await sampler.run()
+            await sampler.finish()
+            score = await sampler.evaluate_record(result)
+    turns = await store.turns.of_record(record.id)
+    assert_prompts_as_sent(turns, [body["input_ids"] for body in engine.requests])
+    return result, turns, score
+
+
 async def played(
     store: TrajectoryStore, section: DataSection, task: EnvironmentTask, *said: str
-) -> tuple[RolloutResult, list[DispatchedSamplingTask], Score]:
+) -> Played:
     """Play a task with a policy that says these things; every id must be where it belongs."""
     renderer = Renderer.load(MODEL_DIR)
     with serve_script(renderer, replies(*said)) as engine:
-        await begin_run(store, engine, task)
-        async with open_stage(store, engine) as stage:
-            with EnvironmentProcesses.open(section, stage.endpoints) as environments:
-                record, stored = await claim(store)
-                assert stored == task.model_copy(update={"order": 0})
-                sampler = environments.sampler(task, record, stage.context)
-                result = await sampler.run()
-                await sampler.finish()
-                score = await sampler.evaluate_record(result)
-        turns = await store.turns.of_record(record.id)
-        assert_prompts_as_sent(turns, [body["input_ids"] for body in engine.requests])
+        result, turns, score = await sampled(store, section, task, engine)
         drawn = [engine.reply_ids(text) for text in said]
     assert [turn.output_ids.tolist() for turn in turns] == drawn
     assert TokenTree.from_turns(turns).num_targets == sum(map(len, drawn))
@@ -223,24 +234,13 @@ def bid(prompt: str) -> str:
     return BIDS[max(BIDS, key=prompt.rfind)]
 
 
-async def dueled(
-    store: TrajectoryStore, section: DataSection, task: EnvironmentTask
-) -> tuple[RolloutResult, list[DispatchedSamplingTask], Score]:
+async def dueled(store: TrajectoryStore, section: DataSection, task: EnvironmentTask) -> Played:
     """Play a task whose seats may speak at once; every id must be where it belongs."""
     with serve_script(Renderer.load(MODEL_DIR), bid) as engine:
-        await begin_run(store, engine, task)
-        async with open_stage(store, engine) as stage:
-            with EnvironmentProcesses.open(section, stage.endpoints) as environments:
-                record, _ = await claim(store)
-                sampler = environments.sampler(task, record, stage.context)
-                result = await sampler.run()
-                await sampler.finish()
-                score = await sampler.evaluate_record(result)
-    turns = await store.turns.of_record(record.id)
-    assert_prompts_as_sent(turns, [body["input_ids"] for body in engine.requests])
-    assert sorted(turn.output_ids.tolist() for turn in turns) == sorted(
-        engine.reply_ids(turn.output_text) for turn in turns
-    )
+        result, turns, score = await sampled(store, section, task, engine)
+        assert sorted(turn.output_ids.tolist() for turn in turns) == sorted(
+            engine.reply_ids(turn.output_text) for turn in turns
+        )
     return result, turns, score
 
 
