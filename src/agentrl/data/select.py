@@ -31,6 +31,7 @@ from agentrl.data.seat_runs import NO_SEAT, SeatRun, seat_runs, step_rewards
 from agentrl.data.shown_images import ImageBook
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DBRecordData, DispatchedSamplingTask
+from agentrl.schema.training import EQUAL_SCORES
 from agentrl.schema.turn import NO_VERSION
 
 TurnDrop = Literal[
@@ -145,6 +146,9 @@ def select_group(
             dropped_records[record.record_id] = (
                 drop_counts.most_common(1)[0][0] if drop_counts else "no_targets"
             )
+    if set(dropped_records.values()) == {"zero_advantage"} and not kept:
+        # Its step rewards are as equal as its scores.
+        dropped_records = dict.fromkeys(dropped_records, EQUAL_SCORES)
     return SelectedGroup(
         task_id=group.task_id,
         record_ids=tuple(record.record_id for record in ordered),

@@ -144,6 +144,8 @@ def test_a_bonus_for_every_turn_of_every_record_trains_nothing() -> None:
     group = select(records)
     assert not group.usable
     assert {turn.reason for turn in group.left_out} == {"zero_advantage"}
+    # The user is told that nothing can be learned from this group, not that records failed.
+    assert {*group.dropped_records.values()} == {"zero_variance"}
 
 
 def test_a_value_that_includes_the_steps_is_not_counted_twice() -> None:
