@@ -192,8 +192,10 @@ async def test_children_end_when_their_launcher_is_killed(tmp_path: Path) -> Non
 
 
 FOREGROUND = """
-import os, sys
+import os, signal, sys
 from agentrl.runtime.processes.child_processes import run_to_end
+# A shell has the programs that it starts in the background ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     run_to_end([sys.executable, "-c", sys.argv[1]], dict(os.environ))
 except KeyboardInterrupt:
