@@ -1,6 +1,7 @@
-"""Compares planned memory of the trainer with measured resident memory, on this machine's CPU.
+"""Compares planned memory of the trainer with measured memory.
 
     python benchmarks/plan.py --out benchmarks/results/plan.json
+    python benchmarks/plan.py --device cuda --out benchmarks/results/plan_cuda.json
 
 Each configuration is planned as by `agentrl plan`, with a step of the learner's code on tensors
 without memory, and then measured: a process loads a random model of about 50 million parameters,
@@ -8,6 +9,9 @@ runs a step, and then one of two micro-batches. The peak resident memory of the 
 what the process held before the model. `error` is the difference between plan and measurement,
 relative to the measurement; `largest_error` is the largest of them. Memory that kernels and gloo
 allocate outside of tensors adds to the difference.
+
+On CUDA, the model has the sizes of Qwen3-0.6B, and the peak of torch's allocations counts. `reserved`
+is the memory that torch's allocator took from the device for them.
 
 `--measure NAME` is one process of a measurement. `--only NAME,NAME` measures some configurations again
 and keeps the rows of the others.
@@ -19,10 +23,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -34,17 +40,33 @@ from agentrl.distributed import Ranks, joined_ranks
 from agentrl.trainer.bootstrap import mesh_shape
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
+from agentrl.trainer.rehearsal.fake_device import FakeDevice
 from agentrl.trainer.rehearsal.rehearsal import filled_row, rehearse
 
 GOAL = 0.1
-_SIZES: dict[str, Any] = {
-    "vocab_size": 32_000,
-    "hidden_size": 512,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 8192,
+Device = Literal["cpu", "cuda"]
+_SIZES: dict[Device, dict[str, Any]] = {
+    "cpu": {
+        "vocab_size": 32_000,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+    },
+    "cuda": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -60,28 +82,49 @@ class Case:
     trainer: dict[str, Any] = field(default_factory=dict)
 
 
-CASES = {
-    "dense": Case(1024),
-    "recomputed": Case(2048, trainer={"gradient_checkpointing": True, "loss_seq_chunk_size": 512}),
-    "bfloat16": Case(1024, model={"torch_dtype": "bfloat16"}),
-    "chunks": Case(1024, num_chunks=4),
-    "adapter": Case(1024, model={"lora_rank": 16}),
-    "experts": Case(1024, is_mixture=True),
-    "two_ranks": Case(1024, num_ranks=2),
-    "two_stages": Case(1024, num_ranks=2, trainer={"pp_size": 2}),
+_FLEX = {"torch_dtype": "bfloat16", "attention_implementation": "flex"}
+_RECOMPUTED = {"gradient_checkpointing": True, "loss_seq_chunk_size": 2048}
+CASES: dict[Device, dict[str, Case]] = {
+    "cpu": {
+        "dense": Case(1024),
+        "recomputed": Case(
+            2048, trainer={"gradient_checkpointing": True, "loss_seq_chunk_size": 512}
+        ),
+        "bfloat16": Case(1024, model={"torch_dtype": "bfloat16"}),
+        "chunks": Case(1024, num_chunks=4),
+        "adapter": Case(1024, model={"lora_rank": 16}),
+        "experts": Case(1024, is_mixture=True),
+        "two_ranks": Case(1024, num_ranks=2),
+        "two_stages": Case(1024, num_ranks=2, trainer={"pp_size": 2}),
+    },
+    "cuda": {
+        "dense": Case(4096, model=_FLEX),
+        "recomputed": Case(32_768, model=_FLEX, trainer=_RECOMPUTED),
+        "offloaded": Case(
+            32_768, model=_FLEX, trainer={**_RECOMPUTED, "activation_offloading": True}
+        ),
+        "chunks": Case(32_768, num_chunks=4, model=_FLEX, trainer=_RECOMPUTED),
+        "adapter": Case(4096, model={**_FLEX, "lora_rank": 16}),
+        "experts": Case(4096, is_mixture=True, model=_FLEX),
+        "varlen": Case(4096, model={**_FLEX, "attention_implementation": "varlen"}),
+    },
 }
 
 
-def write_model(case: Case, path: Path) -> None:
+def write_model(case: Case, path: Path, device: Device) -> None:
     """Write a random model."""
     torch.manual_seed(0)
+    sizes = _SIZES[device]
+    config: Any = Qwen3Config(**sizes)
     if case.is_mixture:
-        config: Any = Qwen3MoeConfig(
-            **_SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=512
-        )
-    else:
-        config = Qwen3Config(**_SIZES, intermediate_size=1536)
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        experts: dict[str, Any] = {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 512,
+        }
+        config = Qwen3MoeConfig(**sizes, **experts)
+    with torch.device(device):
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
 
 
 def settings(case: Case, path: Path) -> LearnerSettings:
@@ -103,7 +146,7 @@ def resident(line: str) -> int:
     return int(found.split()[1]) * 1024
 
 
-def measure(case: Case, path: Path, ranks: Ranks) -> int:
+def measure(case: Case, path: Path, ranks: Ranks) -> dict[str, int]:
     """Return the bytes that a rank's second step takes beyond an empty process."""
     # Libraries allocate their own memory before the model is loaded.
     torch.mm(torch.ones(512, 512), torch.ones(512, 512))
@@ -112,15 +155,22 @@ def measure(case: Case, path: Path, ranks: Ranks) -> int:
     learner = Learner(settings(case, path), ranks)
     batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
     learner.train([batch] * ranks.shape.pp)
+    if ranks.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        learner.train([batch] * 2)
+        return {
+            "measured": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.max_memory_reserved(),
+        }
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
     learner.train([batch] * 2 * ranks.shape.pp)
-    return resident("VmHWM") - empty
+    return {"measured": resident("VmHWM") - empty}
 
 
-def measured(name: str, case: Case, path: Path) -> int:
+def measured(name: str, case: Case, path: Path, device: Device) -> dict[str, int]:
     """Return the result of `measure` in a separate process, on rank 0."""
     out = path / "measured"
-    words = ["--measure", name, "--model", str(path), "--out", str(out)]
+    words = ["--measure", name, "--device", device, "--model", str(path), "--out", str(out)]
     launch = [sys.executable, __file__]
     if case.num_ranks > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -128,58 +178,69 @@ def measured(name: str, case: Case, path: Path) -> int:
     # Freed blocks return to the system at once: resident memory equals memory in use.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     subprocess.run([*launch, *words], env=environment, check=True)
-    return int(out.read_text(encoding="utf-8"))
+    found: dict[str, int] = json.loads(out.read_text(encoding="utf-8"))
+    return found
 
 
-def row(name: str, case: Case) -> dict[str, Any]:
+def row(device: Device, name: str) -> dict[str, Any]:
     """Plan and measure one configuration."""
+    case = CASES[device][name]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        write_model(case, path)
+        write_model(case, path, device)
         batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
         learner_settings = settings(case, path)
         shape = mesh_shape(learner_settings.trainer, case.num_ranks)
-        planned = rehearse(learner_settings, shape, batch, device="cpu").peak
-        found = measured(name, case, path)
-    error = abs(planned - found) / found
+        simulated: FakeDevice = "gpu" if device == "cuda" else "cpu"
+        planned = rehearse(learner_settings, shape, batch, device=simulated).peak
+        found = measured(name, case, path, device)
+    error = abs(planned - found["measured"]) / found["measured"]
     print(
-        f"{name:12} planned {planned / 1e6:7.0f} MB, measured {found / 1e6:7.0f} MB, {error:.1%}",
+        f"{name:12} planned {planned / 1e6:7.0f} MB, measured {found['measured'] / 1e6:7.0f} MB, "
+        f"{error:.1%}",
         flush=True,
     )
-    return {"name": name, **asdict(case), "planned": planned, "measured": found, "error": error}
+    return {"name": name, **asdict(case), "planned": planned, **found, "error": error}
 
 
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/plan.json"))
-    parser.add_argument("--only", default=",".join(CASES))
-    parser.add_argument("--measure", choices=CASES)
+    parser.add_argument("--device", choices=CASES, default="cpu")
+    parser.add_argument("--only", help="names of configurations, separated by commas")
+    parser.add_argument("--jobs", type=int, default=1, help="configurations at a time, on CUDA")
+    parser.add_argument("--measure", metavar="NAME")
     parser.add_argument("--model", type=Path)
     arguments = parser.parse_args()
+    cases = CASES[arguments.device]
     if arguments.measure:
-        case = CASES[arguments.measure]
+        case = cases[arguments.measure]
         trainer = TrainerSection.model_validate(case.trainer)
         with joined_ranks(partial(mesh_shape, trainer)) as ranks:
             found = measure(case, arguments.model, ranks)
             if ranks.is_main:
-                arguments.out.write_text(str(found), encoding="utf-8")
+                arguments.out.write_text(json.dumps(found), encoding="utf-8")
         return
     about = {**machine(), "torch": torch.__version__, "transformers": transformers.__version__}
+    if arguments.device == "cuda":
+        about["gpu"] = torch.cuda.get_device_name()
     rows: dict[str, Any] = {}
     if arguments.out.exists():
         stored = json.loads(arguments.out.read_text(encoding="utf-8"))["configurations"]
         rows = {one["name"]: one for one in stored}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    for name in arguments.only.split(","):
-        rows[name] = row(name, CASES[name])
-        result = {
-            "largest_error": max(one["error"] for one in rows.values()),
-            "goal": GOAL,
-            "configurations": list(rows.values()),
-            "machine": about,
-        }
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    names = arguments.only.split(",") if arguments.only else list(cases)
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
+        for one in pool.map(partial(row, arguments.device), names):
+            rows[one["name"]] = one
+            result = {
+                "largest_error": max(one["error"] for one in rows.values()),
+                "goal": GOAL,
+                "configurations": list(rows.values()),
+                "machine": about,
+            }
+            arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

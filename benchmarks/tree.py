@@ -14,7 +14,8 @@ one; on CUDA it is wall time.
   the long workloads, whose attention is most of the work.
 - `tree_chunked`: as `tree`, but with half of the longest path as the budget, so that trees are
   computed in chunks. It does a quarter to a third more work and needs least memory.
-- `tree_varlen`: as `tree`, with variable-length attention instead of FlexAttention (CUDA only).
+- `tree_varlen`, `tree_sdpa`: as `tree`, with variable-length attention or SDPA instead of
+  FlexAttention (CUDA only).
 - `trl`: rows of whole conversations if TRL can mask what was not sampled, else one row per turn;
   see `benchmarks/tree_trl.py`.
 
@@ -47,6 +48,15 @@ HERE = Path(__file__).parent
 ROWS: tuple[Kind, ...] = ("none", "linear", "tree", "tree_chunked")
 SECTIONS = ("workloads", "head", "mfu", "large_tree")
 ROW_SECONDS = 900
+MFU: tuple[tuple[str, int, int, tuple[Kind, ...]], ...] = (
+    ("qwen3-4b", 16384, 2, ("tree",)),
+    ("qwen3-0.6b", 16384, 2, ("tree", "tree_varlen", "tree_sdpa")),
+    ("experts", 16384, 2, ("tree",)),
+    ("hybrid-4b", 16384, 2, ("tree",)),
+    ("qwen3-0.6b", 65536, 1, ("tree", "tree_varlen")),
+    ("qwen3-4b", 65536, 1, ("tree",)),
+)
+"""Shape, tokens of a conversation, number of conversations, and ways to compute attention."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +102,11 @@ def kind_settings(token_budget: int, repeats: int, kinds: Sequence[Kind]) -> Ite
 
 def large_settings(repeats: int) -> Iterator[Setting]:
     """Return the settings for a GPU, the most important first."""
-    for shape in ("qwen3-0.6b", "qwen3-4b"):
-        for num_tokens in (16384, 65536):
-            row = Row("tree", shape, single_row(num_tokens, 2), num_tokens, "cuda", repeats)
+    for shape, num_tokens, num_rows, attentions in MFU:
+        for kind in attentions:
+            row = Row(
+                kind, shape, single_row(num_tokens, num_rows), num_tokens, "cuda", repeats, True
+            )
             yield Setting("mfu", f"{shape}/{num_tokens}", row)
     huge = of_tree_size(LARGE["branching"], 131072)
     budgets: dict[Kind, int] = {"tree": 131072 + 4096, "tree_chunked": 32768}
@@ -108,7 +120,7 @@ def large_settings(repeats: int) -> Iterator[Setting]:
                 sized = of_tree_size(workload, num_tokens)
                 # Separate turns of the largest setting are more than half a million tokens.
                 runs = repeats if num_tokens < 65536 else 1
-                kinds: tuple[Kind, ...] = (*ROWS, "tree_varlen")
+                kinds: tuple[Kind, ...] = (*ROWS, "tree_varlen", "tree_sdpa")
                 for kind in kinds:
                     row = Row(kind, shape, sized, num_tokens + 1024, "cuda", runs)
                     yield Setting("workloads", f"{name}/{shape}/{num_tokens}", row)
@@ -137,7 +149,7 @@ def filed(result: dict[str, Any], setting: Setting, found: dict[str, Any]) -> No
     section = result.setdefault(setting.section, {})
     if setting.section != "workloads":
         entry = section.setdefault(setting.name, {})
-        entry.update({setting.row.kind: found} if setting.section == "large_tree" else found)
+        entry.update(found if setting.section == "head" else {setting.row.kind: found})
         return
     entry = section.setdefault(setting.name, {"shape": shape_of(setting.row.workload)})
     entry.setdefault("rows", {})[setting.row.kind] = found

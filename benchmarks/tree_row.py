@@ -2,8 +2,10 @@
 
 import gc
 import json
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
@@ -13,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from PIL import Image
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
 from transformers import AutoConfig, PreTrainedModel
 from tree_workloads import VOCABULARY, Workload, make_groups, single_row
 
@@ -131,10 +135,42 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "tie_word_embeddings": True,
     },
+    # Four layers of Qwen3-30B-A3B, and eight of a hybrid of 4 billion parameters.
+    "experts": {
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "hybrid-4b": {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 2,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "tie_word_embeddings": True,
+    },
 }
 
 
-Kind = Literal["none", "linear", "tree", "tree_chunked", "tree_varlen", "head", "trl"]
+Kind = Literal["none", "linear", "tree", "tree_chunked", "tree_varlen", "tree_sdpa", "head", "trl"]
 
 
 @dataclass(frozen=True)
@@ -148,6 +184,8 @@ class Row:
     token_budget: int
     device: str
     repeats: int
+    profiled: bool = False
+    """Whether to report what the GPU does meanwhile."""
 
     def to_json(self) -> str:
         """Return what `from_json` reads."""
@@ -209,7 +247,9 @@ def make_policy(row: Row) -> PolicyModel:
     """Return a model with random float32 weights; CUDA computes in bfloat16 and recomputes."""
     torch.manual_seed(0)
     is_cuda = row.device == "cuda"
-    attention = "varlen" if row.kind == "tree_varlen" else "flex" if is_cuda else "sdpa"
+    attention = "flex" if is_cuda else "sdpa"
+    if row.kind in ("tree_varlen", "tree_sdpa"):
+        attention = row.kind.removeprefix("tree_")
     with torch.device(row.device):
         model = make_model(row.shape)
     set_attention(model, implementation_of(attention))
@@ -296,9 +336,10 @@ class Trainer:
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
         """Run a step; return its seconds as `step_seconds` does."""
-        return step_seconds(self._device, lambda: self._accumulate(micro_batches), self._update)
+        return step_seconds(self._device, lambda: self.accumulate(micro_batches), self._update)
 
-    def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
+    def accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Add the gradients of all micro-batches."""
         for batch in micro_batches:
             forward_backward(
                 self._policy,
@@ -328,7 +369,7 @@ def measure(row: Row) -> dict[str, Any]:
     memory = Memory(row.device)
     trainer.step(step.micro_batches[0])
     runs = [trainer.step(step.micro_batches[0]) for _ in range(row.repeats)]
-    seconds = sum(min(runs))
+    seconds, peak_mib = sum(min(runs)), memory.peak()
     flops = FlopCount.of(policy)
     work = sum(flops.row(batch.row) for batch in step.micro_batches[0])
     peak = peak_tflops(torch.device(row.device))
@@ -342,8 +383,9 @@ def measure(row: Row) -> dict[str, Any]:
         "tokens_per_second": round(num_tokens / seconds),
         "tflops": round(work / seconds / 1e12, 4),
         **({} if peak is None else mfu(flops, step, seconds, peak)),
+        **({"profile": profile(trainer, step)} if row.profiled else {}),
         "memory": {
-            "peak": memory.peak(),
+            "peak": peak_mib,
             "weights": round(
                 sum(p.numel() * p.element_size() for p in policy.parameters()) / 2**20, 1
             ),
@@ -363,6 +405,35 @@ def mfu(flops: FlopCount, step: StepBatch, seconds: float, peak: float) -> dict[
     return {
         "mfu": round(work / seconds / peak / 1e12, 4),
         "mfu_square": round((work + flops.per_pair * unseen) / seconds / peak / 1e12, 4),
+    }
+
+
+KERNELS = {
+    "attention": re.compile("flex|flash|fmha|triton_tem", re.IGNORECASE),
+    "products": re.compile("gemm|nvjet|cutlass|xmma|grouped|cublas", re.IGNORECASE),
+    "copies": re.compile("copy|memset|memcpy|CatArray|fill|index|gather|scatter", re.IGNORECASE),
+    "reductions": re.compile("reduce|softmax|norm", re.IGNORECASE),
+    "elementwise": re.compile("elementwise", re.IGNORECASE),
+}
+"""Kind of work -> names of CUDA kernels; the first match counts."""
+
+
+def profile(trainer: Trainer, step: StepBatch) -> dict[str, Any]:
+    """Return what the GPU does in forward and backward passes: seconds by kind, and largest kernels."""
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with torch_profile(activities=activities, acc_events=True) as recorded:
+        trainer.accumulate(step.micro_batches[0])
+        torch.cuda.synchronize()
+    seconds: Counter[str] = Counter()
+    kernels: Counter[str] = Counter()
+    for event in recorded.events():
+        if event.device_type.name == "CUDA" and not event.is_user_annotation:
+            found = (kind for kind, names in KERNELS.items() if names.search(event.name))
+            seconds[next(found, "other")] += event.self_device_time_total / 1e6
+            kernels[event.name[:120]] += event.self_device_time_total / 1e6
+    return {
+        "seconds": {kind: round(value, 4) for kind, value in seconds.most_common()},
+        "kernels": {name: round(value, 4) for name, value in kernels.most_common(12)},
     }
 
 

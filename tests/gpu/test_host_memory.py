@@ -13,6 +13,7 @@ pytestmark = pytest.mark.gpu
 def test_steps_go_on_after_a_stay_in_host_memory_and_nothing_is_left_on_the_device() -> None:
     host, device = torch.device("cpu"), torch.device("cuda")
     weights = {}
+    others = torch.cuda.memory_allocated()  # such as workspaces of matrix products
     for moves in (False, True):
         torch.manual_seed(0)
         policy = tiny_policy("qwen3", torch.float32)
@@ -26,7 +27,7 @@ def test_steps_go_on_after_a_stay_in_host_memory_and_nothing_is_left_on_the_devi
             optimizer.zero_grad(set_to_none=True)
             if moves:
                 move_state([policy], optimizer, host)
-                assert torch.cuda.memory_allocated() == 0
+                assert torch.cuda.memory_allocated() == others
                 move_state([policy], optimizer, device)
         # The optimizer goes on with the same parameters, and those that are tied stay so.
         assert all(a is b for a, b in zip(policy.parameters(), parameters, strict=True))

@@ -18,6 +18,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.errors import ConfigError
@@ -33,6 +34,9 @@ from agentrl.models.recurrent.recurrent_layers import follow_paths
 from agentrl.models.unrounded import unrounded_recomputation
 from agentrl.models.vision.image_encoders import model_class
 from agentrl.models.weights import materialize, read_weights
+
+_EXPERTS = "agentrl_grouped"
+"""Our name in transformers' registry of implementations of experts."""
 
 
 def load_policy(
@@ -134,9 +138,8 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
     Dropout and router noise are off, because policy logprobs must be reproducible: only layers that
     recompute their activations are in training mode.
     """
-    if model.dtype == torch.float64:
-        # transformers computes experts with torch's grouped matrix products, which lack float64.
-        model.set_experts_implementation("eager")
+    # transformers computes experts with torch's grouped matrix products, which lack float64.
+    model.set_experts_implementation("eager" if model.dtype == torch.float64 else _EXPERTS)
     follow_paths(model)
     model.get_input_embeddings().register_forward_hook(_in_autocast_precision)
     if gradient_checkpointing:
@@ -168,6 +171,42 @@ def _in_autocast_precision(
     if torch.is_autocast_enabled(device):
         return embeddings.to(torch.get_autocast_dtype(device))
     return embeddings
+
+
+def _experts_in_autocast_precision(
+    experts: nn.Module,
+    hidden_states: torch.Tensor,
+    chosen: torch.Tensor,
+    routing_weights: torch.Tensor,
+) -> torch.Tensor:
+    """Compute experts by grouped matrix products, in autocast's precision.
+
+    Autocast does not know these products. transformers gives them inputs in the precision of the
+    weights, and float32 products take many times as long on a GPU.
+    """
+    device = hidden_states.device.type
+    weights: Any = experts
+    if torch.is_autocast_enabled(device):
+        weights = _CastParameters(experts, torch.get_autocast_dtype(device))
+    output: torch.Tensor = grouped_mm_experts_forward(
+        weights, hidden_states, chosen, routing_weights
+    )
+    return output
+
+
+class _CastParameters:
+    """A module whose parameters are read in another precision."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self._module = module
+        self._dtype = dtype
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        return value.to(self._dtype) if isinstance(value, nn.Parameter) else value
+
+
+ExpertsInterface.register(_EXPERTS, _experts_in_autocast_precision)
 
 
 def _first_line(error: Exception) -> str:

@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Placement
 HOST = torch.device("cpu")
 _SMALLEST_BYTES = 1024
 """Smaller copies cost more time than the memory they save is worth."""
+_MOST_GAPS = 2
+"""A tensor that is spread over more than this multiple of its elements comes back contiguous."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +26,10 @@ class _Offloaded:
     """An offloaded tensor, or one rank's part of it."""
 
     values: torch.Tensor
+    """In host memory; dimensions along which the tensor repeats itself have length 1."""
+    strides: tuple[int, ...]
+    """Of the values on the device. Kernels rely on them: padded rows of a mask are aligned."""
+    size: torch.Size
     device: torch.device
     layout: tuple[DeviceMesh, tuple[Placement, ...], torch.Size, tuple[int, ...]] | None
 
@@ -44,13 +50,28 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor | _Offloaded:
     if isinstance(tensor, DTensor):
         layout = (tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
         local = tensor.to_local()
-    return _Offloaded(local.detach().to(HOST, copy=True), local.device, layout)
+    size, values = local.size(), local.detach()
+    for dimension, stride in enumerate(values.stride()):
+        if stride == 0:
+            values = values.narrow(dimension, 0, 1)
+    strides = values.stride()
+    if _extent(values) > _MOST_GAPS * values.numel():
+        strides = torch.empty(values.size(), device="meta").stride()
+    return _Offloaded(values.to(HOST, copy=True), strides, size, local.device, layout)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Return the number of elements between a tensor's first and last, both included."""
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
 
 
 def _to_device(saved: torch.Tensor | _Offloaded) -> torch.Tensor:
     if isinstance(saved, torch.Tensor):
         return saved
-    values = saved.values.to(saved.device)
+    values = torch.empty_strided(
+        saved.values.size(), saved.strides, dtype=saved.values.dtype, device=saved.device
+    )
+    values = values.copy_(saved.values).expand(saved.size)
     if saved.layout is None:
         return values
     mesh, placements, size, stride = saved.layout

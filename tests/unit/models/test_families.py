@@ -51,7 +51,7 @@ def test_a_delta_rule_may_take_any_number_of_calls(
     step = build_step(GROUPS, policy_version=3, token_budget=10**6)
     found = []
     for tokens in (10**6, 2):
-        monkeypatch.setattr("agentrl.models.recurrent.scan._CPU_BLOCK", tokens)
+        monkeypatch.setattr("agentrl.models.recurrent.scan._BLOCK", tokens)
         found.append(gradient(policy, step, kind="REINFORCE"))
     (whole_loss, whole), (loss, divided) = found
     assert loss == pytest.approx(whole_loss, rel=1e-11)

@@ -19,6 +19,12 @@ from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.data.rows import PackedRow
 from agentrl.models.attention.backend import AttentionVariant, register_backend, unless_cuda
 
+_KERNEL_OPTIONS: Any = {"FORCE_USE_FLEX_ATTENTION": True}
+"""Rows of fewer than 128 tokens would otherwise use torch's kernel for decoding, which does not
+compile with windows and capped scores."""
+_MOST_KERNELS = 64
+"""Windows, capped scores, chunks and passes without gradients have kernels of their own."""
+
 
 class FlexBackend:
     """Attention with a block mask, compiled into one kernel."""
@@ -91,6 +97,7 @@ class FlexBackend:
             scale=variant.scaling,
             enable_gqa=True,
             return_aux=None if variant.s_aux is None else AuxRequest(lse=True),
+            kernel_options=_KERNEL_OPTIONS,
         )
         if variant.s_aux is None:
             output: torch.Tensor = result
@@ -129,8 +136,10 @@ def _block_lists(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor
 
 @cache
 def _compiled() -> Any:
-    # Dynamic shapes: rows differ in length, and compiling for each length would take many seconds.
-    return torch.compile(flex_attention, dynamic=True)
+    # Dynamic shapes: rows differ in length, and compiling for each length would take many seconds. A
+    # full graph: beyond the limit, torch would compute all N x N scores; now it raises an error.
+    compile_: Any = torch.compile  # the types of its overloads lack `recompile_limit`
+    return compile_(flex_attention, dynamic=True, fullgraph=True, recompile_limit=_MOST_KERNELS)
 
 
 FLEX = register_backend(FlexBackend())

@@ -12,6 +12,7 @@ further dimensions of a tensor.
 """
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from torch.nn.functional import pad, softplus
 from agentrl.models.attention.backend import CONTEXT, RowContext
 
 SCAN = "scan"
-_CPU_BLOCK = 256
-"""Tokens of one call of a delta rule on CPUs. The rule's reference takes its chunks of 64 tokens out of
-whole tensors, one after the other; in the backward pass, each chunk then writes gradients of the whole
-length. 2,048 tokens in one call take 25 times as long as in eight."""
+_HAS_KERNELS = find_spec("fla") is not None
+_BLOCK = 256
+"""Tokens of one call of a delta rule without flash-linear-attention. The rule's reference takes its
+chunks of 64 tokens out of whole tensors, one after the other; in the backward pass, each chunk then
+writes gradients of the whole length. On a CPU, 2,048 tokens in one call take 25 times as long as in
+eight."""
 
 _Scan = Callable[[Sequence[torch.Tensor], torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 """Tensors [S, L, X] and states [S, X] to start from (None: those before a path); returns outputs
@@ -59,7 +62,7 @@ def tree_delta_rule(original: Any) -> Any:
             tensors: Sequence[torch.Tensor], states: torch.Tensor | None
         ) -> tuple[torch.Tensor, torch.Tensor]:
             outputs = []
-            size = _CPU_BLOCK if tensors[0].is_cpu else tensors[0].shape[1]
+            size = tensors[0].shape[1] if _HAS_KERNELS else _BLOCK
             for q, k, v, decay, strength in zip(*(t.split(size, 1) for t in tensors), strict=True):
                 output, states = original(
                     q,
