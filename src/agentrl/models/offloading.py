@@ -1,7 +1,7 @@
 """Activation offloading: values saved for the backward pass are kept in host memory.
 
-Provides a context for forward passes. Values are copied bit by bit, so gradients are the same with
-and without it.
+Provides a context for forward passes, and the device of what passes between the chunks of a row.
+Values are copied bit by bit, so gradients are the same with and without it.
 """
 
 from collections.abc import Iterator
@@ -32,6 +32,11 @@ class _Offloaded:
     size: torch.Size
     device: torch.device
     layout: tuple[DeviceMesh, tuple[Placement, ...], torch.Size, tuple[int, ...]] | None
+
+
+def chunk_states_device(activation_offloading: bool) -> torch.device | None:
+    """Return where what passes between chunks is kept; None: where it is computed."""
+    return HOST if activation_offloading else None
 
 
 @contextmanager

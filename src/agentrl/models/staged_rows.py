@@ -7,6 +7,7 @@ stage keeps what passes between chunks in its own layers.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import compress
 from typing import Any
 
 import torch
@@ -14,9 +15,8 @@ from torch import nn
 
 from agentrl.data.rows import PackedRow
 from agentrl.distributed import Stages
-from agentrl.models.chunks import ChunkedPass, PendingGradients, RowChunk
+from agentrl.models.chunks import ChunkedPass
 from agentrl.models.policy import TargetLogprobs
-from agentrl.models.rows.chunk_states import ChunkStates
 from agentrl.models.rows.row_split import RowSplit
 
 RowLoss = Callable[[int, torch.Tensor], torch.Tensor]
@@ -81,6 +81,7 @@ class StagedChunks(ChunkedPass):
         *,
         num_chunks: int,
         chunk_size: int = 4096,
+        states_device: torch.device | None = None,
     ) -> None:
         """Cut the row, into at least as many chunks as there are stages.
 
@@ -91,9 +92,14 @@ class StagedChunks(ChunkedPass):
             split: how rows are split over further ranks.
             num_chunks: number that the budget requires; equal on all ranks.
             chunk_size: positions that go through the LM head at a time.
+            states_device: where what passes between chunks is kept; None: where it is computed.
         """
         super().__init__(
-            policy, row, num_chunks=max(num_chunks, stages.count), chunk_size=chunk_size
+            policy,
+            row,
+            num_chunks=max(num_chunks, stages.count),
+            chunk_size=chunk_size,
+            states_device=states_device,
         )
         self._stages = stages
         self._lengths = [split.share(self._row_of(c)).num_own_tokens for c in self._chunks]
@@ -104,9 +110,10 @@ class StagedChunks(ChunkedPass):
 
         def compute(number: int, stage_input: torch.Tensor | None) -> torch.Tensor:
             chunk = self._chunks[number]
-            states = self._received(chunk)
+            states = self._states_of(chunk)
             output = self._run(chunk, states, with_entropy, stage_input)
-            self._store(chunk, states)
+            if states is not None:
+                self._states.store(states)
             return _record(outputs, number, output)
 
         self._stages.forward(self._lengths, compute)
@@ -124,32 +131,26 @@ class StagedChunks(ChunkedPass):
                 than the last.
             around: context of every forward pass.
         """
-        pending = PendingGradients(self._values, self._states)
+        self._states.start_backward()
         chunks = self._chunks[::-1]
-        ended: list[tuple[RowChunk, ChunkStates]] = []
 
         def compute(number: int, stage_input: torch.Tensor | None) -> torch.Tensor:
-            chunk = chunks[number]
-            states = self._received(chunk)
-            for leaf in states.tensors():
-                leaf.requires_grad_()
+            states = self._states_of(chunks[number])
             with around():
-                result = self._run(chunk, states, False, stage_input)
+                result = self._run(chunks[number], states, False, stage_input)
             outputs = result.logprobs if isinstance(result, TargetLogprobs) else result
-            if chunk is None:
+            if states is None:
                 return outputs
 
-            def incoming() -> Iterator[torch.Tensor]:
-                # A stage finishes its chunks in this order, so the gradients from later chunks have
-                # been computed.
-                while ended:
-                    pending.add(*ended.pop())
-                for part, total in pending.of(chunk, states):
-                    if part.requires_grad:
-                        yield total.to(part.dtype)
-                ended.append((chunk, states))
+            created = list(states.created())
+            needed = [part.requires_grad for part in created]
 
-            parts = [part for part, _ in pending.of(chunk, states) if part.requires_grad]
+            def incoming() -> Iterator[torch.Tensor]:
+                # A stage's backward passes are in this order: all gradients from later chunks have
+                # been computed.
+                return compress(self._states.gradients(states), needed)
+
+            parts = compress(created, needed)
             output: torch.Tensor = _WithPending.apply(incoming, outputs, *parts)  # type: ignore[no-untyped-call]
             return output
 

@@ -10,9 +10,11 @@ from harness.trees import flat_gradient, random_group, relative_error, tiny_poli
 from agentrl.data.rows import PackedRow
 from agentrl.data.tree import TokenTree
 from agentrl.models.attention.sdpa import SDPABackend
-from agentrl.models.chunks import ChunkedPass, cut_row
+from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel, target_logprobs
+from agentrl.models.rows.chunk_states import RowStates, TokenValues
+from agentrl.models.rows.row_chunks import cut_row
 
 torch.set_num_threads(1)
 ROW = TokenTree.from_tokens(random_group(5).turns).row
@@ -96,9 +98,23 @@ def test_without_the_gradients_of_keys_and_values_the_difference_shows(
 ) -> None:
     policy = tiny_policy()
     _, expected = whole(policy)
-    monkeypatch.setattr(torch.Tensor, "index_add_", lambda self, *_: self)
+    values_above = RowStates.values_above
+
+    def detached(self: RowStates, *place: Any) -> TokenValues:
+        return tuple(values.detach() for values in values_above(self, *place))
+
+    monkeypatch.setattr(RowStates, "values_above", detached)
     _, found = chunked(policy, 4)
     assert relative_error(found, expected) > 1e-3
+
+
+def test_the_tokens_above_a_chunk_are_its_stretches() -> None:
+    chunks = [chunk for chunk in cut_row(ROW, 11) if chunk is not None]
+    with_branches = [chunk for chunk in chunks if len(chunk.above)]
+    assert any(len(chunk.stretches_above) > 1 for chunk in with_branches)
+    for chunk in with_branches:
+        indices = [np.arange(part.start, part.stop) for part in chunk.stretches_above]
+        assert np.concatenate(indices).tolist() == chunk.above.tolist()
 
 
 def test_no_pass_meets_more_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,12 @@ from harness.trees import gradient, random_group, relative_error
 from torch.nn.functional import pad
 
 from agentrl.data.batch import build_step
-from agentrl.models import chunks
 from agentrl.models.attention.attention_registry import TREE_ATTENTION, with_own_attention
 from agentrl.models.attention.backend import RowContext
 from agentrl.models.attention.segments import _PartialAttention
 from agentrl.models.load import wrap_policy
 from agentrl.models.recurrent import scan
-from agentrl.models.rows.chunk_states import ChunkStates, TokenValues
+from agentrl.models.rows.chunk_states import ChunkStates, RowStates, TokenValues
 from agentrl.models.rows.row_tree import RowTree
 
 torch.set_num_threads(1)
@@ -110,13 +109,13 @@ def convolution_cut_at_a_chunk(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_of_states_forgotten(patch: pytest.MonkeyPatch) -> None:
-    add = chunks.PendingGradients.add
+    states_above = RowStates.states_above
 
-    def add_values(self: Any, chunk: Any, given: ChunkStates) -> None:
-        given.continued = {}
-        add(self, chunk, given)
+    def detached(self: RowStates, *place: Any) -> torch.Tensor | None:
+        states = states_above(self, *place)
+        return None if states is None else states.detach()
 
-    patch.setattr(chunks.PendingGradients, "add", add_values)
+    patch.setattr(RowStates, "states_above", detached)
 
 
 BUGS: dict[str, tuple[str, int, Plant]] = {

@@ -175,8 +175,9 @@ class TrainerSection(ConfigSection):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     activation_offloading: bool = False
-    """Keep activations for the backward pass in host memory. Slower, with the same gradients; with
-    gradient_checkpointing, only the layers' inputs are transferred."""
+    """Keep activations for the backward pass, and what passes between the chunks of a long row, in
+    host memory. Slower, with the same gradients; with gradient_checkpointing, only the layers'
+    inputs are transferred."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimizer state in host memory and copy one layer at a time to
     the GPU (FSDP2, several ranks). No effect without GPUs."""

@@ -164,7 +164,7 @@ class RowContext:
     @cached_property
     def tree(self) -> RowTree:
         """The row's segments, for recurrent layers."""
-        exported = () if self.states is None else self.states.exports
+        exported = () if self.states is None else self.states.chunk.exports
         return RowTree.of(self.row, self.num_above, exported)
 
     def layout(self, window: int | None) -> Any:

@@ -92,7 +92,7 @@ class FlexBackend:
             query,
             key,
             value,
-            score_mod=None if variant.softcap is None else _softcap(variant.softcap),
+            score_mod=None if variant.softcap is None else _softcap(variant.softcap, query.device),
             block_mask=layout,
             scale=variant.scaling,
             enable_gqa=True,
@@ -109,7 +109,10 @@ class FlexBackend:
         return output.transpose(1, 2)
 
 
-def _softcap(bound: float) -> Any:
+def _softcap(softcap: float, device: torch.device) -> Any:
+    # A tensor: with dynamic shapes, torch makes a float an input that the kernel cannot read.
+    bound = torch.full((), softcap, device=device)
+
     def cap(score: torch.Tensor, *_indices: torch.Tensor) -> torch.Tensor:
         return torch.tanh(score / bound) * bound
 

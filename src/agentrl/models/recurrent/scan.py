@@ -164,9 +164,8 @@ def scan_along_paths(
     own = [context.share.to_channels(tensor[0]) for tensor in tensors]
     num_tokens, device = len(own[0]), own[0].device
     padded = [pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, 1)) for tensor in own]
-    known_states = None
-    if states is not None and layer in states.continued:
-        known_states = _with_initial_state(states.continued[layer])
+    continued = None if states is None else states.continued(layer, device)
+    known_states = None if continued is None else _with_initial_state(continued)
     outputs, tokens = [], []
     for segments in tree.rounds:
         positions = segments.starts[:, None] + np.arange((segments.ends - segments.starts).max())
@@ -187,7 +186,7 @@ def scan_along_paths(
     assert known_states is not None, "a row has tokens"
     if states is not None and len(tree.exports):
         exports = torch.from_numpy(tree.exports).to(device)
-        states.exported_states[layer] = known_states.index_select(0, exports)
+        states.states[layer] = known_states.index_select(0, exports)
     inverse = torch.from_numpy(np.argsort(np.concatenate(tokens))).to(device)
     return context.share.from_channels(torch.cat(outputs).index_select(0, inverse))[None]
 

@@ -30,7 +30,7 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.distributed import clip_gradients
 from agentrl.models.chunks import ChunkedPass
-from agentrl.models.offloading import activations_in_host_memory
+from agentrl.models.offloading import activations_in_host_memory, chunk_states_device
 from agentrl.models.policy import TargetLogprobs, target_logprobs
 
 
@@ -155,7 +155,12 @@ def forward_backward(
         # The loss needs the logprobs of all chunks (GSPO averages over whole turns), but memory holds
         # the activations of one chunk: forward through all, then the loss, then backward by chunk.
         passes = ChunkedPass(
-            policy, batch.row, num_chunks=batch.num_chunks, chunk_size=chunk_size, autocast=autocast
+            policy,
+            batch.row,
+            num_chunks=batch.num_chunks,
+            chunk_size=chunk_size,
+            autocast=autocast,
+            states_device=chunk_states_device(activation_offloading),
         )
         output = passes.forward(with_entropy=with_entropy)
         logprobs = output.logprobs.requires_grad_()

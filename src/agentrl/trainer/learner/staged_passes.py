@@ -16,7 +16,7 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.data.batch import empty_batch
 from agentrl.distributed import Stages, clip_gradients
-from agentrl.models.offloading import activations_in_host_memory
+from agentrl.models.offloading import activations_in_host_memory, chunk_states_device
 from agentrl.models.policy import PolicyModel
 from agentrl.models.staged_rows import StagedChunks, StagedRows
 from agentrl.trainer.learner.passes import PassLoss, PassOutcome, loss_of
@@ -144,6 +144,7 @@ class StagedPasses:
             self.policy.split,
             num_chunks=batch.num_chunks,
             chunk_size=self.chunk_size,
+            states_device=chunk_states_device(self.activation_offloading),
         )
 
     def _offloading(self) -> AbstractContextManager[object]:

@@ -15,9 +15,10 @@ from agentrl.data.rows import PackedRow
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
 from agentrl.models.attention.flex import FLEX
-from agentrl.models.chunks import ChunkedPass, cut_row
+from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
+from agentrl.models.rows.row_chunks import cut_row
 
 # On CPU the uncompiled computation is meant: it is what the masks are checked with.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
