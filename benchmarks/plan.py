@@ -23,7 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -232,7 +232,11 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     names = arguments.only.split(",") if arguments.only else list(cases)
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
-        for one in pool.map(partial(row, arguments.device), names):
+        futures = [pool.submit(row, arguments.device, name) for name in names]
+        for future in as_completed(futures):
+            if future.exception() is not None:
+                continue
+            one = future.result()
             rows[one["name"]] = one
             result = {
                 "largest_error": max(one["error"] for one in rows.values()),
@@ -241,6 +245,8 @@ def main() -> None:
                 "machine": about,
             }
             arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    for future in futures:
+        future.result()  # raises the error of a configuration
 
 
 if __name__ == "__main__":

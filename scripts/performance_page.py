@@ -113,6 +113,14 @@ FIGURES = (
     ),
     Figure("wall time to reward 0.8 relative to TRL", "time_to_reward", "wall_ratio", "≤ 0.5"),
     Figure("error of planned memory", "plan", "largest_error", "≤ 10 %", "{:.1%}"),
+    Figure("error of planned memory, H200", "plan_cuda", "largest_error", "≤ 10 %", "{:.1%}"),
+    Figure(
+        "share of the H200's peak, 4 billion parameters, 16,384 tokens",
+        "tree_cuda",
+        "mfu.qwen3-4b/16384.tree.mfu",
+        "",
+        "{:.0%}",
+    ),
     Figure(
         "trainer speed relative to the measured GEMM peak, minimum",
         "trainer",

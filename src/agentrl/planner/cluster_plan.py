@@ -19,8 +19,9 @@ from agentrl.planner.rehearsals import RankMemory, rehearsals
 from agentrl.planner.remedies import Remedy, remedies
 from agentrl.planner.served_model import BYTES_OF_VALUE, ServedModel, Servers, served_model
 
-TRAINER_SHARE = 0.4
-"""Fraction of a GPU's peak that training reaches."""
+TRAINER_SHARE = 0.24
+"""Fraction of a GPU's peak that training reaches: 4 billion parameters on an H200, paths of 16,384
+tokens (`benchmarks/results/tree_cuda.json`)."""
 SAMPLER_MS, MONGOD_MS = 1.9, 1.0
 """CPU time of a turn if a sampler runs 32 rollouts concurrently (`benchmarks/turn_cost.py`)."""
 _MAX_CORE_LOAD = 0.7
