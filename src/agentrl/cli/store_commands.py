@@ -79,7 +79,7 @@ def up(config: RootConfig, show_password: bool) -> int:
 @click.argument("key")
 @click.argument("value")
 async def set_control(config: RootConfig, key: str, value: str) -> int:
-    """Change a control of a running run; samplers and trainer follow within two seconds.
+    """Change a setting of a running run; samplers and trainer follow within two seconds.
 
     VALUE is JSON (`true`, `4`, `0.7`) or the name of a scorer; `null` restores the value that the
     processes were started with.

@@ -110,7 +110,7 @@ class ToolsSection(ConfigSection):
     mcp_servers: SecretServers | None = None
     """`mcpServers` mapping in the format of other MCP clients: a JSON file, or inline JSON."""
     mcp_server_name: str = "all"
-    """Server whose tools are used (several comma separated), or all."""
+    """Servers whose tools are used (comma separated), or all."""
     mcp_tool_names: tuple[str, ...] = ()
     """Tools to offer to the model (`tool` or `server.tool`); all by default."""
     mcp_blocked_tools: tuple[str, ...] = ()
@@ -118,7 +118,8 @@ class ToolsSection(ConfigSection):
     mcp_instructions: bool = True
     """Append the usage instructions of MCP servers to the system prompt of a rollout."""
     mcp_auth_token: SecretStr | None = None
-    """Bearer token for `mcp_manager_url`; `MCP_SERVER_TOKEN` by default."""
+    """Bearer token for HTTP servers without an Authorization header; `MCP_SERVER_TOKEN` by
+    default."""
     tool_timeout_seconds: float = Field(default=60.0, gt=0)
     """Timeout of one tool call in seconds."""
     resumable_tools: bool = False
@@ -156,9 +157,9 @@ class AgentSection(ConfigSection):
     """Environment variables that are passed to the program in addition to PATH, the locale and the
     model's address (comma separated)."""
     agent_sampling: Literal["agent", "run"] = "agent"
-    """Which temperature, limits, penalties and seed apply if an agent's call sets its own: the
-    agent's or the run's. A fixed seed or temperature 0 makes all rollouts of a question identical;
-    use `run` in this case."""
+    """Whose temperature, top_p and similar parameters, penalties and seed apply if an agent's call
+    sets its own. With a fixed seed or temperature 0, all rollouts of a question are identical; use
+    `run` for such an agent."""
     agent_routes: SecretRoutes | None = None
     """JSON object of other models that the agent may call: name -> base_url (OpenAI-compatible) and
     optionally model (its name there) and api_key_env (the environment variable with the key). These
@@ -225,7 +226,8 @@ class InferenceSection(ConfigSection):
     """CPU threads of the embedded engine; torch's choice by default."""
     tool_call_parser: str = "auto"
     """Format of the model's tool calls: auto (detected from the chat template), hermes, qwen,
-    qwen25, qwen3_coder, glm45, llama3, mistral, kimi_k2, pythonic, deepseekv3, deepseekv31,
-    minicpm, openai."""
+    qwen25, qwen3_coder, glm45, llama3, mistral, kimi_k2, pythonic, lfm2, gemma4, minimax_m2,
+    minicpm, deepseekv3, deepseekv31, deepseekv32, deepseekv4, harmony, gpt-oss, openai (see
+    docs/tools.md)."""
     sglang_args: str = ""
     """Additional arguments for `sglang.launch_server`, in shell syntax."""

@@ -261,8 +261,8 @@ class PublishSection(ConfigSection):
     weight_sync: Literal["disk", "distributed", "delta"] = "disk"
     """How weights reach the servers. `disk`: as files on a shared file system; `distributed`:
     broadcast from the trainer's memory over a process group (NCCL between GPUs, gloo otherwise);
-    `delta`: as files of the values that changed, to embedded engines. With the latter two, the
-    files for servers that join later are written while training continues."""
+    `delta`: as files of the values that changed, to embedded engines. With `distributed` and
+    `delta`, complete files for servers that join later are written while training continues."""
     weight_sync_host: str = "127.0.0.1"
     """Address of this machine at which servers reach the trainer for `--weight_sync
     distributed`."""
