@@ -96,21 +96,24 @@ class ChunkedPass:
         """
         self._states.start_backward()
         for chunk in reversed(self._chunks):
-            states = self._states_of(chunk)
-            output = self._run(chunk, states, with_entropy=False)
-            if chunk is None or states is None:
-                # FSDP2's hooks reduce gradients in the backward pass, a collective that the other
-                # ranks wait for; the sum over no targets is 0.
-                output.logprobs.sum().backward()
-                continue
-            targets = torch.from_numpy(chunk.targets).to(gradient.device)
-            roots = [output.logprobs, *states.created()]
-            incoming = [gradient.index_select(0, targets), *self._states.gradients(states)]
-            # A root does not require a gradient if all parameters below its layer are frozen.
-            needed = [number for number, root in enumerate(roots) if root.requires_grad]
-            torch.autograd.backward(
-                [roots[number] for number in needed], [incoming[number] for number in needed]
-            )
+            self._backward(chunk, gradient)
+
+    def _backward(self, chunk: RowChunk | None, gradient: torch.Tensor) -> None:
+        states = self._states_of(chunk)
+        output = self._run(chunk, states, with_entropy=False)
+        if chunk is None or states is None:
+            # FSDP2's hooks reduce gradients in the backward pass, a collective that the other
+            # ranks wait for; the sum over no targets is 0.
+            output.logprobs.sum().backward()
+            return
+        targets = torch.from_numpy(chunk.targets).to(gradient.device)
+        roots = [output.logprobs, *states.created()]
+        incoming = [gradient.index_select(0, targets), *self._states.gradients(states)]
+        # A root does not require a gradient if all parameters below its layer are frozen.
+        needed = [number for number, root in enumerate(roots) if root.requires_grad]
+        torch.autograd.backward(
+            [roots[number] for number in needed], [incoming[number] for number in needed]
+        )
 
     def _row_of(self, chunk: RowChunk | None) -> PackedRow:
         return replace(empty_row(), stand_in=self._row.stand_in) if chunk is None else chunk.row

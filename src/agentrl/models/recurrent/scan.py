@@ -186,7 +186,7 @@ def scan_along_paths(
     assert known_states is not None, "a row has tokens"
     if states is not None and len(tree.exports):
         exports = torch.from_numpy(tree.exports).to(device)
-        states.states[layer] = known_states.index_select(0, exports)
+        states.export(layer, known_states.index_select(0, exports))
     inverse = torch.from_numpy(np.argsort(np.concatenate(tokens))).to(device)
     return context.share.from_channels(torch.cat(outputs).index_select(0, inverse))[None]
 

@@ -148,11 +148,17 @@ class ChunkStates:
 
     def extend(self, layer: LayerKey, *values: torch.Tensor) -> TokenValues:
         """Record a layer's own values; return them with those above prepended."""
-        self.values[layer] = values
+        # A layer that recomputes its activations comes here again. What it computes then is not kept:
+        # it would hold these activations until the chunk ends.
+        self.values.setdefault(layer, values)
         if not self.num_above:
             return values
         above = self._row.values_above(layer, self.chunk, values[0].device)
         return tuple(torch.cat(pair, dim=2) for pair in zip(above, values, strict=True))
+
+    def export(self, layer: LayerKey, states: torch.Tensor) -> None:
+        """Record the states [E, ...] after the tokens of `RowChunk.exports` in a layer."""
+        self.states.setdefault(layer, states)
 
     def continued(self, layer: LayerKey, device: torch.device) -> torch.Tensor | None:
         """Return the states [I, ...] that the chunk continues in a layer, None if there are none.

@@ -92,6 +92,36 @@ def test_a_micro_batch_waits_for_the_device_at_known_places_alone(case: str, den
     assert rehearsed(dense, **PASSES[case]).host_reads == KNOWN | own
 
 
+def test_a_chunk_holds_nothing_of_recomputed_layers_but_what_it_creates(tmp_path: Path) -> None:
+    num_tokens, num_chunks, head_dim = 4096, 4, 32
+    held = []
+    for num_layers in (2, 6):
+        config = Qwen3Config(
+            vocab_size=64,
+            hidden_size=64,
+            intermediate_size=256,
+            num_hidden_layers=num_layers,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=head_dim,
+        )
+        path = tmp_path / str(num_layers)
+        config.save_pretrained(path)
+        found = rehearsed(
+            path,
+            device="gpu",
+            torch_dtype="bfloat16",
+            num_tokens=num_tokens,
+            num_chunks=num_chunks,
+            gradient_checkpointing=True,
+            activation_offloading=True,
+        )
+        held.append(found.passes - found.weights - found.gradients - found.optimizer)
+    keys_and_values = num_tokens // num_chunks * 2 * head_dim * 2  # bfloat16
+    # What it creates and its gradients, and the weights in bfloat16.
+    assert (held[1] - held[0]) / 4 <= 2.5 * keys_and_values + 150_000
+
+
 @pytest.mark.parametrize(
     "family", ["qwen3_5_text", pytest.param("falcon_h1", marks=pytest.mark.slow)]
 )
