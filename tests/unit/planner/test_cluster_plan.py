@@ -116,7 +116,7 @@ def test_times_follow_from_shapes_and_rates(imagined: Imagined) -> None:
     each = 24e9 * tokens + 2e6 * tokens**2 / 2 + 2e9 * tokens / 2
     assert found.step_flops == pytest.approx(64 * each)
     # Recomputation makes the forward pass, a third of it all, once more.
-    assert found.train_seconds == pytest.approx(64 * each * 4 / 3 / 989e12 / 0.4)
+    assert found.train_seconds == pytest.approx(64 * each * 4 / 3 / 989e12 / 0.24)
     longer = max(found.train_seconds, found.sample_seconds)
     assert found.step_seconds == pytest.approx(longer + 0.8)
     assert found.turns_per_second == pytest.approx(64 * 4 / found.step_seconds)
