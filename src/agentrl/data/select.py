@@ -113,7 +113,9 @@ def select_group(
     if len({record.task_id for record in records}) != 1:
         raise ValueError("select_group expects the records of exactly one task")
     ordered = sorted(records, key=lambda record: record.traj_id)
-    group = GroupFacts(ordered[0].task_id, tuple(_facts(record) for record in ordered))
+    runs = [seat_runs(record) for record in ordered]
+    facts = tuple(_facts(record, own) for record, own in zip(ordered, runs, strict=True))
+    group = GroupFacts(ordered[0].task_id, facts)
     reasons: tuple[RecordDrop | None, ...] = filter_group(
         group,
         min_score_spread=algorithm.min_score_spread,
@@ -123,7 +125,7 @@ def select_group(
         seed=seed,
     )
     scores = efficiency_shaped(group) if algorithm.efficient_rewarding else group.scores
-    credits = _group_credits(ordered, scores, algorithm)
+    credits = _group_credits(ordered, runs, scores, algorithm)
     kept: list[TurnTokens] = []
     dropped_records: dict[str, str] = {}
     left_out: list[LeftOutTurn] = []
@@ -146,9 +148,13 @@ def select_group(
             dropped_records[record.record_id] = (
                 drop_counts.most_common(1)[0][0] if drop_counts else "no_targets"
             )
-    if set(dropped_records.values()) == {"zero_advantage"} and not kept:
-        # Its step rewards are as equal as its scores.
-        dropped_records = dict.fromkeys(dropped_records, EQUAL_SCORES)
+    if not kept and _are_equal(credits):
+        # Its step rewards are as equal as its scores. Different ones, all of them overridden, would
+        # have left zero advantages, too.
+        dropped_records = {
+            record_id: EQUAL_SCORES if reason == "zero_advantage" else reason
+            for record_id, reason in dropped_records.items()
+        }
     return SelectedGroup(
         task_id=group.task_id,
         record_ids=tuple(record.record_id for record in ordered),
@@ -174,10 +180,10 @@ def turn_staleness(turn: TurnTokens, policy_version: int) -> int:
     return policy_version - int(turn.versions.min())
 
 
-def _facts(record: DBRecordData) -> RecordFacts:
+def _facts(record: DBRecordData, own_runs: Sequence[SeatRun]) -> RecordFacts:
     # A record without tokens of the policy carries no information about it and must not shift the
     # others' baseline.
-    runs = [run for run in seat_runs(record) if run.is_trained and _has_targets(run)]
+    runs = [run for run in own_runs if run.is_trained and _has_targets(run)]
     has_targets = bool(runs)
     seat_scores: dict[str, list[float]] = {}
     for run in runs:
@@ -211,19 +217,25 @@ class _Credit:
 
 
 def _group_credits(
-    records: Sequence[DBRecordData], scores: Sequence[float | None], algorithm: AlgorithmSection
+    records: Sequence[DBRecordData],
+    runs_by_record: Sequence[Sequence[SeatRun]],
+    scores: Sequence[float | None],
+    algorithm: AlgorithmSection,
 ) -> list[dict[int, _Credit]]:
     """Return the credit of every turn of a group's records, by its index.
 
     Args:
         records: those of the group.
+        runs_by_record: their `seat_runs`.
         scores: their scores, as `efficiency_shaped` may have shifted them.
         algorithm: the estimator.
     """
     runs = [
         (position, run, _final_reward(run, record, score))
-        for position, (record, score) in enumerate(zip(records, scores, strict=True))
-        for run in seat_runs(record)
+        for position, (record, own_runs, score) in enumerate(
+            zip(records, runs_by_record, scores, strict=True)
+        )
+        for run in own_runs
     ]
     trained = [(position, run, final) for position, run, final in runs if run.is_trained]
     advantages = seat_turn_advantages(
@@ -241,6 +253,16 @@ def _group_credits(
         for turn, advantage in zip(run.turns, values.tolist(), strict=True):
             credits[position][turn.index] = _Credit(advantage, is_right, is_trained=True)
     return credits
+
+
+def _are_equal(credits: Sequence[Mapping[int, _Credit]]) -> bool:
+    """Return whether no turn earned more or less than its group; unscored records do not count."""
+    values = [credit.advantage for by_turn in credits for credit in by_turn.values()]
+    return all(_is_zero(value) for value in values if not np.isnan(value))
+
+
+def _is_zero(advantage: float) -> bool:
+    return bool(np.isclose(advantage, 0.0, rtol=0.0, atol=1e-12))
 
 
 def _final_reward(run: SeatRun, record: DBRecordData, score: float | None) -> float | None:
@@ -326,7 +348,7 @@ def _drop_reason(
         return "stale"
     if algorithm.minimal_advantage is not None and advantage < algorithm.minimal_advantage:
         return "minimal_advantage"
-    if algorithm.drop_zero_advantage and np.isclose(advantage, 0.0, rtol=0.0, atol=1e-12):
+    if algorithm.drop_zero_advantage and _is_zero(advantage):
         return "zero_advantage"
     if algorithm.skip_non_positive_advantage and advantage <= 0.0:
         return "non_positive_advantage"

@@ -146,6 +146,16 @@ def test_a_bonus_for_every_turn_of_every_record_trains_nothing() -> None:
     assert {turn.reason for turn in group.left_out} == {"zero_advantage"}
     # The user is told that nothing can be learned from this group, not that records failed.
     assert {*group.dropped_records.values()} == {"zero_variance"}
+    unscored = select([*records, record(3, None)])
+    assert unscored.dropped_records[f"{TASK}/3"] == "no_score"
+    assert unscored.dropped_records[f"{TASK}/0"] == "zero_variance"
+
+
+def test_different_scores_without_advantages_are_not_called_equal() -> None:
+    # The better record has a format error; the other one is right, so its sign is clipped.
+    group = select([record(0, 1.0, overrides=(0.0,)), record(1, 0.8)])
+    assert not group.usable
+    assert {*group.dropped_records.values()} == {"zero_advantage"}
 
 
 def test_a_value_that_includes_the_steps_is_not_counted_twice() -> None:
