@@ -16,19 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from agentrl.config.environment_facts import ENVIRONMENTS
 from agentrl.errors import ConfigError
 from agentrl.runtime.printable import one_line
 from agentrl.schema import EnvironmentTask
 
-PACKAGES = {
-    "reasoning_gym": "reasoning-gym==0.1.25",
-    "textarena": "textarena==0.7.4",
-    "verifiers": "verifiers==0.4.0 uv",  # its harnesses are programs that uv runs
-    "openenv": "openenv-core==0.3.0",
-}
-"""The kinds that need a package, and the package."""
-KINDS = (*PACKAGES, "harbor")
-_SEEDED = frozenset({"reasoning_gym", "textarena", "openenv"})
 _MAX_SHOWN, _MAX_DIGITS = 40, 20
 _NOT_IN_IDS = re.compile(r"[^\w.-]+")
 PLACE = Path(".agentrl/environments")
@@ -52,11 +44,11 @@ class EnvironmentUri:
         """
         kind, _, rest = text.partition(":")
         name, _, query = rest.partition("?")
-        if kind not in KINDS:
-            near = get_close_matches(kind, KINDS, n=1)
+        if kind not in ENVIRONMENTS:
+            near = get_close_matches(kind, ENVIRONMENTS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"{flag} {text}: unknown kind {kind!r}{hint} (known: {', '.join(KINDS)}); write "
+                f"{flag} {text}: unknown kind {kind!r}{hint} (known: {', '.join(ENVIRONMENTS)}); write "
                 "KIND:NAME"
             )
         if not name:
@@ -80,7 +72,7 @@ class EnvironmentUri:
     @property
     def is_seeded(self) -> bool:
         """Whether its tasks are drawn with a seed."""
-        return self.kind in _SEEDED
+        return ENVIRONMENTS[self.kind].is_seeded
 
     @property
     def env_id(self) -> str:
@@ -112,8 +104,8 @@ class EnvironmentUri:
 
     def install_command(self) -> str:
         """Return the command that installs the kind."""
-        folder = PLACE / self.kind
-        return f"python3 -m venv {folder} && {folder}/bin/pip install {PACKAGES[self.kind]}"
+        folder, packages = PLACE / self.kind, ENVIRONMENTS[self.kind].packages
+        return f"python3 -m venv {folder} && {folder}/bin/pip install {packages}"
 
 
 def _value(key: str, text: str) -> Any:

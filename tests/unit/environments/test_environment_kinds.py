@@ -2,7 +2,9 @@
 
 import pytest
 
+from agentrl.config.environment_facts import ENVIRONMENTS
 from agentrl.environments.environment_kinds import (
+    KINDS,
     MAX_TASKS,
     Mistake,
     _as_action,
@@ -10,6 +12,10 @@ from agentrl.environments.environment_kinds import (
 )
 
 SCHEMA = {"required": ["guess"]}
+
+
+def test_every_kind_that_flags_name_is_implemented() -> None:
+    assert KINDS.keys() == ENVIRONMENTS.keys()
 
 
 def test_a_reply_that_is_no_json_is_an_action_of_one_field() -> None:

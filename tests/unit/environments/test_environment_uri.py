@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.environment_facts import ENVIRONMENTS
 from agentrl.config.sections import DataSection
 from agentrl.environments import EnvironmentProcess, EnvironmentUri
-from agentrl.environments.environment_uri import PACKAGES
 from agentrl.errors import ConfigError
 from agentrl.schema import EnvironmentTask
 
 
 def test_the_set_up_script_installs_what_messages_name() -> None:
     script = (Path(__file__).parents[3] / "scripts/setup_agents").read_text()
-    for kind, packages in PACKAGES.items():
-        assert f"{kind}) packages=({packages}) ;;" in script
+    for kind, facts in ENVIRONMENTS.items():
+        assert not facts.packages or f"{kind}) packages=({facts.packages}) ;;" in script
 
 
 def test_a_uri_names_kind_environment_and_typed_arguments() -> None:

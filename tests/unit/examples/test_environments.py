@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.environment_facts import ENVIRONMENTS
 from agentrl.environments import EnvironmentUri
-from agentrl.environments.environment_uri import KINDS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FOLDER = EXAMPLES / "environments"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ENVIRONMENTS)
 def test_each_kind_has_an_example_of_forty_lines_at_most(kind: str) -> None:
     path = FOLDER / f"train_{kind}.py"
     assert path.read_text().count("\n") <= 40

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
+from agentrl.config.environment_facts import ENVIRONMENTS
 from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.secret_text import SECRET_NAME, redact
 from agentrl.config.secret_types import SecretUrl, secrets_of
@@ -42,10 +43,8 @@ _SGLANG_OPEN_FLAGS = frozenset(
 _SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang_args"})
 """Settings that the embedded engine does not read."""
 _MONGO_SCHEMES = ("mongodb://", "mongodb+srv://")
-_STARTING_PROGRAMS = frozenset({"harbor", "verifiers"})
-"""Kinds of environments whose rollouts start programs of their own."""
 _ROLLOUTS_PER_CORE = 4
-"""Concurrent rollouts of these kinds; more would share the cores while their programs start."""
+"""Concurrent rollouts that start programs; more would share the cores while these start."""
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 JUDGE = "agentcpm"
 """The scorer that calls the language model of `--agent_config_path`."""
@@ -102,17 +101,15 @@ def groups_per_step(config: RootConfig, num_ranks: int = 1) -> int:
 def _with_implied_rollouts(config: RootConfig) -> RootConfig:
     """Return the configuration with as many concurrent rollouts as this machine has cores for."""
     rollout = config.rollout
+    name = "max_concurrent_samples_per_process"
     kinds = {uri.partition(":")[0] for uri in config.data.environments.values()}
-    if (
-        kinds.isdisjoint(_STARTING_PROGRAMS)
-        or "max_concurrent_samples_per_process" in rollout.model_fields_set
-    ):
+    # An unknown kind is reported where environments are opened.
+    starts_programs = any(ENVIRONMENTS[kind].starts_programs for kind in kinds & set(ENVIRONMENTS))
+    if not starts_programs or name in rollout.model_fields_set:
         return config
     programs = _ROLLOUTS_PER_CORE * (os.cpu_count() or 1)
-    implied = {
-        "max_concurrent_samples_per_process": max(1, programs // max(1, rollout.num_samplers))
-    }
-    return config.model_copy(update={"rollout": rollout.model_copy(update=implied)})
+    rollout = rollout.model_copy(update={name: max(1, programs // max(1, rollout.num_samplers))})
+    return config.model_copy(update={"rollout": rollout})
 
 
 def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:

@@ -1,0 +1,29 @@
+"""Kinds of environments: what is known of each one before its package is imported.
+
+`environments.environment_kinds` implements them, in the interpreters that have the packages.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EnvironmentFacts:
+    """What flags and messages depend on."""
+
+    packages: str = ""
+    """What `pip` installs for it; empty if it needs no package."""
+    is_seeded: bool = False
+    """Whether its tasks are drawn with a seed."""
+    starts_programs: bool = False
+    """Whether its rollouts start programs of their own, on the cores of the sampler's machine."""
+
+
+ENVIRONMENTS = {
+    "reasoning_gym": EnvironmentFacts("reasoning-gym==0.1.25", is_seeded=True),
+    "textarena": EnvironmentFacts("textarena==0.7.4", is_seeded=True),
+    # Its harnesses are programs that uv runs.
+    "verifiers": EnvironmentFacts("verifiers==0.4.0 uv", starts_programs=True),
+    "openenv": EnvironmentFacts("openenv-core==0.3.0", is_seeded=True),
+    "harbor": EnvironmentFacts(starts_programs=True),
+}
+"""By the KIND of `--env KIND:NAME`."""
