@@ -171,7 +171,8 @@ def _remember_secrets(values: Mapping[str, Any]) -> None:
 def flat_values(config: RootConfig) -> dict[str, Any]:
     """Return all values by flag name, JSON-compatible, with `***` for secrets inside them.
 
-    Flags that are secrets as a whole are omitted, except a database URI without a secret.
+    Flags that are secrets as a whole are omitted, except a database URI without a secret. A value
+    that was derived from this machine is None: each machine derives its own.
     """
     return {name: _plain(published(value)) for name, value in _persisted_values(config)}
 
@@ -181,12 +182,22 @@ def _persisted_values(config: RootConfig) -> Iterator[tuple[str, Any]]:
     for name, value in _values(config):
         if name in _ONE_SHOT:
             continue
-        if not isinstance(value, SecretStr):
+        if _is_of_machine(config, name):
+            yield name, None
+        elif not isinstance(value, SecretStr):
             yield name, value
         elif name == "db_connection_string":
             uri = value.get_secret_value()
             if redact(uri) == uri:
                 yield name, uri
+
+
+def _is_of_machine(config: RootConfig, name: str) -> bool:
+    """Return whether a value was derived where it is used: it is neither set nor the default."""
+    flag = FLAGS[name]
+    section = getattr(config, flag.section)
+    default = flag.field.get_default(call_default_factory=True)
+    return name not in section.model_fields_set and getattr(section, name) != default
 
 
 def _values(config: RootConfig) -> Iterator[tuple[str, Any]]:

@@ -458,24 +458,26 @@ def test_the_judge_scores_by_default_only_where_one_is_configured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "expected"),
+    ("argv", "expected", "elsewhere"),
     [
-        (["--env", "verifiers:sums"], 16),
-        (["--env", "textarena:Wordle-v0", "--eval_env", "harbor:tasks"], 16),
-        (["--env", "verifiers:sums", "--num_samplers", "0"], 32),
-        (["--env", "verifiers:sums", "--num_samplers", "100"], 1),
-        (["--env", "verifiers:sums", "--max_concurrent_samples_per_process", "256"], 256),
-        (["--env", "textarena:Wordle-v0"], 256),
+        (["--env", "verifiers:sums"], 16, 4),
+        (["--env", "textarena:Wordle-v0", "--eval_env", "harbor:tasks"], 16, 4),
+        (["--env", "verifiers:sums", "--num_samplers", "0"], 32, 8),
+        (["--env", "verifiers:sums", "--num_samplers", "100"], 1, 1),
+        (["--env", "verifiers:sums", "--max_concurrent_samples_per_process", "16"], 16, 16),
+        (["--env", "textarena:Wordle-v0"], 256, 256),
+        (["--env", "unheard:of"], 256, 256),
     ],
 )
-def test_rollouts_that_start_programs_are_limited_by_the_cores(
-    argv: list[str], expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_rollouts_that_start_programs_are_limited_by_the_cores_of_each_machine(
+    argv: list[str], expected: int, elsewhere: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     config = parse_flags(argv)
     assert config.rollout.max_concurrent_samples_per_process == expected
-    # A sampler on another machine has as many as the run that wrote its configuration.
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
     write_config(config, tmp_path / "config.yaml")
-    sampler = parse_flags(["--config", str(tmp_path / "config.yaml")])
-    assert sampler.rollout.max_concurrent_samples_per_process == expected
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    joining = parse_flags(["--config", str(tmp_path / "config.yaml")])
+    assert joining.rollout.max_concurrent_samples_per_process == elsewhere
+    # A resumed run does not report it as a changed flag.
+    assert flat_values(joining) == flat_values(config)

@@ -109,6 +109,9 @@ def _with_implied_rollouts(config: RootConfig) -> RootConfig:
         return config
     programs = _ROLLOUTS_PER_CORE * (os.cpu_count() or 1)
     rollout = rollout.model_copy(update={name: max(1, programs // max(1, rollout.num_samplers))})
+    # It remains unset, and thus out of the files of a run, whose samplers may join from machines
+    # with other numbers of cores.
+    rollout.model_fields_set.remove(name)
     return config.model_copy(update={"rollout": rollout})
 
 
