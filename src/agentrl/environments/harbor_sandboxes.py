@@ -209,7 +209,11 @@ class DockerSandbox:
 
 
 def _build_image(context: Path, seconds: float) -> str:
-    """Return the tag of the image of a folder, built unless one of the same content exists."""
+    """Return the tag of the image of a folder, built unless one of the same content exists.
+
+    Even if the tag of its base image has moved since: attempts at a task are comparable only in the
+    same image.
+    """
     try:
         tag = f"agentrl-harbor:{content_hash(context)}"
     except ConfigError as error:
