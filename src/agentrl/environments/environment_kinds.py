@@ -1,14 +1,7 @@
 """Kinds of environments: how the tasks of each package are listed and run.
 
 Runs in the interpreter that has the package, so it uses only the standard library and nothing from
-AgentRL. A kind is a class with these members:
-
-    __init__(name, args)   loads the environment, or raises `Mistake` for a usage error;
-    size                   is the number of its tasks;
-    row(number)            describes one: `query` and, if it has them, `answer` or `tags`;
-    play(number, chat)     runs one and returns the fields of an `AgentResult`.
-
-`chat(messages, **fields)` calls the model and returns its message.
+AgentRL. A kind is a class that satisfies `EnvironmentKind`, followed here by its own functions.
 """
 
 import asyncio
@@ -23,7 +16,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Protocol
 
@@ -44,6 +37,8 @@ _SHELL = {
     },
 }
 _MAX_SEAT_CHARS = 100
+_TOOL_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
+"""OpenEnv's own actions: listing tools and calling them."""
 _CAPACITY_SECONDS, _MAX_CAPACITY_WAITS = 0.5, 1200
 
 
@@ -64,6 +59,23 @@ class RolloutLimitReached(Exception):
 
 class Mistake(Exception):
     """The user named something that does not exist, or gave an argument an invalid value."""
+
+
+class EnvironmentKind(Protocol):
+    """An environment; raises `Mistake` for a usage error when it loads."""
+
+    size: int
+    """The number of its tasks."""
+
+    def __init__(self, name: str, args: dict[str, Any]) -> None: ...
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Describe a task: `query` and, if it has them, `system_prompt`, `answer`, `id` or `tags`."""
+        ...
+
+    def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
+        """Run a task and return the fields of an `AgentResult`."""
+        ...
 
 
 class ReasoningGym:
@@ -105,7 +117,9 @@ class TextArena:
         self.size, self._seed = _pop_int(args, "size", _DEFAULT_SIZE), _pop_int(args, "seed", 0)
         module, _, attribute = known[name].entry_point.partition(":")
         game_class = getattr(importlib.import_module(module), attribute)
-        _check_arguments(args, _defaults(game_class), known[name].kwargs)
+        parameters = inspect.signature(game_class).parameters.values()
+        defaults = {parameter.name: parameter.default for parameter in parameters}
+        _check_arguments(args, defaults, known[name].kwargs)
         self._args, self._lock = args, threading.Lock()
         try:
             self._new_game(0)
@@ -134,6 +148,14 @@ class TextArena:
             game = self._arena.make(env_id=self._name, **self._args)
             game.reset(num_players=1, seed=self._seed + number)
         return game
+
+
+def _game_text(game: Any) -> str:
+    """Return the game's messages since the last call; its wrappers repeat all earlier ones."""
+    while hasattr(game, "env"):
+        game = game.env
+    _, messages = game.get_observation()
+    return "\n".join(text for sender, text, _ in messages if sender < 0)
 
 
 class Verifiers:
@@ -274,6 +296,13 @@ def _figures(trace: Any) -> dict[str, float]:
     return figures | {key: value for key, value in trace.metrics.items() if value is not None}
 
 
+def _as_text(prompt: Any) -> str:
+    """Return a prompt, which may be text or messages, as text."""
+    if prompt is None or isinstance(prompt, str):
+        return prompt or "(the environment begins)"
+    return "\n".join(str(getattr(message, "content", message)) for message in prompt)
+
+
 class OpenEnv:
     """`openenv:URL?size=...&seed=...`: a server's episodes, with a reward for each action.
 
@@ -288,7 +317,8 @@ class OpenEnv:
         self.size, self._seed = _pop_int(args, "size", _DEFAULT_SIZE), _pop_int(args, "seed", 0)
         _check_arguments(args, {"size": 0, "seed": 0})
         self._schema = _schema_of_actions(self._url)
-        self._act = self._call_tools if _is_tool_call(self._schema) else self._write_actions
+        is_tool_call = self._schema.get("title") in _TOOL_ACTIONS
+        self._act = self._call_tools if is_tool_call else self._write_actions
 
     def row(self, number: int) -> dict[str, Any]:
         """Describe a task."""
@@ -369,6 +399,43 @@ class OpenEnv:
         raise TimeoutError(f"{self._url} had no free session")
 
 
+def _schema_of_actions(url: str) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"{url}/schema", timeout=10) as reply:
+            schema: dict[str, Any] = json.load(reply)["action"]
+    except (OSError, ValueError, KeyError) as error:
+        raise Mistake(f"no OpenEnv server responds at this address ({error})") from None
+    return schema
+
+
+def _as_function(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an OpenEnv tool in OpenAI's form."""
+    function = {"name": spec["name"], "description": spec["description"]}
+    return {**function, "parameters": spec["input_schema"]}
+
+
+def _tool_result_text(observation: Mapping[str, Any]) -> str:
+    """Return the text of a tool's result, or of its error."""
+    if observation.get("error"):
+        return f"error: {observation['error']['message']}"
+    content = (observation.get("result") or {}).get("content") or ()
+    texts = [part["text"] for part in content if part.get("type") == "text"]
+    return "\n".join(texts) or json.dumps(observation.get("result"))
+
+
+def _as_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse a reply as an action; an action with a single field may be given as its bare value."""
+    text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
+    try:
+        action = json.loads(text)
+    except (ValueError, RecursionError):
+        action = text.strip()
+    if isinstance(action, dict):
+        return action
+    required = schema.get("required", ())
+    return {required[0] if len(required) == 1 else "": action}
+
+
 class Harbor:
     """`harbor:FOLDER?runtime=docker`: tasks in Harbor's format.
 
@@ -414,15 +481,6 @@ class Harbor:
         return {"answer": answer, "reward": reward, "metrics": metrics, "truncated": truncated}
 
 
-KINDS: dict[str, type[Any]] = {
-    "reasoning_gym": ReasoningGym,
-    "textarena": TextArena,
-    "verifiers": Verifiers,
-    "openenv": OpenEnv,
-    "harbor": Harbor,
-}
-
-
 def run_call(sandbox: Any, call: Mapping[str, Any], seconds: float) -> str:
     """Run the command of a tool call; return the output shown to the policy."""
     try:
@@ -440,61 +498,13 @@ def run_call(sandbox: Any, call: Mapping[str, Any], seconds: float) -> str:
     return output if status == 0 else f"{output}\n(exit status {status})"
 
 
-def _schema_of_actions(url: str) -> dict[str, Any]:
-    try:
-        with urllib.request.urlopen(f"{url}/schema", timeout=10) as reply:
-            schema: dict[str, Any] = json.load(reply)["action"]
-    except (OSError, ValueError, KeyError) as error:
-        raise Mistake(f"no OpenEnv server responds at this address ({error})") from None
-    return schema
-
-
-def _is_tool_call(schema: Mapping[str, Any]) -> bool:
-    """Return whether the actions are OpenEnv's own: listing tools and calling them."""
-    return schema.get("title") in ("Action", "CallToolAction", "ListToolsAction")
-
-
-def _as_function(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an OpenEnv tool in OpenAI's form."""
-    function = {"name": spec["name"], "description": spec["description"]}
-    return {**function, "parameters": spec["input_schema"]}
-
-
-def _tool_result_text(observation: Mapping[str, Any]) -> str:
-    """Return the text of a tool's result, or of its error."""
-    if observation.get("error"):
-        return f"error: {observation['error']['message']}"
-    content = (observation.get("result") or {}).get("content") or ()
-    texts = [part["text"] for part in content if part.get("type") == "text"]
-    return "\n".join(texts) or json.dumps(observation.get("result"))
-
-
-def _as_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse a reply as an action; an action with a single field may be given as its bare value."""
-    text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
-    try:
-        action = json.loads(text)
-    except (ValueError, RecursionError):
-        action = text.strip()
-    if isinstance(action, dict):
-        return action
-    required = schema.get("required", ())
-    return {required[0] if len(required) == 1 else "": action}
-
-
-def _as_text(prompt: Any) -> str:
-    """Return a prompt, which may be text or messages, as text."""
-    if prompt is None or isinstance(prompt, str):
-        return prompt or "(the environment begins)"
-    return "\n".join(str(getattr(message, "content", message)) for message in prompt)
-
-
-def _game_text(game: Any) -> str:
-    """Return the game's messages since the last call; its wrappers repeat all earlier ones."""
-    while hasattr(game, "env"):
-        game = game.env
-    _, messages = game.get_observation()
-    return "\n".join(text for sender, text, _ in messages if sender < 0)
+KINDS: dict[str, type[EnvironmentKind]] = {
+    "reasoning_gym": ReasoningGym,
+    "textarena": TextArena,
+    "verifiers": Verifiers,
+    "openenv": OpenEnv,
+    "harbor": Harbor,
+}
 
 
 def _check_name(name: str, known: Collection[str]) -> None:
@@ -510,10 +520,6 @@ def _pop_int(args: dict[str, Any], name: str, default: int) -> int:
     value = args.pop(name, default)
     _check_arguments({name: value}, {name: default})
     return int(value)
-
-
-def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    return {p.name: p.default for p in inspect.signature(function).parameters.values()}
 
 
 def _check_arguments(args: Mapping[str, Any], *known: Mapping[str, Any]) -> None:
