@@ -394,7 +394,7 @@ async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
 
 
 def _child_settings(stop_seconds: float) -> dict[str, str]:
-    """Return environment variables that make a child stop and print in time."""
+    """Return variables for a child: it stops its ranks before it is killed, and buffers no output."""
     return {
         # Ranks run in separate sessions, so their launcher must stop them before it is killed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(stop_seconds) - 3),
