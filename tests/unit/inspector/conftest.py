@@ -13,12 +13,14 @@ import subprocess
 import sys
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from support.inspected import seed, seed_fork
+from support.patience import PATIENCE
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -68,28 +70,44 @@ def run_uri(mongod: EmbeddedMongo) -> Iterator[str]:
     run_elsewhere(drop())
 
 
+@contextmanager
+def opened_inspector(folder: Path, *flags: str, **variables: str) -> Iterator[str]:
+    """Yield the address that `agentrl ui` prints; it ends with the block, even one that fails."""
+    environment = {name: value for name, value in os.environ.items() if name != "MONGODB_URI"}
+    log = folder / "ui.log"
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [sys.executable, "-m", "agentrl", "ui", *flags],
+            cwd=folder,
+            env=environment | variables,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address, log.read_text()
+            yield address
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+            assert "Traceback" not in log.read_text()
+        finally:
+            process.kill()
+
+
 @pytest.fixture(scope="module")
 def inspector(run_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of `agentrl ui --allow_control` over the seeded run, without the token."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "agentrl", "ui", "--port", str(port), "--allow_control"]
-    environment = {**os.environ, "MONGODB_URI": run_uri, "AGENTRL_UI_TOKEN": TOKEN}
+        flags = ("--port", str(probe.getsockname()[1]), "--allow_control")
     folder = tmp_path_factory.mktemp("inspector")
-    log = Path(folder / "log")
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=output, text=True
-        )
-    assert process.stdout is not None
-    address = process.stdout.readline()
-    found = re.match(r"(http://127\.0\.0\.1:\d+)/\?token=", address)
-    assert found is not None, address + log.read_text()
-    yield found[1]
-    process.terminate()
-    assert process.wait(20) == 0
-    process.stdout.close()
-    assert "Traceback" not in log.read_text()
+    with opened_inspector(folder, *flags, MONGODB_URI=run_uri, AGENTRL_UI_TOKEN=TOKEN) as address:
+        found = re.match(r"(http://127\.0\.0\.1:\d+)/\?token=", address)
+        assert found is not None, address
+        yield found[1]
 
 
 @pytest.fixture(scope="module")

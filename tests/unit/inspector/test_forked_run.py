@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, expect
 from support.demo_run import RUN_NAME, config_path, run_command
-from unit.inspector.conftest import run_elsewhere
+from unit.inspector.conftest import opened_inspector, run_elsewhere
 
 from agentrl.schema import DispatchedSamplingTask, Fork, rebuild_prompts
 from agentrl.store import TrajectoryStore
@@ -141,13 +141,8 @@ def test_mistakes_are_one_line(
 def test_a_page_forks_a_record_and_shows_the_tries(
     browser: Browser, ended: Path, record_id: str
 ) -> None:
-    command = [sys.executable, "-m", "agentrl", "ui", "--run_name", RUN_NAME, "--allow_control"]
-    command += ["--mongo_data_dir", str(ended / "mongo")]
-    with subprocess.Popen(
-        command, cwd=ended, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    ) as ui:
-        assert ui.stdout is not None
-        address = ui.stdout.readline().strip()
+    flags = ("--run_name", RUN_NAME, "--allow_control", "--mongo_data_dir", str(ended / "mongo"))
+    with opened_inspector(ended, *flags) as address:
         page = browser.new_page()
         page.set_default_timeout(LONG_MS)
         problems: list[str] = []
@@ -175,6 +170,4 @@ def test_a_page_forks_a_record_and_shows_the_tries(
         page.get_by_role("link", name=record_id.rpartition("/")[0], exact=True).click()
         expect(page.locator(".node.forked").first).to_be_visible()
         page.close()
-        ui.terminate()
     assert problems == []
-    assert ui.returncode == 0

@@ -1,8 +1,6 @@
 """Pages with much on them: the browser goes on answering its reader."""
 
-import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ import pytest
 from growth import GENERATIONS, write_run
 from playwright.sync_api import Browser, Page, expect
 from support.stored import make_task, make_turn
-from unit.inspector.conftest import TOKEN, run_elsewhere
+from unit.inspector.conftest import TOKEN, opened_inspector, run_elsewhere
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -58,14 +56,10 @@ def page(
     """A tab with the token, before an inspector of the large run."""
     uri = mongod.uri(RUN)
     run_elsewhere(_fill(uri))
-    environment = {**os.environ, "MONGODB_URI": uri, "AGENTRL_UI_TOKEN": TOKEN}
-    command = [sys.executable, "-m", "agentrl", "ui", "--run_name", RUN]
+    variables = {"MONGODB_URI": uri, "AGENTRL_UI_TOKEN": TOKEN}
     folder = tmp_path_factory.mktemp("large")
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
-    ) as ui:
-        assert ui.stdout is not None
-        found = re.match(r"(http://[^/]+)", ui.stdout.readline())
+    with opened_inspector(folder, "--run_name", RUN, **variables) as address:
+        found = re.match(r"(http://[^/]+)", address)
         assert found is not None
         context = browser.new_context(viewport={"width": 1280, "height": 720}, base_url=found[1])
         context.set_default_timeout(60_000)
@@ -74,7 +68,6 @@ def page(
         made.goto(f"/?token={TOKEN}")
         yield made
         context.close()
-        ui.terminate()
 
 
 def longest_block(page: Page, capsys: pytest.CaptureFixture[str], what: str) -> float:
