@@ -59,7 +59,7 @@ async def test_a_third_sampler_joins_at_once_and_hands_its_slots_back_on_sigterm
         async with TrajectoryStore.connect(database_uri(tmp_path)) as store:
             await wait_for_sampler(store, third.pid)
             third.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(third.wait(), 30) == 0
+            assert await asyncio.wait_for(third.wait(), PATIENCE) == 0
             attempts = await attempts_of(store, third.pid)
             finished = [a for a in attempts if a.ended_by == "finished"]
             released = [a for a in attempts if a.ended_by == "released"]

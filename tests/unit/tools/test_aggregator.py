@@ -211,7 +211,6 @@ async def test_an_exchange_has_a_deadline_and_a_size(
             manager.answers["web.echo"] = answer
             result = await box.call("web.echo", {"text": "x"})
             assert (result.is_error, reason in result.content) == (True, True), result.content
-            assert result.seconds < 10
 
 
 async def test_a_listing_that_is_too_long_or_badly_named_is_refused(

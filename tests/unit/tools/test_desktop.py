@@ -27,6 +27,7 @@ from PIL import Image
 from playwright.async_api import async_playwright
 from support.doc_blocks import DOCS
 from support.environment_up import environments
+from support.patience import PATIENCE
 from support.play import begin_run, open_play, play, tool_call
 
 from agentrl.config.sections import RolloutSection
@@ -101,7 +102,7 @@ async def seen(client: Client) -> Image.Image:
 
 
 async def until_seen(client: Client, colour: tuple[int, int, int]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while (await seen(client)).getpixel(LOOKED_AT) != colour:
             await asyncio.sleep(0.1)
 
@@ -128,7 +129,7 @@ async def test_every_client_of_an_environment_sees_and_uses_a_display_of_its_own
             await until_seen(one, RED)
             assert (await seen(other)).getpixel(LOOKED_AT) not in (RED, GREEN)
             assert len(displays()) == 2
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while displays():  # each ends with its client
                 await asyncio.sleep(0.1)
 
@@ -205,7 +206,7 @@ async def test_people_watch_with_a_password_and_touch_nothing(page: str) -> None
         await window.goto(f"{address}&password={PASSWORD}")
         canvas = window.locator("#noVNC_container canvas")
         await canvas.wait_for()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while await _colour_of(window) != list(GREEN):
                 await asyncio.sleep(0.1)
         await canvas.click()
@@ -233,7 +234,7 @@ async def test_a_display_that_is_gone_ends_the_server_and_no_model_is_told(
         (display,) = displays()
         display.kill()
         with pytest.raises(MCPError, match="closed"):
-            await asyncio.wait_for(client.call_tool(*asked), 5)
+            await asyncio.wait_for(client.call_tool(*asked), PATIENCE)
 
 
 @pytest.mark.parametrize(

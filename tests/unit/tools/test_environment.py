@@ -13,6 +13,7 @@ import pytest
 from mcp import Client, MCPError
 from mcp.types import TextContent
 from support.environment_up import TOKEN, RunningEnvironment, StartEnvironment, environments
+from support.patience import PATIENCE
 
 from agentrl.cli.main import main
 from agentrl.errors import ToolError
@@ -45,7 +46,7 @@ def environment(
 
 async def until_alone(environment: RunningEnvironment) -> None:
     """Wait until the environment has forgotten all clients."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while environment.health()["sessions"]:
             await asyncio.sleep(0.05)
 
@@ -190,7 +191,7 @@ async def test_a_client_that_left_without_a_word_is_forgotten(
         await until_alone(environment)
 
 
-async def test_it_ends_within_seconds_while_clients_and_a_call_are_there(
+async def test_it_ends_while_clients_and_a_call_are_there(
     start_environment: StartEnvironment, child: dict[str, Any]
 ) -> None:
     environment = start_environment({"files": child})
@@ -201,16 +202,16 @@ async def test_it_ends_within_seconds_while_clients_and_a_call_are_there(
 
     async def call() -> None:
         async with environment.client() as client:
-            slow = {"seconds": 50.0, "reports": 1000}
+            slow = {"seconds": 2 * PATIENCE, "reports": 10_000}
             await client.call_tool("steady", slow, progress_callback=note)
 
     calling = asyncio.create_task(call())
-    await asyncio.wait_for(under_way.wait(), 60)
+    await asyncio.wait_for(under_way.wait(), PATIENCE)
     children = psutil.Process(environment.process.pid).children(recursive=True)
     assert children
     environment.process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(environment.process.wait, 12) == 0
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert await asyncio.to_thread(environment.process.wait, PATIENCE) == 0
+    assert not psutil.wait_procs(children, timeout=PATIENCE)[1]
     calling.cancel()
     await asyncio.wait({calling})
 
@@ -244,7 +245,7 @@ async def test_servers_of_one_client_reach_neither_secrets_nor_what_belongs_to_a
             assert "No such file" in await said(other, "read", path=str(folder / "left-behind"))
             assert not (folder / "left-behind").exists()
         assert "No such process" in await said(one, "kill", pid=environment.process.pid)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while any(Path(place).parent.exists() for place in places):
             await asyncio.sleep(0.05)
 
