@@ -175,9 +175,11 @@ def _values(config: RootConfig) -> dict[str, Any]:
     public = flat_values(config)
     values = {}
     for name, flag in FLAGS.items():
-        # `flat_values` omits secrets, and flags that apply to this start only.
+        # `flat_values` omits secrets, flags that apply to this start only, and what each machine
+        # derives for itself.
         value = getattr(getattr(config, flag.section), name)
-        values[name] = public.get(name, HIDDEN if isinstance(value, SecretStr) else value)
+        shown = HIDDEN if isinstance(value, SecretStr) else value
+        values[name] = shown if public.get(name) is None else public[name]
     return values
 
 
