@@ -46,13 +46,16 @@ def server_command(
     Keys are not on the command line, where every user of the machine could read them; both
     backends read `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY` from their environment.
     """
+    argv = ["--model-path", str(model_path), "--host", inference.inference_host]
+    argv += ["--port", str(port), "--weight-version", str(version)]
+    argv += ["--max-running-requests", str(inference.max_running_requests)]
+    if inference.context_length is not None:
+        argv += ["--context-length", str(inference.context_length)]
     if inference.inference_backend == "embedded":
-        return _embedded_command(
-            inference, model_path=model_path, port=port, version=version, seed=seed
-        )
-    return _sglang_command(
-        inference, model, model_path=model_path, port=port, version=version, seed=seed
-    )
+        engine = [sys.executable, "-P", "-m", "agentrl.inference.engine"]
+        return [*engine, *argv, "--seed", str(seed), *_embedded_flags(inference)]
+    starter = [sglang_python(), sglang_starter.__file__]
+    return [*starter, *argv, "--random-seed", str(seed), *_sglang_flags(inference, model)]
 
 
 def check_keys(inference: InferenceSection) -> None:
@@ -89,15 +92,8 @@ def sglang_python() -> str:
     )
 
 
-def _embedded_command(
-    inference: InferenceSection, *, model_path: Path, port: int, version: int, seed: int
-) -> list[str]:
-    argv = [sys.executable, "-P", "-m", "agentrl.inference.engine"]
-    argv += ["--model-path", str(model_path), "--host", inference.inference_host]
-    argv += ["--port", str(port), "--weight-version", str(version), "--seed", str(seed)]
-    argv += ["--max-running-requests", str(inference.max_running_requests)]
-    if inference.context_length is not None:
-        argv += ["--context-length", str(inference.context_length)]
+def _embedded_flags(inference: InferenceSection) -> list[str]:
+    argv: list[str] = []
     if inference.inference_request_log is not None:
         argv += ["--log-requests", str(inference.inference_request_log)]
     for root in inference.weight_roots:
@@ -107,23 +103,11 @@ def _embedded_command(
     return argv
 
 
-def _sglang_command(
-    inference: InferenceSection,
-    model: ModelSection,
-    *,
-    model_path: Path,
-    port: int,
-    version: int,
-    seed: int,
-) -> list[str]:
-    argv = [sglang_python(), sglang_starter.__file__, "--model-path", str(model_path)]
-    argv += ["--served-model-name", model.model_name, "--host", inference.inference_host]
-    argv += ["--port", str(port), "--weight-version", str(version), "--random-seed", str(seed)]
-    argv += ["--tp-size", str(inference.inf_tp_size)]
+def _sglang_flags(inference: InferenceSection, model: ModelSection) -> list[str]:
+    argv = ["--served-model-name", model.model_name, "--tp-size", str(inference.inf_tp_size)]
     if inference.inf_ep_size > 1:
         argv += ["--ep-size", str(inference.inf_ep_size)]
     argv += ["--mem-fraction-static", str(inference.inf_mem_ratio)]
-    argv += ["--max-running-requests", str(inference.max_running_requests)]
     argv += ["--sampling-defaults", "openai"]
     if inference.colocated:
         argv.append("--enable-memory-saver")
@@ -132,8 +116,6 @@ def _sglang_command(
     if inference.tool_call_parser in _SGLANG_TOOL_CALL_PARSERS:
         # For third-party chat requests; rollouts exchange token ids and parse the text themselves.
         argv += ["--tool-call-parser", inference.tool_call_parser]
-    if inference.context_length is not None:
-        argv += ["--context-length", str(inference.context_length)]
     if model.lora_rank:
         # The server reserves memory for adapters at its start, before any is loaded.
         argv += ["--enable-lora", "--max-lora-rank", str(model.lora_rank)]
