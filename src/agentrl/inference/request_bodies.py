@@ -1,17 +1,20 @@
-"""Reads bodies of untrusted HTTP requests within limits.
+"""Reads bodies of untrusted HTTP requests within limits, and notices clients that leave.
 
 Bytes are counted before parsing, and nesting before anything traverses the result. Out: a JSON
 object whose texts can be encoded and whose numbers are finite.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from agentrl.errors import APIError
+
+_T = TypeVar("_T")
 
 MAX_NESTING = 100
 """Levels of arrays and objects. Limited because much Python code traverses them recursively."""
@@ -86,3 +89,26 @@ async def _read(http: Request, max_bytes: int) -> bytearray:
     if size > max_bytes:
         raise APIError(f"the body has {size} bytes; at most {max_bytes} are accepted", status=413)
     return body
+
+
+async def while_connected(http: Request, work: Awaitable[_T]) -> _T:
+    """Await a result; cancel the work if the client disconnects first.
+
+    Raises:
+        HTTPException: the client disconnected.
+    """
+    task = asyncio.ensure_future(work)
+    disconnect_task = asyncio.ensure_future(_disconnect(http))
+    try:
+        await asyncio.wait({task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HTTPException(499, "the client disconnected")
+        return task.result()
+    finally:
+        disconnect_task.cancel()
+        task.cancel()
+
+
+async def _disconnect(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -6,11 +6,10 @@ the calls.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -24,9 +23,8 @@ from agentrl.inference.dialects.session import (
     session_over,
 )
 from agentrl.inference.openapi import Schema
+from agentrl.inference.request_bodies import while_connected
 from agentrl.schema import Message
-
-_T = TypeVar("_T")
 
 
 class DialectCall(Protocol):
@@ -83,7 +81,7 @@ async def answer(http: Request, session: ModelSession, call: DialectCall) -> Res
         return await _stream_response(http, session, call)
     task = session.start(call.run(None))
     try:
-        await _while_connected(http, asyncio.wait({task}))
+        await while_connected(http, asyncio.wait({task}))
         return JSONResponse(call.body(_result(task)))
     finally:
         task.cancel()
@@ -96,7 +94,7 @@ async def _stream_response(http: Request, session: ModelSession, call: DialectCa
     task = session.start(call.run(deltas.put_nowait))
     task.add_done_callback(lambda _: deltas.put_nowait(None))
     try:
-        first = await _while_connected(http, deltas.get())
+        first = await while_connected(http, deltas.get())
         if first is None:
             _result(task)
     except BaseException:
@@ -152,26 +150,7 @@ class Remainder:
         return [Delta(kind, text) for kind, text in remainders if text]
 
 
-async def _while_connected(http: Request, awaited: Coroutine[Any, Any, _T]) -> _T:
-    """Await a result unless the client disconnects first."""
-    result_task = asyncio.create_task(awaited)
-    disconnect_task = asyncio.create_task(_disconnect(http))
-    try:
-        await asyncio.wait({result_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
-        if not result_task.done():
-            raise HTTPException(499, "the client disconnected")
-        return result_task.result()
-    finally:
-        disconnect_task.cancel()
-        result_task.cancel()
-
-
 def _result(task: asyncio.Task[Completion]) -> Completion:
     if task.cancelled():
         raise session_over()
     return task.result()
-
-
-async def _disconnect(http: Request) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass

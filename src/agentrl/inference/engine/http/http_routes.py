@@ -40,10 +40,10 @@ from agentrl.inference.engine.http.streaming import (
     one_of,
     required,
     typed,
-    unless_disconnected,
 )
 from agentrl.inference.engine.weights.weight_receiver import WeightManifest
-from agentrl.inference.wire import LoadFormat
+from agentrl.inference.request_bodies import while_connected
+from agentrl.inference.wire import LoadFormat, PauseMode
 from agentrl.runtime.http.http_guard import HttpGuard
 
 SGLANG_VERSION = "0.5.23"
@@ -233,7 +233,7 @@ class _Routes:
             return event_stream(error_frames(str(error), 400))
         if parsed.stream:
             return event_stream(answer_frames(self._engine.requests, parsed))
-        answers = await unless_disconnected(http, self._engine.requests.generate(parsed))
+        answers = await while_connected(http, self._engine.requests.generate(parsed))
         return json_response(answers if parsed.is_batch else answers[0])
 
     async def abort(self, http: Request) -> Response:

@@ -1,8 +1,7 @@
 """Bodies of requests and answers: fields of JSON objects, and streams of server-sent events."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -47,27 +46,6 @@ async def error_frames(message: str, status: int) -> AsyncIterator[str]:
 def event_stream(frames: AsyncIterator[str]) -> Response:
     """Return a response that sends frames as they arrive."""
     return StreamingResponse(frames, media_type="text/event-stream")
-
-
-async def unless_disconnected(
-    http: Request, work: Awaitable[list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """Cancel the work when the client disconnects."""
-    task = asyncio.ensure_future(work)
-    disconnect_task = asyncio.ensure_future(_disconnect(http))
-    try:
-        await asyncio.wait({task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise HTTPException(499, "the client disconnected")
-        return task.result()
-    finally:
-        disconnect_task.cancel()
-        task.cancel()
-
-
-async def _disconnect(http: Request) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def json_object(http: Request, max_bytes: int = MAX_CONTROL_BYTES) -> Mapping[str, Any]:
