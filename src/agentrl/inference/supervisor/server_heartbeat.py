@@ -7,6 +7,8 @@ are repaired, or the server is taken out of service (`down`) until they are.
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from agentrl.config.sections import InferenceSection
 from agentrl.errors import InferenceError, ServerRefused, ServerUnusable, StoreError
@@ -15,10 +17,12 @@ from agentrl.inference.supervisor.device_sharing import DeviceSharing
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
 from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import ServedPolicy, served_policy
-from agentrl.schema import InferenceService, Policy, ServerLoad
+from agentrl.schema import InferenceService, ServerLoad
 from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BEAT_SECONDS = 1.0
 PAUSED_SECONDS = 3.0
@@ -78,9 +82,7 @@ class ServerHeartbeat:
             InferenceError: it could not be brought to the latest version before registration.
             StoreError: the store is unreachable at registration.
         """
-        policy = await self._weights.latest_files()
-        served = await self._served_policy(client, policy)
-        served = await self._weights.catch_up(client, policy, served)
+        served = await self._catch_up(client)
         data_key = self._inference.inference_api_key
         control_key = self._inference.inference_admin_key or data_key
         await self._store.services.register(
@@ -116,7 +118,7 @@ class ServerHeartbeat:
         self._load = None
         policy = await self._store.policies.latest()
         try:
-            served = await self._served_policy(client, policy)
+            served = await self._in_probe_time(served_policy(client, policy))
             if service.status == "up":  # a paused server reports its load from before the pause
                 self._load = await self._load_of(client)
         except InferenceError as error:
@@ -127,9 +129,7 @@ class ServerHeartbeat:
             return
         try:
             if self._weights.was_missed(service, served, policy):
-                policy = await self._weights.latest_files()
-                served = await self._served_policy(client, policy)
-                served = await self._weights.catch_up(client, policy, served)
+                served = await self._catch_up(client)
             if service.status == "down":
                 # The process that took it out of service may have left it paused.
                 await client.continue_()
@@ -186,25 +186,23 @@ class ServerHeartbeat:
         if self._is_own and silent_seconds > self._inference.server_hang_seconds:
             raise ServerUnusable(f"silent for {silent_seconds:.0f} s")
 
-    async def _served_policy(self, client: SGLangClient, policy: Policy | None) -> ServedPolicy:
-        seconds = self._probe_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                return await served_policy(client, policy)
-        except TimeoutError:
-            raise InferenceError(f"no answer within {seconds:g} s") from None
+    async def _catch_up(self, client: SGLangClient) -> ServedPolicy:
+        """Bring the server to the latest version; return what it serves then."""
+        policy = await self._weights.latest_files()
+        served = await self._in_probe_time(served_policy(client, policy))
+        return await self._weights.catch_up(client, policy, served)
 
     async def _load_of(self, client: SGLangClient) -> ServerLoad | None:
         """Return how busy the server is; None without such a route, as with some gateways."""
-        seconds = self._probe_seconds
         try:
-            async with asyncio.timeout(seconds):
-                return await client.loads()
+            return await self._in_probe_time(client.loads())
         except ServerRefused:
             return None
+
+    async def _in_probe_time(self, answer: Awaitable[T]) -> T:
+        seconds = self._inference.server_hang_seconds / PROBES_PER_HANG
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
         except TimeoutError:
             raise InferenceError(f"no answer within {seconds:g} s") from None
-
-    @property
-    def _probe_seconds(self) -> float:
-        return self._inference.server_hang_seconds / PROBES_PER_HANG

@@ -29,6 +29,7 @@ from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.ending_tasks import end_tasks
+from agentrl.runtime.processes.restarts import ending
 from agentrl.runtime.processes.child_processes import Supervisor
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.schema import InferenceService, Policy
@@ -159,13 +160,6 @@ class _End:
     reason: str
     is_death: bool = False
 
-    @classmethod
-    def of_process(cls, status: int, *, was_serving: bool) -> "_End":
-        event = f"exited with status {status}"
-        if status < 0:
-            event = f"was killed by {signal.Signals(-status).name}"
-        return cls(f"{event} {'while it was serving' if was_serving else 'during startup'}", True)
-
 
 class ServerSupervisor:
     """Supervises one server; `run` returns on request and raises if the server cannot run."""
@@ -286,7 +280,7 @@ class ServerSupervisor:
         process: ServerProcess | None,
         stop: asyncio.Event,
         start_seconds: float,
-    ) -> "_End | None":
+    ) -> _End | None:
         """Serve until `stop` is set (None), or until the process has died or is unusable."""
 
         async def serve() -> None:
@@ -309,7 +303,8 @@ class ServerSupervisor:
             if stopped in done:
                 return None
             if died in done:
-                return _End.of_process(died.result(), was_serving=heartbeat.is_registered)
+                moment = "while it was serving" if heartbeat.is_registered else "during startup"
+                return _End(f"{ending(died.result())} {moment}", is_death=True)
             return _End(f"became unusable: {serving.exception()}")
         finally:
             died.cancel()
