@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self
 
 from pydantic import SecretStr
 
+from agentrl.config.sections import InferenceSection
 from agentrl.errors import ServerLost, ServerRefused
 from agentrl.inference.client.json_transport import JsonTransport, error_message
 from agentrl.inference.wire import (
@@ -66,7 +67,6 @@ class SGLangClient:
         *,
         api_key: SecretStr | None = None,
         admin_key: SecretStr | None = None,
-        generate_timeout_seconds: float | None = None,
     ) -> None:
         """Prepare a client, inside a running event loop.
 
@@ -74,13 +74,19 @@ class SGLangClient:
             base_url: for example `http://127.0.0.1:30000`.
             api_key: bearer key of the data routes.
             admin_key: bearer key of the control routes; by default the API key.
-            generate_timeout_seconds: longest wait for a generation; None waits as long as the
-                connection lives, since a paused server holds requests open.
         """
         self._transport = JsonTransport(base_url)
         self._data_headers = _bearer(api_key)
         self._control_headers = _bearer(admin_key or api_key)
-        self._generate_timeout_seconds = generate_timeout_seconds
+
+    @classmethod
+    def of(cls, base_url: str, inference: InferenceSection) -> Self:
+        """Return a client of one of the run's servers, with the keys of its flags."""
+        return cls(
+            base_url,
+            api_key=inference.inference_api_key,
+            admin_key=inference.inference_admin_key,
+        )
 
     @property
     def base_url(self) -> str:
@@ -113,7 +119,7 @@ class SGLangClient:
             "/generate",
             request_body(request, stream=on_partial is not None),
             headers=self._data_headers,
-            timeout_seconds=self._generate_timeout_seconds,
+            timeout_seconds=None,  # a paused server holds requests open
         )
         async with response_context as response:
             if on_partial is None:

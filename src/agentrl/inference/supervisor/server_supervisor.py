@@ -9,7 +9,6 @@ publisher is updating it.
 
 import asyncio
 import logging
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -29,8 +28,8 @@ from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.ending_tasks import end_tasks
-from agentrl.runtime.processes.restarts import ending
 from agentrl.runtime.processes.child_processes import Supervisor
+from agentrl.runtime.processes.restarts import ending
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
@@ -109,9 +108,7 @@ async def lone_server(
         with process:
             port = await process.start(model_path, version if adapter is None else 0)
             url = f"http://{inference.inference_host}:{port}"
-            async with SGLangClient(
-                url, api_key=inference.inference_api_key, admin_key=inference.inference_admin_key
-            ) as client:
+            async with SGLangClient.of(url, inference) as client:
                 healthy = asyncio.create_task(_until_healthy(client, process, start_seconds))
                 died = asyncio.create_task(process.wait())
                 events: set[asyncio.Task[Any]] = {healthy, died}
@@ -210,7 +207,7 @@ class ServerSupervisor:
                     if self._device is not None:
                         await self._device.until_free(stop)
                     heartbeat = await self._start(process, start_seconds)
-                    async with self._client(heartbeat.url) as client:
+                    async with SGLangClient.of(heartbeat.url, self._inference) as client:
                         end = await self._serve_until_end(
                             heartbeat, client, process, stop, start_seconds
                         )
@@ -264,13 +261,6 @@ class ServerSupervisor:
             weights=self._weights,
             device=self._device,
             is_own=process is not None,
-        )
-
-    def _client(self, url: str) -> SGLangClient:
-        return SGLangClient(
-            url,
-            api_key=self._inference.inference_api_key,
-            admin_key=self._inference.inference_admin_key,
         )
 
     async def _serve_until_end(

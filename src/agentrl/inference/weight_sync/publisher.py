@@ -174,7 +174,9 @@ class PolicyPublisher:
 
         async with AsyncExitStack() as stack:
             clients = {
-                name: await stack.enter_async_context(self._client(service))
+                name: await stack.enter_async_context(
+                    SGLangClient.of(service.base_url, self._inference)
+                )
                 for name, service in services.items()
             }
             await asyncio.gather(
@@ -206,7 +208,7 @@ class PolicyPublisher:
         # Recorded first, because a server that is asleep but registered as up would sleep forever.
         await self._store.services.set_status(service.id, status="asleep")
         try:
-            async with self._client(service) as client:
+            async with SGLangClient.of(service.base_url, self._inference) as client:
                 await put_to_sleep(
                     client,
                     mode=self._publish.publish_mode,
@@ -220,13 +222,6 @@ class PolicyPublisher:
         """Return the servers that may receive the control key."""
         key = self._inference.inference_admin_key or self._inference.inference_api_key
         return with_control_key(await self._store.services.all(), key)
-
-    def _client(self, service: InferenceService) -> SGLangClient:
-        return SGLangClient(
-            service.base_url,
-            api_key=self._inference.inference_api_key,
-            admin_key=self._inference.inference_admin_key,
-        )
 
     async def _remove_old(self) -> None:
         services = await self._store.services.all()
