@@ -17,8 +17,7 @@ from support.in_flight import in_flight, split_at_update
 from agentrl.distributed.broadcast import BroadcastGroup, Bucket, Rendezvous, in_buckets
 from agentrl.errors import ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.inference.weight_sync.server_operations import PauseMode
-from agentrl.inference.wire import MIXED_VERSION
+from agentrl.inference.wire import MIXED_VERSION, PauseMode
 
 BUCKET_BYTES = 100_000
 """The checkpoint is sent in several parts."""

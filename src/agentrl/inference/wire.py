@@ -25,6 +25,10 @@ MIXED_LABEL = "mixed"
 MIXED_VERSION = -1
 """Version of that label; no policy has it, and nothing sampled under it is used."""
 
+PauseMode = Literal["abort", "retract", "in_place"]
+"""What happens to generations in flight while a server is paused (`weight_sync.server_operations`);
+a request without a mode means the first.
+"""
 LoadFormat = Literal["auto", "delta"]
 """Content of a directory of weights: a checkpoint, or the changes since another version."""
 

@@ -6,7 +6,7 @@ policies, the store, or other servers. No other module uses these routes.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from pydantic import SecretStr
 
@@ -17,6 +17,7 @@ from agentrl.inference.wire import (
     GenerateRequest,
     GenerateResult,
     LoadFormat,
+    PauseMode,
     parse_partial,
     parse_result,
     policy_version,
@@ -182,7 +183,7 @@ class SGLangClient:
 
     # Control of generation. All requests from here on use the control key, except for `adapters`.
 
-    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         """Pause all generations; the mode decides what happens to those in flight."""
         await self._control("/pause_generation", {"mode": mode})
 

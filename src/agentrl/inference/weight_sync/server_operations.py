@@ -18,16 +18,13 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from agentrl.config.sections import PublishSection
 from agentrl.errors import InferenceError, ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync.version_files import is_of_same_run
-from agentrl.inference.wire import MIXED_LABEL, LoadFormat, adapter_version
+from agentrl.inference.wire import MIXED_LABEL, LoadFormat, PauseMode, adapter_version
 from agentrl.schema import Policy
-
-PauseMode = Literal["retract", "in_place", "abort"]
 
 # Earlier versions crash if the cache is flushed while retracted requests wait.
 _RETRACT_SINCE = (0, 5, 20)

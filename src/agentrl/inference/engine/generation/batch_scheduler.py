@@ -16,7 +16,6 @@ back and start waiting afterwards. Nothing is computed while memory is released.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -31,9 +30,8 @@ from agentrl.inference.engine.generation.running_batch import RunningBatch
 from agentrl.inference.engine.generation.token_sampling import SamplingBatch
 from agentrl.inference.engine.generation.token_sequence import FinishReason, TokenSequence
 from agentrl.inference.engine.weights.live_weights import swap_weights
+from agentrl.inference.wire import PauseMode
 from agentrl.models.attention.attention_registry import attention_of
-
-PauseMode = Literal["abort", "retract", "in_place"]
 
 # A sequence is admitted only if all running sequences can grow by this many positions.
 _HEADROOM = 64

@@ -17,7 +17,6 @@ from agentrl.errors import InferenceError
 from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.generation.batch_scheduler import (
     BatchScheduler,
-    PauseMode,
     SchedulerLimits,
     SchedulerLoad,
 )
@@ -47,7 +46,7 @@ from agentrl.inference.engine.weights.weight_receiver import (
     WeightReceiver,
     awaited_tensors,
 )
-from agentrl.inference.wire import MIXED_LABEL
+from agentrl.inference.wire import MIXED_LABEL, PauseMode
 from agentrl.models.attention.attention_registry import attention_of
 from agentrl.schema.grammar import Grammar
 
@@ -353,10 +352,12 @@ class FrontEnd:
         They are received directly into the model's memory, and sampling pauses during the call. If
         only a part arrives, the model's weights carry the label of no policy.
 
+        Returns:
+            Whether the cache was flushed if requested.
+
         Raises:
             InferenceError: they do not fit, and nothing has changed; or they did not arrive, or are
                 not finite.
-            NotFlushed: they are loaded, but sequences hold the cache.
         """
         self.broadcasts.check(manifest.group)
         if abort_all:

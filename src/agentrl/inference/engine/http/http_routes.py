@@ -20,7 +20,6 @@ from starlette.routing import Route
 from agentrl.distributed.broadcast import RankAssignment
 from agentrl.errors import InferenceError
 from agentrl.inference import openapi
-from agentrl.inference.engine.generation.batch_scheduler import PauseMode
 from agentrl.inference.engine.http.frontend import FrontEnd
 from agentrl.inference.engine.http.http_errors import (
     InvalidRequest,
@@ -48,7 +47,6 @@ from agentrl.runtime.http.http_guard import HttpGuard
 
 SGLANG_VERSION = "0.5.23"
 """The SGLang release whose API is implemented; clients choose features by it."""
-_PAUSE_MODES = ("abort", "retract", "in_place")
 _SELECTORS = ("all", "target", "draft")
 _GROUP = "weight_update_group"
 _OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
@@ -246,7 +244,7 @@ class _Routes:
         return Response()
 
     async def pause(self, http: Request) -> Response:
-        mode = one_of(await json_object(http), "mode", _PAUSE_MODES)
+        mode = one_of(await json_object(http), "mode", get_args(PauseMode))
         await self._engine.pause(cast(PauseMode, mode))
         return JSONResponse({"message": f"Generation paused ({mode}).", "status": "ok"})
 
