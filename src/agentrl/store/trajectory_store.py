@@ -94,7 +94,7 @@ class TrajectoryStore:
         self.turns = TurnRepository(database, blobs)
         fenced = FencedRecords(database, self.groups)
         self.records = RecordRepository(database, self.tasks, self.groups, fenced)
-        self.scores = ScoreRepository(database, self.tasks, self.turns, fenced, self.tallies)
+        self.scores = ScoreRepository(database, self.tasks, fenced, self.tallies)
         self.runs = RunRepository(database)
         self.trainer_leases = TrainerLeaseRepository(database)
         self.ledger = LedgerRepository(database, self.turns, self.trainer_leases)

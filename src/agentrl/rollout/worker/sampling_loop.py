@@ -286,7 +286,7 @@ class SamplingLoop:
         )
         if claimed is None:
             return False
-        record, task, _ = claimed
+        record, task = claimed
         self._start(task, record, scoring_only=True)
         return True
 

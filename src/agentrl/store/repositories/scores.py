@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pymongo import ReturnDocument
 
 from agentrl.errors import LeaseLost, StoreError
-from agentrl.schema import DispatchedSamplingTask, Record, Score, Task
+from agentrl.schema import Record, Score, Task
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import encode, from_document, require
 from agentrl.store.documents.expressions import (
@@ -23,7 +23,6 @@ from agentrl.store.documents.expressions import (
 from agentrl.store.repositories.fenced_records import FencedRecords
 from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import TaskRepository
-from agentrl.store.repositories.turns import TurnRepository
 
 
 class ScoreRepository(Repository):
@@ -33,24 +32,20 @@ class ScoreRepository(Repository):
         self,
         database: RunDatabase,
         tasks: TaskRepository,
-        turns: TurnRepository,
         fenced: FencedRecords,
         tallies: TallyRepository,
     ) -> None:
         super().__init__(database)
         self._tasks = tasks
-        self._turns = turns
         self._fenced = fenced
         self._tallies = tallies
 
     @operation("claim a scoring", repeatable=False)
-    async def claim(
-        self, owner: str, lease_seconds: float
-    ) -> tuple[Record, Task, list[DispatchedSamplingTask]] | None:
+    async def claim(self, owner: str, lease_seconds: float) -> tuple[Record, Task] | None:
         """Claim a finished Record without an active scorer: its scorer died or postponed it.
 
         Returns:
-            The Record under a new lease, its Task and its turns; None when there is none.
+            The Record under a new lease, and its Task; None when there is none.
         """
         now = await self._db.server_time()
         # After a step of the clock, live scorers must renew first; a waiting Record has no holder.
@@ -67,11 +62,7 @@ class ScoreRepository(Repository):
         if document is None:
             return None
         record = from_document(Record, document)
-        return (
-            record,
-            await self._tasks.of_claimed(record),
-            await self._turns.get_many(record.turns),
-        )
+        return record, await self._tasks.of_claimed(record)
 
     @operation("store a score")
     async def set(self, record_id: str, fence: int, score: Score) -> None:

@@ -330,7 +330,7 @@ async def test_a_reward_outlives_the_process_that_was_to_score_it(
             await attempt.start()
             claimed = await store.scores.claim("another", 30)
             assert claimed is not None
-            again, task, _ = claimed
+            again, task = claimed
             scorer = AgentSampler(
                 TASK, again, context, agent=rewards_itself, endpoints=stage.endpoints
             )
