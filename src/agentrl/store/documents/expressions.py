@@ -102,11 +102,6 @@ def lookup(source: str, local: str, foreign: str, name: str, *pipeline: Document
     return {"$lookup": {**stage, "pipeline": list(pipeline)} if pipeline else stage}
 
 
-def unwind(name: str) -> Document:
-    """Return the stage that puts one looked-up document, if there is one, in place of its list."""
-    return {"$unwind": {"path": f"${name}", "preserveNullAndEmptyArrays": True}}
-
-
 def shown(*names: str) -> Document:
     """Return the projection of these fields as they are."""
     return dict.fromkeys(names, 1)

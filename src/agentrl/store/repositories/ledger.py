@@ -273,14 +273,16 @@ class LedgerRepository(Repository):
                 yield (await self._hydrate([[data]]))[0][0] if hydrate else data
 
     @operation("look for remaining groups")
-    async def is_exhausted(
-        self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
-    ) -> bool:
-        """Return whether every group was reserved, trained or dropped."""
+    async def is_exhausted(self, consumer: str = DEFAULT_CONSUMER) -> bool:
+        """Return whether every training group was reserved, trained or dropped."""
         # Open groups first: one that completes in between is then found by neither query, or both.
-        if await self._db.tasks.find_one({"split": split, "status": "created"}, {"_id": 1}):
+        if await self._db.tasks.find_one({"split": "train", "status": "created"}, {"_id": 1}):
             return False
-        remaining = {"split": split, "group_completed": {"$in": [False, True]}, **_ready(consumer)}
+        remaining = {
+            "split": "train",
+            "group_completed": {"$in": [False, True]},
+            **_ready(consumer),
+        }
         return await self._db.record_data.find_one(remaining, {"_id": 1}) is None
 
     @operation("read which groups had equal scores")
@@ -306,21 +308,17 @@ class LedgerRepository(Repository):
         return found
 
     @operation("count reserved groups")
-    async def num_reserved_groups(
-        self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
-    ) -> int:
-        """Return the number of groups in steps that no checkpoint contains yet."""
+    async def num_reserved_groups(self, consumer: str) -> int:
+        """Return the number of training groups in steps that no checkpoint contains yet."""
         return await self._db.record_data.count_documents(
-            {f"ledger.{consumer}.status": "reserved", "split": split, "traj_id": 0}
+            {f"ledger.{consumer}.status": "reserved", "split": "train", "traj_id": 0}
         )
 
     @operation("count ready groups")
-    async def num_ready_groups(
-        self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
-    ) -> int:
-        """Return the number of complete groups that were never reserved, trained or dropped."""
+    async def num_ready_groups(self, consumer: str) -> int:
+        """Return the number of complete training groups that were never reserved, trained or dropped."""
         return await self._db.record_data.count_documents(
-            {"split": split, "group_completed": True, **_ready(consumer), "traj_id": 0}
+            {"split": "train", "group_completed": True, **_ready(consumer), "traj_id": 0}
         )
 
     @operation("read the trained groups of a step")

@@ -9,7 +9,7 @@ from agentrl.schema.base import Value
 from agentrl.schema.image import stored_key
 from agentrl.store.database import UNAUTHORIZED, Repository, operation
 from agentrl.store.documents.codec import Document
-from agentrl.store.documents.expressions import lookup, shown, unwind
+from agentrl.store.documents.expressions import lookup, shown
 from agentrl.store.documents.packed_turns import blob_keys
 from agentrl.store.repositories.living import living_processes
 
@@ -154,7 +154,7 @@ class MaintenanceRepository(Repository):
                 *("records", "record_id", "_id", "record"),
                 {"$project": shown("status", "attempt", "turns")},
             ),
-            unwind("record"),
+            {"$unwind": {"path": "$record", "preserveNullAndEmptyArrays": True}},
             {
                 "$project": {
                     "bytes": 1,

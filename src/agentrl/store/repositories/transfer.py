@@ -248,8 +248,8 @@ def _blob_keys(value: Any) -> Iterator[str]:
         if key is not None:
             yield key
     elif isinstance(value, dict):
-        key = value.get("blob")
-        if isinstance(key, str):
+        key = blob_key(value)
+        if key is not None:
             yield key
         for inner in value.values():
             yield from _blob_keys(inner)

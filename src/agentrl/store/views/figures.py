@@ -59,13 +59,11 @@ class FigureRepository(Repository):
             await self._db[name].bulk_write(writes, ordered=False)
 
     @operation("read the figures of steps")
-    async def steps(
-        self, consumer: str, names: Sequence[str], *, after: int = 0, limit: int = 0
-    ) -> list[Document]:
-        """Return these figures of the steps after `after`, in order; of the first `limit` (0: all)."""
+    async def steps(self, consumer: str, names: Sequence[str], *, after: int = 0) -> list[Document]:
+        """Return these figures of the steps after `after`, in order."""
         columns = {"_id": 0, **shown("step", *names)}
         found = self._db["steps"].find(_after_step(consumer, after), columns)
-        return await found.sort("_id", 1).limit(limit).to_list()
+        return await found.sort("_id", 1).to_list()
 
     @operation("read the figures of the last steps")
     async def last_steps(self, consumer: str, limit: int) -> list[Document]:

@@ -114,23 +114,20 @@ class LineageRepository(Repository):
         Raises:
             StoreError: the trainer `consumer` made no such step.
         """
-        field = f"ledger.{consumer}"
-        trained = await self._data({f"{field}.trained_at": step})
-        reserved = await self._data({f"{field}.status": "reserved", f"{field}.step": step})
-        dropped = await self._data({f"{field}.status": "dropped", f"{field}.step": step})
+        trained, dropped = await self._consumed(step, consumer)
         policy = await self._db.policies.find_one({"_id": step})
-        if not (trained or reserved or dropped):
+        if not (trained or dropped):
             raise StoreError(
                 f"the trainer {consumer!r} consumed no records at step {step} of {self._db.name!r}"
             )
         trainings = await self._trainings({"consumer": consumer, "step": step})
-        lineages = await self._lineages([*trained, *reserved, *dropped], trainings)
+        lineages = await self._lineages([*trained, *dropped], trainings)
         return StepLineage(
             step=step,
             consumer=consumer,
             policy=None if policy is None else from_document(Policy, policy),
-            trained=tuple(lineages[: len(trained) + len(reserved)]),
-            dropped=tuple(lineages[len(trained) + len(reserved) :]),
+            trained=tuple(lineages[: len(trained)]),
+            dropped=tuple(lineages[len(trained) :]),
         )
 
     @operation("read the records of a step")
@@ -138,17 +135,12 @@ class LineageRepository(Repository):
         self, step: int, consumer: str = DEFAULT_CONSUMER
     ) -> list[StepRecord]:
         """Return the records that a step trained, reserved and dropped, without texts or tokens."""
-        field = f"ledger.{consumer}"
         by_turn = await self._trainings({"consumer": consumer, "step": step})
         of_record: defaultdict[str, list[TurnTraining]] = defaultdict(list)
         for trainings in by_turn.values():
             of_record[trainings[0].record_id] += trainings
-        found = [
-            *await self._data({f"{field}.trained_at": step}),
-            *await self._data({f"{field}.status": "reserved", f"{field}.step": step}),
-            *await self._data({f"{field}.status": "dropped", f"{field}.step": step}),
-        ]
-        by_id = {one.record_id: one for one in found}
+        trained, dropped = await self._consumed(step, consumer)
+        by_id = {one.record_id: one for one in (*trained, *dropped)}
         return [
             _step_record(one, one.ledger[consumer], step, of_record[one.record_id])
             for one in by_id.values()
@@ -185,6 +177,16 @@ class LineageRepository(Repository):
         mean = {"_id": "$record_id", "advantage": {"$avg": "$advantage"}}
         found = await self._db.turn_training.aggregate([{"$match": wanted}, {"$group": mean}])
         return {one["_id"]: one["advantage"] async for one in found}
+
+    async def _consumed(
+        self, step: int, consumer: str
+    ) -> tuple[list[DBRecordData], list[DBRecordData]]:
+        """Return the records that a step trained, or reserved, and those that it dropped."""
+        field = f"ledger.{consumer}"
+        trained = await self._data({f"{field}.trained_at": step})
+        reserved = await self._data({f"{field}.status": "reserved", f"{field}.step": step})
+        dropped = await self._data({f"{field}.status": "dropped", f"{field}.step": step})
+        return [*trained, *reserved], dropped
 
     async def _data(self, wanted: Document) -> list[DBRecordData]:
         found = self._db.record_data.find(wanted)
