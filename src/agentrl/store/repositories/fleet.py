@@ -5,7 +5,7 @@ from pymongo import ReturnDocument
 from agentrl.errors import StoreError
 from agentrl.schema import InferenceService, Policy, SamplerInfo, ServerLoad, ServiceStatus
 from agentrl.store.database import Repository, operation
-from agentrl.store.documents.codec import Document, encode, from_document, to_document
+from agentrl.store.documents.codec import Document, encode, from_document, to_document, without_none
 from agentrl.store.documents.expressions import after
 
 
@@ -104,20 +104,16 @@ class ServiceRepository(Repository):
         service_id: str,
         *,
         load: ServerLoad | None = None,
-        status: ServiceStatus | None = None,
-        policy_version: int | None = None,
         error: str | None = None,
     ) -> InferenceService:
-        """Report that a server is alive, its load, and what changed about it (None: nothing).
+        """Report that a server is alive, its load, and a new error (None: unchanged).
 
         Raises:
             StoreError: the server is not registered.
         """
-        changes = _service_changes(status, policy_version, error)
-        update: Document = {
-            "$currentDate": {"heartbeat_at": True},
-            "$set": {**changes, "load": None if load is None else load.model_dump()},
-        }
+        changes = {"load": None if load is None else load.model_dump()}
+        changes |= without_none(error=encode(error))
+        update: Document = {"$currentDate": {"heartbeat_at": True}, "$set": changes}
         return await self._change_service(service_id, update)
 
     @operation("set a server's status")
@@ -135,10 +131,9 @@ class ServiceRepository(Repository):
         Raises:
             StoreError: the server is not registered.
         """
-        changes = _service_changes(status, policy_version, error)
-        if adapter is not None:
-            changes["adapter"] = adapter
-        return await self._change_service(service_id, {"$set": {**changes, "error": error}})
+        changes = without_none(policy_version=policy_version, adapter=adapter)
+        changes |= {"status": status, "error": encode(error)}
+        return await self._change_service(service_id, {"$set": changes})
 
     @operation("claim a sleeping server")
     async def claim_sleeping(self, service_id: str) -> bool:
@@ -200,13 +195,6 @@ class SamplerRepository(Repository):
         """Return the samplers by id; `alive_within` as for servers."""
         found = self._db.samplers.find(_alive(alive_within)).sort("_id", 1)
         return [from_document(SamplerInfo, document) async for document in found]
-
-
-def _service_changes(
-    status: ServiceStatus | None, policy_version: int | None, error: str | None
-) -> Document:
-    changes = {"status": status, "policy_version": policy_version, "error": encode(error)}
-    return {field: value for field, value in changes.items() if value is not None}
 
 
 def _alive(alive_within: float | None) -> Document:

@@ -45,7 +45,8 @@ async def test_what_a_run_writes_fits(store: TrajectoryStore) -> None:
     await store.services.register(
         InferenceService(id="e", base_url="u", backend="sglang", model_path="m")
     )
-    await store.services.heartbeat("e", status="updating", policy_version=1)
+    await store.services.set_status("e", status="updating", policy_version=1)
+    await store.services.heartbeat("e")
     await store.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=1, seconds_waiting={"a": 1}))
     await store.runs.update_control(max_staleness=2)
     await store.forks.add(

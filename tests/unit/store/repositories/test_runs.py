@@ -124,10 +124,11 @@ async def test_servers_register_report_and_are_set_from_outside(store: Trajector
         "update failed",
         service.heartbeat_at,
     )
-    beat = await store.services.heartbeat("s1", status="up", policy_version=4)
-    assert (beat.status, beat.policy_version) == ("up", 4)
+    beat = await store.services.heartbeat("s1")
+    assert (beat.status, beat.error) == ("down", "update failed")
     assert beat.heartbeat_at >= service.heartbeat_at
-    assert (await store.services.set_status("s1", status="up")).error is None
+    up = await store.services.set_status("s1", status="up", policy_version=4)
+    assert (up.status, up.policy_version, up.error) == ("up", 4, None)
     assert await store.services.all() == await store.services.all(alive_within=60)
     await store.database["inference_services"].update_one(
         {}, {"$currentDate": {"heartbeat_at": True}}
