@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.generation.cached_attention import ENGINE_ATTENTION, Chunk
-from agentrl.inference.engine.generation.kv_cache import KVCache, PrefixStore, kv_shape
+from agentrl.inference.engine.generation.kv_cache import KVCache, PrefixStore, RowLimits, kv_shape
 from agentrl.inference.engine.generation.memory_saver import MemorySaver
 from agentrl.inference.engine.generation.model_runner import ModelRunner
 from agentrl.inference.engine.generation.own_caches import OwnCacheRunner, OwnCaches
@@ -93,12 +93,15 @@ class BatchScheduler:
         shape = kv_shape(model, is_plain=is_plain)
         self._kv: KVCache | OwnCaches
         self._runner: ModelRunner | OwnCacheRunner
-        bounds = (limits.max_running, limits.context_length, limits.kv_cache_bytes)
+        num_tokens = limits.kv_cache_bytes // shape.token_bytes
+        row_limits = RowLimits(limits.max_running, limits.context_length, num_tokens)
+        self.max_tokens = row_limits.max_tokens
+        """Capacity for tokens of running sequences."""
         if is_plain:
-            self._kv = KVCache(shape, *bounds)
+            self._kv = KVCache(shape, row_limits)
             self._runner = ModelRunner(model, self._kv)
         else:
-            self._kv = OwnCaches(model, shape, *bounds)
+            self._kv = OwnCaches(model, row_limits)
             self._runner = OwnCacheRunner(model, self._kv)
         self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
         self._memory = MemorySaver(model, self._kv, self._prefixes)
@@ -141,11 +144,6 @@ class BatchScheduler:
     def num_in_flight(self) -> int:
         """Sequences that have not ended, including those held back."""
         return len(self._in_flight)
-
-    @property
-    def max_tokens(self) -> int:
-        """Capacity for tokens of running sequences. May be read from any thread."""
-        return self._kv.max_tokens
 
     @property
     def num_cached(self) -> int:

@@ -54,25 +54,45 @@ def kv_shape(model: PreTrainedModel, *, is_plain: bool) -> KVShape:
     return KVShape(layers, config.num_key_value_heads, head_dim, model.dtype)
 
 
+@dataclass(frozen=True)
+class RowLimits:
+    """The running sequences that a cache may hold, one in each row."""
+
+    num_rows: int
+    length: int
+    """Positions of a row."""
+    num_tokens: int
+    """Positions of all rows together; a single row may exceed it."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Positions that all rows together may really have."""
+        return max(self.num_tokens, self.length)
+
+    def fit(self, num_rows: int, length: int) -> bool:
+        """Return whether this many rows of this length are within the limits."""
+        if num_rows > self.num_rows or length > self.length:
+            return False
+        return num_rows == 1 or num_rows * length <= self.num_tokens
+
+
 class KVCache:
-    """Rows of running sequences. Grows with rows and lengths, up to a limit in bytes.
+    """Rows of running sequences. Grows with rows and lengths, up to its limits.
 
     Args:
         shape: size of one token.
-        max_rows: rows at most.
-        max_length: positions at most.
-        max_bytes: memory at most; a single row may exceed it.
+        limits: bounds of its growth.
     """
 
     can_be_cut = True
     """Whether a part of a computed sequence can be reused from its start."""
 
-    def __init__(self, shape: KVShape, max_rows: int, max_length: int, max_bytes: int) -> None:
+    def __init__(self, shape: KVShape, limits: RowLimits) -> None:
         self._shape = shape
-        self._max_rows = max_rows
-        self._max_length = max_length
-        self._max_tokens = max_bytes // shape.token_bytes
-        self.tensor = self._allocate(min(_INITIAL_ROWS, max_rows), min(_INITIAL_LENGTH, max_length))
+        self._limits = limits
+        self.tensor = self._allocate(
+            min(_INITIAL_ROWS, limits.num_rows), min(_INITIAL_LENGTH, limits.length)
+        )
         """[L, 2, R, K, T, D]; index 0 of the second axis holds keys, 1 values.
 
         Positions of one head are contiguous: attention reads them twice as fast as interleaved
@@ -80,33 +100,23 @@ class KVCache:
         """
 
     @property
-    def max_tokens(self) -> int:
-        """Token positions that all rows together may have."""
-        return max(self._max_tokens, self._max_length)
-
-    @property
     def length(self) -> int:
         """Positions that a row has now."""
         return self.tensor.shape[4]
 
-    def fits(self, num_rows: int, length: int) -> bool:
-        """Return whether this many rows of this length are within the bounds."""
-        if num_rows > self._max_rows or length > self._max_length:
-            return False
-        return num_rows == 1 or num_rows * length <= self._max_tokens
-
     def ensure(self, num_rows: int, length: int) -> bool:
         """Make room and keep the rows' contents; return False if it does not fit."""
-        if not self.fits(num_rows, length):
+        limits = self._limits
+        if not limits.fit(num_rows, length):
             return False
         rows, capacity = self.tensor.shape[2], self.length
         if num_rows <= rows and length <= capacity:
             return True
-        new_rows = rows if num_rows <= rows else min(max(num_rows, 2 * rows), self._max_rows)
+        new_rows = rows if num_rows <= rows else min(max(num_rows, 2 * rows), limits.num_rows)
         new_capacity = (
-            capacity if length <= capacity else min(max(length, 2 * capacity), self._max_length)
+            capacity if length <= capacity else min(max(length, 2 * capacity), limits.length)
         )
-        if not self.fits(new_rows, new_capacity):
+        if not limits.fit(new_rows, new_capacity):
             new_rows, new_capacity = max(num_rows, 1), length
         old = self.tensor
         self.tensor = self._allocate(new_rows, new_capacity)

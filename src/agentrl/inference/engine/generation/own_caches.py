@@ -21,7 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from agentrl.data.shown_images import RowImages
 from agentrl.inference.engine.generation.cached_attention import Chunk
-from agentrl.inference.engine.generation.kv_cache import KVShape
+from agentrl.inference.engine.generation.kv_cache import RowLimits
 from agentrl.inference.engine.generation.model_runner import score_prompt
 from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
@@ -53,39 +53,14 @@ class OwnCaches:
 
     can_be_cut = False
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        shape: KVShape,
-        max_rows: int,
-        max_length: int,
-        max_bytes: int,
-    ) -> None:
-        """Create caches without sequences.
-
-        Args:
-            model: creates the caches.
-            shape: largest size of one token.
-            max_rows: rows at most.
-            max_length: positions at most.
-            max_bytes: memory at most; a single row may exceed it.
-        """
+    def __init__(self, model: PreTrainedModel, limits: RowLimits) -> None:
         self._config = model.config
-        self._max_rows = max_rows
-        self._max_length = max_length
-        self._max_tokens = max_bytes // shape.token_bytes
+        self._limits = limits
         self._rows: dict[int, DynamicCache] = {}
-
-    @property
-    def max_tokens(self) -> int:
-        """Token positions that all rows together may have."""
-        return max(self._max_tokens, self._max_length)
 
     def ensure(self, num_rows: int, length: int) -> bool:
         """Return whether this many rows of this length fit."""
-        if num_rows > self._max_rows or length > self._max_length:
-            return False
-        return num_rows == 1 or num_rows * length <= self._max_tokens
+        return self._limits.fit(num_rows, length)
 
     def release(self) -> None:
         """Release the memory."""

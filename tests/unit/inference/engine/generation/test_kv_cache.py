@@ -8,6 +8,7 @@ from agentrl.inference.engine.generation.kv_cache import (
     KVCache,
     KVShape,
     PrefixStore,
+    RowLimits,
     common_prefix,
 )
 
@@ -33,7 +34,7 @@ def test_common_prefix_is_found_beyond_what_is_known(
 
 
 def test_growing_keeps_what_rows_hold() -> None:
-    cache = KVCache(SHAPE, max_rows=64, max_length=2048, max_bytes=1 << 24)
+    cache = KVCache(SHAPE, RowLimits(num_rows=64, length=2048, num_tokens=1 << 18))
     prefix = torch.randn(2, 2, 1, 100, 4)
     cache.fill(3, prefix, 100)
     assert cache.ensure(40, 1000)
@@ -44,7 +45,7 @@ def test_growing_keeps_what_rows_hold() -> None:
 
 
 def test_bounds_are_kept_except_for_a_single_row() -> None:
-    cache = KVCache(SHAPE, max_rows=64, max_length=2048, max_bytes=1000 * SHAPE.token_bytes)
+    cache = KVCache(SHAPE, RowLimits(num_rows=64, length=2048, num_tokens=1000))
     assert cache.ensure(10, 100)
     assert cache.tensor.shape[2] * cache.length <= 8 * 256
     assert not cache.ensure(10, 101)

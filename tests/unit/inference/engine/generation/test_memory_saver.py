@@ -5,7 +5,12 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.generation.kv_cache import KVCache, KVShape, PrefixStore
+from agentrl.inference.engine.generation.kv_cache import (
+    KVCache,
+    KVShape,
+    PrefixStore,
+    RowLimits,
+)
 from agentrl.inference.engine.generation.memory_saver import MemorySaver
 from agentrl.inference.engine.weights.live_weights import read_weights, swap_weights
 
@@ -13,7 +18,7 @@ SHAPE = KVShape(num_layers=2, num_heads=2, head_dim=16, dtype=torch.float32)
 
 
 def parts(model: PreTrainedModel) -> tuple[MemorySaver, KVCache]:
-    kv = KVCache(SHAPE, max_rows=8, max_length=512, max_bytes=1 << 24)
+    kv = KVCache(SHAPE, RowLimits(num_rows=8, length=512, num_tokens=1 << 15))
     return MemorySaver(model, kv, PrefixStore(SHAPE, 1 << 22)), kv
 
 
