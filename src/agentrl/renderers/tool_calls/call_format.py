@@ -85,6 +85,56 @@ def block_end(text: str, inside: int, open_: str, close: str) -> int:
     return limit if end < 0 else end + len(close)
 
 
+def call_between(
+    text: str, start: int, open_: str, close: str, read: Callable[[int], tuple[ParsedCall, int]]
+) -> CallSection | None:
+    """Find the next section of one call between two marks.
+
+    `read` returns the call after the first mark, and where its section ends.
+    """
+    begin = text.find(open_, start)
+    if begin < 0:
+        return None
+    inside = begin + len(open_)
+    try:
+        call, end = read(inside)
+    except FormatError as error:
+        return CallSection(begin, [refused(error)], block_end(text, inside, open_, close))
+    return CallSection(begin, [call], end)
+
+
+class CallReader:
+    """Reads the parts of calls from a position onwards; white space between them is skipped."""
+
+    def __init__(self, text: str, position: int) -> None:
+        self.text = text
+        self.position = position
+
+    def skip(self) -> None:
+        """Go to the next part."""
+        self.position = skip_space(self.text, self.position)
+
+    def is_next(self, mark: str) -> bool:
+        """Return whether the next part is this mark."""
+        self.skip()
+        return self.text.startswith(mark, self.position)
+
+    def expect(self, mark: str) -> None:
+        """Read a mark.
+
+        Raises:
+            FormatError: the next part is another.
+        """
+        if not self.is_next(mark):
+            raise self.expected(repr(mark))
+        self.position += len(mark)
+
+    def expected(self, what: str) -> FormatError:
+        """Return the error of a reply that goes on with something else."""
+        found = self.text[self.position : self.position + 12] or "the end of the message"
+        return FormatError(f"expected {what}, found {found!r}")
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise FormatError(f"{name} is not a JSON value")
 

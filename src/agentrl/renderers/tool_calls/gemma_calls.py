@@ -4,17 +4,18 @@ Strings are delimited by `<|"|>` marks, which are separate tokens, so nothing in
 """
 
 import re
+from functools import partial
 from typing import Any
 
 from agentrl.renderers.tool_calls.call_format import (
+    CallReader,
     CallSection,
     FormatError,
+    ParsedCall,
     ToolCallFormat,
     Tools,
-    block_end,
+    call_between,
     checked,
-    refused,
-    skip_space,
 )
 
 _OPEN, _CLOSE = "<|tool_call>", "<tool_call|>"
@@ -29,103 +30,85 @@ _MAX_DEPTH = 40
 
 def scan_gemma(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find the next call."""
-    begin = text.find(_OPEN, start)
-    if begin < 0:
-        return None
-    inside = begin + len(_OPEN)
-    name = ""
+    return call_between(text, start, _OPEN, _CLOSE, partial(_call, text))
+
+
+def _call(text: str, position: int) -> tuple[ParsedCall, int]:
+    head = _HEAD.match(text, position)
+    if head is None:
+        raise FormatError(f"expected call:NAME{{ after {_OPEN}")
+    reader = _GemmaReader(text, head.end())
     try:
-        head = _HEAD.match(text, inside)
-        if head is None:
-            raise FormatError(f"expected call:NAME{{ after {_OPEN}")
-        name = head[1]
-        reader = _GemmaReader(text, head.end())
-        call = checked(name, reader.mapping(0))
+        call = checked(head[1], reader.mapping(0))
         reader.expect(_CLOSE)
     except FormatError as error:
-        error.name = error.name or name
-        return CallSection(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
-    return CallSection(begin, [call], reader.position)
+        error.name = error.name or head[1]
+        raise
+    return call, reader.position
 
 
-class _GemmaReader:
-    """Reads values from a position onwards."""
-
-    def __init__(self, text: str, position: int) -> None:
-        self._text = text
-        self.position = position
-
-    def expect(self, mark: str) -> None:
-        if not self._is_next(mark):
-            found = self._text[self.position : self.position + 12] or "the end of the message"
-            raise FormatError(f"expected {mark!r}, found {found!r}")
-        self.position += len(mark)
+class _GemmaReader(CallReader):
+    """Reads values."""
 
     def mapping(self, depth: int) -> dict[str, Any]:
         self.expect("{")
         items: dict[str, Any] = {}
-        while not self._is_next("}"):
+        while not self.is_next("}"):
             key = self._key()
             self.expect(":")
             if key in items:
                 raise FormatError(f"argument {key!r} is given twice")
             items[key] = self._value(depth + 1)
-            if not self._is_next("}"):
+            if not self.is_next("}"):
                 self.expect(",")
         self.expect("}")
         return items
 
     def _key(self) -> str:
-        if self._is_next(_QUOTE):
+        if self.is_next(_QUOTE):
             return self._string()
-        match = _KEY.match(self._text, self.position)
+        match = _KEY.match(self.text, self.position)
         if match is None:
-            found = self._text[self.position : self.position + 12] or "the end of the message"
-            raise FormatError(f"expected the name of an argument, found {found!r}")
+            raise self.expected("the name of an argument")
         self.position = match.end()
         return match[0]
 
     def _value(self, depth: int) -> object:
         if depth > _MAX_DEPTH:
             raise FormatError("the arguments are nested too deeply")
-        if self._is_next(_QUOTE):
+        if self.is_next(_QUOTE):
             return self._string()
-        if self._is_next("{"):
+        if self.is_next("{"):
             return self.mapping(depth)
-        if self._is_next("["):
+        if self.is_next("["):
             return self._items(depth)
-        if number := _NUMBER.match(self._text, self.position):
+        if number := _NUMBER.match(self.text, self.position):
             self.position = number.end()
             return float(number[0]) if set(".eE") & set(number[0]) else int(number[0])
-        word = _WORD.match(self._text, self.position)
+        word = _WORD.match(self.text, self.position)
         if word is None or word[0] not in _WORDS:
-            found = self._text[self.position : self.position + 12] or "the end of the message"
-            raise FormatError(f"expected a value (text stands between {_QUOTE}), found {found!r}")
+            raise self.expected(f"a value (text stands between {_QUOTE})")
         self.position = word.end()
         return _WORDS[word[0]]
 
     def _items(self, depth: int) -> list[object]:
         self.expect("[")
         items: list[object] = []
-        while not self._is_next("]"):
+        while not self.is_next("]"):
             items.append(self._value(depth + 1))
-            if not self._is_next("]"):
+            if not self.is_next("]"):
                 self.expect(",")
         self.expect("]")
         return items
 
     def _string(self) -> str:
         self.expect(_QUOTE)
-        end = self._text.find(_QUOTE, self.position)
+        end = self.text.find(_QUOTE, self.position)
         if end < 0:
             raise FormatError("a text has no end")
-        text = self._text[self.position : end]
+        text = self.text[self.position : end]
         self.position = end + len(_QUOTE)
         return text
-
-    def _is_next(self, mark: str) -> bool:
-        self.position = skip_space(self._text, self.position)
-        return self._text.startswith(mark, self.position)
 
 
 GEMMA4 = ToolCallFormat(

@@ -1,6 +1,7 @@
 """Formats that write calls as JSON: Hermes and Qwen, Llama 3, Mistral, OpenAI."""
 
 import re
+from functools import partial
 from typing import Any
 
 from agentrl.renderers.tool_calls.call_format import (
@@ -9,7 +10,7 @@ from agentrl.renderers.tool_calls.call_format import (
     ParsedCall,
     ToolCallFormat,
     Tools,
-    block_end,
+    call_between,
     call_of,
     checked,
     decode_json,
@@ -37,24 +38,18 @@ def scan_hermes(text: str, start: int, tools: Tools) -> CallSection | None:
     The end of a call is found by parsing its JSON, so a string argument may contain `</tool_call>`.
     Code may follow the JSON object inside `<code>` and becomes its argument `code`.
     """
-    begin = text.find(_OPEN, start)
-    if begin < 0:
-        return None
-    inside = begin + len(_OPEN)
-    name = ""
-    try:
-        value, end = decode_object(text, skip_space(text, inside), _OPEN)
-        nested = value.get("content")
-        call = call_of(nested if "name" not in value and isinstance(nested, dict) else value)
-        name = call.name
-        call, end = _with_code(text, call, skip_space(text, end))
-        if not text.startswith(_CLOSE, end):
-            found = "more text" if end < len(text) else "the end of the message"
-            raise FormatError(f"expected {_CLOSE} after the JSON object, found {found}")
-    except FormatError as error:
-        error.name = error.name or name
-        return CallSection(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
-    return CallSection(begin, [call], end + len(_CLOSE))
+    return call_between(text, start, _OPEN, _CLOSE, partial(_hermes_call, text))
+
+
+def _hermes_call(text: str, position: int) -> tuple[ParsedCall, int]:
+    value, end = decode_object(text, skip_space(text, position), _OPEN)
+    nested = value.get("content")
+    call = call_of(nested if "name" not in value and isinstance(nested, dict) else value)
+    call, end = _with_code(text, call, skip_space(text, end))
+    if not text.startswith(_CLOSE, end):
+        found = "more text" if end < len(text) else "the end of the message"
+        raise FormatError(f"expected {_CLOSE} after the JSON object, found {found}", call.name)
+    return call, end + len(_CLOSE)
 
 
 def _with_code(text: str, call: ParsedCall, start: int) -> tuple[ParsedCall, int]:
@@ -64,10 +59,10 @@ def _with_code(text: str, call: ParsedCall, start: int) -> tuple[ParsedCall, int
     # Code may contain either closing tag; both together end the call.
     match = _CODE_CLOSE.search(text, start)
     if match is None:
-        raise FormatError(f"expected {_CODE_END} and {_CLOSE} after {_CODE}")
+        raise FormatError(f"expected {_CODE_END} and {_CLOSE} after {_CODE}", call.name)
     code = text[start + len(_CODE) : match.start()].strip("\n")
     if call.arguments.get("code"):
-        raise FormatError('code is given twice: in "arguments" and inside <code>')
+        raise FormatError('code is given twice: in "arguments" and inside <code>', call.name)
     return checked(call.name, {**call.arguments, "code": code}, call.id), match.end()
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from agentrl.renderers.tool_calls.call_format import (
@@ -11,7 +11,7 @@ from agentrl.renderers.tool_calls.call_format import (
     ParsedCall,
     ToolCallFormat,
     Tools,
-    block_end,
+    call_between,
     checked,
     decode_object,
     refused,
@@ -55,28 +55,11 @@ def scan_qwen3_coder(text: str, start: int, tools: Tools) -> CallSection | None:
 
     Values are plain text; the tool's schema determines their types.
     """
-    return _tagged_call(text, start, tools, _xml_call)
+    read = partial(_xml_call, text, tools)
+    return call_between(text, start, _OPEN, _CLOSE, read)
 
 
-def _tagged_call(
-    text: str,
-    start: int,
-    tools: Tools,
-    read: Callable[[str, int, Tools], tuple[ParsedCall, int]],
-) -> CallSection | None:
-    """Find the next `<tool_call>`; `read` returns the call after it, and where that ends."""
-    begin = text.find(_OPEN, start)
-    if begin < 0:
-        return None
-    inside = begin + len(_OPEN)
-    try:
-        call, end = read(text, inside, tools)
-    except FormatError as error:
-        return CallSection(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
-    return CallSection(begin, [call], end)
-
-
-def _xml_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
+def _xml_call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
     function = _FUNCTION.match(text, position)
     if function is None:
         raise FormatError(f"expected <function=NAME> after {_OPEN}")
@@ -104,10 +87,11 @@ def scan_glm(text: str, start: int, tools: Tools) -> CallSection | None:
 
     Values are plain text; the tool's schema determines their types.
     """
-    return _tagged_call(text, start, tools, _glm_call)
+    read = partial(_glm_call, text, tools)
+    return call_between(text, start, _OPEN, _CLOSE, read)
 
 
-def _glm_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
+def _glm_call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
     head = _GLM_NAME.match(text, position)
     if head is None:
         raise FormatError(f"expected the tool's name after {_OPEN}")

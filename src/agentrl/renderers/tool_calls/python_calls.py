@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 
 from agentrl.renderers.tool_calls.call_format import (
+    CallReader,
     CallSection,
     FormatError,
     ParsedCall,
@@ -122,67 +123,55 @@ def _end_of_mark(text: str, start: int, mark: str) -> int:
     return found + len(mark) if found >= 0 else len(text)
 
 
-class _Reader:
-    """Reads calls and literals from a position onwards."""
-
-    def __init__(self, text: str, position: int) -> None:
-        self._text = text
-        self.position = position
-
-    def expect(self, mark: str) -> None:
-        self._skip()
-        if not self._text.startswith(mark, self.position):
-            found = self._text[self.position : self.position + 12] or "the end of the message"
-            raise FormatError(f"expected {mark!r}, found {found!r}")
-        self.position += len(mark)
+class _Reader(CallReader):
+    """Reads calls and literals."""
 
     def calls(self, end: str, *, dividers: str) -> Iterator[ParsedCall]:
         """Yield calls until `end` is next."""
-        while not self._is_next(end):
+        while not self.is_next(end):
             yield self._call()
-            while self._text[self.position : self.position + 1] in tuple(dividers):
+            while self.text[self.position : self.position + 1] in tuple(dividers):
                 self.position += 1
 
     def _call(self) -> ParsedCall:
         name = self._name("the name of a tool")
         self.expect("(")
         arguments: dict[str, object] = {}
-        while not self._is_next(")"):
+        while not self.is_next(")"):
             try:
                 key = self._name("NAME=VALUE")
                 self.expect("=")
                 if key in arguments:
                     raise FormatError(f"argument {key!r} is given twice")
                 arguments[key] = self._value(0)
-                if not self._is_next(")"):
+                if not self.is_next(")"):
                     self.expect(",")
             except FormatError as error:
                 raise FormatError(str(error), name) from None
         self.expect(")")
-        self._skip()
+        self.skip()
         return checked(name, arguments)
 
     def _name(self, expected: str) -> str:
-        self._skip()
-        match = _NAME.match(self._text, self.position)
+        self.skip()
+        match = _NAME.match(self.text, self.position)
         if match is None:
-            found = self._text[self.position : self.position + 12] or "the end of the message"
-            raise FormatError(f"expected {expected}, found {found!r}")
+            raise self.expected(expected)
         self.position = match.end()
         return match[0]
 
     def _value(self, depth: int) -> object:
-        self._skip()
+        self.skip()
         if depth > _MAX_DEPTH:
             raise FormatError("the arguments are nested too deeply")
-        char = self._text[self.position : self.position + 1]
+        char = self.text[self.position : self.position + 1]
         if char in ("[", "("):
             return self._items({"[": "]", "(": ")"}[char], depth)
         if char == "{":
             return self._mapping(depth)
-        if _STRING_START.match(self._text, self.position):
+        if _STRING_START.match(self.text, self.position):
             return self._string()
-        if number := _NUMBER.match(self._text, self.position):
+        if number := _NUMBER.match(self.text, self.position):
             return self._number(number[0])
         word = self._name("a literal value")
         if word not in _WORDS:
@@ -202,9 +191,9 @@ class _Reader:
     def _items(self, close: str, depth: int) -> list[object]:
         self.position += 1
         items: list[object] = []
-        while not self._is_next(close):
+        while not self.is_next(close):
             items.append(self._value(depth + 1))
-            if not self._is_next(close):
+            if not self.is_next(close):
                 self.expect(",")
         self.expect(close)
         return items
@@ -212,36 +201,29 @@ class _Reader:
     def _mapping(self, depth: int) -> dict[str, object]:
         self.position += 1
         items: dict[str, object] = {}
-        while not self._is_next("}"):
+        while not self.is_next("}"):
             key = self._value(depth + 1)
             if not isinstance(key, str):
                 raise FormatError("the keys of an object are strings")
             self.expect(":")
             items[key] = self._value(depth + 1)
-            if not self._is_next("}"):
+            if not self.is_next("}"):
                 self.expect(",")
         self.expect("}")
         return items
 
     def _string(self) -> str:
-        start = _STRING_START.match(self._text, self.position)
+        start = _STRING_START.match(self.text, self.position)
         assert start is not None
-        quote, raw = start[1], self._text[self.position] in "rR"
+        quote, raw = start[1], self.text[self.position] in "rR"
         position = start.end()
-        while not self._text.startswith(quote, position):
-            if position >= len(self._text):
+        while not self.text.startswith(quote, position):
+            if position >= len(self.text):
                 raise FormatError("a string has no end")
-            position += 2 if self._text[position] == "\\" else 1
-        body = self._text[start.end() : position]
+            position += 2 if self.text[position] == "\\" else 1
+        body = self.text[start.end() : position]
         self.position = position + len(quote)
         return body if raw else _unescaped(body)
-
-    def _is_next(self, mark: str) -> bool:
-        self._skip()
-        return self._text.startswith(mark, self.position)
-
-    def _skip(self) -> None:
-        self.position = skip_space(self._text, self.position)
 
 
 _ESCAPE = re.compile(
