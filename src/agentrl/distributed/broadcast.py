@@ -11,7 +11,8 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -230,29 +231,18 @@ async def _in_thread(operation: Callable[[], T]) -> T:
     Raises:
         BroadcastError: the operation failed.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def report(set_result: Callable[[], None]) -> None:
-        def set_if_pending() -> None:
-            if not future.done():
-                set_result()
-
-        with suppress(RuntimeError):  # the loop is closed, so no caller waits for the result
-            loop.call_soon_threadsafe(set_if_pending)
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # torch cannot be stopped if the caller is cancelled
 
     def run() -> None:
         try:
-            result = operation()
+            done.set_result(operation())
         except (RuntimeError, OSError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            failure = BroadcastError(f"the broadcast group failed: {line}")
-            report(lambda: future.set_exception(failure))
-        else:
-            report(lambda: future.set_result(result))
+            done.set_exception(BroadcastError(f"the broadcast group failed: {line}"))
 
     threading.Thread(target=run, name="broadcast", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(done)
 
 
 @dataclass(frozen=True)
