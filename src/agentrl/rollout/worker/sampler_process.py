@@ -33,18 +33,17 @@ from agentrl.rollout.worker.scheduler import SamplingScheduler, sampler_class_fo
 from agentrl.rollout.worker.summarizer import ModelSummarizer
 from agentrl.runtime.telemetry.loop_watch import LoopWatch
 from agentrl.runtime.telemetry.prometheus import metrics_endpoint
-from agentrl.schema import EnvironmentTask, MCPTask, Record, Split, Task
+from agentrl.schema import EnvironmentTask, MCPTask, Record, Task
 
 GC_THRESHOLD = 10_000
 """Objects created and not yet freed after which the garbage collector runs."""
 
 
-def run_sampler(config: RootConfig, split: Split | None = None) -> int:
+def run_sampler(config: RootConfig) -> int:
     """Sample until the run is over, no work is left, or a signal ends it.
 
     Args:
         config: the process's configuration.
-        split: claim only slots of this split; None means any.
 
     Returns:
         The exit status: 0, or 130 if a second signal cut the drain short.
@@ -54,7 +53,7 @@ def run_sampler(config: RootConfig, split: Split | None = None) -> int:
         StoreError: the store is unreachable.
     """
     collect_less_garbage()
-    return uvloop.run(_sample(config, split))
+    return uvloop.run(_sample(config))
 
 
 def collect_less_garbage() -> None:
@@ -88,7 +87,7 @@ async def open_judgment(
         yield scoring, summarizer
 
 
-async def _sample(config: RootConfig, split: Split | None) -> int:
+async def _sample(config: RootConfig) -> int:
     load_sampler_module(config.data)
     watch = LoopWatch(
         "the sampler's event loop", "samplers and async scorers must not call functions that block"
@@ -100,7 +99,6 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
         scheduler = SamplingScheduler(
             config,
             await _agent_sampler(config, agents, stack),
-            split=split,
             scoring=scoring,
             summarizer=summarizer,
             notice=lambda: watch.notice or agents.notice,
