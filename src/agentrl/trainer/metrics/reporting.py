@@ -48,21 +48,18 @@ def rewind_metrics(output_path: Path, history: History) -> None:
     write_atomically(output_path / METRICS_FILE, "".join(lines))
 
 
-def summarize(
-    history: History, *, run_name: str, status: str, first_version: int = 0
-) -> dict[str, Any]:
+def summarize(history: History, *, run_name: str, status: str) -> dict[str, Any]:
     """Return the run's summary as plain JSON values.
 
     Args:
         history: history of the run.
         run_name: its name.
         status: how it ended (`completed`, `data_ended`, `no_signal`, `stopped`, `training`).
-        first_version: version whose evaluation counts as "before".
     """
     steps = history.steps
     staleness = history.staleness()
     num_stale = sum(staleness.values())
-    before = history.eval_at(first_version)
+    before = history.eval_at(0)
     after = history.evals[-1] if history.evals and history.evals[-1] is not before else None
     return {
         "run": run_name,
