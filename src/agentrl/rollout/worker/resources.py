@@ -33,11 +33,7 @@ async def open_context(
     uri = config.store.db_connection_string
     if uri is None:
         raise ConfigError("a sampler needs --db_connection_string (or MONGODB_URI)")
-    model_dir = resolve_tokenizer(config.model.model_name_or_path)
-    parser = config.inference.tool_call_parser
-    renderer = Renderer.of_policy(config.model, model_dir, tool_call_parser=parser)
-    context_length = served_context_length(config.inference, model_dir)
-    key = config.inference.inference_api_key
+    renderer, context_length = _open_renderer(config)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(
             TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
@@ -55,7 +51,7 @@ async def open_context(
         check_tools(config.sampling, context_length, renderer, toolbox.specs)
         servers = await stack.enter_async_context(
             ServerPool(
-                api_key=key,
+                api_key=config.inference.inference_api_key,
                 gateway=config.inference.inference_gateway,
             )
         )
@@ -153,11 +149,16 @@ def check_tools(
 
 def check_shown_tools(config: RootConfig, specs: Sequence[ToolSpec]) -> None:
     """Check that the prompts of the configured model can hold these tools; see `check_tools`."""
+    renderer, context_length = _open_renderer(config)
+    check_tools(config.sampling, context_length, renderer, specs)
+
+
+def _open_renderer(config: RootConfig) -> tuple[Renderer, int | None]:
+    """Return the model's renderer, and the longest sequence that the servers accept."""
     model_dir = resolve_tokenizer(config.model.model_name_or_path)
     parser = config.inference.tool_call_parser
     renderer = Renderer.of_policy(config.model, model_dir, tool_call_parser=parser)
-    context_length = served_context_length(config.inference, model_dir)
-    check_tools(config.sampling, context_length, renderer, specs)
+    return renderer, served_context_length(config.inference, model_dir)
 
 
 def served_context_length(inference: InferenceSection, model_dir: Path) -> int | None:
