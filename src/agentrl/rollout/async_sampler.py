@@ -198,15 +198,16 @@ class AsyncSampler(ABC, Generic[TaskType]):
             raise LimitReached("length_limit")
         prompt = self._recorded.prompt(len(self.turns), conversation, self.context.renderer)
         if len(self.turns) < len(self._recorded.turns):
-            return await self._replay_turn(conversation, prompt, judge)
-        turn, reply = await self.sample(
-            prompt,
-            messages=conversation.pending,
-            tools=conversation.tools,
-            judge=judge,
-            min_room=min_room,
-            **sampling,
-        )
+            turn, reply = await self._replay_turn(judge)
+        else:
+            turn, reply = await self.sample(
+                prompt,
+                messages=conversation.pending,
+                tools=conversation.tools,
+                judge=judge,
+                min_room=min_room,
+                **sampling,
+            )
         full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
         conversation.replied(turn.index, full_ids, reply.message)
         return turn, reply
@@ -345,9 +346,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """Return the database server's time, which dates records and turns."""
         return self.context.store.clock.now()
 
-    async def _replay_turn(
-        self, conversation: Conversation, prompt: Prompt, judge: Judge | None
-    ) -> tuple[DispatchedSamplingTask, Reply]:
+    async def _replay_turn(self, judge: Judge | None) -> tuple[DispatchedSamplingTask, Reply]:
         turn = self._recorded.turns[len(self.turns)]
         reply = self.context.renderer.parse(turn.output_ids, turn=turn.index)
         if judge is not None:
@@ -357,8 +356,6 @@ class AsyncSampler(ABC, Generic[TaskType]):
         else:
             self.turns.append(turn)
         self._num_requests += 1
-        full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
-        conversation.replied(turn.index, full_ids, reply.message)
         return turn, reply
 
     def recorded_result(self, call: ToolCall) -> ToolResult | None:
