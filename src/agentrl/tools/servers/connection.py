@@ -47,8 +47,9 @@ class ServerConnection:
         self._questions = questions or ServerQuestions(name, server)
         self._timeout = server.call_timeout_seconds or config.call_timeout_seconds
         self._max_seconds = max(self._timeout, config.max_call_seconds)
+        self._label = f"MCP server {name!r} at {server.address}"
         self._breaker = CircuitBreaker(
-            f"MCP server {name!r} at {server.address}",
+            self._label,
             threshold=config.failures_until_down,
             seconds=config.down_seconds,
             patience=config.down_patience_seconds,
@@ -256,8 +257,7 @@ class ServerConnection:
             if self._holds_state:
                 self._holds_state = False
                 raise ToolError(
-                    f"MCP server {self.name!r} at {self.server.address} lost its session, and with "
-                    "it the state of earlier calls"
+                    f"{self._label} lost its session, and with it the state of earlier calls"
                 )
             for attempt in range(self._config.max_retries + 1):
                 session = McpSession(
@@ -288,13 +288,11 @@ class ServerConnection:
     def _checked(self, tools: list[Tool]) -> list[Tool]:
         problem = listing_problem(tools)
         if problem is not None:
-            raise ToolError(f"MCP server {self.name!r} at {self.server.address} {problem}")
+            raise ToolError(f"{self._label} {problem}")
         return tools
 
     def _error(self, problem: str, error: BaseException) -> ToolError:
-        return ToolError(
-            f"MCP server {self.name!r} at {self.server.address} {problem}: {describe(error)}"
-        )
+        return ToolError(f"{self._label} {problem}: {describe(error)}")
 
 
 async def _all_tools(client: Client) -> list[Tool]:
