@@ -76,14 +76,14 @@ class Aggregator:
         servers = (await self._get("/servers")).get("servers")
         tools = (await self._get("/tools")).get("tools")
         if not isinstance(servers, list) or not isinstance(tools, list):
-            raise self._error("did not list its servers and tools", None)
+            raise self._error("did not list its servers and tools")
         listed: dict[str, list[Tool]] = {str(name): [] for name in servers}
         for tool in tools:
             server, parsed = self._parse_tool(tool, listed)
             listed[server].append(parsed)
         for server_tools in listed.values():
             if (problem := listing_problem(server_tools)) is not None:
-                raise self._error(problem, None)
+                raise self._error(problem)
         return listed
 
     async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
@@ -122,7 +122,7 @@ class Aggregator:
                     raise self._error("is unreachable", error) from error
             else:
                 if not isinstance(body, dict):
-                    raise self._error(f"returned no JSON object for {path}", None)
+                    raise self._error(f"returned no JSON object for {path}")
                 return body
             await pause_before_retry(self._config, attempt)
         raise AssertionError("unreachable")
@@ -167,14 +167,13 @@ class Aggregator:
             body = json.loads(repaired(reply))
         except (ValueError, RecursionError) as error:
             if status >= 400 or method == "GET":
-                raise self._error(
-                    f"returned HTTP {status} with invalid JSON for {path}", None
-                ) from error
+                problem = f"returned HTTP {status} with invalid JSON for {path}"
+                raise self._error(problem) from error
             raise InvalidResult("the response is not JSON") from error
         if (reason := excess(body)) is not None:
             raise self._unreadable(method, path, reason)
         if status >= 400 and method == "GET":
-            raise self._error(f"returned HTTP {status} for {path}", None)
+            raise self._error(f"returned HTTP {status} for {path}")
         if status >= 400:
             # The aggregator processed the call and rejected it: an unknown tool, bad arguments.
             return {"status_code": status, "detail": _detail(body)}
@@ -183,7 +182,7 @@ class Aggregator:
     def _unreadable(self, method: str, path: str, reason: str) -> ToolError | InvalidResult:
         """Return the error for an unreadable reply; for a call, the model sees it."""
         if method == "GET":
-            return self._error(f"returned an unreadable response for {path}: {reason}", None)
+            return self._error(f"returned an unreadable response for {path}: {reason}")
         return InvalidResult(reason)
 
     def _parse_tool(self, tool: object, servers: Mapping[str, object]) -> tuple[str, Tool]:
@@ -199,15 +198,12 @@ class Aggregator:
                     description=function.get("description") or "",
                     input_schema=schema,
                 )
-        raise self._error(f"lists a tool that belongs to none of its servers: {name!r}", None)
+        raise self._error(f"lists a tool that belongs to none of its servers: {name!r}")
 
-    def _error(self, problem: str, error: BaseException | None) -> ToolError:
-        reason = (
-            ""
-            if error is None
-            else f": {error if isinstance(error, _RequestFailed) else describe(error)}"
-        )
-        return ToolError(f"aggregator {self.name!r} at {self.server.address} {problem}{reason}")
+    def _error(self, problem: str, error: BaseException | None = None) -> ToolError:
+        if error is not None:
+            problem += f": {error if isinstance(error, _RequestFailed) else describe(error)}"
+        return ToolError(f"aggregator {self.name!r} at {self.server.address} {problem}")
 
 
 class AggregatedServer:
