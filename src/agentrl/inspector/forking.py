@@ -8,8 +8,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,7 @@ class ForkStarter:
             raise ConfigError(
                 f"{MAX_RUNNING} forks are already running; wait until one has finished"
             )
-        async with AsyncExitStack() as stack:
-            edit = await stack.enter_async_context(_edit_file(request.messages))
+        with _edit_file(request.messages) as edit:
             process = await asyncio.create_subprocess_exec(
                 *_command(request, config_path, edit),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -177,8 +176,8 @@ def _command(request: AskedFork, config_path: Path, edit: Path | None) -> Sequen
     return [*argv, "--", request.record]
 
 
-@asynccontextmanager
-async def _edit_file(messages: list[dict[str, Any]] | None) -> AsyncIterator[Path | None]:
+@contextmanager
+def _edit_file(messages: list[dict[str, Any]] | None) -> Iterator[Path | None]:
     if messages is None:
         yield None
         return

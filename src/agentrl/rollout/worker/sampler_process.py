@@ -79,11 +79,11 @@ async def open_judgment(
     scoring = RegisteredScoring.load(config.rollout)
     models = scoring.agent_config
     settings = None if models is None else models.summarizer_settings()
-    async with AsyncExitStack() as stack:
-        summarizer = None
-        if settings is not None:
-            tokenizer = resolve_tokenizer(config.model.model_name_or_path)
-            summarizer = await stack.enter_async_context(ModelSummarizer.open(settings, tokenizer))
+    if settings is None:
+        yield scoring, None
+        return
+    tokenizer = resolve_tokenizer(config.model.model_name_or_path)
+    async with ModelSummarizer.open(settings, tokenizer) as summarizer:
         yield scoring, summarizer
 
 
