@@ -148,13 +148,8 @@ def _cache_file(copy: PretrainedConfig) -> Path:
 def _cached_error(path: Path) -> float | None:
     try:
         return float(json.loads(path.read_text())["error"])
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # missing or incomplete: the trial runs again
-        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # missing or incomplete: the trial runs again
 
 
 def _cache_error(path: Path, model_type: str, error: float) -> None:
