@@ -92,7 +92,7 @@ class Rendezvous:
         def form() -> BroadcastGroup:
             return _form_group(self._store, name, SENDER, self.world_size, backend, self.host)
 
-        return await _in_thread(form)
+        return await in_thread(form)
 
 
 async def join_group(
@@ -122,7 +122,7 @@ async def join_group(
             _address_facing(assignment),
         )
 
-    return await _in_thread(join)
+    return await in_thread(join)
 
 
 class BroadcastGroup:
@@ -173,7 +173,7 @@ class BroadcastGroup:
                     # NCCL's `wait` only orders work on the stream. Wait for the work itself.
                     torch.cuda.current_stream().synchronize()
 
-        await _in_thread(run)
+        await in_thread(run)
 
     def leave(self) -> None:
         """Leave the group without blocking; connections close when nothing is in flight any more.
@@ -223,7 +223,7 @@ def _address_facing(assignment: RankAssignment) -> str:
         return str(probe.getsockname()[0])
 
 
-async def _in_thread(operation: Callable[[], T]) -> T:
+async def in_thread(operation: Callable[[], T]) -> T:
     """Run a blocking torch operation in a daemon thread.
 
     An executor's thread would be joined at exit and could block it until the operation's timeout.
@@ -237,7 +237,8 @@ async def _in_thread(operation: Callable[[], T]) -> T:
     def run() -> None:
         try:
             done.set_result(operation())
-        except (RuntimeError, OSError) as error:
+        except Exception as error:  # noqa: BLE001
+            # Whatever torch raises: the caller waits for this thread.
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             done.set_exception(BroadcastError(f"the broadcast group failed: {line}"))
 

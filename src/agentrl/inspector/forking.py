@@ -9,7 +9,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,8 @@ class ForkStarter:
     async def close(self) -> None:
         """Stop running forks."""
         for process in self._running:
-            process.terminate()
+            with suppress(ProcessLookupError):  # it has ended; a child of it has not
+                process.terminate()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
 

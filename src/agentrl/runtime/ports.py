@@ -13,6 +13,11 @@ from agentrl.errors import ConfigError
 _NUM_CANDIDATES = 50
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    """Return the family of an address to listen on."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
     """Return a free port: `preferred` or one of the next if possible, else any.
 
@@ -22,7 +27,7 @@ def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
         ConfigError: `host` is not an address of this machine.
     """
     for port in (*_candidates(preferred), 0):
-        with contextlib.suppress(OSError), socket.socket() as probe:
+        with contextlib.suppress(OSError), socket.socket(family_of(host)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return int(probe.getsockname()[1])
@@ -36,7 +41,7 @@ def listening(host: str, port: int, *, backlog: int | None = None) -> socket.soc
         ConfigError: another process has the port, or `host` is not an address of this machine.
     """
     try:
-        return socket.create_server((host, port), backlog=backlog)
+        return socket.create_server((host, port), family=family_of(host), backlog=backlog)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {_reason(error)}") from error
 
@@ -49,7 +54,7 @@ def listening_near(host: str, preferred: int) -> socket.socket:
     """
     for port in _candidates(preferred):
         try:
-            return socket.create_server((host, port))
+            return socket.create_server((host, port), family=family_of(host))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 break
@@ -123,7 +128,7 @@ def _candidates(preferred: int) -> range:
 
 def _bind(host: str, preferred: int) -> socket.socket:
     for port in _candidates(preferred) or (0,):
-        bound = socket.socket()
+        bound = socket.socket(family_of(host))
         try:
             bound.bind((host, port))
             return bound

@@ -1,8 +1,10 @@
 """Weights in parts."""
 
+import pytest
 import torch
 
-from agentrl.distributed.broadcast import in_buckets
+from agentrl.distributed.broadcast import in_buckets, in_thread
+from agentrl.errors import BroadcastError
 
 
 def group(*sizes: int) -> list[tuple[str, torch.Tensor]]:
@@ -29,3 +31,11 @@ def test_a_bucket_holds_the_memory_that_it_was_given() -> None:
     assert bucket.dtypes == ("bfloat16", "bfloat16")
     assert bucket.shapes == ((3, 4), (4, 3))
     assert bucket.on_cpu().tensors[0] is weight
+
+
+async def test_whatever_an_operation_raises_ends_the_wait_for_it() -> None:
+    def refused() -> None:
+        raise ValueError("the device is not supported")
+
+    with pytest.raises(BroadcastError, match="the device is not supported"):
+        await in_thread(refused)

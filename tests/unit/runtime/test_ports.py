@@ -84,3 +84,14 @@ def test_the_next_port_is_taken_where_another_process_was_first() -> None:
     assert len(ports) == 3
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0: Cannot assign requested address$"):
         listening_near("192.0.2.1", 8000)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_addresses_of_both_families_can_be_listened_on() -> None:
+    for host in (HOST, "::1"):
+        port = free_port(host)
+        with listening(host, port) as listener, listening_near(host, port) as near:
+            assert listener.getsockname()[:2] == (host, port)
+            assert near.getsockname()[0] == host
+        with ReservedPort(host) as held:
+            assert held.port

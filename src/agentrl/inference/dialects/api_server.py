@@ -36,6 +36,7 @@ from agentrl.inference.dialects.session import ModelSession, session_over
 from agentrl.inference.request_bodies import read_json_object
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.http.request_deadlines import server_config
+from agentrl.runtime.ports import family_of
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 DIALECTS = (
@@ -81,9 +82,8 @@ class APIServer:
         Raises:
             ConfigError: it cannot listen on the address.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+            listener = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"--agent_gateway_host {host}: cannot listen there: {error.strerror or error}"

@@ -263,6 +263,8 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
         failure: BaseException | None = None
         try:
             result = agent(task, endpoint)
+        except StopIteration as error:  # a future refuses it
+            failure = RuntimeError(f"the agent raised {error!r}")
         except (Exception, SystemExit) as error:  # noqa: BLE001
             # Raised in the rollout instead of in this thread.
             failure = error

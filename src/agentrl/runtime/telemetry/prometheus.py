@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from agentrl.errors import ConfigError
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.http.request_deadlines import server_config
+from agentrl.runtime.ports import family_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +51,8 @@ def metrics_endpoint(
         return
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_OnScrape(read))
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family_of(host))
     except OSError as error:
         raise ConfigError(
             f"--metrics_port {port}: cannot listen on {host}: {error.strerror}; choose another"

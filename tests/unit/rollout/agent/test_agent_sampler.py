@@ -75,6 +75,11 @@ def ends_the_program_in_its_thread(task: MCPTask, endpoint: AgentEndpoint) -> st
     sys.exit(3)
 
 
+def runs_out_of_items_in_its_thread(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    asyncio.run(ask(endpoint))
+    raise StopIteration
+
+
 async def never_stops(task: MCPTask, endpoint: AgentEndpoint) -> str:
     while True:
         await ask(endpoint)
@@ -107,6 +112,12 @@ async def waits_for_ever(task: MCPTask, endpoint: AgentEndpoint) -> str:
                 "agent_error: UserCodeError: the agent exited the program (3) instead of returning",
             )
             for agent in (ends_the_program, ends_the_program_in_its_thread)
+        ),
+        (
+            runs_out_of_items_in_its_thread,
+            {"rollout_timeout_seconds": 20.0},
+            RolloutResult("agent_error"),
+            "agent_error: RuntimeError: the agent raised StopIteration()",
         ),
         (never_stops, {"max_turns": 2}, RolloutResult("turns_limit"), "PermissionDeniedError"),
         (
