@@ -313,7 +313,7 @@ async def env_up(
     new one.
     """
     from agentrl.runtime.logs import setup_logging
-    from agentrl.runtime.ports import listening, listening_near
+    from agentrl.runtime.ports import http_address, listening, listening_near
     from agentrl.runtime.processes.confinement import confinement_gap
     from agentrl.tools import ToolsConfig, load_mcp_servers
     from agentrl.tools.agent_environment import (
@@ -352,7 +352,7 @@ async def env_up(
     reachable = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     with listening_near(host, 8000) if port is None else listening(host, port) as listener:
         connection, _ = get_agent_tool_env_and_servers(
-            f"http://{reachable}:{listener.getsockname()[1]}/mcp",
+            f"{http_address(reachable, listener.getsockname()[1])}/mcp",
             tool_config={
                 # A token that the user set is not repeated on the screen.
                 "authorization": f"Bearer ${{{TOKEN_VARIABLE}}}" if given else f"Bearer {token}"

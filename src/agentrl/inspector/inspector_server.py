@@ -17,7 +17,7 @@ from agentrl.inspector.reader_access import TOKEN_VARIABLE, kept_token
 from agentrl.inspector.run_sources import RunSources
 from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.http.signalled_server import serve_until_signalled
-from agentrl.runtime.ports import listening, listening_near
+from agentrl.runtime.ports import http_address, listening, listening_near
 
 FIRST_PORT = 8480
 _CLOSE_SECONDS = 1
@@ -62,5 +62,5 @@ async def serve_inspector(
             lifespan="on",
             log_config=LOGGING_CONFIG,
         )
-        address = f"http://{reachable}:{bound}{page}?token={quote(token)}"
+        address = f"{http_address(reachable, bound)}{page}?token={quote(token)}"
         await serve_until_signalled(server, listener, lambda: when_ready(address))

@@ -18,6 +18,11 @@ def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+def http_address(host: str, port: int) -> str:
+    """Return the URL of a server at an address, without a path."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
     """Return a free port: `preferred` or one of the next if possible, else any.
 

@@ -36,7 +36,7 @@ from agentrl.inference.dialects.session import ModelSession, session_over
 from agentrl.inference.request_bodies import read_json_object
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.http.request_deadlines import server_config
-from agentrl.runtime.ports import family_of
+from agentrl.runtime.ports import family_of, http_address
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 DIALECTS = (
@@ -69,7 +69,7 @@ class APIServer:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.address = http_address(host, port)
         self._sessions: dict[str, ModelSession] = {}
         # On loopback, a program may omit the key, because a session's random path is secret.
         self._needs_key = not is_loopback(host)

@@ -28,6 +28,7 @@ from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.ending_tasks import end_tasks
+from agentrl.runtime.ports import http_address
 from agentrl.runtime.processes.child_processes import Supervisor
 from agentrl.runtime.processes.restarts import ending
 from agentrl.runtime.processes.signals import stop_on_signals
@@ -107,7 +108,7 @@ async def lone_server(
         )
         with process:
             port = await process.start(model_path, version if adapter is None else 0)
-            url = f"http://{inference.inference_host}:{port}"
+            url = http_address(inference.inference_host, port)
             async with SGLangClient.of(url, inference) as client:
                 healthy = asyncio.create_task(_until_healthy(client, process, start_seconds))
                 died = asyncio.create_task(process.wait())
@@ -252,7 +253,7 @@ class ServerSupervisor:
                 path, version = Path(policy.path), policy.version
             port = await process.start(path, version)
             service_id = f"{socket.gethostname()}:{port}"
-            url = f"http://{self._inference.inference_host}:{port}"
+            url = http_address(self._inference.inference_host, port)
         return ServerHeartbeat(
             self._store,
             service_id,

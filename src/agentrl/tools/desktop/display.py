@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentrl.config.atomic_file import write_atomically
 from agentrl.errors import ConfigError, ToolError
-from agentrl.runtime.ports import listening_near
+from agentrl.runtime.ports import http_address, listening_near
 from agentrl.runtime.printable import one_line
 from agentrl.runtime.processes.child_processes import end_with_parent
 from agentrl.runtime.processes.confinement import Confinement, confinement_gap
@@ -205,7 +205,7 @@ class Display:
             viewer = ("websockify", "--inetd", "--unix-target", str(socket), "--web", str(NOVNC))
             await self._start_program(*viewer, stdin=listener.fileno())
             port = listener.getsockname()[1]
-        self.view_address = f"http://{self._view_host}:{port}/vnc.html?autoconnect=true"
+        self.view_address = f"{http_address(self._view_host, port)}/vnc.html?autoconnect=true"
 
     async def _start_program(
         self, *argv: str, stdin: int = asyncio.subprocess.DEVNULL, pass_fds: Sequence[int] = ()
