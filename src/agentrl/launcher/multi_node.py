@@ -16,9 +16,10 @@ from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.config.validation.rank_checks import check_machines
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.checks.preflight import check_ranks
+from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
-from agentrl.launcher.console.run_report import last_error, print_gpus
+from agentrl.launcher.console.run_report import print_gpus
 from agentrl.launcher.fitted_values import FITTED_OF_TRAINER
 from agentrl.launcher.training_run import already_done
 from agentrl.runtime.processes.signals import INTERRUPTED

@@ -19,6 +19,7 @@ from agentrl.launcher.checks.preflight import (
     full_disk_reported,
 )
 from agentrl.launcher.checks.question_checks import check_unchanged
+from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.cluster.second_start import (
@@ -31,7 +32,6 @@ from agentrl.launcher.console.progress_display import ProgressDisplay
 from agentrl.launcher.console.run_report import (
     add_restarts,
     finished,
-    last_error,
     print_gpus,
     print_inspection_commands,
     print_locations,

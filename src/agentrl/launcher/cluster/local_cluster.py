@@ -10,7 +10,6 @@ import contextlib
 import os
 import secrets
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,15 +23,17 @@ from agentrl.config.private_files import make_private
 from agentrl.config.secret_text import remember
 from agentrl.config.secret_types import SecretUrl
 from agentrl.config.sections import RootConfig
-from agentrl.errors import AgentRLError, ConfigError, DataInUse, ToolError
+from agentrl.errors import AgentRLError, ConfigError, DataInUse
 from agentrl.launcher.cluster.child_commands import (
     agentrl_command,
     tool_server_command,
     trainer_command,
 )
+from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap
 from agentrl.launcher.cluster.recovery import keep_running, was_interrupted
 from agentrl.launcher.cluster.second_start import already_running
+from agentrl.launcher.cluster.tool_server_start import wait_for_tools
 from agentrl.rollout.worker.resources import check_shown_tools, tools_config
 from agentrl.runtime.ports import free_port
 from agentrl.runtime.processes.child_processes import Child, Supervisor
@@ -43,11 +44,9 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.database import with_database
 from agentrl.store.mongod_folder import wanted_port
 from agentrl.store.private_mongod import EmbeddedMongo, running_uri
-from agentrl.tools import ToolsConfig, ToolSpec, probe
 
 T = TypeVar("T")
 
-TOOL_SERVER_START_SECONDS = 30.0
 SAMPLER_END_SECONDS = 25.0
 SAMPLER_RESTARTS = 20
 RESTARTS = 5
@@ -205,27 +204,11 @@ class LocalCluster:
         )
         child.inherits_environment = False
         await self._supervisor.start(child)
-        address = SecretUrl(f"http://127.0.0.1:{port}/mcp")
-        tools = self.config.tools.model_copy(update={"tool_server_url": address})
-        specs = await self._wait_for_tools(tools_config(tools), child)
+        address = f"http://127.0.0.1:{port}/mcp"
+        tools = self.config.tools.model_copy(update={"tool_server_url": SecretUrl(address)})
+        specs = await wait_for_tools(tools_config(tools), child, address, names)
         self.config = self.config.model_copy(update={"tools": tools})
         check_shown_tools(self.config, specs)
-
-    async def _wait_for_tools(self, tools: ToolsConfig, child: Child) -> tuple[ToolSpec, ...]:
-        """Return the tools of a newly started server, once it responds."""
-        deadline = time.monotonic() + TOOL_SERVER_START_SECONDS
-        while True:
-            try:
-                return await probe(tools)
-            except ConfigError as error:
-                if not isinstance(error.__cause__, ToolError):
-                    raise  # it responds, but lacks a tool that the flags name
-                if time.monotonic() > deadline or self._supervisor.failed() is not None:
-                    raise AgentRLError(
-                        f"the tool server did not start; last lines of {child.log_path}: "
-                        f"{child.log_tail(1)}"
-                    ) from None
-                await asyncio.sleep(0.1)
 
     def _tool_confinement(self) -> Confinement:
         folder = tempfile.TemporaryDirectory(prefix="agentrl-tools-", ignore_cleanup_errors=True)
@@ -337,7 +320,7 @@ class LocalCluster:
                 if failed is not None and failed.name != except_child:
                     raise AgentRLError(
                         f"{failed.name} failed; last lines of {failed.log_path}: "
-                        f"{failed.log_tail(3)}"
+                        f"{last_error(failed)}"
                     )
             return working.result()
         finally:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +13,8 @@ from agentrl.config.sections import RootConfig, StoreSection
 from agentrl.launcher.cluster.gpu_placement import GpuMap
 from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.printable import counted, printable
-from agentrl.runtime.processes.child_processes import Child
 from agentrl.store import TrajectoryStore
 
-# A command's error message, or the last line of a traceback.
-_ERROR = re.compile(r"(?:\[rank\d+\]: )?(agentrl \w+: .+|[\w.]*(?:Error|Exception): .+)")
-_TAIL_LINES = 200
 SLOW_SECONDS = 5.0
 """How long the console may stay silent before the first process runs; most starts take less."""
 
@@ -42,16 +37,6 @@ async def report_if_slow(console: Console, text: str) -> AsyncIterator[None]:
         yield
     finally:
         reporter.cancel()
-
-
-def last_error(child: Child) -> str:
-    """Return the line of a failed child's log that gives the reason; the last line if none does.
-
-    `accelerate launch` appends its own report, without a reason, to the ranks' output.
-    """
-    errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
-    messages = [error[1] for error in errors if error is not None]
-    return messages[-1] if messages else child.log_tail(1)
 
 
 def print_gpus(console: Console, gpus: GpuMap) -> None:

@@ -9,7 +9,8 @@ import pytest
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import build_config, secret_environment
 from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launcher.cluster import tool_server_start
 from agentrl.launcher.cluster.local_cluster import LocalCluster
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.processes.confinement import confinement_gap
@@ -78,6 +79,49 @@ async def test_what_the_own_tool_server_lacks_is_told_before_samplers_start(
     async with LocalCluster(config_in(tmp_path, tool_server_command=server, **flags)) as cluster:
         await cluster.open_store()
         with pytest.raises(ConfigError, match=message):
+            await cluster.start_tool_server()
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            "import no_such_module",
+            r"exited with status 1; it does not inherit PYTHONPATH: if it needs it, give "
+            r"--tool_server_env LANG,PYTHONPATH; its log .* ends with: ModuleNotFoundError: No module",
+        ),
+        (
+            "import os; os.environ['SEARCH_KEY']",
+            r"give --tool_server_env LANG,SEARCH_KEY; .*KeyErr",
+        ),
+        ("raise ValueError('no key')", r"status 1; its log .* ends with: ValueError: no key$"),
+        ("print('done')", r"exited with status 0; its log .*mine_tools.log ends with: done$"),
+    ],
+)
+async def test_a_tool_server_that_ends_at_once_is_quoted_without_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, message: str
+) -> None:
+    for name in ("PYTHONPATH", "SEARCH_KEY", "LANG"):
+        monkeypatch.setenv(name, "C")
+    (tmp_path / "server.py").write_text(program)
+    server = f"{sys.executable} {tmp_path}/server.py {{port}}"
+    flags = {"tool_server_env": "LANG", "logs_dir": str(tmp_path / "logs")}
+    async with LocalCluster(config_in(tmp_path, tool_server_command=server, **flags)) as cluster:
+        await cluster.open_store()
+        with pytest.raises(AgentRLError, match=f"the tool server did not start: it .*{message}"):
+            await cluster.start_tool_server()
+        assert cluster.num_restarts == {}
+
+
+async def test_a_tool_server_without_mcp_is_told_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_server_start, "START_SECONDS", 0.0)
+    flags = {"logs_dir": str(tmp_path / "logs")}
+    server = f"{sys.executable} -m http.server {{port}}"
+    async with LocalCluster(config_in(tmp_path, tool_server_command=server, **flags)) as cluster:
+        await cluster.open_store()
+        with pytest.raises(AgentRLError, match=r"serves no MCP at http://127.0.0.1:\d+/mcp; "):
             await cluster.start_tool_server()
 
 

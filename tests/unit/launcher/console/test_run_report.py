@@ -1,4 +1,4 @@
-"""The end of a run: its result, and what is quoted of a failed trainer's log."""
+"""The end of a run: its result."""
 
 import asyncio
 import io
@@ -10,41 +10,8 @@ from rich.console import Console
 
 from agentrl.config.loading import load_config
 from agentrl.launcher.console import run_report
-from agentrl.launcher.console.run_report import finished, last_error, print_locations
-from agentrl.runtime.processes.child_processes import Child
+from agentrl.launcher.console.run_report import finished, print_locations
 from agentrl.store import TrajectoryStore
-
-LAUNCHERS_REPORT = """\
-    raise ChildFailedError(
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
-============================================================
-agentrl FAILED
-------------------------------------------------------------
-  exitcode  : 1 (pid: 7)
-  error_file: <N/A>
-============================================================
-"""
-
-
-@pytest.mark.parametrize(
-    ("log", "said"),
-    [
-        ("step 1\nagentrl train: no space left\n", "agentrl train: no space left"),
-        (f"agentrl train: no space left\n{LAUNCHERS_REPORT}", "agentrl train: no space left"),
-        (
-            f"[rank0]: Traceback\n[rank0]: RuntimeError: it closed\n{LAUNCHERS_REPORT}",
-            "RuntimeError: it closed",
-        ),
-        ("ValueError: old\ntorch.OutOfMemoryError: big\n", "torch.OutOfMemoryError: big"),
-        ("Killed\n", "Killed"),
-    ],
-)
-def test_the_reason_is_quoted_and_not_the_launchers_report(
-    tmp_path: Path, log: str, said: str
-) -> None:
-    path = tmp_path / "train_0.log"
-    path.write_text(log)
-    assert last_error(Child("train_0", [], path)) == said
 
 
 @pytest.mark.parametrize(
