@@ -123,6 +123,13 @@ def _python() -> Iterator[CheckResult]:
 
 def _packages(config: RootConfig) -> Iterator[CheckResult]:
     extras, needed = missing_packages(), needed_extras(config)
+    if not extras:
+        yield (
+            "note",
+            f"{DISTRIBUTION} is not installed, only its sources: whether its requirements are is "
+            "unknown",
+        )
+        return
     complete = [name for name, missing in extras.items() if not missing]
     version = importlib.metadata.version(DISTRIBUTION)
     yield "ok", f"{DISTRIBUTION} {version} with {', '.join(complete) or 'no extras'}"

@@ -9,6 +9,8 @@ import pytest
 
 from agentrl.cli.main import main
 from agentrl.config.command_line import parse_flags
+from agentrl.config.loading import build_config
+from agentrl.launcher.checks import extras
 from agentrl.launcher.doctor import examine
 
 ROOT = Path(__file__).parents[3]
@@ -94,3 +96,13 @@ async def test_a_slow_reader_is_not_taken_for_a_slow_check(mongo_uri: str) -> No
         if diagnosis.subject == "servers":
             await asyncio.sleep(2.1)
             assert diagnosis.state == "ok"
+
+
+def test_sources_without_the_distribution_are_examined_and_can_train(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "DISTRIBUTION", "not-installed")
+    found = examined(capfd, status=0)
+    assert found["packages"] == [("note", found["packages"][0][1])]
+    assert "is not installed, only its sources" in found["packages"][0][1]
+    extras.check_extras(build_config({}))

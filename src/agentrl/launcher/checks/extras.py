@@ -22,7 +22,12 @@ _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"](\w+)['\"]")
 
 
 def missing_packages() -> dict[str, list[str]]:
-    """Return the packages of every extra that are not installed."""
+    """Return the packages of every extra that are not installed.
+
+    The result is empty if AgentRL runs from its sources: nothing then lists its requirements.
+    """
+    if not _is_installed(DISTRIBUTION):
+        return {}
     missing: dict[str, list[str]] = {name: [] for name in EXTRAS}
     for requirement in importlib.metadata.requires(DISTRIBUTION) or ():
         match = _REQUIREMENT.match(requirement)
@@ -60,7 +65,7 @@ def check_extras(config: RootConfig, *, trains: bool = True) -> None:
     """
     missing = missing_packages()
     for name in sorted(needed_extras(config, trains=trains)):
-        if missing[name]:
+        if missing.get(name):
             raise ConfigError(what_to_install(name, missing[name]))
 
 
