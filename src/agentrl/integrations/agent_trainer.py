@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.errors import ConfigError
+from agentrl.integrations.one_line_errors import one_line_errors
 from agentrl.integrations.trainer_processor import TrainerProcessor
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class AgentTrainer:
 
     _registered: ClassVar[dict[str, type[TrainerProcessor]]] = {}
 
+    @one_line_errors()
     def __init__(
         self,
         agent: Any = None,
@@ -103,6 +105,7 @@ class AgentTrainer:
         processor.mark_initialized()
         log.info("engine %s is ready in %s", train_engine_name, self.run_path)
 
+    @one_line_errors()
     def train(self) -> Any:
         """Train to completion, and return the engine's result.
 
@@ -118,11 +121,13 @@ class AgentTrainer:
         Raises:
             AgentRLError: there are no questions, or the evaluation failed.
         """
-        processor = self._ready()
-        if inspect.iscoroutinefunction(processor.inference):
-            return await processor.inference(dataset)
-        return await asyncio.to_thread(processor.inference, dataset)
+        with one_line_errors():
+            processor = self._ready()
+            if inspect.iscoroutinefunction(processor.inference):
+                return await processor.inference(dataset)
+            return await asyncio.to_thread(processor.inference, dataset)
 
+    @one_line_errors()
     def evaluate(self, dataset: Any = None) -> Any:
         """Call `inference` from synchronous code, including notebooks."""
         with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already

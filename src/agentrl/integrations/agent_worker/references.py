@@ -133,7 +133,7 @@ def resolve_reference(text: str, argument: str) -> str:
     place, _, name = text.rpartition(":")
     path = Path(place).expanduser().absolute()
     if not path.is_file():
-        raise ConfigError(f"{argument}: {place}: no such file")
+        raise ConfigError(f"{argument}: {place}: no such file in {path.parent}")
     return f"{path}:{name}"
 
 
