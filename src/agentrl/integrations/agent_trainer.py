@@ -4,12 +4,14 @@ import asyncio
 import importlib
 import inspect
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.errors import ConfigError
+from agentrl.integrations.agent_worker.references import described
 from agentrl.integrations.one_line_errors import one_line_errors
 from agentrl.integrations.trainer_processor import TrainerProcessor
 
@@ -86,8 +88,8 @@ class AgentTrainer:
             raise ConfigError(
                 "agent: missing; pass an agent object, a function, the path of one, or an env"
             )
-        engine_class = self._engine_class(train_engine_name)
-        self.run_path = _create_folder(Path("runs" if run_path is None else run_path).absolute())
+        engine_class = self._engine_class(str(train_engine_name))
+        self.run_path = _create_folder("runs" if run_path is None else run_path)
         processor = engine_class(self.run_path)
         if not isinstance(processor, TrainerProcessor):
             raise ConfigError(
@@ -98,7 +100,7 @@ class AgentTrainer:
         if env is None:
             processor.check_agent(agent)
         else:
-            processor.check_environment(env)
+            processor.check_environment(str(env))
         processor.check_dataset(train_dataset, test_dataset)
         processor.check_reward(reward_func)
         self.config = processor.check_config(config)
@@ -181,11 +183,15 @@ class AgentTrainer:
         return self.train_processor
 
 
-def _create_folder(path: Path) -> Path:
+def _create_folder(run_path: object) -> Path:
+    if not isinstance(run_path, str | os.PathLike):
+        raise ConfigError(f"run_path: {described(run_path)} is not the path of a folder")
+    path = Path(run_path).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        reason = getattr(error, "strerror", error)
         raise ConfigError(
-            f"run_path: {path} cannot be created ({error.strerror}); give another folder"
+            f"run_path: {path} cannot be created ({reason}); give another folder"
         ) from None
     return path

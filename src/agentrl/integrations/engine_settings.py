@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from agentrl.errors import ConfigError
+from agentrl.integrations.agent_worker.references import described
 
 _CHARACTERISTIC_SETTINGS = {
     "verl": {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function"},
@@ -38,7 +39,7 @@ def load_settings(config: Any) -> dict[str, Any]:
     mapping = _as_mapping(config)
     if mapping is None:
         raise ConfigError(
-            f"config: a {type(config).__name__} is not a configuration; pass a mapping, or the "
+            f"config: {described(config)} is not a configuration; pass a mapping, or the "
             "path of a YAML or JSON file"
         )
     return dict(mapping)

@@ -12,6 +12,7 @@ from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry, read_entries
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import DatasetError
+from agentrl.integrations.agent_worker.references import described
 
 log = logging.getLogger(__name__)
 
@@ -110,13 +111,18 @@ def _rows_of(dataset: Any, argument: str) -> Iterator[tuple[str, Row]]:
         DatasetError: it is missing, or one of its rows is malformed.
     """
     entries: Iterable[tuple[str, Any]]
+    if isinstance(dataset, Mapping) or hasattr(dataset, "iterrows"):
+        raise DatasetError(
+            f"{argument}: {described(dataset)} is not a list of rows; pass one object per "
+            "question, as in a DataFrame's to_dict('records') or one split of a DatasetDict"
+        )
     if isinstance(dataset, str | Path):
         entries = _entries_of_file(Path(dataset), argument)
     elif hasattr(dataset, "__iter__") and hasattr(dataset, "__len__"):
         entries = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
     else:
         raise DatasetError(
-            f"{argument}: a {type(dataset).__name__} is not a dataset; pass the path of a csv, "
+            f"{argument}: {described(dataset)} is not a dataset; pass the path of a csv, "
             "json, jsonl or parquet file, a Dataset, or a list of rows"
         )
     for where, row in entries:
@@ -207,6 +213,8 @@ def _content(messages: Any, role: str) -> str:
     """Return the text of the first message with a role; a prompt may also be plain text."""
     if isinstance(messages, str):
         return messages if role == "user" else ""
+    if not isinstance(messages, Iterable):
+        raise TypeError("`prompt` must be text or a list of messages")
     for message in messages:
         if isinstance(message, Mapping) and message.get("role") == role:
             return str(message.get("content") or "")

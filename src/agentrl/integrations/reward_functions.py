@@ -3,16 +3,18 @@
 import asyncio
 import inspect
 import logging
+import math
 import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal
 
 from agentrl.errors import ConfigError
 from agentrl.integrations.agent_worker.references import (
+    described,
     functions_of,
     load_object,
     reference_to,
@@ -72,7 +74,7 @@ def check_reward_function(
         reference, function = reference_to(reward, "reward_func", folder), reward
     else:
         raise ConfigError(
-            f"reward_func: a {type(reward).__name__} is not callable; pass a function, or "
+            f"reward_func: {described(reward)} is not callable; pass a function, or "
             "file.py:function"
         )
     reward_function = RewardFunction(reference, _form(function, reference.rpartition(":")[2]))
@@ -122,8 +124,16 @@ def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) ->
             "on the first question with its reference answer; a reward function must return a "
             "number for any text"
         ) from result
-    elif not isinstance(result, SupportsFloat):
-        raise ConfigError(f"{where} returned a {type(result).__name__}; it must return a number")
+    elif not _is_finite(result):
+        returned = result if isinstance(result, float) else described(result)
+        raise ConfigError(f"{where} returned {returned}; it must return a finite number")
+
+
+def _is_finite(result: Any) -> bool:
+    try:
+        return math.isfinite(result)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _only_function(path: Path) -> str:
@@ -142,7 +152,7 @@ def _only_function(path: Path) -> str:
 
 def _form(function: Callable[..., Any], name: str) -> Literal["aworld", "scorer"]:
     if not callable(function):
-        raise ConfigError(f"reward_func: {name} is a {type(function).__name__}, not a function")
+        raise ConfigError(f"reward_func: {name} is {described(function)}, not a function")
     names, takes_any = required_parameters(function)
     if tuple(names) == AWORLD_PARAMETERS:
         return "aworld"

@@ -102,6 +102,26 @@ def test_an_unknown_engine_is_refused_with_the_nearest_and_all_names(tmp_path: P
         build(tmp_path, train_engine_name="verk")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_engine_name": None}, "train_engine_name: unknown engine 'None'"),
+        ({"run_path": 5}, "run_path: a value of type int is not the path of a folder"),
+        ({"run_path": "a\0b"}, r"run_path: .* cannot be created \(embedded null byte\)"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(
+    engine: type[Recording], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(tmp_path, **changes)
+
+
+def test_an_environment_of_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="env: 5: unknown kind '5'"):
+        AgentTrainer(env=5, run_path=tmp_path)  # type: ignore[arg-type]
+
+
 def test_an_engine_that_is_no_processor_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,8 +91,14 @@ def test_a_data_set_may_have_any_form(make: Any, tmp_path: Path) -> None:
     ("dataset", "message"),
     [
         ("none.jsonl", "test_dataset: none.jsonl: No such file"),
-        (3, "test_dataset: a int is not a dataset; pass the path"),
+        (3, "test_dataset: a value of type int is not a dataset; pass the path"),
         ([], "test_dataset: contains no questions"),
+        ({"query": ["q"]}, "of type dict is not a list of rows; pass one object per question"),
+        (
+            Dataset.from_list(ROWS).to_pandas(),
+            r"type DataFrame is not a list of rows; .* to_dict\('records'\)",
+        ),
+        ([{"prompt": 5}], "row 1: not plain data .`prompt` must be text or a list of messages"),
         ([{"query": "q"}, "text"], "test_dataset: row 2: expected an object"),
         ([{"answer": 1}], "test_dataset: line 1: no question"),
         ([{"query": "q", "answer": {1, 2}}], "test_dataset: row 1: not plain data"),
@@ -163,7 +170,7 @@ def test_a_reward_function_may_be_a_function_or_a_file(tmp_path: Path) -> None:
     ("reward", "message"),
     [
         (three, r"reward_func: three\(.*expected \(data_source, solution_str"),
-        (5, "reward_func: a int is not callable"),
+        (5, "reward_func: a value of type int is not callable"),
         (
             lambda answer, truth: 1.0,
             r"reward_func: a lambda has no importable name.*function \(def\) at module level",
@@ -180,12 +187,14 @@ def test_a_reward_function_may_be_a_function_or_a_file(tmp_path: Path) -> None:
             Judge(),
             r"reward_func: an object \(Judge\) has no importable name, which other processes",
         ),
+        ("exact", "reward_func: exact: expected file.py:name"),
+        ("judges.module:judge", "reward_func: judges.module:judge: expected file.py:name"),
         ("none.py:judge", "reward_func: none.py: no such file"),
         ("none.py", "reward_func: none.py: no such file"),
         ("{two}", r"reward_func: .* has 2 functions \(a, b\); write .*:function"),
         ("{two}:c", "reward_func: .*two.py defines no 'c'"),
         ("{broken}:x", r"reward_func: .*broken\.py: ModuleNotFoundError"),
-        ("{two}:number", "reward_func: number is a int, not a function"),
+        ("{two}:number", "reward_func: number is a value of type int, not a function"),
     ],
 )
 def test_a_reward_function_that_cannot_be_used_is_named(
@@ -221,6 +230,10 @@ async def of_words(answer: str, truth: Any) -> str:
     return "good"
 
 
+def of_nothing(answer: str, truth: Any) -> float:
+    return math.nan
+
+
 def raises(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
     return float(solution_str)
 
@@ -236,7 +249,11 @@ def whole(answer: str, truth: Any) -> float:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (of_words, "reward_func: of_words returned a str; it must return a number"),
+        (
+            of_words,
+            "reward_func: of_words returned a value of type str; it must return a finite number",
+        ),
+        (of_nothing, "reward_func: of_nothing returned nan; it must return a finite number"),
         (raises, r"reward_func: raises raised ValueError: .*test_arguments\.py:\d+\) on the first"),
         (whole, r"TypeError: compare the answer with truth\.answer"),
     ],
@@ -300,7 +317,7 @@ def test_a_config_may_be_a_file_a_mapping_or_an_object(tmp_path: Path) -> None:
     [
         ("none.yaml", "config: none.yaml: No such file"),
         ("config.toml", "config: config.toml: expected a .yaml"),
-        (7, "config: a int is not a configuration"),
+        (7, "config: a value of type int is not a configuration"),
         ('{{"max_steps": }}', "config is not valid JSON"),
         ("{bad}.yaml", "config: .*bad.yaml is not valid YAML"),
         ("{bad}.json", "config: .*bad.json is not valid JSON"),

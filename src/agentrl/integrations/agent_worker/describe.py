@@ -9,6 +9,7 @@ from agentrl.config.user_code import check_agent_function
 from agentrl.errors import ConfigError
 from agentrl.integrations.agent_worker.description import AgentDescription, FunctionAgent
 from agentrl.integrations.agent_worker.references import (
+    described,
     is_python_reference,
     load_object,
     reference_to,
@@ -62,7 +63,7 @@ def _describe_callable(agent: Any, reference: str) -> FunctionAgent:
         check_agent_function(agent, f"agent: {name}")
         return FunctionAgent(kind="function", name=name, reference=reference)
     raise ConfigError(
-        f"agent: a {type(agent).__name__} is not an agent; pass an AWorld Agent or Swarm, a "
+        f"agent: {described(agent)} is not an agent; pass an AWorld Agent or Swarm, a "
         "function (task, endpoint) -> answer, a class with build_agents(), or the path of one"
     )
 

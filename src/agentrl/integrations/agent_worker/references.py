@@ -111,6 +111,13 @@ def _is_named_definition(value: Any) -> bool:
     return is_defined and value.__name__ != "<lambda>"
 
 
+def described(value: Any) -> str:
+    """Return what a value is that an argument does not accept, as the subject of a sentence."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"a value of type {type(value).__name__}"
+
+
 def _kind(value: Any) -> str:
     if getattr(value, "__name__", "") == "<lambda>":
         return "a lambda"
@@ -128,10 +135,12 @@ def resolve_reference(text: str, argument: str) -> str:
     """Return a user's `file.py:name` with an absolute path that exists.
 
     Raises:
-        ConfigError: the file does not exist.
+        ConfigError: the text names no file, or one that does not exist.
     """
     place, _, name = text.rpartition(":")
     path = Path(place).expanduser().absolute()
+    if not place.endswith(".py") and not path.is_file():
+        raise ConfigError(f"{argument}: {text}: expected file.py:name")
     if not path.is_file():
         raise ConfigError(f"{argument}: {place}: no such file in {path.parent}")
     return f"{path}:{name}"

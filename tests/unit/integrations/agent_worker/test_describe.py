@@ -115,8 +115,8 @@ def test_the_agent_yaml_of_a_verl_user_names_a_loop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        (3, "agent: a int is not an agent; pass an AWorld Agent or Swarm"),
-        (object, "agent: a type is not an agent"),
+        (3, "agent: a value of type int is not an agent; pass an AWorld Agent or Swarm"),
+        (object, "agent: the class object is not an agent"),
         (needs_more, r"agent: needs_more: an agent is called with \(task, endpoint\)"),
         (old_form, r"define `async def play\(task, endpoint\)`.* from endpoint\.base_url"),
         (Underived, r"agent: Underived: derive it from agentrl\.integrations\.AworldAgentLoop"),
