@@ -102,11 +102,12 @@ async def examine(
 async def _results(check: CheckFunction, seconds: float) -> AsyncIterator[CheckResult]:
     # Yield outside of the timeout, which limits the check and not its consumer.
     results: list[CheckResult] = []
+    await asyncio.sleep(0)  # as in `preflight`
     try:
-        outcome = check()
-        results += (
-            [await asyncio.wait_for(outcome, seconds)] if inspect.isawaitable(outcome) else outcome
-        )
+        # `wait_for` would swallow a Ctrl-C during code that does not wait, such as mongod's start.
+        async with asyncio.timeout(seconds):
+            outcome = check()
+            results += [await outcome] if inspect.isawaitable(outcome) else outcome
     except TimeoutError:
         results.append(("FAIL", f"no response within {seconds:.0f} s"))
     except AgentRLError as error:

@@ -10,6 +10,8 @@ import pytest
 from agentrl.cli.main import main
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import build_config
+from agentrl.config.sections import RootConfig
+from agentrl.launcher import doctor
 from agentrl.launcher.checks import extras
 from agentrl.launcher.doctor import examine
 
@@ -106,3 +108,25 @@ def test_sources_without_the_distribution_are_examined_and_can_train(
     assert found["packages"] == [("note", found["packages"][0][1])]
     assert "is not installed, only its sources" in found["packages"][0][1]
     extras.check_extras(build_config({}))
+
+
+async def test_an_interruption_during_the_start_of_mongod_ends_the_checks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects: list[str] = []
+    note = subjects.append
+
+    async def check() -> None:
+        async for found in examine(build_config({})):
+            note(found.subject)
+
+    checking = asyncio.create_task(check())
+
+    async def interrupted(config: RootConfig) -> tuple[str, str]:
+        checking.cancel()
+        return "ok", ""
+
+    monkeypatch.setattr(doctor, "_database", interrupted)
+    with pytest.raises(asyncio.CancelledError):
+        await checking
+    assert subjects[-1] == "MongoDB"

@@ -5,6 +5,7 @@ servers and programs that they name. Output: findings; `agentrl run` and `agentr
 first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started or written.
 """
 
+import asyncio
 import inspect
 import shutil
 import tempfile
@@ -123,6 +124,7 @@ async def findings(
 
 
 async def _finding(subject: str, check: Check) -> Finding:
+    await asyncio.sleep(0)  # Ctrl-C takes effect only where a coroutine waits; most checks never do
     try:
         result = check()
         notes = await result if inspect.isawaitable(result) else result

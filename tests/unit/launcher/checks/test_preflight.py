@@ -1,5 +1,6 @@
 """What a person should know before a run starts that is no mistake."""
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -8,7 +9,8 @@ import pytest
 
 from agentrl.config.loading import load_config
 from agentrl.errors import ConfigError
-from agentrl.launcher.checks.preflight import check_inputs
+from agentrl.launcher.checks import preflight
+from agentrl.launcher.checks.preflight import check_inputs, findings
 
 
 async def test_questions_that_end_early_and_keys_that_nothing_reads_are_noted(
@@ -92,3 +94,24 @@ async def test_a_metrics_port_that_is_taken_is_refused(tmp_path: Path) -> None:
         given = {"train_file": str(tmp_path / "q.jsonl"), "metrics_port": port - 1}
         with pytest.raises(ConfigError, match=f"^--metrics_port {port - 1}: port {port} is in use"):
             await check_inputs(load_config(given))
+
+
+async def test_an_interruption_during_a_check_ends_the_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subjects: list[str] = []
+    note = subjects.append
+
+    async def check() -> None:
+        async for found in findings(load_config({})):
+            note(found.subject)
+
+    checking = asyncio.create_task(check())
+
+    def interrupt(*_: object, **__: object) -> None:
+        checking.cancel()
+
+    monkeypatch.setattr(preflight, "_check_folders", interrupt)
+    with pytest.raises(asyncio.CancelledError):
+        await checking
+    assert subjects == ["packages", "folders"]
