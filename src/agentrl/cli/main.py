@@ -60,6 +60,7 @@ _HINTS = {
     errno.EACCES: _NOT_OWNER_HINT,
     errno.EPERM: _NOT_OWNER_HINT,
     errno.EROFS: "change to another folder",
+    errno.ENAMETOOLONG: "give a shorter path",
 }
 
 

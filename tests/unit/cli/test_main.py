@@ -95,6 +95,7 @@ def test_what_the_shell_leaves_to_write_to_and_to_work_in(
             "lock: Permission denied; run the command as its owner, or in a folder of y",
         ),
         (errno.EROFS, "lock: Read-only file system; change to another folder\n"),
+        (errno.ENAMETOOLONG, "lock: File name too long; give a shorter path\n"),
     ],
 )
 def test_somebody_elses_files_are_named_in_one_line(
