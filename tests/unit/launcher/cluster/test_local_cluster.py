@@ -1,9 +1,12 @@
 """What the launcher makes for a run, and who can read it."""
 
+import asyncio
+import contextlib
 import re
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentrl.config.command_line import parse_flags
@@ -111,6 +114,22 @@ async def test_a_tool_server_that_ends_at_once_is_quoted_without_restarts(
         with pytest.raises(AgentRLError, match=f"the tool server did not start: it .*{message}"):
             await cluster.start_tool_server()
         assert cluster.num_restarts == {}
+
+
+async def test_a_tool_server_that_has_responded_is_restarted(tmp_path: Path) -> None:
+    flags = {"logs_dir": str(tmp_path / "logs")}
+    server = f"{sys.executable} examples/shop/server.py --port {{port}}"
+    async with LocalCluster(config_in(tmp_path, tool_server_command=server, **flags)) as cluster:
+        await cluster.open_store()
+        await cluster.start_tool_server()
+        port = str(cluster.config.tools.tool_server_url).rpartition(":")[2].partition("/")[0]
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended with the one before
+                if child.cmdline()[-2:] == ["--port", port]:
+                    child.kill()
+        async with asyncio.timeout(60):
+            while cluster.num_restarts != {"tools": 1}:
+                await asyncio.sleep(0.05)
 
 
 async def test_a_tool_server_without_mcp_is_told_its_address(
