@@ -316,8 +316,14 @@ def _read_hub(source: Path) -> Iterator[Entry]:
             name = str(Path(name).absolute()) if Path(name).is_dir() else name
             rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
         # Without decoding, images remain the bytes stored in the dataset.
-        for number, row in enumerate(rows.decode(False), start=1):
+        # Rows of CSV files have no declared features, and need no decoding.
+        rows = rows if rows.features is None else rows.decode(False)
+        for number, row in enumerate(rows, start=1):
             yield f"row {number}", row
+    except StopIteration:  # of `datasets`, if it finds no first row
+        raise DatasetError(
+            f"{source}: the data files in it are empty; give a file or a folder with data"
+        ) from None
     except (OSError, ValueError, LookupError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise DatasetError(

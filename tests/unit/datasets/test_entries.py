@@ -225,6 +225,22 @@ def test_a_directory_of_data_files_is_a_data_set(tmp_path: Path, monkeypatch: An
     assert len(load_questions(Path(), DEFAULTS)) == 2
 
 
+def test_a_directory_of_csv_files_is_read_without_declared_columns(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("query,answer\nA,1\n")
+    assert [q.query for q in load_questions(tmp_path, DEFAULTS)] == ["A"]
+
+
+@pytest.mark.parametrize("is_current", [False, True])
+def test_a_directory_of_empty_files_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_current: bool
+) -> None:
+    (tmp_path / "train.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    source = Path() if is_current else tmp_path
+    with pytest.raises(DatasetError, match=r"^[^\n]*: the data files in it are empty; give [^\n]*$"):
+        load_questions(source, DEFAULTS)
+
+
 def test_a_name_that_no_hub_knows_is_refused_with_the_reason() -> None:
     # Apart, because the library reads the switch when it is imported.
     code = (
