@@ -12,6 +12,7 @@ import yaml
 
 from agentrl.config.flags import canonical_name
 from agentrl.config.sections import SECTIONS
+from agentrl.config.text_files import read_text_file
 from agentrl.errors import ConfigError
 
 
@@ -22,7 +23,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, is not a mapping, or names a flag twice.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        content = yaml.load(read_text_file(path), _UniqueKeys)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from agentrl.config.text_files import read_text_file
 from agentrl.errors import ConfigError
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -100,12 +101,16 @@ class AgentConfig(BaseModel):
             ConfigError: the file is missing, or is not a YAML mapping.
         """
         try:
-            data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            data = yaml.safe_load(read_text_file(Path(path)))
         except FileNotFoundError:
             folder = Path(path).absolute().parent
             raise ConfigError(f"--agent_config_path {path}: no such file in {folder}") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"agent config {path}: {error}") from error
+        except OSError as error:
+            raise ConfigError(f"--agent_config_path {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"--agent_config_path {path}: not UTF-8 text; save it as UTF-8"
+            ) from None
         except RecursionError:
             raise ConfigError(f"agent config {path}: nested too deeply") from None
         except yaml.YAMLError as error:

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from agentrl.config.secret_types import SecretUrl
 from agentrl.config.sections.section import ConfigSection
 from agentrl.config.shipped_files import existing_or_shipped
+from agentrl.config.text_files import read_text_file
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MONGODB_DATABASES = frozenset({"admin", "config", "local"})
@@ -123,7 +124,7 @@ class ModelSection(ConfigSection):
         if given is None or "{%" in given or "{{" in given:
             return given
         try:
-            return Path(given).expanduser().read_text(encoding="utf-8")
+            return read_text_file(Path(given).expanduser())
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise PydanticCustomError("chat_template", "{reason}", {"reason": reason}) from None

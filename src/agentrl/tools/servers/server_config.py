@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
+from agentrl.config.text_files import read_text_file
 from agentrl.errors import ConfigError
 from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.confinement import Confinement
@@ -270,12 +271,16 @@ def _read_json(source: str | Path) -> object:
     if not text.lstrip().startswith("{"):
         origin = text
         try:
-            text = Path(source).read_text(encoding="utf-8-sig")
+            text = read_text_file(Path(source))
         except FileNotFoundError:
             folder = Path(source).absolute().parent
             raise ConfigError(f"MCP servers file {origin}: no such file in {folder}") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"MCP servers file {origin}: {error}") from error
+        except OSError as error:
+            raise ConfigError(f"MCP servers file {origin}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"MCP servers file {origin}: not UTF-8 text; save it as UTF-8"
+            ) from None
     try:
         return json.loads(text)
     except ValueError as error:
