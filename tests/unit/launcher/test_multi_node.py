@@ -39,6 +39,7 @@ def test_machines_that_fit_together_are_taken() -> None:
     [
         ({"machine_rank": "1"}, "--machine_rank 1: machines are numbered from 0, and"),
         (TWO | {"machine_rank": "2"}, "and --num_machines is 2"),
+        ({"num_processes": "2000"}, "a machine starts at most 1024 ranks; give one per GPU"),
         (TWO | {"num_processes": "3"}, "--num_processes 3 is the number of ranks on all machines"),
         (TWO | {"main_process_ip": "none"}, "needs --main_process_ip (or MASTER_ADDR)"),
         (TWO | {"db_connection_string": "none"}, "needs --db_connection_string (or MONGODB_URI)"),

@@ -106,7 +106,7 @@ class ModelSection(ConfigSection):
     them with the turns, and use the same experts in the trainer."""
     train_vision: bool = False
     """Vision models: also train the image encoder; it is frozen by default."""
-    lora_rank: int = Field(default=0, ge=0)
+    lora_rank: int = Field(default=0, ge=0, le=65_536)
     """Rank of a low-rank adapter (LoRA) that is trained on the frozen model; 0 trains all weights.
     Servers load adapters without interrupting sampling (see docs/lora.md)."""
     lora_alpha: int = Field(default=32, ge=1)
@@ -197,9 +197,9 @@ class DataSection(ConfigSection):
     """`agentrl sft`: minimum score of a record to learn from."""
     num_train_epochs: int = Field(default=1, ge=1)
     """Number of passes over the training questions."""
-    num_generations: int = Field(default=8, ge=1)
+    num_generations: int = Field(default=8, ge=1, le=10_000)
     """Rollouts per training question, which form a group."""
-    eval_num_generations: int = Field(default=1, ge=1)
+    eval_num_generations: int = Field(default=1, ge=1, le=10_000)
     """Rollouts per evaluation question."""
     default_scorer: str | None = None
     """Scorer of questions that name none; by default `agentcpm`, the judge, if agent_config_path is

@@ -46,11 +46,11 @@ class RolloutSection(ConfigSection):
     """Start inference servers and samplers; with false, train on the records in the database."""
     num_samplers: int = Field(default=2, ge=0, le=1000)
     """Sampler processes that `agentrl run` starts."""
-    max_concurrent_samples_per_process: int = Field(default=256, ge=1)
+    max_concurrent_samples_per_process: int = Field(default=256, ge=1, le=100_000)
     """Maximum number of concurrent rollouts per sampler. Rollouts that only wait for their score do
     not count, but a sampler holds at most twice this number in total. Environments that start a
     program per rollout (verifiers, harbor) run 4 per core by default, in all samplers together."""
-    target_concurrency: int | None = Field(default=None, ge=1)
+    target_concurrency: int | None = Field(default=None, ge=1, le=100_000)
     """Concurrent rollouts of a sampler per inference server; by default limited by the capacity
     that the servers report (KV cache, queue)."""
     max_turns: int = Field(default=25, ge=1)
@@ -203,13 +203,13 @@ class InferenceSection(ConfigSection):
     """Bearer key of the data routes; `AGENTRL_API_KEY` by default."""
     inference_admin_key: SecretStr | None = None
     """Bearer key of the control routes; `AGENTRL_ADMIN_KEY` by default."""
-    inf_tp_size: int = Field(default=1, ge=1)
+    inf_tp_size: int = Field(default=1, ge=1, le=1024)
     """Tensor parallel degree of one server."""
-    inf_ep_size: int = Field(default=1, ge=1)
+    inf_ep_size: int = Field(default=1, ge=1, le=1024)
     """Expert parallel degree of one server."""
     inf_mem_ratio: float = Field(default=0.8, gt=0, le=1)
     """Fraction of GPU memory for SGLang's weights and cache."""
-    max_running_requests: int = Field(default=64, ge=1)
+    max_running_requests: int = Field(default=64, ge=1, le=100_000)
     """Maximum number of requests that one server decodes at the same time."""
     context_length: int | None = Field(default=None, ge=1)
     """Maximum sequence length in tokens that a server accepts; the model's own limit by default."""
@@ -222,7 +222,7 @@ class InferenceSection(ConfigSection):
     weight_roots: tuple[Path, ...] = ()
     """Directories whose contents the embedded engine may load as new weights, in addition to the
     run's output directory and the model's own."""
-    inference_threads: int | None = Field(default=None, ge=1)
+    inference_threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads of the embedded engine; torch's choice by default."""
     tool_call_parser: str = "auto"
     """Format of the model's tool calls: auto (detected from the chat template), hermes, qwen,

@@ -102,7 +102,7 @@ class AlgorithmSection(ConfigSection):
     """Maximum number of records per group that ended at a length or turn limit; -1 keeps all."""
     efficient_rewarding: bool = False
     """Shift scores by up to 0.1 in favor of correct records with few turns."""
-    max_staleness: int = Field(default=1, ge=0)
+    max_staleness: int = Field(default=1, ge=0, le=1_000_000_000)
     """Maximum age, in steps, of the policy version of a record that is trained on."""
     staleness_policy: Literal["drop", "wait"] = "drop"
     """`drop`: train on the groups that are complete, and drop records beyond max_staleness; `wait`:
@@ -139,12 +139,12 @@ class TrainerSection(ConfigSection):
 
     max_steps: int = Field(default=1000, ge=1)
     """Total number of optimizer steps, including those before a resume."""
-    groups_per_step: int | None = None
+    groups_per_step: int | None = Field(default=None, le=1_000_000)
     """Groups per optimizer step; by default per_device_train_batch_size *
     gradient_accumulation_steps records, rounded up to whole groups."""
-    per_device_train_batch_size: int = Field(default=1, ge=1)
+    per_device_train_batch_size: int = Field(default=1, ge=1, le=1_000_000)
     """Records per micro-batch; used only if groups_per_step is not given."""
-    gradient_accumulation_steps: int = Field(default=48, ge=1)
+    gradient_accumulation_steps: int = Field(default=48, ge=1, le=1_000_000)
     """Micro-batches per step; used only if groups_per_step is not given."""
     learning_rate: float = Field(default=1e-6, ge=0, le=1)
     """Peak learning rate of AdamW; 0 trains nothing (a control experiment)."""
@@ -192,13 +192,13 @@ class TrainerSection(ConfigSection):
     pp_size: int = Field(default=1, ge=1)
     """Pipeline stages: ranks that split the model's layers (pipeline parallel); the rows of a step
     pass through them one after another."""
-    num_processes: int = Field(default=1, ge=1)
+    num_processes: int = Field(default=1, ge=1, le=100_000)
     """Number of trainer ranks that `agentrl run` starts on all machines; more than one are started
     by `accelerate launch` with assets/fsdp2_dst.yml."""
     trainer_gpus: GpuList = ()
     """GPUs of this machine for the ranks that `agentrl run` starts, one each (`0-3`, `0,2,5`);
     their number is the default of num_processes. By default the first GPUs."""
-    num_machines: int = Field(default=1, ge=1)
+    num_machines: int = Field(default=1, ge=1, le=100_000)
     """Machines on which the same `agentrl run` is started, each with its share of the ranks;
     `NUM_MACHINES` by default (see docs/deploy.md)."""
     machine_rank: int = Field(default=0, ge=0)
@@ -208,7 +208,7 @@ class TrainerSection(ConfigSection):
     """Address of machine 0 for the other machines; `MASTER_ADDR` by default."""
     main_process_port: int = Field(default=29500, ge=1, le=65535)
     """Rendezvous port of the trainer's ranks; `MASTER_PORT` by default."""
-    trainer_threads: int | None = Field(default=None, ge=1)
+    trainer_threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads of the trainer; torch's choice by default."""
     save_steps: int = Field(default=3, ge=1)
     """Steps between two checkpoints."""

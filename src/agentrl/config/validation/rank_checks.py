@@ -9,6 +9,8 @@ from typing import NamedTuple, Self
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import ConfigError
 
+_MAX_RANKS_OF_MACHINE = 1024
+
 
 class MeshSizes(NamedTuple):
     """The flags of the mesh dimensions that split a model."""
@@ -61,6 +63,11 @@ def check_mesh(trainer: TrainerSection, num_ranks: int) -> None:
 def _machine_contradictions(config: RootConfig) -> Iterator[str]:
     trainer = config.trainer
     machines = trainer.num_machines
+    if trainer.num_processes > _MAX_RANKS_OF_MACHINE * machines:
+        yield (
+            f"--num_processes {trainer.num_processes}: a machine starts at most "
+            f"{_MAX_RANKS_OF_MACHINE} ranks; give one per GPU"
+        )
     if trainer.machine_rank >= machines:
         yield (
             f"--machine_rank {trainer.machine_rank}: machines are numbered from 0, and "
