@@ -6,6 +6,7 @@ without own options, for programs other than `agentrl`.
 
 import asyncio
 import inspect
+import re
 import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,6 +25,7 @@ _INDENT = " " * 8
 _FLAG_HINT = "write flags as --max_steps 10"
 _DASHES = ("\u2013", "\u2014", "\u2212")
 """Dashes and the minus sign, which text editors put in place of hyphens."""
+_NEGATIVE_NUMBER = re.compile(r"-\.?\d[\d.]*(?:[eE][+-]?\d+)?")
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
 _SHORT_HELP_FLAGS = 25
 """A command with no more flags than this shows all of them in its `--help`."""
@@ -86,7 +88,10 @@ class FlagCommand(click.Command):
         self.params += [*_flag_options(), _HELP_ALL]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, except that a value beginning with "--" must follow a "="."""
+        """Parse as click does, except for values that begin with a hyphen.
+
+        A flag's value that begins with "--" must follow a "=". A negative number is an argument.
+        """
         takes_value = {
             name
             for param in self.params
@@ -94,12 +99,18 @@ class FlagCommand(click.Command):
             if not isinstance(param.flag_value, str)
             for name in param.opts
         }
-        for word, following in pairwise([*args, "--"]):
+        words: list[str] = []
+        numbers: list[str] = []
+        for word, following in pairwise(["", *args, "--"]):
             name = f"--{canonical_name(word)}"
-            if word.startswith("--") and following.startswith("--") and name in takes_value:
+            is_flag = word.startswith("--") and name in takes_value
+            if is_flag and following.startswith("--"):
                 raise click.BadOptionUsage(name, f"{name} needs a value", ctx)
-        typed = list(args)  # a copy, because click consumes `args`
-        super().parse_args(ctx, args)
+            is_number = not is_flag and _NEGATIVE_NUMBER.fullmatch(following) is not None
+            (numbers if is_number else words).append(following)
+        typed = list(args)
+        # The words end in "--", behind which click reads numbers as arguments.
+        super().parse_args(ctx, args if "--" in args else [*words, *numbers])
         if ctx.args:
             raise click.UsageError(self._unexpected(ctx, typed), ctx)
         return ctx.args

@@ -145,6 +145,21 @@ async def more_scores(uri: str, name: str) -> dict[str, list[tuple[str, str, flo
         }
 
 
+def test_a_setting_may_be_negative_where_its_range_is(
+    mongo_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = mongo_uri.partition("?")[0].rpartition("/")[2]
+    asyncio.run(fill_run(mongo_uri, name))
+    where = ["--run_name", name, "--db_connection_string", mongo_uri]
+    assert main(["store", "set", *where, "presence_penalty", "-0.5"]) == 0
+    assert main(["store", "set", "top_k", "-1", *where]) == 0
+    assert "top_k null -> -1" in capsys.readouterr().out
+    assert main(["store", "set", "max_staleness", "-5", *where]) == 2
+    assert capsys.readouterr().err == (
+        "agentrl store: max_staleness: Input should be greater than or equal to 0, got -5\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

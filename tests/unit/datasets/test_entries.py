@@ -237,7 +237,9 @@ def test_a_directory_of_empty_files_is_refused_in_one_line(
     (tmp_path / "train.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     source = Path() if is_current else tmp_path
-    with pytest.raises(DatasetError, match=r"^[^\n]*: the data files in it are empty; give [^\n]*$"):
+    with pytest.raises(
+        DatasetError, match=r"^[^\n]*: the data files in it are empty; give [^\n]*$"
+    ):
         load_questions(source, DEFAULTS)
 
 

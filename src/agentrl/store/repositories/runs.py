@@ -3,6 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
+from pydantic import ValidationError
 from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
@@ -69,8 +70,11 @@ class RunRepository(Repository):
             )
         try:
             checked = Control.model_validate(changes, strict=True)
-        except ValueError as error:
-            raise ConfigError(f"invalid control value: {' '.join(str(error).split())}") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ConfigError(
+                f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}"
+            ) from None
         return await self._set_control(encode(checked.model_dump(include=set(changes))), by)
 
     @operation("apply the flags to the run's controls")
