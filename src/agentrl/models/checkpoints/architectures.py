@@ -8,6 +8,7 @@ tested elsewhere (`trainer.learner.merge_trial`).
 import importlib.util
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,11 @@ FULL_ATTENTION = "full_attention"
 _OTHER_HEADS = re.compile(
     r"For(MaskedLM|PreTraining|SequenceClassification|TokenClassification|QuestionAnswering)$"
 )
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "vocab_size"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+"""Sizes that every decoder has, if it names them; in others (`head_dim`), 0 may mean the default."""
 _AUTO_CLASSES = ("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_IMAGE_TEXT_TO_TEXT")
 
 
@@ -52,15 +58,36 @@ def raw_config(model_path: Path) -> Any:
     """Return a checkpoint's `config.json` as attributes; missing keys are missing attributes.
 
     Raises:
-        ConfigError: it is not a JSON object.
+        ConfigError: it is not a JSON object, or a size in it is not a positive whole number.
     """
+    file = model_path / "config.json"
     try:
-        values = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{model_path / 'config.json'}: not JSON ({error})") from None
+        raise ConfigError(f"{file}: not JSON ({error})") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deeply") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{model_path / 'config.json'}: not a JSON object")
+        raise ConfigError(f"{file}: not a JSON object")
+    _check_sizes(values, file)
     return SimpleNamespace(**{"model_type": None, **values})
+
+
+def _check_sizes(values: Mapping[str, Any], file: Path) -> None:
+    decoder = values.get("text_config")
+    if isinstance(decoder, dict):
+        _check_sizes(decoder, file)
+    elif decoder is not None:
+        raise ConfigError(f"{file}: text_config is not a JSON object")
+    for name in _SIZES:
+        given = values.get(name)
+        # Some families list a size for each layer.
+        for size in given if isinstance(given, list) else [given]:
+            if size is not None and (type(size) is not int or size < 1):
+                raise ConfigError(
+                    f"{file}: {name} is {size!r}, not a positive whole number; download the model "
+                    "again, or correct the file"
+                )
 
 
 def check_can_be_computed(model_path: Path, config: Any, *, trust_remote_code: bool) -> None:

@@ -4,12 +4,12 @@ A local directory is used as it is; a hub id is downloaded once into the hub's c
 these checks before they start processes, so this module must not import torch.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError
+from agentrl.models.checkpoints.architectures import raw_config
 from agentrl.models.checkpoints.checkpoint_files import check_is_checkpoint, tensor_names
 from agentrl.runtime.http.outside import no_answer
 
@@ -62,10 +62,10 @@ def check_router_replay(model_path: Path) -> None:
     Raises:
         ConfigError: the model is dense.
     """
-    config = json.loads((model_path / "config.json").read_text())
-    if not config.get("num_experts_per_tok"):
+    config = raw_config(model_path)
+    if not getattr(config, "num_experts_per_tok", None):
         raise ConfigError(
-            f"--router_replay needs a mixture-of-experts model; {config.get('model_type')} at "
+            f"--router_replay needs a mixture-of-experts model; {config.model_type} at "
             f"{model_path} is dense (omit the flag)"
         )
 
@@ -79,9 +79,9 @@ def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
         ConfigError: there is no layer of such a name, or the model is a mixture of experts, and a
             target is outside its attention.
     """
-    config = json.loads((model_path / "config.json").read_text())
+    config = raw_config(model_path)
     others = [name for name in targets if name not in _ATTENTION_TARGETS]
-    if config.get("num_experts_per_tok") and others:
+    if getattr(config, "num_experts_per_tok", None) and others:
         raise ConfigError(
             f"--lora_target_modules {','.join(others)}: {model_path} is a mixture of experts, in "
             "which only attention layers can have adapters; choose from "

@@ -57,6 +57,37 @@ def test_a_trainer_without_a_configuration_trains_the_packaged_model(
     assert trainer.config.model.model_name_or_path == str(DEMO)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hidden_size": "abc"}, "hidden_size is 'abc', not a positive whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, not a positive whole number"),
+        ({"vocab_size": True}, "vocab_size is True, not a positive whole number"),
+        ({"num_key_value_heads": [2, 1.5]}, "num_key_value_heads is 1.5, not a positive"),
+        ({"text_config": {"num_hidden_layers": -2}}, "num_hidden_layers is -2, not a positive"),
+        ({"text_config": "qwen3"}, "text_config is not a JSON object"),
+    ],
+)
+def test_a_size_that_is_none_is_named_with_its_file(
+    tmp_path: Path, changes: dict[str, object], problem: str
+) -> None:
+    model = write_model(tmp_path / "model", **changes)
+    with pytest.raises(ConfigError) as caught:
+        check_policy(build_config({"model_name_or_path": str(model)}))
+    assert str(caught.value).startswith(f"{model / 'config.json'}: {problem}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["router_replay", "lora_rank"])
+def test_a_configuration_that_is_no_json_is_named_whatever_reads_it_first(
+    tmp_path: Path, flag: str
+) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json: not JSON"):
+        check_policy(build_config({"model_name_or_path": str(model), flag: "1"}))
+
+
 def begun(folder: Path, **changes: object) -> Path:
     """The output directory of a run that stopped after step 7, with such a model."""
     write_model(folder / "checkpoints/000007/model", **changes)
