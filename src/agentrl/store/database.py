@@ -72,6 +72,8 @@ times yet."""
 _NO_SPACE = "No space left on device"
 """End of the message of a server that cannot write; its error code is that of any unknown error."""
 _LOGIN_REFUSED = frozenset({18, 8000})
+_NO_LOGIN = "requires authentication"
+"""End of the message of a server to a client that has not logged in."""
 _TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
 _FORKED_COLLECTIONS = frozenset({"tasks", "records", "turns", "record_data", "tallies"})
@@ -317,6 +319,11 @@ def _one_line(error: Exception, uri: str) -> str:
     if isinstance(error, OperationFailure) and error.code in _LOGIN_REFUSED:
         return f"MongoDB at {hosts} refused the login; check user, password and authSource"
     if isinstance(error, OperationFailure) and error.code == UNAUTHORIZED:
+        if _NO_LOGIN in str(error):
+            return (
+                f"MongoDB at {hosts} requires a login, and the connection string has no user and "
+                "password; add USER:PASSWORD@ before the host"
+            )
         return (
             f"MongoDB at {hosts} does not authorize this login; it needs the role readWrite on "
             "the run's database (and dbAdmin to delete it)"

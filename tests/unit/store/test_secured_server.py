@@ -131,6 +131,12 @@ async def test_a_wrong_password_is_one_line_without_it(guarded: int) -> None:
             await store.runs.create(Run(name="other"))
 
 
+async def test_a_missing_login_is_told_from_one_without_rights(guarded: int) -> None:
+    with pytest.raises(StoreError, match="has no user and password; add USER:PASSWORD@ before"):
+        async with TrajectoryStore.connect(f"mongodb://127.0.0.1:{guarded}/demo") as store:
+            await store.runs.get()
+
+
 def test_commands_never_print_a_password(
     guarded: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
