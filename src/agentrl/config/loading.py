@@ -331,7 +331,8 @@ def _convert(name: str, value: Any) -> Any:
     if value.lower() in ("none", "null") and not flag.field.is_required():
         return flag.field.default if flag.field.default is None else value
     if not value and flag.is_path:
-        raise ConfigError(f"--{name} is empty: give a file, or remove the flag")
+        kind = "folder" if name.endswith("_dir") else "file"
+        raise ConfigError(f"--{name} is empty: give a {kind}, or remove the flag")
     return value
 
 

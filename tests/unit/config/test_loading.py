@@ -38,6 +38,8 @@ SGLANG = ("--inference_backend", "sglang")
         (["--num_processes", "100000000"], "less than or equal to 100000"),
         (["--lora_rank", "100000000"], "less than or equal to 65536"),
         (["--trainer_threads", "100000000"], "less than or equal to 4096"),
+        (["--output_dir="], "--output_dir is empty: give a folder, or remove the flag"),
+        (["--scorer_module="], "--scorer_module is empty: give a file, or remove the flag"),
         (["demo"], "unexpected argument 'demo'"),
         ([""], "unexpected argument ''"),
         (
