@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from agentrl.config.text_files import read_text_file
 from agentrl.errors import ConfigError
 from agentrl.integrations.agent_worker.references import described
 
@@ -139,7 +140,7 @@ def _load_file(path: Path) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"config: {path}: expected a .yaml, .yml or .json file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text_file(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"config: {path}: {reason}") from None

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from agentrl.config.text_files import read_text_file
 from agentrl.config.user_code import check_agent_function
 from agentrl.errors import ConfigError
 from agentrl.integrations.agent_worker.description import AgentDescription, FunctionAgent
@@ -84,7 +85,7 @@ def _from_path(text: str) -> tuple[AgentDescription, dict[str, str]]:
             "a class with build_agents()"
         )
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text_file(path))
     except OSError as error:
         raise ConfigError(f"agent: {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

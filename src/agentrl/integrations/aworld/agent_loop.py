@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from agentrl.config.text_files import read_text_file
 from agentrl.errors import ConfigError
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -70,10 +71,10 @@ class AworldAgentLoop(ABC):
         """
         path = Path(config_path)
         try:
-            content = yaml.safe_load(await asyncio.to_thread(path.read_text, encoding="utf-8"))
+            content = yaml.safe_load(await asyncio.to_thread(read_text_file, path))
         except OSError as error:
             raise ConfigError(f"agent: tool configuration {path}: {error.strerror}") from None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"agent: tool configuration {path}: {reason}") from None
         if isinstance(content, dict) and "mcpServers" in content:

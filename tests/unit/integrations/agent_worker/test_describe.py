@@ -1,6 +1,7 @@
 """What is written down of an agent."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,7 @@ def test_the_agent_yaml_of_a_verl_user_names_a_loop(tmp_path: Path) -> None:
         ("{folder}/bad.yaml", "is not valid YAML"),
         ("{folder}/unknown.yaml", "unknown key 'sytem_prompt'; known: .*system_prompt"),
         ("{folder}/nameless.yaml", "`name` is missing"),
+        ("{folder}/pipe.yaml", "pipe.yaml: devices and pipes are not supported"),
         ("{folder}/target.yaml", "expected `_target_: package.module.Class`"),
     ],
 )
@@ -138,6 +140,7 @@ def test_what_is_no_agent_is_refused_with_a_remedy(
     (tmp_path / "unknown.yaml").write_text("name: x\nsytem_prompt: y\n")
     (tmp_path / "nameless.yaml").write_text("system_prompt: y\n")
     (tmp_path / "target.yaml").write_text("- name: x\n")
+    os.mkfifo(tmp_path / "pipe.yaml")
     if isinstance(agent, str):
         agent = agent.format(folder=tmp_path)
     with pytest.raises(ConfigError, match=message):
