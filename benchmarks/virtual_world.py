@@ -163,6 +163,10 @@ class SimClient:
         self.base_url = base_url
         self._server = self.servers[base_url]
 
+    @classmethod
+    def of(cls, base_url: str, _inference: object) -> "SimClient":
+        return cls(base_url)
+
     async def __aenter__(self) -> "SimClient":
         return self
 
