@@ -26,8 +26,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(read_text_file(path), _UniqueKeys)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--config {path}: not UTF-8 text; save it as UTF-8") from None
     except RecursionError:
         raise ConfigError(
             f"--config {path}: nested too deeply; write `flag: value` lines"

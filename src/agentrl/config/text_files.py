@@ -16,14 +16,19 @@ def read_text_file(path: Path) -> str:
     """Return the text of a regular file of at most 16 Mi characters, without a byte order mark.
 
     Raises:
-        OSError: it cannot be read, is not a regular file, or is too long; `strerror` tells a user
-            what to do.
-        UnicodeDecodeError: it is not UTF-8 text.
+        OSError: it cannot be read, is not a regular file, is too long, or is not UTF-8 text;
+            `strerror` tells a user what to do.
     """
-    with open(path, encoding="utf-8-sig", opener=_open_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "devices and pipes are not supported; give a file")
-        text = file.read(_MAX_CHARS + 1)
+    try:
+        with open(path, encoding="utf-8-sig", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "devices and pipes are not supported; give a file")
+            text = file.read(_MAX_CHARS + 1)
+    except FileNotFoundError as error:
+        error.strerror = f"{error.strerror} in {path.absolute().parent}"
+        raise
+    except UnicodeDecodeError:
+        raise OSError(errno.EILSEQ, "not UTF-8 text; save it as UTF-8") from None
     if len(text) > _MAX_CHARS:
         raise OSError(
             errno.EFBIG, f"longer than {_MAX_CHARS >> 20} Mi characters; give a shorter file"

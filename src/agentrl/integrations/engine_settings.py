@@ -141,9 +141,8 @@ def _load_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config: {path}: expected a .yaml, .yml or .json file")
     try:
         text = read_text_file(path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"config: {path}: {reason}") from None
+    except OSError as error:
+        raise ConfigError(f"config: {path}: {error.strerror}") from None
     return _parse(text, f"config: {path}", is_json=path.suffix == ".json")
 
 

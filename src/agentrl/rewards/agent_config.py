@@ -102,15 +102,8 @@ class AgentConfig(BaseModel):
         """
         try:
             data = yaml.safe_load(read_text_file(Path(path)))
-        except FileNotFoundError:
-            folder = Path(path).absolute().parent
-            raise ConfigError(f"--agent_config_path {path}: no such file in {folder}") from None
         except OSError as error:
             raise ConfigError(f"--agent_config_path {path}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(
-                f"--agent_config_path {path}: not UTF-8 text; save it as UTF-8"
-            ) from None
         except RecursionError:
             raise ConfigError(f"agent config {path}: nested too deeply") from None
         except yaml.YAMLError as error:

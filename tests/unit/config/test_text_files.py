@@ -50,8 +50,17 @@ def test_a_file_in_another_encoding_is_one_line(
     tmp_path: Path, read: Callable[[Path], object]
 ) -> None:
     (tmp_path / "latin").write_bytes(b"a: \xfc")
-    with pytest.raises(ConfigError, match=r"^[^\n]*not UTF-8 text[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^[^\n]*not UTF-8 text; save it as UTF-8[^\n]*$"):
         read(tmp_path / "latin")
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_missing_file_is_named_with_the_folder_that_was_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"No such file or directory in {tmp_path}"):
+        read(Path("nowhere"))
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_dropped(tmp_path: Path) -> None:

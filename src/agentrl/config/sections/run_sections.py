@@ -125,9 +125,9 @@ class ModelSection(ConfigSection):
             return given
         try:
             return read_text_file(Path(given).expanduser())
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise PydanticCustomError("chat_template", "{reason}", {"reason": reason}) from None
+        except OSError as error:
+            reason = {"reason": error.strerror}
+            raise PydanticCustomError("chat_template", "{reason}", reason) from None
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -88,7 +88,7 @@ def _from_path(text: str) -> tuple[AgentDescription, dict[str, str]]:
         content = yaml.safe_load(read_text_file(path))
     except OSError as error:
         raise ConfigError(f"agent: {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
         raise ConfigError(
             f"agent: {path} is not valid YAML: {' '.join(str(error).split())}"
         ) from None

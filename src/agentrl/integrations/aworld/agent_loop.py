@@ -74,7 +74,7 @@ class AworldAgentLoop(ABC):
             content = yaml.safe_load(await asyncio.to_thread(read_text_file, path))
         except OSError as error:
             raise ConfigError(f"agent: tool configuration {path}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except yaml.YAMLError as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"agent: tool configuration {path}: {reason}") from None
         if isinstance(content, dict) and "mcpServers" in content:

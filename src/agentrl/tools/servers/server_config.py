@@ -272,15 +272,8 @@ def _read_json(source: str | Path) -> object:
         origin = text
         try:
             text = read_text_file(Path(source))
-        except FileNotFoundError:
-            folder = Path(source).absolute().parent
-            raise ConfigError(f"MCP servers file {origin}: no such file in {folder}") from None
         except OSError as error:
             raise ConfigError(f"MCP servers file {origin}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(
-                f"MCP servers file {origin}: not UTF-8 text; save it as UTF-8"
-            ) from None
     try:
         return json.loads(text)
     except ValueError as error:
