@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from agentrl.schema.base import Value, utc_now
 from agentrl.schema.record import Lease
@@ -25,23 +25,25 @@ class Control(Value):
     None means the value that the process was started with.
     """
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     sampling_paused: bool = False
     """Samplers claim no further slots and finish the rollouts that they run."""
-    max_staleness: int = Field(default=1, ge=0)
+    max_staleness: int = Field(default=1, ge=0, le=1_000_000_000)
     """S of the freshness rules, in policy versions."""
-    groups_per_step: int = Field(default=1, ge=1)
+    groups_per_step: int = Field(default=1, ge=1, le=1_000_000)
     """Groups that one optimizer step consumes."""
-    concurrency: int | None = Field(default=None, ge=1)
+    concurrency: int | None = Field(default=None, ge=1, le=100_000)
     """Rollouts that one sampler process runs at the same time."""
     temperature: float | None = Field(default=None, ge=0.0)
     """Of training rollouts, like all sampling parameters below; evaluations keep theirs."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, le=1_000_000_000)
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
-    max_new_tokens: int | None = Field(default=None, ge=1)
+    max_new_tokens: int | None = Field(default=None, ge=1, le=1_000_000_000)
     scorer: str | None = Field(default=None, min_length=1)
     """Name of the scorer of training rollouts, in place of the one that their task names."""
 

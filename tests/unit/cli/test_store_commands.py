@@ -158,6 +158,14 @@ def test_a_setting_may_be_negative_where_its_range_is(
     assert capsys.readouterr().err == (
         "agentrl store: max_staleness: Input should be greater than or equal to 0, got -5\n"
     )
+    for setting in (
+        "max_staleness 9999999999",
+        "max_new_tokens 9999999999",
+        "temperature Infinity",
+    ):
+        assert main(["store", "set", *where, *setting.split()]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"agentrl store: {setting.split()[0]}: Input should be "), error
 
 
 @pytest.mark.parametrize(
