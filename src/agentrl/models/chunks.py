@@ -101,12 +101,12 @@ class ChunkedPass:
     def _backward(self, chunk: RowChunk | None, gradient: torch.Tensor) -> None:
         states = self._states_of(chunk)
         output = self._run(chunk, states, with_entropy=False)
-        if chunk is None or states is None:
+        if states is None:
             # FSDP2's hooks reduce gradients in the backward pass, a collective that the other
             # ranks wait for; the sum over no targets is 0.
             output.logprobs.sum().backward()
             return
-        targets = torch.from_numpy(chunk.targets).to(gradient.device)
+        targets = torch.from_numpy(states.chunk.targets).to(gradient.device)
         roots = [output.logprobs, *states.created()]
         incoming = [gradient.index_select(0, targets), *self._states.gradients(states)]
         # A root does not require a gradient if all parameters below its layer are frozen.

@@ -106,7 +106,11 @@ class WholePasses:
             yield (
                 batch,
                 frozen_logprobs(
-                    self.policy, batch, chunk_size=self.chunk_size, autocast=self.autocast
+                    self.policy,
+                    batch,
+                    chunk_size=self.chunk_size,
+                    autocast=self.autocast,
+                    activation_offloading=self.activation_offloading,
                 ),
             )
 
@@ -142,7 +146,11 @@ def forward_backward(
     reference_logprobs = None
     if reference is not None:
         reference_logprobs = frozen_logprobs(
-            reference, batch, chunk_size=chunk_size, autocast=autocast
+            reference,
+            batch,
+            chunk_size=chunk_size,
+            autocast=autocast,
+            activation_offloading=activation_offloading,
         )
     if batch.num_chunks == 1:
         with autocast, offloading():
@@ -173,9 +181,17 @@ def forward_backward(
 
 @torch.no_grad()
 def frozen_logprobs(
-    model: nn.Module, batch: MicroBatch, *, chunk_size: int, autocast: torch.autocast
+    model: nn.Module,
+    batch: MicroBatch,
+    *,
+    chunk_size: int,
+    autocast: torch.autocast,
+    activation_offloading: bool = False,
 ) -> torch.Tensor:
-    """Return a model's logprobs of the target tokens of a micro-batch [T], without gradients."""
+    """Return a model's logprobs of the target tokens of a micro-batch [T], without gradients.
+
+    With `activation_offloading`, what passes between chunks is kept in host memory.
+    """
     if batch.num_chunks > 1:
         passes = ChunkedPass(
             model,
@@ -183,6 +199,7 @@ def frozen_logprobs(
             num_chunks=batch.num_chunks,
             chunk_size=chunk_size,
             autocast=autocast,
+            states_device=chunk_states_device(activation_offloading),
         )
         return passes.forward().logprobs
     with autocast:
