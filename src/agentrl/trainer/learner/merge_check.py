@@ -194,9 +194,7 @@ def packing_errors(
         algorithm: loss settings; the defaults if None.
     """
     accumulate = _plain_accumulate(policy, algorithm or AlgorithmSection())
-    with with_own_attention(policy.model):
-        _, separate = _gradients(policy, _one_turn_rows(group), accumulate)
-    expected = _flattened(separate)
+    expected = separate_gradient(policy, group, algorithm)
     longest = max(len(turn.path) for turn in group.turns)
     packings: dict[str, tuple[Merge, int]] = {
         "tree": ("tree", 10**9),
@@ -210,6 +208,22 @@ def packing_errors(
         _, gradients = _gradients(policy, step.micro_batches[0], accumulate)
         errors[packing] = float((_flattened(gradients) - expected).norm() / expected.norm())
     return errors
+
+
+def separate_gradient(
+    policy: PolicyModel, group: SelectedGroup, algorithm: AlgorithmSection | None = None
+) -> torch.Tensor:
+    """Return the gradient [parameters] of a group's turns, each by itself in transformers' layers.
+
+    Args:
+        policy: the model.
+        group: the turns.
+        algorithm: loss settings; the defaults if None.
+    """
+    accumulate = _plain_accumulate(policy, algorithm or AlgorithmSection())
+    with with_own_attention(policy.model):
+        _, gradients = _gradients(policy, _one_turn_rows(group), accumulate)
+    return _flattened(gradients)
 
 
 def small_random_policies(dtype: torch.dtype, device: torch.device) -> list[PolicyModel]:
