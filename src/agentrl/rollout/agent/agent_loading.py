@@ -1,7 +1,9 @@
 """Loads agents: what an agent function is, and how `--agent` names one."""
 
+import inspect
 from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
+from typing import TypeGuard
 
 from agentrl.config.user_code import check_agent_function, load_user_module
 from agentrl.errors import ConfigError, UserCodeError
@@ -43,6 +45,11 @@ def load_agent(name: str) -> AgentFunction:
             raise ConfigError(f"--agent {name}: {source} has no attribute {attribute!r}")
         agent = getattr(module, attribute)
     return _as_agent_function(name, agent)
+
+
+def is_async(agent: AgentFunction) -> TypeGuard[Callable[..., Awaitable[Returned]]]:
+    """Return whether an agent is a coroutine function, or an object whose `__call__` is one."""
+    return any(map(inspect.iscoroutinefunction, (agent, type(agent).__call__)))
 
 
 def program_ended(end: SystemExit) -> UserCodeError:

@@ -19,7 +19,7 @@ import httpx
 from agentrl.config.sections import AgentSection
 from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.inference.dialects.api_server import APIServer
-from agentrl.rollout.agent.agent_loading import AgentFunction, program_ended
+from agentrl.rollout.agent.agent_loading import AgentFunction, is_async, program_ended
 from agentrl.rollout.agent.forwarded_models import ForwardedModels
 from agentrl.rollout.agent.recording import RecordingSession
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
@@ -124,7 +124,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
             raise AgentError(f"the endpoint refused a call: {session.refusal}")
         if not in_time:
             return self._after_timeout(session)
-        error = running.exception()
+        error = _cancelled() if running.cancelled() else running.exception()
         if error is not None:
             return self._after_error(error, session)
         return self._after_return(running.result(), session)
@@ -145,7 +145,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
     async def _run_agent(self, endpoint: AgentEndpoint) -> object:
         returned: object
         try:
-            if inspect.iscoroutinefunction(self._agent):
+            if is_async(self._agent):
                 returned = await self._agent(self.task, endpoint)
             else:
                 returned = await _in_thread(self._agent, self.task, endpoint)
@@ -263,9 +263,9 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
         failure: BaseException | None = None
         try:
             result = agent(task, endpoint)
-        except StopIteration as error:  # a future refuses it
+        except (StopIteration, KeyboardInterrupt) as error:  # a future or its loop refuses them
             failure = RuntimeError(f"the agent raised {error!r}")
-        except (Exception, SystemExit) as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             # Raised in the rollout instead of in this thread.
             failure = error
         if not loop.is_closed():
@@ -273,6 +273,11 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
 
     threading.Thread(target=call_agent, name=f"agent {task.id}", daemon=True).start()
     return await done
+
+
+def _cancelled() -> UserCodeError:
+    """Return the error of a rollout whose agent ended as if it had been cancelled."""
+    return UserCodeError("the agent raised CancelledError; catch it where a task is cancelled")
 
 
 def _is_infrastructure(error: BaseException) -> bool:

@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any, Self
 
 from agentrl.rollout.agent.agent_loading import (
     IS_ELSEWHERE,
     AgentFunction,
     Returned,
+    is_async,
     program_ended,
 )
 from agentrl.runtime.telemetry.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
@@ -68,26 +69,31 @@ class AgentThread:
         return self._watch.notice
 
     def wrapped(self, agent: AgentFunction) -> AgentFunction:
-        """Return a function that runs an agent here, if it is a coroutine that may block."""
-        if not inspect.iscoroutinefunction(agent) or getattr(agent, IS_ELSEWHERE, False):
+        """Return a function that runs an agent's coroutines here, where they may block."""
+        if getattr(agent, IS_ELSEWHERE, False):
             return agent
-        self._start()
 
         async def play(task: MCPTask, endpoint: AgentEndpoint) -> Returned:
-            return await self._run_agent(agent, task, endpoint)
+            return await self._run_coroutine(agent(task, endpoint))
 
-        play.__name__ = getattr(agent, "__name__", type(agent).__name__)
-        return play
+        def play_in_thread(
+            task: MCPTask, endpoint: AgentEndpoint
+        ) -> Returned | Awaitable[Returned]:
+            returned = agent(task, endpoint)
+            return self._run_coroutine(returned) if inspect.isawaitable(returned) else returned
 
-    async def _run_agent(
-        self, agent: Callable[..., Any], task: MCPTask, endpoint: AgentEndpoint
-    ) -> Returned:
+        wrapper: Any = play if is_async(agent) else play_in_thread
+        wrapper.__name__ = getattr(agent, "__name__", type(agent).__name__)
+        return wrapper  # type: ignore[no-any-return]
+
+    async def _run_coroutine(self, coroutine: Any) -> Returned:
+        self._start()
         caller_loop = asyncio.get_running_loop()
         ended: asyncio.Future[asyncio.Task[Returned]] = caller_loop.create_future()
         started: list[asyncio.Task[Returned]] = []
 
         def start() -> None:
-            started.append(self._loop.create_task(_call(agent, task, endpoint)))
+            started.append(self._loop.create_task(_finished(coroutine)))
             started[0].add_done_callback(report)
 
         def report(done: "asyncio.Task[Returned]") -> None:
@@ -108,9 +114,8 @@ class AgentThread:
         return ended.result().result()
 
 
-async def _call(agent: Callable[..., Any], task: MCPTask, endpoint: AgentEndpoint) -> Returned:
+async def _finished(coroutine: Awaitable[Returned]) -> Returned:
     try:
-        returned: Returned = await agent(task, endpoint)
+        return await coroutine
     except SystemExit as end:  # it would end this loop
         raise program_ended(end) from end
-    return returned

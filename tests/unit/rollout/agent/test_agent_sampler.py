@@ -80,6 +80,31 @@ def runs_out_of_items_in_its_thread(task: MCPTask, endpoint: AgentEndpoint) -> s
     raise StopIteration
 
 
+async def awaits_a_task_that_it_cancelled(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    await ask(endpoint)
+    asking = asyncio.ensure_future(asyncio.Event().wait())
+    asking.cancel()
+    return str(await asking)
+
+
+def is_interrupted_in_its_thread(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    asyncio.run(ask(endpoint))
+    raise KeyboardInterrupt
+
+
+def is_cancelled_in_its_thread(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    return asyncio.run(awaits_a_task_that_it_cancelled(task, endpoint))
+
+
+class BlocksItsLoop:
+    async def __call__(self, task: MCPTask, endpoint: AgentEndpoint) -> str | None:
+        return await blocks_its_loop(task, endpoint)
+
+
+def returns_what_blocks_its_loop(task: MCPTask, endpoint: AgentEndpoint) -> Any:
+    return blocks_its_loop(task, endpoint)
+
+
 async def never_stops(task: MCPTask, endpoint: AgentEndpoint) -> str:
     while True:
         await ask(endpoint)
@@ -96,7 +121,10 @@ async def waits_for_ever(task: MCPTask, endpoint: AgentEndpoint) -> str:
     [
         (answers, {}, RolloutResult("answered", "7"), ""),
         (answers_in_its_own_words, {}, RolloutResult("answered", "7"), ""),
-        (blocks_its_loop, {}, RolloutResult("answered", "7"), ""),
+        *(
+            (agent, {"rollout_timeout_seconds": 20.0}, RolloutResult("answered", "7"), "")
+            for agent in (blocks_its_loop, BlocksItsLoop(), returns_what_blocks_its_loop)
+        ),
         (gives_up, {}, RolloutResult("no_answer"), "no_answer"),
         (
             chokes_on_the_reply,
@@ -118,6 +146,21 @@ async def waits_for_ever(task: MCPTask, endpoint: AgentEndpoint) -> str:
             {"rollout_timeout_seconds": 20.0},
             RolloutResult("agent_error"),
             "agent_error: RuntimeError: the agent raised StopIteration()",
+        ),
+        (
+            is_interrupted_in_its_thread,
+            {"rollout_timeout_seconds": 20.0},
+            RolloutResult("agent_error"),
+            "agent_error: RuntimeError: the agent raised KeyboardInterrupt()",
+        ),
+        *(
+            (
+                agent,
+                {"rollout_timeout_seconds": 20.0},
+                RolloutResult("agent_error"),
+                "agent_error: UserCodeError: the agent raised CancelledError",
+            )
+            for agent in (awaits_a_task_that_it_cancelled, is_cancelled_in_its_thread)
         ),
         (never_stops, {"max_turns": 2}, RolloutResult("turns_limit"), "PermissionDeniedError"),
         (
@@ -153,7 +196,6 @@ def test_agents_that_run_in_other_processes_stay_on_the_samplers_loop() -> None:
     with AgentThread.open() as agents:
         assert agents.wrapped(program) is program
         assert agents.wrapped(answers) is not answers
-        assert agents.wrapped(ends_the_program_in_its_thread) is ends_the_program_in_its_thread
 
 
 async def test_an_agent_that_is_cancelled_ends_before_its_caller_goes_on() -> None:
