@@ -23,6 +23,7 @@ from agentrl.evaluation.eval_scores import (
     rows_by_tag,
     score_row,
 )
+from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.processes.signals import stopped_within
 from agentrl.schema import MCPTask, Record, Task
 from agentrl.store import TrajectoryStore
@@ -52,7 +53,7 @@ async def evaluate(
         stop: set when the process must end.
 
     Raises:
-        StoreError: the scores did not arrive in time; the message names what is missing.
+        StoreError: the scores did not arrive in time, or there are none; the message says why.
     """
     started = time.monotonic()
     tag = await _free_tag(store, version, reuse=reuse)
@@ -62,9 +63,15 @@ async def evaluate(
             raise StoreError(await _missing_scores_text(store, tag, num_done, len(tasks)))
         if await stopped_within(stop, _POLL_SECONDS):
             return None
-    metrics = _metrics(await _task_rollouts(store, tag), version, time.monotonic() - started)
+    rollouts = await _task_rollouts(store, tag)
+    metrics = _metrics(rollouts, version, time.monotonic() - started)
     if metrics is None:
-        raise StoreError(f"evaluation {tag}: none of {len(tasks)} questions got a score")
+        first = rollouts[0].records[0]
+        command = typed_command("inspect", "failures", "--run_name", store.database_name)
+        raise StoreError(
+            f"evaluation {tag}: none of {len(tasks)} questions got a score; "
+            f"{first.id}: {first.error}; see {command}"
+        )
     return metrics
 
 
