@@ -118,7 +118,7 @@ def _query(entry: Mapping[str, Any]) -> str:
         value = _first_user_content(entry)
     if isinstance(value, list):
         parts = [part for part in value if isinstance(part, dict) and part.get("type") == "text"]
-        value = "".join(_text(part.get("text"), "text part") for part in parts)
+        value = "".join(_text(part.get("text"), "text part") for part in parts) if parts else value
     text = "" if value is None else _text(value, "query")
     if not text.strip():
         found = ", ".join(map(str, list(entry)[:_MAX_LISTED_KEYS])) or "nothing"

@@ -186,6 +186,7 @@ def test_what_cannot_be_stored_is_a_bad_line(tmp_path: Path) -> None:
             "4,000,009 characters of text; the limit is 3,000,000",
         ),
         ('{"q": "  "}', r"no question in .*\(found: q\)"),
+        ('{"q": ["a", "b"]}', r"query must be text, found list"),
     ):
         (tmp_path / "d.jsonl").write_text(line + "\n")
         with pytest.raises(DatasetError, match=f"line 1: .*{problem}"):
