@@ -131,9 +131,10 @@ def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
             "messages": list(messages_of(trajectory)),
             "tools": list(trajectory.agent.tool_definitions or ()),
         }
-    if not isinstance(entry, dict) or not isinstance(entry.get("messages"), list):
+    given = _parsed(entry, "messages") if isinstance(entry, dict) else None
+    if not isinstance(given, list):
         raise BadEntry('expected an object with a list "messages"')
-    messages = [_with_files(_without_nulls(message), folder) for message in entry["messages"]]
+    messages = [_with_files(_without_nulls(message), folder) for message in given]
     for message in messages:
         if not isinstance(message.get("role"), str):
             raise BadEntry('a message must be an object with a "role"')
@@ -146,7 +147,7 @@ def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
     return Demonstration(
         id=str(entry.get("id") or where.replace(" ", "")),
         messages=tuple(messages),
-        tools=_tools(entry.get("tools")),
+        tools=_tools(_parsed(entry, "tools")),
     )
 
 
@@ -174,12 +175,16 @@ def _with_file(part: Any, folder: Path) -> Any:
     return image_part(address)
 
 
+def _parsed(entry: dict[str, Any], key: str) -> Any:
+    """Return a nested value; table formats store it as JSON text."""
+    value = entry.get(key)
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        raise BadEntry(f'"{key}" is not valid JSON') from None
+
+
 def _tools(given: Any) -> tuple[dict[str, Any], ...]:
-    if isinstance(given, str):  # table formats store nested values as JSON text
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            raise BadEntry('"tools" is not valid JSON') from None
     if given is None:
         return ()
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):

@@ -1,5 +1,6 @@
 """Given conversations in the tokens of well-known families, what is learnt in [brackets]."""
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -193,6 +194,8 @@ def test_messages_of_weight_zero_are_context(tmp_path: Path) -> None:
             {"messages": [HELLO[1], {**HELLO[2], "weight": 2}]},
             '"weight" of a message must be 0 or 1',
         ),
+        ({"messages": "hi"}, '"messages" is not valid JSON'),
+        ({"messages": '"hi"'}, 'a list "messages"'),
         ({"messages": HELLO, "tools": "{"}, '"tools" is not valid JSON'),
         ({"messages": HELLO, "tools": "[" * 100_000}, '"tools" is not valid JSON'),
         ({"messages": HELLO, "tools": {}}, '"tools" must be a list'),
@@ -206,3 +209,13 @@ def test_a_bad_entry_is_named_by_its_line(
     path.write_text(f"{good}\n{json.dumps(entry)}\n")
     with pytest.raises(DatasetError, match=rf"talks.jsonl: line 2: .*{problem}"):
         list(read_demonstrations(path))
+
+
+def test_cells_of_a_table_hold_messages_and_tools_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "talks.csv"
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["messages", "tools"])
+        rows.writerow([json.dumps(HELLO), json.dumps([{"type": "function"}])])
+    (demonstration,) = read_demonstrations(path)
+    assert demonstration == Demonstration("line2", HELLO, ({"type": "function"},))
