@@ -196,8 +196,13 @@ class UntrustedTextEncoder:
                 SentencePiece family put a space before the start of a text).
 
         Raises:
-            RenderError: untrusted text would become a control token despite escaping.
+            RenderError: untrusted text would become a control token despite escaping, or the text
+                is not valid Unicode.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RenderError("a text contains a lone surrogate") from None
         pieces = re.split(f"([{''.join(literals)}])", text) if literals else [text]
         ids: list[int] = []
         num_control = 0

@@ -433,6 +433,7 @@ def test_encode_makes_no_control_token(renderer: Renderer) -> None:
         ({"role": "wizard", "content": "x"}, "unknown message role 'wizard'"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "reads text only"),
         ({"role": "user"}, "refuses the conversation"),
+        ({"role": "user", "content": "half a pair: \ud83d"}, "a lone surrogate"),
     ],
 )
 def test_conversations_that_cannot_be_rendered_are_refused(
