@@ -126,6 +126,10 @@ class Curriculum:
             self.max_steps, -(-self.num_examples * self.num_epochs // self.examples_per_step)
         )
 
+    def num_epochs_after(self, step: int) -> float:
+        """Return how often an example was learned on average after a step."""
+        return min(step * self.examples_per_step / self.num_examples, self.num_epochs)
+
     def members(self, step: int) -> list[int]:
         """Return the examples of a step (from 1); the last step may have fewer."""
         first = (step - 1) * self.examples_per_step

@@ -264,7 +264,7 @@ class _SftLoop:
             "loss": [step.loss for step in history.steps],
             "eval_loss": {str(step): loss for step, loss in sorted(history.eval_losses.items())},
             "conversations": len(self._examples),
-            "epochs": history.last_step * self._curriculum.examples_per_step / len(self._examples),
+            "epochs": self._curriculum.num_epochs_after(history.last_step),
             "tokens": {
                 "trained": sum(step.num_trained_tokens for step in history.steps),
                 "forward": sum(step.num_forward_tokens for step in history.steps),

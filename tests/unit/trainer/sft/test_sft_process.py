@@ -199,6 +199,7 @@ def test_every_example_comes_once_an_epoch_and_the_order_is_drawn() -> None:
     assert order[:5] != order[5:]
     odd = Curriculum(num_examples=5, examples_per_step=2, num_epochs=1, max_steps=99, seed=None)
     assert [odd.members(step) for step in (1, 2, 3)] == [[0, 1], [2, 3], [4]]
+    assert [odd.num_epochs_after(step) for step in (1, 3)] == [0.4, 1]
     assert Curriculum(5, 2, 1, 2, None).num_steps == 2
 
 
