@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PretrainedConfig
+
 from agentrl.config.sections import DataSection, RootConfig
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
+from agentrl.models.load import read_config
 from agentrl.models.vision.image_reader import ImageReader
 from agentrl.renderers.renderer import Renderer
 from agentrl.store import TrajectoryStore
@@ -101,6 +104,12 @@ async def lead_sft(
             held_out = await asyncio.to_thread(
                 file_examples, config.data.eval_file, renderer, reader
             )
+        model_config = read_config(
+            weights.model_path, trust_remote_code=config.model.trust_remote_code
+        )
+        decoder = model_config.get_text_config()
+        _check_fit(examples, decoder, config.data.train_file or config.data.records_of)
+        _check_fit(held_out, decoder, config.data.eval_file)
         curriculum = _curriculum(config, len(examples), ranks.shape.dp_size)
         settings = LearnerSettings(
             weights=weights,
@@ -284,6 +293,29 @@ async def _examples(
     assert records_uri is not None, "the command finds the database of --records_of"
     async with TrajectoryStore.connect(records_uri, data.records_of) as store:
         return await record_examples(store, data.min_score, reader)
+
+
+def _check_fit(
+    examples: Sequence[Example], decoder: PretrainedConfig, source: Path | str | None
+) -> None:
+    """Refuse conversations with positions or tokens that the model has no embeddings for."""
+    num_positions = getattr(decoder, "max_position_embeddings", None)
+    # As for --context_length: rotary positions with a factor may go beyond the number.
+    if "factor" in str(getattr(decoder, "rope_parameters", None)):
+        num_positions = None
+    for example in examples:
+        for turn in example.turns:
+            if num_positions and len(turn.full_ids) > num_positions:
+                raise ConfigError(
+                    f"{source}: {example.id}: {len(turn.full_ids)} tokens, and the model has "
+                    f"{num_positions} positions (max_position_embeddings in its config.json); "
+                    "shorten or remove it"
+                )
+            if turn.full_ids.max() >= decoder.vocab_size:
+                raise ConfigError(
+                    f"{source}: {example.id}: a token has id {turn.full_ids.max()}, and the model's "
+                    f"vocab_size is {decoder.vocab_size}; use the tokenizer of the model"
+                )
 
 
 def _own_checkpoint(output_path: Path) -> Checkpoint | None:

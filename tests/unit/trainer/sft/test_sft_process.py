@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -163,16 +164,24 @@ async def test_records_of_a_run_are_learnt_by_their_score(
 
 
 async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(
-    make_sft: MakeConfig, tmp_path: Path
+    make_sft: MakeConfig, tmp_path: Path, model_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="either --train_file FILE or --records_of"):
         await tune(make_sft(train_file=None))
     bad = tmp_path / "bad.jsonl"
-    bad.write_text(
-        json.dumps({"messages": [{"role": "oracle", "content": "x"}, talk(1)["messages"][2]]})
-    )
+    reply = talk(1)["messages"][2]
+    bad.write_text(json.dumps({"messages": [{"role": "oracle", "content": "x"}, reply]}))
     with pytest.raises(ConfigError, match=r"bad.jsonl: line1: unknown message role 'oracle'"):
         await tune(make_sft(train_file=bad))
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"messages": [{"role": "user", "content": "ab" * 300}, reply]}))
+    with pytest.raises(ConfigError, match=r"long.jsonl: line1: \d+ tokens, .* has 256 positions"):
+        await tune(make_sft(eval_file=long))
+    model = Path(shutil.copytree(model_path, tmp_path / "smaller"))
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**values, "vocab_size": 40}))
+    with pytest.raises(ConfigError, match=r"line1: a token has id \d+, .* vocab_size is 40;"):
+        await tune(make_sft(model_name_or_path=model))
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
     with pytest.raises(ConfigError, match="the file has no conversations"):
