@@ -156,6 +156,17 @@ SGLANG = ("--inference_backend", "sglang")
         (["--run_name", "../x"], "--run_name: up to 63 letters"),
         (["--run_name", "admin"], "--run_name: is reserved by MongoDB"),
         (["--delete_existing"], "--delete_existing requires --fresh"),
+        (
+            [
+                "--fresh",
+                "--delete_existing",
+                "--model_name_or_path",
+                "output/warm/m",
+                "--run_name",
+                "warm",
+            ],
+            "--delete_existing would delete --model_name_or_path; use another --run_name",
+        ),
         (["--agent_gateway_host", "0.0.0.0"], "give a specific address"),
         (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes requires"),
         (["--agent", "a:b", "--agent_routes", '{"m": {"url": "x"}}'], "m: unknown key 'url'"),

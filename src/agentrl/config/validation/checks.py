@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentrl.config.environment_facts import ENVIRONMENTS
@@ -186,6 +187,9 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _environment_contradictions(config)
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing requires --fresh"
+    model, output = Path(config.model.model_name_or_path), config.run.output_path
+    if config.run.delete_existing and model.resolve().is_relative_to(output.resolve()):
+        yield "--delete_existing would delete --model_name_or_path; use another --run_name"
     parse_optim_args(trainer.optim_args)
     uri = config.store.db_connection_string
     if uri is not None and not uri.get_secret_value().startswith(_MONGO_SCHEMES):

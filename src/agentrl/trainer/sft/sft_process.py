@@ -6,6 +6,7 @@ resuming, metrics and export are shared. Servers and samplers are not used.
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from agentrl.config.sections import DataSection, RootConfig
+from agentrl.config.sections import DataSection, RootConfig, RunSection
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
@@ -94,7 +95,7 @@ async def lead_sft(
     """
     with ending_ranks_on_error(ranks):
         check_trainer_flags(config.trainer)
-        checkpoint = _own_checkpoint(config.run.output_path)
+        checkpoint = _own_checkpoint(config.run)
         weights = start_weights(config.model, checkpoint, ranks.shape)
         renderer = Renderer.of_policy(config.model, weights.model_path)
         reader = image_reader(weights.model_path, config.model)
@@ -121,6 +122,8 @@ async def lead_sft(
         )
         settings = await asyncio.to_thread(with_exact_merge, settings, ranks.shape)
         state_path = state_to_resume(checkpoint, curriculum.num_steps)
+        if config.run.delete_existing:
+            shutil.rmtree(config.run.output_path, ignore_errors=True)
     async with training_session(
         config, ranks, settings, checkpoint, state_path=state_path, stop=stop, kind="sft"
     ) as session:
@@ -318,14 +321,22 @@ def _check_fit(
                 )
 
 
-def _own_checkpoint(output_path: Path) -> Checkpoint | None:
-    checkpoint = latest_checkpoint(output_path)
+def _own_checkpoint(run: RunSection) -> Checkpoint | None:
+    """Return the checkpoint to resume; none with `--fresh`, which needs an empty directory."""
+    checkpoint = latest_checkpoint(run.output_path)
     if checkpoint is not None and checkpoint.history.kind != "sft":
         raise ConfigError(
             f"{checkpoint.path} belongs to a reinforcement-learning run; use another --run_name, and "
             f"--model_name_or_path {checkpoint.model_path} to start from its weights"
         )
-    return checkpoint
+    if not run.fresh:
+        return checkpoint
+    if run.output_path.exists() and any(run.output_path.iterdir()) and not run.delete_existing:
+        raise ConfigError(
+            f"--fresh: there are files in {run.output_path}; choose another --run_name, or add "
+            "--delete_existing to delete them"
+        )
+    return None
 
 
 def _curriculum(config: RootConfig, num_examples: int, dp_size: int) -> Curriculum:

@@ -148,6 +148,15 @@ async def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
     assert (again.status, again.step) == ("completed", 6)
 
 
+async def test_a_fresh_run_starts_over_or_refuses(make_sft: MakeConfig) -> None:
+    first = await tune(make_sft(fresh=True, max_steps=2))
+    with pytest.raises(ConfigError, match=r"--fresh: there are files in .*; choose another"):
+        await tune(make_sft(fresh=True, max_steps=1))
+    again = await tune(make_sft(fresh=True, delete_existing=True, max_steps=1))
+    assert (first.step, again.step) == (2, 1)
+    assert [path.name for path in (again.model_path.parent / "checkpoints").iterdir()] == ["000001"]
+
+
 async def test_records_of_a_run_are_learnt_by_their_score(
     make_sft: MakeConfig, store: TrajectoryStore, mongo_uri: str, model_path: Path
 ) -> None:
