@@ -112,6 +112,12 @@ async def lead_sft(
         _check_fit(examples, decoder, config.data.train_file or config.data.records_of)
         _check_fit(held_out, decoder, config.data.eval_file)
         curriculum = _curriculum(config, len(examples), ranks.shape.dp_size)
+        if checkpoint is not None and checkpoint.step > curriculum.num_steps:
+            raise ConfigError(
+                f"run {config.run.run_name!r} is already at step {checkpoint.step}, and these data "
+                f"and flags have {curriculum.num_steps}; raise --num_train_epochs or --max_steps to "
+                "continue, or use another --run_name"
+            )
         settings = LearnerSettings(
             weights=weights,
             model=config.model,

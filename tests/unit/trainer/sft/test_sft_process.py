@@ -146,6 +146,8 @@ async def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
     assert losses[0] == losses[1]
     again = await tune(make_sft())
     assert (again.status, again.step) == ("completed", 6)
+    with pytest.raises(ConfigError, match="is already at step 6, and these data and flags have 5;"):
+        await tune(make_sft(max_steps=5))
 
 
 async def test_a_fresh_run_starts_over_or_refuses(make_sft: MakeConfig) -> None:
