@@ -90,8 +90,8 @@ def _hint(path: Path) -> str:
     """Return the end of a message: what a directory contains instead of a checkpoint."""
     if (path / "adapter_config.json").is_file():
         return (
-            "; it holds an adapter (LoRA): name its base model, or merge the two first (PEFT's "
-            "merge_and_unload)"
+            "; it holds an adapter (LoRA): name its base model, or merge the two first (`agentrl "
+            "export` or PEFT's merge_and_unload)"
         )
     if any(path.glob("*.gguf")):
         return "; GGUF files cannot be trained: use the model's original in safetensors"
