@@ -171,10 +171,12 @@ def sft(context: click.Context, config: RootConfig) -> int:
 
 
 def _check_conversations(config: RootConfig) -> None:
-    """Check model and data before importing the trainer, which takes longer than the check."""
+    """Check output, model and data before importing the trainer, which takes longer than the check."""
     from agentrl.datasets.demonstrations.demonstration import read_demonstrations
+    from agentrl.launcher.checks.preflight import check_folders
     from agentrl.models.checkpoints.resolve import resolve_model
 
+    check_folders({"output_dir": config.run.output_path})
     resolve_model(config.model.model_name_or_path, with_weights=False)
     for path in (config.data.train_file, config.data.eval_file):
         if path is not None:

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -107,7 +107,7 @@ async def findings(
 
     checks: dict[str, Check] = {
         "packages": partial(_check_packages, config, trains=trains),
-        "folders": partial(_check_folders, config),
+        "folders": partial(check_folders, written_directories(config)),
         "ports": partial(_check_ports, config, trains=trains),
         "model": model,
         "trackers": trackers,
@@ -163,9 +163,16 @@ def _check_packages(config: RootConfig, *, trains: bool) -> None:
         check_proxy()
 
 
-def _check_folders(config: RootConfig) -> None:
-    """Reject locations that are not writable; missing folders are created later."""
-    for flag, path in written_directories(config).items():
+def check_folders(directories: Mapping[str, Path]) -> None:
+    """Reject locations that are not writable; missing folders are created later.
+
+    Args:
+        directories: locations by the flag that names them.
+
+    Raises:
+        ConfigError: a location is a file, not writable, or on a full disk.
+    """
+    for flag, path in directories.items():
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         if not existing.is_dir():
             raise ConfigError(f"--{flag} {path}: {existing} is a file; choose another folder")

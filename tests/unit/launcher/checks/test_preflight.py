@@ -111,7 +111,7 @@ async def test_an_interruption_during_a_check_ends_the_checks(
     def interrupt(*_: object, **__: object) -> None:
         checking.cancel()
 
-    monkeypatch.setattr(preflight, "_check_folders", interrupt)
+    monkeypatch.setattr(preflight, "check_folders", interrupt)
     with pytest.raises(asyncio.CancelledError):
         await checking
     assert subjects == ["packages", "folders"]

@@ -223,6 +223,14 @@ def test_every_example_comes_once_an_epoch_and_the_order_is_drawn() -> None:
     assert Curriculum(5, 2, 1, 2, None).num_steps == 2
 
 
+def test_the_command_refuses_a_file_as_output_directory(
+    talks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--train_file", str(talks), "--output_dir", str(talks), "--run_name", "typed"]
+    assert main(["sft", *words]) == 2
+    assert "talks.jsonl is a file; choose another folder" in capsys.readouterr().err
+
+
 def test_the_command_says_where_the_model_is(
     talks: Path, model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
