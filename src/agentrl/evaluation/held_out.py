@@ -66,11 +66,11 @@ async def evaluate(
     rollouts = await _task_rollouts(store, tag)
     metrics = _metrics(rollouts, version, time.monotonic() - started)
     if metrics is None:
-        first = rollouts[0].records[0]
+        records = (record for rollout in rollouts for record in rollout.records)
+        reason = next((f"{record.id}: {record.error}; " for record in records if record.error), "")
         command = typed_command("inspect", "failures", "--run_name", store.database_name)
         raise StoreError(
-            f"evaluation {tag}: none of {len(tasks)} questions got a score; "
-            f"{first.id}: {first.error}; see {command}"
+            f"evaluation {tag}: none of {len(tasks)} questions got a score; {reason}see {command}"
         )
     return metrics
 
