@@ -1,6 +1,7 @@
 """Convert one decoded entry of a question file into a `Question`.
 
-Entries use the field names of `MCPDataset` or their synonyms. Values that the store cannot hold
+Entries use the field names of `MCPDataset`, their synonyms, or the names of TRL's and verl's datasets
+(`with_own_names`). Values that the store cannot hold
 (`NaN` where pandas had no value, dates, decimals) are converted.
 
 Images are given as `images` or `image` (one or a list), or as `image_url` parts in the first user
@@ -36,6 +37,7 @@ _QUERY_KEYS = (
 )
 _ANSWER_KEYS = (
     *("answer", "a", "Final answer", "Final Answer", "Final sample answer", "expected_answer"),
+    *("ground_truth", "solution"),
 )
 _AUG_ANSWER_KEYS = ("aug_answers", "aug_answer")
 _ID_KEYS = ("id", "task_id", "tid")
@@ -43,6 +45,7 @@ _TAG_KEYS = ("tags", "tag", "category")
 _READ_KEYS = (
     *(*_QUERY_KEYS, *_ANSWER_KEYS, *_AUG_ANSWER_KEYS, *_ID_KEYS, *_TAG_KEYS),
     *("scorer", "answer_schema", "system_prompt", "images", "image", "messages", "raw"),
+    *("prompt", "reward_model"),
 )
 _MAX_LISTED_KEYS = 8
 _MAX_TEXT_CHARS = 3_000_000
@@ -84,6 +87,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
         raise entry
     if not isinstance(entry, dict):
         raise BadEntry("expected a JSON object")
+    entry = with_own_names(entry)
     identity = _first(entry, _ID_KEYS)
     question = Question(
         id=where.replace(" ", "") if identity is _MISSING else _text(identity, "id"),
@@ -92,12 +96,36 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
         aug_answers=_aug_answers(entry),
         scorer=_text(entry.get("scorer") or defaults.default_scorer or DEFAULT_SCORER, "scorer"),
         answer_schema=_answer_schema(entry, defaults),
-        system_prompt=_text(entry.get("system_prompt") or defaults.system_prompt or "", "prompt"),
+        system_prompt=_system_prompt(entry, defaults),
         tags=_tags(entry),
         images=_images(entry, folder),
     )
     _check_size(question)
     return question
+
+
+def with_own_names(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry in which the names of TRL's and verl's datasets are those of question files.
+
+    `prompt` becomes `query` or, if it is a conversation, `messages`; `reward_model.ground_truth`
+    becomes `answer`, and `extra_info.task_id` becomes `id`. Names of question files take precedence.
+    """
+    prompt = entry.get("prompt")
+    given = {
+        "query" if isinstance(prompt, str) else "messages": prompt,
+        "answer": _nested(entry, "reward_model", "ground_truth"),
+        "id": _nested(entry, "extra_info", "task_id"),
+    }
+    renamed = {key: entry[key] for key in entry if key not in ("prompt", "reward_model")}
+    for name, value in given.items():
+        if value is not None and renamed.get(name) is None:
+            renamed[name] = value
+    return renamed
+
+
+def _nested(entry: Mapping[str, Any], name: str, key: str) -> Any:
+    inner = entry.get(name)
+    return inner.get(key) if isinstance(inner, Mapping) else None
 
 
 @lru_cache
@@ -115,15 +143,22 @@ def unread_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
 def _query(entry: Mapping[str, Any]) -> str:
     value = _first(entry, _QUERY_KEYS)
     if value is _MISSING:
-        value = _first_user_content(entry)
+        value = _first_content(entry, "user")
     if isinstance(value, list):
         parts = [part for part in value if isinstance(part, dict) and part.get("type") == "text"]
         value = "".join(_text(part.get("text"), "text part") for part in parts) if parts else value
     text = "" if value is None else _text(value, "query")
     if not text.strip():
         found = ", ".join(map(str, list(entry)[:_MAX_LISTED_KEYS])) or "nothing"
-        raise BadEntry(f"no question in {', '.join(_QUERY_KEYS[:4])} or messages (found: {found})")
+        raise BadEntry(
+            f"no question in {', '.join(_QUERY_KEYS[:4])}, prompt or messages (found: {found})"
+        )
     return text
+
+
+def _system_prompt(entry: Mapping[str, Any], defaults: DataSection) -> str:
+    given = entry.get("system_prompt") or _first_content(entry, "system")
+    return _text(given or defaults.system_prompt or "", "system_prompt")
 
 
 def _answer(entry: Mapping[str, Any]) -> Any:
@@ -203,13 +238,13 @@ def _check_size(question: Question) -> None:
         raise BadEntry(f"{num_chars:,} characters of text; the limit is {_MAX_TEXT_CHARS:,}")
 
 
-def _first_user_content(entry: Mapping[str, Any]) -> Any:
-    """Return the content of the first user message in `messages` or `raw.messages`, or None."""
+def _first_content(entry: Mapping[str, Any], role: str) -> Any:
+    """Return the content of a role's first message in `messages` or `raw.messages`, or None."""
     raw = entry.get("raw")
     nested = raw.get("messages") if isinstance(raw, dict) else None
     for messages in (entry.get("messages"), nested):
         for message in messages if isinstance(messages, list) else ():
-            if isinstance(message, dict) and message.get("role") == "user":
+            if isinstance(message, dict) and message.get("role") == role:
                 return message.get("content")
     return None
 
@@ -219,7 +254,7 @@ def _images(entry: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
     given = entry.get("images") or entry.get("image") or ()
     if isinstance(given, str | dict):
         given = (given,)
-    content = _first_user_content(entry)
+    content = _first_content(entry, "user")
     if not given and isinstance(content, list):
         given = image_addresses([{"content": content}])
     found = tuple(image_address(image, folder) for image in given)

@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.config.atomic_file import atomic_file
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry, read_entries
+from agentrl.datasets.question import with_own_names
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import DatasetError
 from agentrl.integrations.agent_worker.references import described
@@ -30,7 +31,7 @@ def write_questions(dataset: Any, path: Path, argument: str) -> None:
     Raises:
         DatasetError: it is missing, malformed or empty; the message names the argument.
     """
-    write_rows(dataset, path, argument, _question_of)
+    write_rows(dataset, path, argument, with_own_names)
     try:
         QuestionFile(path, DataSection()).close()
     except DatasetError as error:
@@ -133,27 +134,6 @@ def _rows_of(dataset: Any, argument: str) -> Iterator[tuple[str, Row]]:
         yield where, row
 
 
-def _question_of(row: Row) -> dict[str, Any]:
-    """Return a row in the format of AgentRL's question files.
-
-    Rows in AWorld's format have `prompt` (messages) and `reward_model.ground_truth`; `data_source`
-    and `extra_info` are kept next to the question. Other rows are unchanged.
-    """
-    question = {key: value for key, value in row.items() if key not in ("prompt", "reward_model")}
-    prompt = row.get("prompt")
-    if prompt is not None:
-        question["query"] = _content(prompt, "user")
-        if system := _content(prompt, "system"):
-            question.setdefault("system_prompt", system)
-    truth = row.get("reward_model")
-    if isinstance(truth, Mapping) and "ground_truth" in truth:
-        question["answer"] = truth["ground_truth"]
-    extra = row.get("extra_info")
-    if isinstance(extra, Mapping) and extra.get("task_id") is not None:
-        question.setdefault("id", str(extra["task_id"]))
-    return question
-
-
 def reward_inputs(question: Row) -> dict[str, Any]:
     """Return the arguments of a reward function in AWorld's format, except the answer."""
     question_keys = (
@@ -164,6 +144,7 @@ def reward_inputs(question: Row) -> dict[str, Any]:
         "answer_schema",
         "system_prompt",
         "aug_answers",
+        "messages",
     )
     extra = question.get("extra_info")
     return {
@@ -186,7 +167,7 @@ def verl_row(question: Row, number: int, split: str, agent_name: str) -> dict[st
     """
     inputs = reward_inputs(question)
     query = question.get("query", question.get("question"))
-    messages = [{"role": "user", "content": str(query)}]
+    messages = list(question.get("messages") or [{"role": "user", "content": str(query)}])
     if question.get("system_prompt"):
         messages.insert(0, {"role": "system", "content": str(question["system_prompt"])})
     return {
@@ -207,15 +188,3 @@ def _entries_of_file(path: Path, argument: str) -> Iterator[tuple[str, Any]]:
         yield from read_entries(path)
     except DatasetError as error:
         raise DatasetError(f"{argument}: {error}") from None
-
-
-def _content(messages: Any, role: str) -> str:
-    """Return the text of the first message with a role; a prompt may also be plain text."""
-    if isinstance(messages, str):
-        return messages if role == "user" else ""
-    if not isinstance(messages, Iterable):
-        raise TypeError("`prompt` must be text or a list of messages")
-    for message in messages:
-        if isinstance(message, Mapping) and message.get("role") == role:
-            return str(message.get("content") or "")
-    return ""

@@ -64,6 +64,33 @@ def test_synonyms_of_the_question_are_accepted(tmp_path: Path, entry: dict[str, 
     assert question.query == "Q"
 
 
+def test_rows_of_trl_and_verl_are_read(tmp_path: Path) -> None:
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q"}]
+    verl_row = {
+        "data_source": "gsm8k",
+        "prompt": talk,
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+        "extra_info": {"task_id": "t1", "split": "train"},
+    }
+    path = write_lines(
+        tmp_path / "d.jsonl",
+        verl_row,
+        {"prompt": "Q", "solution": "4", "id": "t2"},
+        {"prompt": talk, "ground_truth": "4", "system_prompt": "Think.", "id": "t3"},
+    )
+    questions = list(load_questions(path, DEFAULTS))
+    assert [(one.id, one.query, one.answer) for one in questions] == [
+        ("t1", "Q", "4"),
+        ("t2", "Q", "4"),
+        ("t3", "Q", "4"),
+    ]
+    assert [one.system_prompt for one in questions] == [
+        "Be brief.",
+        DEFAULTS.system_prompt or "",
+        "Think.",
+    ]
+
+
 @pytest.mark.parametrize(
     "fields",
     [

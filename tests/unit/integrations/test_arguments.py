@@ -98,7 +98,7 @@ def test_a_data_set_may_have_any_form(make: Any, tmp_path: Path) -> None:
             Dataset.from_list(ROWS).to_pandas(),
             r"type DataFrame is not a list of rows; .* to_dict\('records'\)",
         ),
-        ([{"prompt": 5}], "row 1: not plain data .`prompt` must be text or a list of messages"),
+        ([{"prompt": 5}], "test_dataset: line 1: no question"),
         ([{"query": "q"}, "text"], "test_dataset: row 2: expected an object"),
         ([{"answer": 1}], "test_dataset: line 1: no question"),
         ([{"query": "q", "answer": {1, 2}}], "test_dataset: row 1: not plain data"),
@@ -115,7 +115,7 @@ def test_rows_of_aworlds_form_become_questions_and_keep_what_a_reward_needs(tmp_
     path = tmp_path / "questions.jsonl"
     write_questions([AWORLD_ROW], path, "train_dataset")
     (row,) = read_questions(path)
-    assert (row["id"], row["query"], row["system_prompt"]) == ("t1", "How many?", "Be brief.")
+    assert (row["id"], row["messages"]) == ("t1", AWORLD_ROW["prompt"])
     assert row["answer"] == "17"
     rewrite_questions(path, scored_by("mine", "aworld"))
     (row,) = read_questions(path)
@@ -130,6 +130,8 @@ def test_rows_of_aworlds_form_become_questions_and_keep_what_a_reward_needs(tmp_
 def test_a_row_for_verl_holds_what_verl_reads() -> None:
     row = verl_row({"query": "How many?", "answer": 0, "level": 1}, 4, "train", "shop_loop")
     assert row["prompt"] == [{"role": "user", "content": "How many?"}]
+    messages = AWORLD_ROW["prompt"]
+    assert verl_row({"messages": messages}, 0, "test", "shop_loop")["prompt"] == messages
     assert row["reward_model"] == {"style": "rule", "ground_truth": "0"}
     assert row["extra_info"] == {"level": 1, "index": 4, "split": "train"}
     assert row["agent_name"] == "shop_loop"
