@@ -4,7 +4,6 @@ Input: a checked configuration. Output: the model's renderer. Only files of the 
 torch is not imported, so mistakes are reported within a second.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from agentrl.models.checkpoints.architectures import (
     check_can_be_computed,
     check_parallel_support,
     decoder_config,
+    num_positions,
     raw_config,
 )
 from agentrl.models.checkpoints.resolve import (
@@ -52,8 +52,8 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
             resolve_model(reference, with_weights=with_weights, flag="reference_model")
     parser = config.inference.tool_call_parser
     renderer = Renderer.of_policy(config.model, path, tool_call_parser=parser)
-    decoder = vars(decoder_config(model_config))
-    if isinstance(num_rows := decoder.get("vocab_size"), int):
+    decoder = decoder_config(model_config)
+    if isinstance(num_rows := getattr(decoder, "vocab_size", None), int):
         renderer.check_fits(num_rows)
     _check_context_length(config.inference.context_length, decoder)
     if config.tools.tool_server_command is not None:
@@ -61,16 +61,10 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
     return renderer
 
 
-def _check_context_length(requested: int | None, decoder: Mapping[str, Any]) -> None:
+def _check_context_length(requested: int | None, decoder: Any) -> None:
     """Reject a context that is longer than the model's, unless its positions are scaled."""
-    length = decoder.get("max_position_embeddings")
-    positions = decoder.get("rope_scaling") or decoder.get("rope_parameters") or {}
-    if (
-        requested
-        and isinstance(length, int)
-        and requested > length
-        and "factor" not in str(positions)
-    ):
+    length = num_positions(decoder)
+    if requested and length and requested > length:
         raise ConfigError(
             f"--context_length {requested}: the model has {length} positions (max_position_embeddings "
             f"in its config.json); lower it to {length} or less"

@@ -157,6 +157,14 @@ def decoder_config(config: Any) -> Any:
     return SimpleNamespace(**{"model_type": None, **text}) if isinstance(text, dict) else text
 
 
+def num_positions(decoder: Any) -> int | None:
+    """Return how many positions a decoder has; None if its configuration scales or omits them."""
+    length = getattr(decoder, "max_position_embeddings", None)
+    rotary = getattr(decoder, "rope_scaling", None) or getattr(decoder, "rope_parameters", None)
+    # In quotes, because `partial_rotary_factor` does not scale positions.
+    return length if isinstance(length, int) and "'factor'" not in str(rotary) else None
+
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _SCAN_HEADS = ("linear_num_value_heads", "linear_num_heads", "mamba_num_heads", "mamba_n_heads")
 _SCAN_GROUPS = ("linear_num_key_heads", "n_groups", "mamba_n_groups")

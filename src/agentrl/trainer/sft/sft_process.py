@@ -18,6 +18,7 @@ from agentrl.config.sections import DataSection, RootConfig, RunSection
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
+from agentrl.models.checkpoints.architectures import num_positions
 from agentrl.models.load import read_config
 from agentrl.models.vision.image_reader import ImageReader
 from agentrl.renderers.renderer import Renderer
@@ -308,16 +309,13 @@ def _check_fit(
     examples: Sequence[Example], decoder: PretrainedConfig, source: Path | str | None
 ) -> None:
     """Refuse conversations with positions or tokens that the model has no embeddings for."""
-    num_positions = getattr(decoder, "max_position_embeddings", None)
-    # As for --context_length: rotary positions with a factor may go beyond the number.
-    if "factor" in str(getattr(decoder, "rope_parameters", None)):
-        num_positions = None
+    longest = num_positions(decoder)
     for example in examples:
         for turn in example.turns:
-            if num_positions and len(turn.full_ids) > num_positions:
+            if longest and len(turn.full_ids) > longest:
                 raise ConfigError(
                     f"{source}: {example.id}: {len(turn.full_ids)} tokens, and the model has "
-                    f"{num_positions} positions (max_position_embeddings in its config.json); "
+                    f"{longest} positions (max_position_embeddings in its config.json); "
                     "shorten or remove it"
                 )
             if turn.full_ids.max() >= decoder.vocab_size:
