@@ -10,17 +10,22 @@ _PATHS = os.pathsep.join(str(REPOSITORY / name) for name in ("src", "tests", "be
 
 
 def run_ranks(script: str, num_ranks: int, *arguments: object, **environment: str) -> None:
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc_per_node", str(num_ranks), f"tests/support/{script}"),
-            *map(str, arguments),
-        ],
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc_per_node", str(num_ranks), f"tests/support/{script}"),
+        *map(str, arguments),
+    ]
+    with subprocess.Popen(
+        command,
         cwd=REPOSITORY,
         env=os.environ | {"PYTHONPATH": _PATHS} | environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
-        check=False,
-    )
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+    ) as launcher:
+        try:
+            output, _ = launcher.communicate(timeout=280)
+        except BaseException:
+            launcher.terminate()  # it ends its ranks, which a kill would leave behind
+            raise
+    assert launcher.returncode == 0, output[-4000:]
