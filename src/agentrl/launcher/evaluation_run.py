@@ -115,7 +115,8 @@ async def _evaluate(
     store = await cluster.open_store()
     config = cluster.config
     await store.ensure_schema()
-    await store.runs.create(Run(name=config.run.run_name, config=flat_values(config)))
+    await store.runs.create(Run(name=config.run.run_name))
+    await store.runs.set_config(flat_values(config))
     await store.runs.set_status("created")  # samplers claim no slots of a completed run
     await store.runs.set_phase("evaluating")
     if adapter is not None:

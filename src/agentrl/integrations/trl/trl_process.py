@@ -68,7 +68,8 @@ async def _train(running: LocalCluster, store: Any, checked: Any) -> int:
     config = running.config
     output = config.run.output_path
     await store.ensure_schema()
-    await store.runs.create(Run(name=config.run.run_name, config=flat_values(config)))
+    await store.runs.create(Run(name=config.run.run_name))
+    await store.runs.set_config(flat_values(config))
     await running.start_tool_server()
     running.write_config()
     await running.start_servers()

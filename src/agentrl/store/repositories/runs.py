@@ -123,6 +123,11 @@ class RunRepository(Repository):
         )
         return result.modified_count > 0
 
+    @operation("store the run's configuration")
+    async def set_config(self, config: dict[str, Any]) -> None:
+        """Replace the configuration of an earlier start."""
+        await self._change_run({"config": literal(config)})
+
     @operation("set the run's status")
     async def set_status(self, status: RunStatus) -> Run:
         """Set the run's status, and return the run."""

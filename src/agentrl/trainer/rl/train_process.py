@@ -156,6 +156,8 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             ),
             questions=questions,
         )
+        if consumer == DEFAULT_CONSUMER:
+            await store.runs.set_config(flat_values(config))
         result = await loop.run()
         logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
         return result

@@ -525,6 +525,15 @@ async def test_a_waiting_trainer_follows_live_changes_and_a_restart_keeps_them(
     assert (run.control.max_staleness, run.control.groups_per_step) == (3, 1)
 
 
+async def test_a_resumed_run_has_the_flags_of_its_last_start(
+    make_config: MakeConfig, store: TrajectoryStore, model_path: Path
+) -> None:
+    await fill(store, model_path, [MIXED] * 2)
+    for num_steps in (1, 2):
+        await train(make_config(max_steps=num_steps))
+        assert (await run_of(store)).config["max_steps"] == num_steps
+
+
 async def test_two_consumers_train_on_one_stream_and_leave_each_others_ledgers_alone(
     make_config: MakeConfig, store: TrajectoryStore, model_path: Path, tmp_path: Path
 ) -> None:
