@@ -155,8 +155,10 @@ async def read_missing_scores(database: RunDatabase) -> MissingScores:
     waiting = {"status": "finished", "error": {"$ne": None}}
     is_held = {"lease.owner": {"$nin": ["", None]}}
     since = {"$subtract": ["$$NOW", SLOW_SECONDS * 1000]}
-    is_old = {"$expr": {"$lt": ["$finished_at", since]}}
-    slow = {"status": "finished", "error": None, **is_held, **is_old}
+    is_old = {"$lt": ["$finished_at", since]}
+    # An expired lease is that of a process that died, perhaps in an earlier start of the run.
+    is_alive = {"$gt": ["$lease.expires_at", "$$NOW"]}
+    slow = {"status": "finished", "error": None, **is_held, "$expr": {"$and": [is_old, is_alive]}}
     records = database.records
     num_unscorable, num_failed, num_waiting, num_slow = await asyncio.gather(
         records.count_documents(UNSCORABLE),

@@ -139,6 +139,18 @@ async def test_a_scorer_that_hangs_is_told(
     assert await warnings.new() == []
 
 
+async def test_a_scorer_whose_process_died_is_not_called_slow(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
+    await store.tasks.add([make_task(0, num_generations=1)])
+    await play(store, await claim(store), score=None)
+    expired = {"lease.expires_at": {"$subtract": ["$$NOW", 1000]}}
+    await store.database["records"].update_one({}, [{"$set": expired}])
+    monkeypatch.setattr(learning_signal, "SLOW_SECONDS", 0.0)
+    assert await RunWarnings(store).new() == []
+
+
 async def test_what_a_sampler_notices_of_itself_is_said_once(store: TrajectoryStore) -> None:
     await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
     stands = "the agents' event loop has been blocked for 10 s at my_agent.py:4"
