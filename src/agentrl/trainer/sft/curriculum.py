@@ -91,15 +91,20 @@ async def record_examples(
         reader: reads images for the model; None for a text-only model.
 
     Raises:
-        ConfigError: no record has such a score.
+        ConfigError: no training record has such a score.
     """
     examples, images = [], RecordImages(store, reader)
+    record = None
     async for record in store.records.find(status="scored", split="train"):
         if record.score is not None and record.score.value >= min_score:
             stored = await store.turns.of_record(record.id)
             turns = turn_tokens(stored, await images.book(stored))
             if turns:
                 examples.append(Example(record.id, tuple(turns)))
+    if record is None:
+        raise ConfigError(
+            f"{store.redacted_uri} has no scored training record; name another run in --records_of"
+        )
     if not examples:
         raise ConfigError(
             f"{store.redacted_uri} has no training record with a score of at least {min_score:g}; "

@@ -172,6 +172,9 @@ async def test_records_of_a_run_are_learnt_by_their_score(
     assert summary["tokens"]["trained"] == 3 * 2 * 4
     with pytest.raises(ConfigError, match="no training record with a score of at least 2"):
         await tune(make_sft(**flags, min_score=2, output_dir="never"), records_uri=mongo_uri)
+    await store.database["records"].update_many({}, {"$set": {"split": "eval"}})
+    with pytest.raises(ConfigError, match="no scored training record; name another run"):
+        await tune(make_sft(**flags, output_dir="never"), records_uri=mongo_uri)
 
 
 async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(
