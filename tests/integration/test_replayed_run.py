@@ -98,6 +98,31 @@ def test_steps_are_equal_bit_for_bit_after_their_trainer_was_killed(
     assert_equal(found, steps[KILLED_AFTER - 1 :])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_step_before_a_resume_with_other_flags_is_equal(tmp_path: Path) -> None:
+    words = ["run", "--config", str(ROOT / "assets/demo/grpo.yaml"), "--run_name", RUN_NAME]
+    words += ["--save_steps", "2", "--mongo_port", "0", "--eval_strategy", "no"]
+    words += ["--save_total_limit", "9", "--logs_dir", str(tmp_path / "logs")]
+    agentrl(tmp_path, *words, "--max_steps", "4")
+    changed = ("--learning_rate", "1e-4", "--loss_calculator", "REINFORCE")
+    agentrl(tmp_path, *words, "--max_steps", "6", *changed)
+    for steps in (range(2, 5), range(5, 7)):
+        span = f"{steps[0]}-{steps[-1]}"
+        found = json.loads(agentrl(tmp_path, "replay", RUN_NAME, "--step", span, "--json"))
+        assert_equal(found, list(steps))
+    refused = subprocess.run(
+        [sys.executable, "-m", "agentrl", "replay", RUN_NAME, "--step", "4-5"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "resumed with other flags before step 5; replay the steps up to 4" in refused.stderr
+
+
 def assert_equal(found: dict[str, Any], steps: list[int]) -> None:
     """Compare what `agentrl replay --json` said with steps that came out bit for bit."""
     assert [(one["step"], one["equal"], one["largest_difference"]) for one in found["steps"]] == [

@@ -117,7 +117,7 @@ async def _evaluate(
     await store.ensure_schema()
     await store.runs.create(Run(name=config.run.run_name))
     await store.runs.set_config(flat_values(config))
-    await store.runs.set_status("created")  # samplers claim no slots of a completed run
+    await store.runs.reopen()
     await store.runs.set_phase("evaluating")
     if adapter is not None:
         name = AdapterNames(config.run.run_name).of(0)

@@ -85,6 +85,7 @@ async def run_training(config: RootConfig) -> int:
             say(console, done)
             print_locations(console, config, store)
             return 0
+        await store.runs.reopen()
         await store.runs.set_phase("starting")
         try:
             status = await until_interrupted(_train(console, cluster, store))

@@ -20,6 +20,7 @@ from agentrl.schema.record import (
 from agentrl.schema.run import (
     ENDED_RUNS,
     SCHEMA_VERSION,
+    ConfigChange,
     Control,
     ControlChange,
     InferenceService,
@@ -74,6 +75,7 @@ __all__ = [
     "TOKEN_USES",
     "AgentResult",
     "Attempt",
+    "ConfigChange",
     "Control",
     "ControlChange",
     "DBRecordData",

@@ -74,6 +74,14 @@ class ControlChange(Value):
     after: dict[str, Any] = Field(default_factory=dict)
 
 
+class ConfigChange(Value):
+    """Values of the configuration that a later start of the run replaced."""
+
+    step: int
+    """The last step before that start."""
+    before: dict[str, Any]
+
+
 class Run(Value):
     """State of the run; its `_id` is the run's name, which is also the database's."""
 
@@ -84,7 +92,9 @@ class Run(Value):
     phase_at: datetime | None = None
     """When this phase began."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """The resolved configuration without secrets."""
+    """The resolved configuration of the last start, without secrets."""
+    config_log: tuple[ConfigChange, ...] = ()
+    """The last changes of `config`, oldest first."""
     control: Control = Field(default_factory=Control)
     control_log: tuple[ControlChange, ...] = ()
     """The last changes of `control`, oldest first."""
@@ -104,6 +114,15 @@ class Run(Value):
     the trainer's lease has expired."""
     created_at: datetime = Field(default_factory=utc_now)
     updated_at: datetime = Field(default_factory=utc_now)
+
+    def config_at(self, step: int) -> dict[str, Any]:
+        """Return the configuration with which a step was computed."""
+        values = dict(self.config)
+        for change in reversed(self.config_log):
+            if change.step < step:
+                break
+            values.update(change.before)
+        return values
 
 
 ServiceStatus = Literal["up", "updating", "asleep", "down"]

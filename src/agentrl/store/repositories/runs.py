@@ -8,7 +8,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
-from agentrl.schema import Control, Lease, Run, RunPhase, RunStatus
+from agentrl.schema import ENDED_RUNS, ConfigChange, Control, Lease, Run, RunPhase, RunStatus
 from agentrl.store.collections.indexes import ledger_indexes
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
@@ -16,7 +16,8 @@ from agentrl.store.documents.expressions import after, lease, literal
 
 DEFAULT_CONSUMER = "trainer"
 """Default name of a trainer: its key in ledgers and leases."""
-CONTROL_LOG_LENGTH = 200
+LOG_LENGTH = 200
+"""Kept changes of controls, and of the configuration."""
 _AUDITED = "control_audited"
 """Field with the controls of the last audit; a difference to `control` is an unlogged edit."""
 
@@ -124,14 +125,37 @@ class RunRepository(Repository):
         return result.modified_count > 0
 
     @operation("store the run's configuration")
-    async def set_config(self, config: dict[str, Any]) -> None:
-        """Replace the configuration of an earlier start."""
-        await self._change_run({"config": literal(config)})
+    async def set_config(self, config: dict[str, Any], step: int = 0) -> None:
+        """Replace the configuration of the last start, and log the changes.
+
+        Args:
+            config: values by flag name.
+            step: the last step before this start.
+        """
+        run = await self.get()
+        if run is None:
+            raise self._db.no_run()
+        before = {name: value for name, value in run.config.items() if value != config.get(name)}
+        log = run.config_log
+        if before and step:
+            log = (*log, ConfigChange(step=step, before=before))[-LOG_LENGTH:]
+        changes = {"config": config, "config_log": [change.model_dump() for change in log]}
+        await self._change_run({name: literal(value) for name, value in changes.items()})
 
     @operation("set the run's status")
     async def set_status(self, status: RunStatus) -> Run:
         """Set the run's status, and return the run."""
         return await self._change_run({"status": literal(status)})
+
+    @operation("reopen the run")
+    async def reopen(self) -> None:
+        """Let processes join an ended run that is being resumed; no effect on other runs.
+
+        Samplers would otherwise end before the trainer, which may take minutes to load, sets the
+        run's status.
+        """
+        ended = {"status": {"$in": sorted(ENDED_RUNS)}}
+        await self._db.runs.update_one(ended, {"$set": {"status": "created"}})
 
     @operation("set the run's phase")
     async def set_phase(self, phase: RunPhase) -> None:
@@ -289,4 +313,4 @@ def _with_change(by: str, before: Any, after: Any) -> Document:
     """Return the expression of the control log with one more entry."""
     entry = {"at": "$$NOW", "by": literal(by), "before": before, "after": after}
     log = {"$concatArrays": [{"$ifNull": ["$control_log", []]}, [entry]]}
-    return {"$slice": [log, -CONTROL_LOG_LENGTH]}
+    return {"$slice": [log, -LOG_LENGTH]}

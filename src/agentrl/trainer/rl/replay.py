@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from agentrl.config.loading import build_config, flat_values
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.data import SelectedGroup, StepBatch, build_training_step, select_group
 from agentrl.data.shown_images import ImageBook
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
-from agentrl.schema import DBRecordData, TurnTraining
+from agentrl.schema import DBRecordData, Run, TurnTraining
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import (
     ending_ranks_on_error,
@@ -44,6 +45,16 @@ from agentrl.trainer.rl.train_process import reference_path
 
 logger = logging.getLogger(__name__)
 
+_STEP_FLAGS = {
+    *AlgorithmSection.model_fields,
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps"),
+    *("optim_args", "weight_decay", "max_grad_norm", "max_tokens", "merge", "loss_seq_chunk_size"),
+    *("trained_scorer", "torch_dtype", "lora_alpha", "seed"),
+} - {
+    *("reference_model", "max_staleness", "staleness_policy", "repeat_equal_probability"),
+    *("max_trained_count", "retrained_interval"),
+}
+"""Flags that determine a step, given its records. The mesh and paths are those of this start."""
 _MAX_REPORTED = 5
 _FIGURES = ("loss", "grad_norm", "learning_rate")
 
@@ -120,32 +131,60 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
                     f"{newest}"
                 )
             checkpoint = latest_checkpoint(config.run.output_path, at_most=first - 1)
+            steps = range(1 if checkpoint is None else checkpoint.step + 1, last + 1)
+            async with TrajectoryStore.connect(uri, config.run.run_name) as store:
+                trained = _config_of(steps, config, await store.runs.get())
             settings = LearnerSettings(
-                weights=start_weights(config.model, checkpoint, ranks.shape),
-                model=config.model,
-                trainer=config.trainer,
-                algorithm=config.algorithm,
-                seed=config.run.seed,
-                reference_path=reference_path(config.model, config.algorithm),
+                weights=start_weights(trained.model, checkpoint, ranks.shape),
+                model=trained.model,
+                trainer=trained.trainer,
+                algorithm=trained.algorithm,
+                seed=trained.run.seed,
+                reference_path=reference_path(trained.model, trained.algorithm),
             )
             state_path = None if checkpoint is None else checkpoint.state_path
-        checkpoint_step = 0 if checkpoint is None else checkpoint.step
         async with (
             TrajectoryStore.connect(uri, config.run.run_name) as store,
             learners(ranks, settings, state_path) as group,
         ):
             replayed: list[ReplayedStep] = []
-            images = RecordImages(store, image_reader(settings.weights.model_path, config.model))
-            for step in range(checkpoint_step + 1, last + 1):
+            images = RecordImages(store, image_reader(settings.weights.model_path, trained.model))
+            for step in steps:
                 if stop.is_set():
                     break
-                result = await _replay_step(config, store, group, recorded[step], images)
+                result = await _replay_step(trained, store, group, recorded[step], images)
                 logger.info("step %d: %s", step, "equal" if result.equal else "different")
                 if step >= first:
                     replayed.append(result)
             return replayed
 
     return run_on_ranks("replay", config, lead)
+
+
+def _config_of(steps: range, config: RootConfig, run: Run | None) -> RootConfig:
+    """Return the configuration with which steps were computed.
+
+    Raises:
+        ConfigError: they were not all computed with the same one.
+    """
+    if run is None:
+        return config
+    used = [_step_flags(run.config_at(step)) for step in steps]
+    for step, values in zip(steps, used, strict=True):
+        if values != used[0]:
+            raise ConfigError(
+                f"the run was resumed with other flags before step {step}; replay the steps up to "
+                f"{step - 1}, or those from {step} on, which needs the checkpoint of step {step - 1}"
+            )
+    changed = {name: value for name, value in used[0].items() if value != run.config.get(name)}
+    return build_config({**flat_values(config), **changed}) if changed else config
+
+
+def _step_flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    flags = {name: values[name] for name in _STEP_FLAGS & values.keys()}
+    if flags.get("lr_scheduler_type") == "constant":
+        del flags["max_steps"]
+    return flags
 
 
 async def _replay_step(

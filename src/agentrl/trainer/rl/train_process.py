@@ -110,6 +110,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                 trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
             )
             if consumer == DEFAULT_CONSUMER:
+                await store.runs.reopen()
                 await store.runs.set_phase("loading")
             settings = LearnerSettings(
                 weights=start_weights(config.model, checkpoint, ranks.shape),
@@ -157,7 +158,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             questions=questions,
         )
         if consumer == DEFAULT_CONSUMER:
-            await store.runs.set_config(flat_values(config))
+            await store.runs.set_config(flat_values(config), session.history.last_step)
         result = await loop.run()
         logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
         return result

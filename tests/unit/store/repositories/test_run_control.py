@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.cli.main import main
 from agentrl.errors import ConfigError
-from agentrl.schema import Control, Run, utc_now
+from agentrl.schema import Control, Run, RunStatus, utc_now
 from agentrl.store import TrajectoryStore
 
 
@@ -30,6 +30,46 @@ async def test_every_change_leaves_who_when_and_what(store: TrajectoryStore) -> 
     )
     assert abs(second.at - utc_now()) < timedelta(minutes=1)
     assert not await store.runs.audit_control()
+
+
+async def test_every_step_has_the_configuration_of_its_start(store: TrajectoryStore) -> None:
+    await store.runs.create(Run(name="run"))
+    flags = {"learning_rate": 0.1, "num_samplers": 2}
+    starts = [
+        (0, flags),
+        (4, {**flags, "learning_rate": 0.2}),
+        (6, {**flags, "learning_rate": 0.2}),
+        (8, {**flags, "learning_rate": 0.3, "num_samplers": 1}),
+        (7, {**flags, "learning_rate": 0.4, "num_samplers": 1}),  # step 8 was lost
+    ]
+    for last_step, config in starts:
+        await store.runs.set_config(config, last_step)
+    run = await store.runs.get()
+    assert run is not None
+    assert len(run.config_log) == 3
+    rates = [run.config_at(step)["learning_rate"] for step in range(1, 10)]
+    assert rates == [0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.4, 0.4]
+    assert run.config_at(5)["num_samplers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "after"),
+    [
+        ("completed", "created"),
+        ("no_signal", "created"),
+        ("failed", "created"),
+        ("training", "training"),
+        ("created", "created"),
+    ],
+)
+async def test_only_an_ended_run_is_reopened(
+    store: TrajectoryStore, status: RunStatus, after: RunStatus
+) -> None:
+    await store.runs.create(Run(name="run", status=status))
+    await store.runs.reopen()
+    run = await store.runs.get()
+    assert run is not None
+    assert run.status == after
 
 
 async def test_an_edit_in_the_database_is_noted_afterwards(store: TrajectoryStore) -> None:
