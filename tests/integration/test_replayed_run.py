@@ -99,7 +99,7 @@ def test_steps_are_equal_bit_for_bit_after_their_trainer_was_killed(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_step_before_a_resume_with_other_flags_is_equal(tmp_path: Path) -> None:
     words = ["run", "--config", str(ROOT / "assets/demo/grpo.yaml"), "--run_name", RUN_NAME]
     words += ["--save_steps", "2", "--mongo_port", "0", "--eval_strategy", "no"]
