@@ -21,6 +21,7 @@ from agentrl.config.command_line import FlagGroup, Steps
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.runtime.printable import counted, one_line
+from agentrl.schema import ENDED_RUNS
 
 if TYPE_CHECKING:
     from agentrl.rewards import AgentConfig, Scorer
@@ -100,6 +101,8 @@ async def set_control(config: RootConfig, key: str, value: str) -> int:
         change = run.control_log[-1]
         before, after = change.before.get(key), change.after[key]
         print(f"{run.name}: {key} {json.dumps(before)} -> {json.dumps(after)}")
+        if run.status in ENDED_RUNS:
+            print(f"note: {run.name} has ended; the change applies when it is resumed")
     return 0
 
 

@@ -72,7 +72,8 @@ def check_agent_function(agent: Callable[..., Any], what: str) -> None:
     try:
         signature = inspect.signature(agent)
         signature.bind(None, None)
-        is_valid = not any(name.endswith("base_url") for name in signature.parameters)
+        names = [*signature.parameters]
+        is_valid = names[0] != "endpoint" and not any(name.endswith("base_url") for name in names)
     except (TypeError, ValueError):  # ValueError: a function of C has no signature
         is_valid = False
     if not is_valid:

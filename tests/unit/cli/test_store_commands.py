@@ -145,6 +145,22 @@ async def more_scores(uri: str, name: str) -> dict[str, list[tuple[str, str, flo
         }
 
 
+def test_a_setting_of_an_ended_run_waits_for_its_resume(
+    mongo_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = mongo_uri.partition("?")[0].rpartition("/")[2]
+
+    async def end_run() -> None:
+        await fill_run(mongo_uri, name)
+        async with TrajectoryStore.connect(mongo_uri, name) as store:
+            await store.runs.set_status("completed")
+
+    asyncio.run(end_run())
+    where = ["--run_name", name, "--db_connection_string", mongo_uri]
+    assert main(["store", "set", *where, "max_staleness", "2"]) == 0
+    assert "has ended; the change applies when it is resumed" in capsys.readouterr().out
+
+
 def test_a_setting_may_be_negative_where_its_range_is(
     mongo_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,7 +169,9 @@ def test_a_setting_may_be_negative_where_its_range_is(
     where = ["--run_name", name, "--db_connection_string", mongo_uri]
     assert main(["store", "set", *where, "presence_penalty", "-0.5"]) == 0
     assert main(["store", "set", "top_k", "-1", *where]) == 0
-    assert "top_k null -> -1" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "top_k null -> -1" in out
+    assert "has ended" not in out
     assert main(["store", "set", "max_staleness", "-5", *where]) == 2
     assert capsys.readouterr().err == (
         "agentrl store: max_staleness: Input should be greater than or equal to 0, got -5\n"

@@ -26,6 +26,10 @@ def needs_more(task: object, tools: object, style: object) -> str:
     return ""
 
 
+def swapped(endpoint: object, task: object) -> str:
+    return ""
+
+
 def old_form(task: object, llm_base_url: str) -> str:
     return ""
 
@@ -119,6 +123,7 @@ def test_the_agent_yaml_of_a_verl_user_names_a_loop(tmp_path: Path) -> None:
         (3, "agent: a value of type int is not an agent; pass an AWorld Agent or Swarm"),
         (object, "agent: the class object is not an agent"),
         (needs_more, r"agent: needs_more: an agent is called with \(task, endpoint\)"),
+        (swapped, r"agent: swapped: an agent is called with \(task, endpoint\)"),
         (old_form, r"define `async def play\(task, endpoint\)`.* from endpoint\.base_url"),
         (Underived, r"agent: Underived: derive it from agentrl\.integrations\.AworldAgentLoop"),
         ("none.yaml", r"agent: none\.yaml: No such file"),
