@@ -1,8 +1,8 @@
 """Convert one decoded entry of a question file into a `Question`.
 
 Entries use the field names of `MCPDataset`, their synonyms, or the names of TRL's and verl's datasets
-(`with_own_names`). Values that the store cannot hold
-(`NaN` where pandas had no value, dates, decimals) are converted.
+(`with_own_names`). Values that the store cannot hold (`NaN` where pandas had no value, dates,
+decimals) are converted.
 
 Images are given as `images` or `image` (one or a list), or as `image_url` parts in the first user
 message: http(s) or `data:` URLs, files next to the question file, or the `{"bytes": ..}` of Hugging
