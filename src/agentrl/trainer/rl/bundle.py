@@ -209,7 +209,7 @@ def _check_config(file: Path, path: Path) -> None:
 
 
 def _portable(config: RootConfig) -> dict[str, Any]:
-    """Return the flags that determine a step."""
+    """Return the set flags that a bundle may set."""
     return {
         name: value
         for name, value in flat_values(config).items()

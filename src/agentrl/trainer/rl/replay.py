@@ -11,6 +11,7 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,32 +122,25 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
     """
 
     async def lead(ranks: Ranks, stop: asyncio.Event) -> list[ReplayedStep]:
-        with ending_ranks_on_error(ranks):
-            recorded = read_metrics(config.run.output_path)
-            missing = [step for step in range(first, last + 1) if step not in recorded]
-            if missing:
-                newest = max(recorded, default=0)
-                raise ConfigError(
-                    f"step {missing[0]} of {config.run.run_name} was not trained; it has steps 1 to "
-                    f"{newest}"
+        async with AsyncExitStack() as stack:
+            with ending_ranks_on_error(ranks):
+                recorded = _recorded_steps(config, first, last)
+                checkpoint = latest_checkpoint(config.run.output_path, at_most=first - 1)
+                steps = range(1 if checkpoint is None else checkpoint.step + 1, last + 1)
+                store = await stack.enter_async_context(
+                    TrajectoryStore.connect(uri, config.run.run_name)
                 )
-            checkpoint = latest_checkpoint(config.run.output_path, at_most=first - 1)
-            steps = range(1 if checkpoint is None else checkpoint.step + 1, last + 1)
-            async with TrajectoryStore.connect(uri, config.run.run_name) as store:
                 trained = _config_of(steps, config, await store.runs.get())
-            settings = LearnerSettings(
-                weights=start_weights(trained.model, checkpoint, ranks.shape),
-                model=trained.model,
-                trainer=trained.trainer,
-                algorithm=trained.algorithm,
-                seed=trained.run.seed,
-                reference_path=reference_path(trained.model, trained.algorithm),
-            )
-            state_path = None if checkpoint is None else checkpoint.state_path
-        async with (
-            TrajectoryStore.connect(uri, config.run.run_name) as store,
-            learners(ranks, settings, state_path) as group,
-        ):
+                settings = LearnerSettings(
+                    weights=start_weights(trained.model, checkpoint, ranks.shape),
+                    model=trained.model,
+                    trainer=trained.trainer,
+                    algorithm=trained.algorithm,
+                    seed=trained.run.seed,
+                    reference_path=reference_path(trained.model, trained.algorithm),
+                )
+                state_path = None if checkpoint is None else checkpoint.state_path
+            group = await stack.enter_async_context(learners(ranks, settings, state_path))
             replayed: list[ReplayedStep] = []
             images = RecordImages(store, image_reader(settings.weights.model_path, trained.model))
             for step in steps:
@@ -159,6 +153,17 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
             return replayed
 
     return run_on_ranks("replay", config, lead)
+
+
+def _recorded_steps(config: RootConfig, first: int, last: int) -> dict[int, StepMetrics]:
+    recorded = read_metrics(config.run.output_path)
+    missing = [step for step in range(first, last + 1) if step not in recorded]
+    if missing:
+        raise ConfigError(
+            f"step {missing[0]} of {config.run.run_name} was not trained; it has steps 1 to "
+            f"{max(recorded, default=0)}"
+        )
+    return recorded
 
 
 def _config_of(steps: range, config: RootConfig, run: Run | None) -> RootConfig:
