@@ -33,6 +33,7 @@ from agentrl.launcher.console.run_warnings import RunWarnings
 from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.models.checkpoints.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
+from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.printable import counted
 from agentrl.runtime.processes.signals import INTERRUPTED
 from agentrl.schema import Policy, Run
@@ -157,15 +158,23 @@ async def _evaluate(
     }
     result_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(result_path, json.dumps(result, indent=2) + "\n")
-    console.print(_table(metrics))
-    console.print(
-        f"mean reward [bold]{metrics.reward_mean:.3f}[/] over "
-        f"{counted(metrics.num_tasks, 'question')}, {metrics.num_unscored} rollouts without a "
-        f"score, {metrics.seconds:.1f} s"
-    )
+    print_scores(console, metrics, cluster.config_path)
     say(console, f"  result       {result_path}")
     say(console, f"  database     {store.redacted_uri}")
     return 0
+
+
+def print_scores(console: Console, metrics: EvalMetrics, config_path: Path) -> None:
+    """Print the scores, and the command that says why rollouts have none."""
+    console.print(_table(metrics))
+    console.print(
+        f"mean reward [bold]{metrics.reward_mean:.3f}[/] over "
+        f"{counted(metrics.num_tasks, 'question')}, "
+        f"{counted(metrics.num_unscored, 'rollout')} without a score, {metrics.seconds:.1f} s"
+    )
+    if metrics.num_unscored:
+        command = typed_command("inspect", "failures", "--config", str(config_path))
+        say(console, f"  no score     {command}", "yellow")
 
 
 async def follow(console: Console, store: TrajectoryStore) -> None:

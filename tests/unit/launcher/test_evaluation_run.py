@@ -1,12 +1,14 @@
-"""What is said while an evaluation goes on."""
+"""What is said while an evaluation goes on, and at its end."""
 
 import asyncio
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from support.stored import claim, make_task, play
 
+from agentrl.evaluation.eval_scores import EvalMetrics, TaskScores, score_row
 from agentrl.launcher import evaluation_run
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
@@ -30,3 +32,16 @@ async def test_an_evaluation_says_how_far_it_is(
             await play(store, await claim(store), score=1.0)
     finally:
         following.cancel()
+
+
+@pytest.mark.parametrize("num_unscored", [0, 1])
+def test_missing_scores_come_with_the_command_that_says_why(num_unscored: int) -> None:
+    total = score_row([TaskScores([1.0, *[None] * num_unscored])])
+    metrics = EvalMetrics(
+        version=0, reward_mean=1.0, num_tasks=1, num_unscored=num_unscored, total=total
+    )
+    text = io.StringIO()
+    evaluation_run.print_scores(Console(file=text, width=80), metrics, Path("output/config.yaml"))
+    assert ("agentrl inspect failures --config output/config.yaml" in text.getvalue()) == bool(
+        num_unscored
+    )
