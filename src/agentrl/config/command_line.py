@@ -155,10 +155,11 @@ class FlagCommand(click.Command):
         """Return the command's usage, without the configuration's flags."""
         words = [path]
         for param in self.own_params:
-            is_option = isinstance(param, click.Option)
-            words.append(
-                f"[{_option_usage(param)}]" if is_option else param.make_metavar(_NO_CONTEXT)
-            )
+            if isinstance(param, click.Option):
+                word = _option_usage(param)
+                words.append(word if param.required else f"[{word}]")
+            else:
+                words.append(param.make_metavar(_NO_CONTEXT))
         return " ".join(words)
 
 

@@ -1,8 +1,9 @@
 """Flags as they are typed. What their values may be is in `test_loading`."""
 
+import click
 import pytest
 
-from agentrl.config.command_line import parse_flags
+from agentrl.config.command_line import FlagCommand, parse_flags
 from agentrl.config.flags import FLAGS
 from agentrl.config.other_names import ALIASES, NO_EFFECT, ONE_VALUE, SHORTHANDS, elsewhere
 from agentrl.errors import ConfigError
@@ -24,6 +25,11 @@ def test_a_bool_flag_stands_alone_or_takes_a_value() -> None:
 
 def test_negative_values_are_not_mistaken_for_flags() -> None:
     assert parse_flags(["--top_k", "-1"]).sampling.top_k == -1
+
+
+def test_only_what_may_be_left_out_is_in_brackets() -> None:
+    options = [click.Option(["--turn"], required=True), click.Option(["--edit"], metavar="FILE")]
+    assert FlagCommand("fork", params=options).usage("fork") == "fork --turn TEXT [--edit FILE]"
 
 
 def test_the_last_of_two_values_counts() -> None:
