@@ -27,7 +27,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
 MODEL_DIR = ROOT / "assets/demo/model"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def run_example(python: Path, folder: Path, *words: str, **changes: Any) -> None
         env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=850,
+        timeout=1700,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs(folder)
 

@@ -73,7 +73,7 @@ def test_merged_gradients_are_those_of_separate_turns(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(group=groups)
