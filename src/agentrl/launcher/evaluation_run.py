@@ -26,6 +26,7 @@ from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import check_inputs
 from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
+from agentrl.launcher.console.lasting_output import run_console
 from agentrl.launcher.console.progress_display import QUIET_SECONDS
 from agentrl.launcher.console.run_panel import duration
 from agentrl.launcher.console.run_report import print_gpus, report_if_slow, say
@@ -73,7 +74,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
     config, gpus = placed(config, trains=False)
-    console = Console()
+    console = run_console()
     async with report_if_slow(
         console, "checking the model, the questions and the tool servers ..."
     ):

@@ -19,6 +19,7 @@ from agentrl.launcher.checks.preflight import check_ranks
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
+from agentrl.launcher.console.lasting_output import run_console
 from agentrl.launcher.console.run_report import print_gpus
 from agentrl.launcher.fitted_values import FITTED_OF_TRAINER
 from agentrl.launcher.training_run import already_done
@@ -43,7 +44,7 @@ async def join_training(config: RootConfig) -> int:
     check_machines(config)
     config, gpus = placed(config)
     await check_ranks(config)
-    console = Console()
+    console = run_console()
     print_gpus(console, gpus)
     started = time.monotonic()
     async with LocalCluster(config, gpus=gpus) as cluster:

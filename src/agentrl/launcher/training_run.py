@@ -28,6 +28,7 @@ from agentrl.launcher.cluster.second_start import (
     check_no_trainer,
     check_not_running,
 )
+from agentrl.launcher.console.lasting_output import run_console
 from agentrl.launcher.console.progress_display import ProgressDisplay
 from agentrl.launcher.console.run_report import (
     add_restarts,
@@ -55,7 +56,7 @@ async def run_training(config: RootConfig) -> int:
     """
     check_not_running(config)
     config, gpus = placed(config)
-    console = Console()
+    console = run_console()
     async with report_if_slow(
         console, "checking the model, the questions and the tool servers ..."
     ):
