@@ -20,7 +20,7 @@ from agentrl.schema import MCPTask, Message
 
 BLOCK = re.compile(r"^```(python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def run(folder: Path, script: str) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=550,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done.stdout
