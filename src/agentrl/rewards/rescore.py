@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from agentrl.errors import ScoringError
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import Scorer
+from agentrl.runtime.ending_tasks import joint_tasks
 from agentrl.schema import GroundTruth, MCPTask, Record, RecordStatus, Score
 from agentrl.store import TrajectoryStore
 
@@ -60,7 +61,7 @@ async def rescore(
     if scorer.sees_group:
         await _rescore_groups(store, scorer, config, counts)
         return counts
-    async with asyncio.TaskGroup() as group:
+    async with joint_tasks() as group:
         for status in _SCORABLE:
             async for record in store.records.find(status=status):
                 if record.outcome is not None:

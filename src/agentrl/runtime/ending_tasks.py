@@ -1,7 +1,8 @@
-"""Ends background tasks for certain, even if a library loses a cancellation."""
+"""How background tasks end: with their own error, and for certain if they are cancelled."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import Any
 
 CANCEL_AGAIN_SECONDS = 3.0
@@ -21,3 +22,15 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
+
+
+@asynccontextmanager
+async def joint_tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Open a task group that raises its first error as it is, not within an exception group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+        return
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+    raise first

@@ -5,7 +5,7 @@ import pytest
 from support.patience import PATIENCE
 
 from agentrl.runtime import ending_tasks
-from agentrl.runtime.ending_tasks import end_tasks
+from agentrl.runtime.ending_tasks import end_tasks, joint_tasks
 
 
 async def test_a_task_that_loses_a_cancellation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +37,25 @@ async def test_the_error_of_an_ended_task_is_left_to_the_caller() -> None:
     await end_tasks([])
     with pytest.raises(ValueError, match="too late"):
         task.result()
+
+
+async def test_joint_tasks_raise_the_first_error_as_it_is_and_end_the_others() -> None:
+    async def fail() -> None:
+        raise ValueError("first") from KeyError("its cause")
+
+    async def both() -> None:
+        async with joint_tasks() as group:
+            tasks.append(group.create_task(asyncio.Event().wait()))
+            group.create_task(fail())
+
+    tasks: list[asyncio.Task[bool]] = []
+    with pytest.raises(ValueError, match="first") as raised:
+        await both()
+    assert tasks[0].cancelled()
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+async def test_joint_tasks_are_awaited() -> None:
+    async with joint_tasks() as group:
+        tasks = [group.create_task(asyncio.sleep(0, number)) for number in range(2)]
+    assert [task.result() for task in tasks] == [0, 1]

@@ -11,7 +11,13 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from agentrl.config.sections import InferenceSection
-from agentrl.errors import InferenceError, ServerRefused, ServerUnusable, StoreError
+from agentrl.errors import (
+    InferenceError,
+    ServerRefused,
+    ServerUnreachable,
+    ServerUnusable,
+    StoreError,
+)
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.supervisor.device_sharing import DeviceSharing
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
@@ -70,17 +76,17 @@ class ServerHeartbeat:
         self._paused_since: float | None = None
         self._load: ServerLoad | None = None
 
-    async def run(self, client: SGLangClient, model_path: str) -> None:
-        """Register a healthy server and beat until cancelled.
+    async def register(self, client: SGLangClient, model_path: str) -> None:
+        """Bring a healthy server to the latest version and register it.
 
         Args:
             client: has the control key.
             model_path: the weights that it was started on.
 
         Raises:
-            ServerUnusable: it must be restarted.
-            InferenceError: it could not be brought to the latest version before registration.
-            StoreError: the store is unreachable at registration.
+            ServerUnreachable: it gave no answer.
+            InferenceError: it could not be brought to the latest version.
+            StoreError: the store is unreachable.
         """
         served = await self._catch_up(client)
         data_key = self._inference.inference_api_key
@@ -101,6 +107,13 @@ class ServerHeartbeat:
         self.is_registered = True
         self._responded_at = time.monotonic()
         logger.info("server %s is up", self.url)
+
+    async def beat(self, client: SGLangClient) -> None:
+        """Beat until cancelled, once the server is registered.
+
+        Raises:
+            ServerUnusable: it must be restarted.
+        """
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             try:
@@ -205,4 +218,4 @@ class ServerHeartbeat:
             async with asyncio.timeout(seconds):
                 return await answer
         except TimeoutError:
-            raise InferenceError(f"no answer within {seconds:g} s") from None
+            raise ServerUnreachable(f"no answer within {seconds:g} s") from None

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection, RootConfig
-from agentrl.errors import InferenceError, ServerUnusable
+from agentrl.errors import InferenceError, ServerUnreachable, ServerUnusable
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.supervisor.device_sharing import DeviceSharing
-from agentrl.inference.supervisor.server_heartbeat import ServerHeartbeat
+from agentrl.inference.supervisor.server_heartbeat import BEAT_SECONDS, ServerHeartbeat
 from agentrl.inference.supervisor.server_process import ServerProcess, check_keys
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
 from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.models.checkpoints.resolve import resolve_model
-from agentrl.runtime.ending_tasks import end_tasks
+from agentrl.runtime.ending_tasks import end_tasks, joint_tasks
 from agentrl.runtime.ports import http_address
 from agentrl.runtime.processes.child_processes import Supervisor
 from agentrl.runtime.processes.restarts import ending
@@ -70,7 +70,7 @@ async def run_server(config: RootConfig, uri: str) -> None:
             for plan in plans
         ]
         start_seconds = START_SECONDS[config.inference.inference_backend]
-        async with asyncio.TaskGroup() as group:
+        async with joint_tasks() as group:
             for supervisor in supervisors:
                 group.create_task(
                     supervisor.run(stop, max_restarts=MAX_RESTARTS, start_seconds=start_seconds)
@@ -275,12 +275,22 @@ class ServerSupervisor:
         """Serve until `stop` is set (None), or until the process has died or is unusable."""
 
         async def serve() -> None:
-            await _until_healthy(client, process, start_seconds)
-            if self._device is not None:
-                # The trainer may have acquired the device while the server started.
-                await self._device.until_free(stop)
-                self._device.reset()
-            await heartbeat.run(client, str(self._plan.model_path))
+            deadline = time.monotonic() + start_seconds
+            while not heartbeat.is_registered:
+                await _until_healthy(client, process, start_seconds)
+                if self._device is not None:
+                    # The trainer may have acquired the device while the server started.
+                    await self._device.until_free(stop)
+                    self._device.reset()
+                try:
+                    await heartbeat.register(client, str(self._plan.model_path))
+                except ServerUnreachable as error:
+                    # The network, or the server died, which `died` tells.
+                    if time.monotonic() > deadline:
+                        raise
+                    logger.warning("server %s is not up yet: %s", heartbeat.url, error)
+                    await asyncio.sleep(BEAT_SECONDS)
+            await heartbeat.beat(client)
 
         died = asyncio.create_task(process.wait()) if process else asyncio.Future[int]()
         stopped = asyncio.create_task(stop.wait())
@@ -307,15 +317,16 @@ async def _until_healthy(
     client: SGLangClient, process: ServerProcess | None, start_seconds: float
 ) -> None:
     """Wait until the server is healthy. No request is sent while another process has its port."""
+    logger.info("waiting for the server on %s", client.base_url)
     deadline = time.monotonic() + start_seconds
     while True:
         is_own = process is None or await asyncio.to_thread(process.is_listening)
         if is_own and await client.health():
             return
         if time.monotonic() > deadline:
-            tail = process.log_tail() if process else ""
+            hint = "check that it runs there" if process is None else process.log_tail()
             raise InferenceError(
-                f"no healthy server on {client.base_url} after {start_seconds:g} s {tail}".strip()
+                f"no healthy server on {client.base_url} after {start_seconds:g} s; {hint}"
             )
         await asyncio.sleep(0.1)
 

@@ -5,9 +5,10 @@ The stand-in has the routes that a version had (compared in the wheels) and noth
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -117,6 +118,26 @@ async def test_every_version_is_opened_for_a_broadcast_and_closed_again(version:
         await open_broadcast(client, "retract")
         await close_broadcast(client, "group")
     assert control.names()[-1] == "continue_generation"
+
+
+async def test_a_server_that_drops_connections_before_it_is_up_is_asked_again(
+    store: TrajectoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with server_of("0.5.23") as control:
+        answer = control.answers["model_info"]
+        num_dropped = 0
+
+        def drop_two(body: dict[str, Any]) -> Awaitable[Response] | Response:
+            nonlocal num_dropped
+            if num_dropped == 2:
+                return answer(body)
+            num_dropped += 1
+            return Response(headers={"Content-Length": "9"})  # the connection ends before its body
+
+        control.answers["model_info"] = drop_two
+        async with supervised(store, control.base_url):
+            assert num_dropped == 2
+    assert caplog.text.count("is not up yet") == 2
 
 
 async def test_each_key_goes_to_its_routes_and_a_gateway_gets_the_one_for_generation(
