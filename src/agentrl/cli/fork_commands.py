@@ -13,6 +13,7 @@ from agentrl.config.command_line import Count, FlagCommand, given_flags
 from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
+from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.printable import counted, one_line
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ async def _run_and_print(config: RootConfig, request: "ForkRequest", as_json: bo
                 flush=True,
             )
         else:
-            print(f"{fork.id}: {len(records)} continuations by version {fork.version}", flush=True)
+            continuations = counted(len(records), "continuation")
+            print(f"{fork.id}: {continuations} by version {fork.version}", flush=True)
 
     num_failed = 0
     async for record in run_fork(config, request, on_stored=print_start):
@@ -141,7 +143,8 @@ async def _run_and_print(config: RootConfig, request: "ForkRequest", as_json: bo
         else:
             print(one_line(_record_line(record)), flush=True)
     if not as_json:
-        print(f"  agentrl inspect record {record.id} --run_name {config.run.run_name}")
+        name = config.run.run_name
+        print(f"  {typed_command('inspect', 'record', record.id, '--run_name', name)}")
     return 1 if num_failed else 0
 
 
