@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -221,12 +222,19 @@ def test_any_command_of_the_policy_has_an_answer(command: str) -> None:
 
 @needs_namespaces
 def test_what_a_command_prints_without_end_fills_no_disk(tmp_path: Path) -> None:
+    def num_free() -> int:
+        disk = os.statvfs(tempfile.gettempdir())
+        return disk.f_bavail * disk.f_frsize
+
+    taken = []
     with ProcessSandbox("/app", {}, memory_mb=256, network=False) as box:
-        before = os.statvfs("/tmp").f_bavail
-        status, said = box.shell("yes", 1.0)
-        assert status == 124
-        assert len(said) <= 1 << 20
-        assert os.statvfs("/tmp").f_bavail > before - (256 << 20) // os.statvfs("/tmp").f_frsize
+        for _ in range(3):  # others write to this disk, too
+            before = num_free()
+            status, said = box.shell("yes", 1.0)
+            taken.append(before - num_free())
+            assert status == 124
+            assert len(said) <= 1 << 20
+    assert min(taken) < 256 << 20
 
 
 @needs_namespaces
