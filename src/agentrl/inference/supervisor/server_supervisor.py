@@ -275,6 +275,7 @@ class ServerSupervisor:
         """Serve until `stop` is set (None), or until the process has died or is unusable."""
 
         async def serve() -> None:
+            logger.info("waiting for the server on %s", heartbeat.url)
             deadline = time.monotonic() + start_seconds
             while not heartbeat.is_registered:
                 await _until_healthy(client, process, start_seconds)
@@ -317,7 +318,6 @@ async def _until_healthy(
     client: SGLangClient, process: ServerProcess | None, start_seconds: float
 ) -> None:
     """Wait until the server is healthy. No request is sent while another process has its port."""
-    logger.info("waiting for the server on %s", client.base_url)
     deadline = time.monotonic() + start_seconds
     while True:
         is_own = process is None or await asyncio.to_thread(process.is_listening)
