@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.functional import pad
 
 from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.data.rows import PackedRow
 from agentrl.models.attention.backend import AttentionVariant, register_backend, unless_cuda
 
-_KERNEL_OPTIONS: Any = {"FORCE_USE_FLEX_ATTENTION": True}
+_KERNEL_OPTIONS: Any = {"FORCE_USE_FLEX_ATTENTION": True, "IS_DIVISIBLE": True}
 """Rows of fewer than 128 tokens would otherwise use torch's kernel for decoding, which does not
-compile with windows and capped scores."""
+compile with windows and capped scores. Queries and keys are padded to whole blocks, which a kernel
+for every length cannot know: without bounds to check, it takes a fifth less time."""
 _MOST_KERNELS = 64
 """Windows, capped scores, chunks and passes without gradients have kernels of their own."""
 
@@ -47,9 +49,12 @@ class FlexBackend:
         """Build the block mask from the intervals of the row's subtrees."""
         ends = key_ends(row, num_above)
         plan = plan_blocks(ends, num_above)
-        ends_device = torch.from_numpy(ends).to(device)
+        num_queries, num_keys = _whole_blocks(row.num_tokens), _whole_blocks(len(ends))
+        # No query sees padding, whose ends are 0; the arrays also cover the padded queries.
+        padding = (0, max(num_keys, num_above + num_queries) - len(ends))
+        ends_device = torch.from_numpy(np.pad(ends, padding)).to(device)
         depths = np.concatenate([np.arange(num_above), row.positions])
-        depths_device = torch.from_numpy(depths).to(device)
+        depths_device = torch.from_numpy(np.pad(depths, padding)).to(device)
 
         def visible(
             batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
@@ -73,7 +78,7 @@ class FlexBackend:
             full_indices,
             BLOCK_SIZE=BLOCK,
             mask_mod=visible,
-            seq_lengths=(row.num_tokens, row.num_tokens + num_above),
+            seq_lengths=(num_queries, num_keys),
         )
 
     def attend(
@@ -88,10 +93,9 @@ class FlexBackend:
         """See `AttentionBackend.attend`."""
         # Uncompiled, FlexAttention computes all N x N scores; tests on CPU check masks with it.
         kernel = _compiled() if query.is_cuda else flex_attention
+        num_queries = query.shape[2]
         result = kernel(
-            query,
-            key,
-            value,
+            *(_padded(states) for states in (query, key, value)),
             score_mod=None if variant.softcap is None else _softcap(variant.softcap, query.device),
             block_mask=layout,
             scale=variant.scaling,
@@ -106,7 +110,18 @@ class FlexBackend:
             values, extra = result
             sinks = variant.s_aux.to(extra.lse.dtype)[None, :, None]
             output = values * torch.sigmoid(extra.lse - sinks)[..., None].to(values.dtype)
-        return output.transpose(1, 2)
+        return output[:, :, :num_queries].transpose(1, 2)
+
+
+def _whole_blocks(num_tokens: int) -> int:
+    """Return the number of tokens rounded up to whole blocks."""
+    return -(-num_tokens // BLOCK) * BLOCK
+
+
+def _padded(states: torch.Tensor) -> torch.Tensor:
+    """Pad queries, keys or values [1, heads, tokens, D] to whole blocks."""
+    num_tokens = states.shape[2]
+    return pad(states, (0, 0, 0, _whole_blocks(num_tokens) - num_tokens))
 
 
 def _softcap(softcap: float, device: torch.device) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness.trees import random_group, tiny_policy
 from support.dense_attention import DENSE_ATTENTION, visibility
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.data.rows import PackedRow
@@ -30,16 +30,20 @@ LONG_ROW = TokenTree.from_tokens(
 ).row
 
 
-def mask_of(layout: BlockMask) -> np.ndarray:
-    num_queries, num_keys = layout.seq_lengths
+def mask_of(row: PackedRow, num_above: int = 0) -> np.ndarray:
+    layout = FLEX.layout(row, CPU, num_above)
+    assert all(length % BLOCK == 0 for length in layout.seq_lengths)
     zero = torch.tensor(0)
-    queries, keys = torch.arange(num_queries)[:, None], torch.arange(num_keys)[None]
-    return layout.mask_mod(zero, zero, queries, keys).numpy()
+    queries, keys = (torch.arange(length) for length in layout.seq_lengths)
+    mask = layout.mask_mod(zero, zero, queries[:, None], keys[None]).numpy()
+    assert not mask[row.num_tokens :].any(), "padding sees nothing"
+    assert not mask[:, num_above + row.num_tokens :].any(), "nothing sees padding"
+    return mask[: row.num_tokens, : num_above + row.num_tokens]
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_the_mask_is_that_of_the_oracle(row: PackedRow) -> None:
-    assert (mask_of(FLEX.layout(row, CPU)) == visibility(row)).all()
+    assert (mask_of(row) == visibility(row)).all()
 
 
 @pytest.mark.parametrize("num_chunks", [2, 7])
@@ -47,9 +51,9 @@ def test_the_mask_of_a_chunk_is_cut_out_of_the_oracle(num_chunks: int) -> None:
     row = ROWS[0]
     for chunk in cut_row(row, num_chunks):
         assert chunk is not None
-        layout = FLEX.layout(chunk.row, CPU, num_above=len(chunk.above))
         keys = np.concatenate([chunk.above, np.arange(row.num_tokens)[chunk.tokens]])
-        assert (mask_of(layout) == visibility(row)[chunk.tokens][:, keys]).all()
+        mask = mask_of(chunk.row, len(chunk.above))
+        assert (mask == visibility(row)[chunk.tokens][:, keys]).all()
 
 
 @pytest.mark.parametrize("block", [1, 4, 16])
