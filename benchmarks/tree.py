@@ -15,6 +15,7 @@ one; on CUDA it is wall time.
 - `tree_chunked`: as `tree`, but with half of the longest path as the budget, so that trees are
   computed in chunks. It does a quarter to a third more work. On CPU it needs least memory; on CUDA,
   where layers are recomputed, what passes between chunks is more than the inputs of all layers.
+- `tree_compiled`: as `tree`, with `--torch_compile true`.
 - `tree_varlen`, `tree_sdpa`: as `tree`, with variable-length attention or SDPA instead of
   FlexAttention (CUDA only).
 - `trl`: rows of whole conversations if TRL can mask what was not sampled, else one row per turn;
@@ -50,11 +51,11 @@ ROWS: tuple[Kind, ...] = ("none", "linear", "tree", "tree_chunked")
 SECTIONS = ("workloads", "head", "mfu", "large_tree")
 ROW_SECONDS = 900
 MFU: tuple[tuple[str, int, int, tuple[Kind, ...]], ...] = (
-    ("qwen3-4b", 16384, 2, ("tree",)),
-    ("qwen3-0.6b", 16384, 2, ("tree", "tree_varlen", "tree_sdpa")),
-    ("experts", 16384, 2, ("tree",)),
-    ("qwen3-0.6b", 65536, 1, ("tree", "tree_varlen")),
-    ("qwen3-4b", 65536, 1, ("tree",)),
+    ("qwen3-4b", 16384, 2, ("tree", "tree_compiled")),
+    ("qwen3-0.6b", 16384, 2, ("tree", "tree_compiled", "tree_varlen", "tree_sdpa")),
+    ("experts", 16384, 2, ("tree", "tree_compiled")),
+    ("qwen3-0.6b", 65536, 1, ("tree_compiled", "tree_varlen")),
+    ("qwen3-4b", 65536, 1, ("tree_compiled",)),
     # Last: without flash-linear-attention, a pass takes more than a minute.
     ("hybrid-4b", 16384, 2, ("tree",)),
 )

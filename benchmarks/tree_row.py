@@ -27,6 +27,7 @@ from agentrl.data.tokens import TurnTokens
 from agentrl.data.tree import Merge
 from agentrl.distributed import clip_gradients
 from agentrl.models.attention.attention_registry import implementation_of, set_attention
+from agentrl.models.compilation import compile_policy
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
@@ -170,7 +171,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-Kind = Literal["none", "linear", "tree", "tree_chunked", "tree_varlen", "tree_sdpa", "head", "trl"]
+Kind = Literal[
+    "none",
+    "linear",
+    "tree",
+    "tree_chunked",
+    "tree_compiled",
+    "tree_varlen",
+    "tree_sdpa",
+    "head",
+    "trl",
+]
 
 
 @dataclass(frozen=True)
@@ -253,7 +264,10 @@ def make_policy(row: Row) -> PolicyModel:
     with torch.device(row.device):
         model = make_model(row.shape)
     set_attention(model, implementation_of(attention))
-    return wrap_policy(model, gradient_checkpointing=is_cuda)
+    policy = wrap_policy(model, gradient_checkpointing=is_cuda)
+    if row.kind == "tree_compiled":
+        compile_policy(policy, torch.device(row.device))
+    return policy
 
 
 def work_of(row: Row) -> dict[str, float]:

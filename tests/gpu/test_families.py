@@ -7,6 +7,7 @@ from harness.trees import gradient, random_group, relative_error
 
 from agentrl.data import build_step
 from agentrl.models.attention.attention_registry import TREE_ATTENTION
+from agentrl.models.compilation import compile_policy
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
 
@@ -46,3 +47,16 @@ def test_flex_computes_sinks_caps_windows_and_latent_heads(family: str, token_bu
         policy = policy_of(family, torch.float32, attention, recomputed=False)
         gradients.append(gradient(policy.cuda(), step, kind="REINFORCE")[1])
     assert relative_error(*gradients) <= 1e-4
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+@pytest.mark.parametrize("token_budget", [WHOLE, IN_CHUNKS])
+def test_compiled_gradients_are_those_without_compilation(family: str, token_budget: int) -> None:
+    step = build_step(GROUPS, policy_version=3, token_budget=token_budget)
+    plain, compiled = (
+        policy_of(family, torch.float32, "agentrl_flex", recomputed=True).cuda() for _ in range(2)
+    )
+    compile_policy(compiled, torch.device("cuda"))
+    expected, found = (gradient(policy, step, kind="REINFORCE")[1] for policy in (plain, compiled))
+    assert relative_error(found, expected) <= 1e-4

@@ -62,6 +62,7 @@ class MeshCase:
     gradient_checkpointing: bool = False
     cpu_offload: bool = False
     activation_offloading: bool = False
+    torch_compile: bool = False
     routed: bool = False
     """With choices of experts to replay."""
 
@@ -106,6 +107,7 @@ def make_learner(models: Path, ranks: Ranks, case: MeshCase) -> Learner:
                 "gradient_checkpointing": case.gradient_checkpointing,
                 "cpu_offload": case.cpu_offload,
                 "activation_offloading": case.activation_offloading,
+                "torch_compile": case.torch_compile,
             }
         ),
         algorithm=ALGORITHM.model_copy(update=update),

@@ -67,6 +67,14 @@ GROUPS: dict[str, tuple[int, list[MeshCase]]] = {
             *_cases("moe", _TP, _EP, **_ADAPTER),
         ],
     ),
+    "two-compiled": (
+        2,
+        [
+            *_cases("dense", _FSDP, _CP, _PP, torch_compile=True),
+            *_cases("moe", _FSDP, _EP, gradient_checkpointing=True, torch_compile=True),
+            *_cases("dense", _FSDP, torch_compile=True, **_ADAPTER),
+        ],
+    ),
     "four-dense": (
         4,
         [
@@ -168,7 +176,10 @@ class Outcome:
     def row(self) -> dict[str, Any]:
         """Return what the case was and what it showed."""
         case = self.case
-        options = ("gradient_checkpointing", "cpu_offload", "activation_offloading", "routed")
+        options = (
+            *("gradient_checkpointing", "cpu_offload", "activation_offloading", "torch_compile"),
+            "routed",
+        )
         found: dict[str, Any] = {
             "model": _MODELS.get(case.architecture, case.architecture),
             "ranks": self.num_ranks,

@@ -73,7 +73,6 @@ ONE_VALUE = {
         "--run_name and --output_dir; --fresh starts over, and the checkpoint of another run can "
         "be given as --model_name_or_path",
     ),
-    "torch_compile": ("false", "models are not compiled; remove it"),
 }
 """Flags of the original AgentRL with one possible value -> that value, and why no other is."""
 
@@ -242,7 +241,7 @@ _PREFIXES = {
     "dataloader_": _STREAMED + "; remove it",
     "ddp_": "DDP is not used: ranks form a mesh (--dp_replicate_size and FSDP2); remove it",
     "hub_": _HUB,
-    "torch_compile_": ONE_VALUE["torch_compile"][1],
+    "torch_compile_": "give --torch_compile true, which takes no further settings",
     "vllm_": _SERVERS,
 }
 """Prefixes of such names -> the replacement."""

@@ -11,6 +11,7 @@ padding included.
 
 # ruff: noqa: N803, N806 - shape suffixes
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -66,6 +67,8 @@ class PolicyModel(nn.Module):
         """How rows are split over ranks; set by `models.parallel`."""
         self.stage = WHOLE
         """The part of the model that this pipeline stage has."""
+        self.score_logits = score_logits
+        """Computes the head's results; `models.compilation` compiles it."""
 
     @property
     def device(self) -> torch.device:
@@ -133,6 +136,7 @@ class PolicyModel(nn.Module):
         for number, (first, last) in enumerate(pairwise(edges)):
             within = slice(target_edges[number], target_edges[number + 1])
             arguments = (
+                self.score_logits,
                 self.model,
                 hidden_RD[first:last],
                 temperatures[first:last],
@@ -276,16 +280,33 @@ def _logits(model: PreTrainedModel, hidden_CD: torch.Tensor) -> torch.Tensor:
 
 
 def _head_logprobs(
+    score: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     model: PreTrainedModel,
     hidden_CD: torch.Tensor,
+    *of_targets: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logprobs and entropies [T] of the target tokens of one chunk of C positions."""
+    return score(_logits(model, hidden_CD), *of_targets)
+
+
+def score_logits(
+    logits_CV: torch.Tensor,
     temperatures_C: torch.Tensor,
     rows_T: torch.Tensor,
     targets_T: torch.Tensor,
     vocabulary: Vocabulary,
     with_entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logprobs and entropies [T] of the target tokens of one chunk of C positions."""
-    logits_CV = _logits(model, hidden_CD)
+    """Return logprobs and entropies [T] of target tokens.
+
+    Args:
+        logits_CV: of C positions, in any precision; this rank's part of the vocabulary.
+        temperatures_C: of the positions.
+        rows_T: position that predicts each target token.
+        targets_T: token id of each target.
+        vocabulary: the ranks that share the logits.
+        with_entropy: compute entropies; else they are empty.
+    """
     if logits_CV.dtype != torch.float64:
         logits_CV = logits_CV.float()
     logits_CV = logits_CV / temperatures_C.to(logits_CV.dtype)[:, None]

@@ -19,9 +19,9 @@ from agentrl.planner.rehearsals import RankMemory, rehearsals
 from agentrl.planner.remedies import Remedy, remedies
 from agentrl.planner.served_model import BYTES_OF_VALUE, ServedModel, Servers, served_model
 
-TRAINER_SHARE = 0.24
-"""Fraction of a GPU's peak that training reaches: 4 billion parameters on an H200, paths of 16,384
-tokens (`benchmarks/results/tree_cuda.json`)."""
+TRAINER_SHARE, COMPILED_SHARE = 0.24, 0.32
+"""Fractions of a GPU's peak that training reaches without and with `--torch_compile`: 4 billion
+parameters on an H200, paths of 16,384 tokens (`benchmarks/results/tree_cuda.json`)."""
 SAMPLER_MS, MONGOD_MS = 1.9, 1.0
 """CPU time of a turn if a sampler runs 32 rollouts concurrently (`benchmarks/turn_cost.py`)."""
 _MAX_CORE_LOAD = 0.7
@@ -140,7 +140,7 @@ class ClusterPlan:
             f"one step of {self._records} records with {workload.tokens:,} tokens each in "
             f"{workload.turns:g} turns, without shared prefixes:"
         )
-        operations = f"{self.step_flops:.2g} FLOPs at {TRAINER_SHARE:.0%} of the peak"
+        operations = f"{self.step_flops:.2g} FLOPs at {self._trainer_share:.0%} of the peak"
         yield f"  trainer {self.train_seconds:.0f} s ({operations})"
         yield f"  servers {self.sample_seconds:.0f} s ({self.servers.tokens_per_second:,.0f} tokens/s)"
         yield f"  publishing {self.publish_seconds:.1f} s ({_gb(self._published_bytes)})"
@@ -182,7 +182,7 @@ class ClusterPlan:
         """Seconds of the forward and backward passes of a step."""
         if self.cluster.gpu is None:
             return 0.0
-        rate = self.cluster.gpu.tflops * 1e12 * TRAINER_SHARE
+        rate = self.cluster.gpu.tflops * 1e12 * self._trainer_share
         recomputed = 4 / 3 if self.config.trainer.gradient_checkpointing else 1
         return recomputed * self.step_flops / rate / self.config.trainer.num_processes
 
@@ -192,6 +192,10 @@ class ClusterPlan:
         if not self.servers.tokens_per_second:
             return 0.0
         return self._records * self.workload.tokens / 2 / self.servers.tokens_per_second
+
+    @property
+    def _trainer_share(self) -> float:
+        return COMPILED_SHARE if self.config.trainer.torch_compile else TRAINER_SHARE
 
     @property
     def _published_bytes(self) -> int:

@@ -148,6 +148,8 @@ SGLANG = ("--inference_backend", "sglang")
         (["--inf_tp_size", "2"], "--inf_tp_size 2 is a setting of SGLang, and the embedded engine"),
         (["--inf_ep_size", "2"], "add --inference_backend sglang"),
         (["--inf_mem_ratio", "0.5"], "add --inference_backend sglang"),
+        (["--torch_compile", "--torch_dtype", "float64"], "give --torch_compile false"),
+        (["--torch_compile", "--tp_size", "2"], "--torch_compile true and --tp_size are mutually"),
         (["--model_name", "Qwen/Qwen3-4B"], "choose the model with --model_name_or_path"),
         (
             ["--adam_beta1", "0.8", "--optim_args", "beta1=0.9"],

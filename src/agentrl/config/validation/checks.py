@@ -167,6 +167,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _key_contradictions(config.inference)
     yield from _secrets_in_flags(config.tools)
     yield from _model_contradictions(config.model)
+    yield from _compilation_contradictions(config)
     trainer, tools = config.trainer, config.tools
     missing = [name for name in tools.tool_server_env if name not in os.environ]
     is_started = tools.tool_server_url is not None
@@ -197,6 +198,21 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield "--db_connection_string: expected mongodb://HOST:PORT or mongodb+srv://HOST"
     yield from _engine_contradictions(config.inference)
     yield from placement_contradictions(config)
+
+
+def _compilation_contradictions(config: RootConfig) -> Iterator[str]:
+    if not config.trainer.torch_compile:
+        return
+    if config.model.torch_dtype == "float64":
+        yield (
+            "--torch_compile true rounds to float32 where a modeling file does; with --torch_dtype "
+            "float64, give --torch_compile false"
+        )
+    if config.trainer.tp_size > 1:
+        yield (
+            "--torch_compile true and --tp_size are mutually exclusive: torch cannot compile layers "
+            "that tensor parallelism splits; give one"
+        )
 
 
 def _environment_contradictions(config: RootConfig) -> Iterator[str]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from agentrl.models.attention.backend import CONTEXT
@@ -43,7 +44,7 @@ def _replace_functions(file: Any) -> bool:
     for name in names:
         function = getattr(file, name)
         if not hasattr(function, "follows_paths"):
-            form = TREE_FORMS[name](function)
+            form = torch.compiler.disable(TREE_FORMS[name](function))
             form.follows_paths = True
             setattr(file, name, form)
     return bool(names)

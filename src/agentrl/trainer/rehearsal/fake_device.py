@@ -34,6 +34,7 @@ def fake_tensors(device: FakeDevice) -> Iterator[None]:
     """Make all tensors within the block fake."""
     replacements: list[tuple[Any, str, Any]] = [
         (load, "read_weights", lambda *_, **__: None),
+        (rank_models, "compile_policy", lambda *_: None),
         (rank_models, "start_adapter", lambda *_: None),
         (parallel, "exchanged_counts", _equal_counts),
         # torch infers the shapes of its kernel for experts only in bfloat16.

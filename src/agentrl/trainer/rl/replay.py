@@ -50,7 +50,7 @@ _STEP_FLAGS = {
     *AlgorithmSection.model_fields,
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps"),
     *("optim_args", "weight_decay", "max_grad_norm", "max_tokens", "merge", "loss_seq_chunk_size"),
-    *("trained_scorer", "torch_dtype", "lora_alpha", "seed"),
+    *("trained_scorer", "torch_dtype", "torch_compile", "lora_alpha", "seed"),
 } - {
     *("reference_model", "max_staleness", "staleness_policy", "repeat_equal_probability"),
     *("max_trained_count", "retrained_interval"),

@@ -1,0 +1,42 @@
+"""Compiles what a policy computes around its attention and its matrix products.
+
+Norms, rotary embedding, gates, residual sums and the softmax over the vocabulary are many small
+kernels, each of which reads and writes all tokens; torch's compiler fuses them. Attention and
+recurrent layers, which follow a row's tree, stay as they are. Kernels are compiled for every length
+at once, and gradients differ from those without compilation by rounding only.
+"""
+
+import os
+import shutil
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentrl.errors import ConfigError
+from agentrl.models.policy import PolicyModel
+
+
+def compile_policy(policy: PolicyModel, device: torch.device) -> None:
+    """Compile the parts of a policy's layers, and the scores of its head.
+
+    Compilation takes place in the first passes.
+
+    Args:
+        policy: with all hooks and shards in place; tensor parallelism does not split it.
+        device: where it computes.
+
+    Raises:
+        ConfigError: the CPU's kernels need a C++ compiler, and there is none.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if device.type == "cpu" and shutil.which(compiler) is None:
+        raise ConfigError(
+            f"--torch_compile true compiles C++ on a CPU, and there is no {compiler}; install it, "
+            "set CXX to another compiler, or give --torch_compile false"
+        )
+    for layer in policy.model.get_decoder().modules():
+        # The parts, not the layer: recomputation takes place around them.
+        if isinstance(layer, GradientCheckpointingLayer):
+            for part in layer.children():
+                part.compile(dynamic=True)
+    policy.score_logits = torch.compile(policy.score_logits, dynamic=True)

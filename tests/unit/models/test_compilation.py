@@ -1,0 +1,59 @@
+"""A compiled policy computes what it does without compilation, for whole rows and in chunks."""
+
+import pytest
+import torch
+import torch._dynamo.config
+from harness.tiny_families import FAMILIES, tiny_model
+from harness.trees import gradient, num_chunked, random_group, relative_error
+from torch._dynamo.utils import counters
+
+from agentrl.data.batch import build_step
+from agentrl.errors import ConfigError
+from agentrl.models.attention.attention_registry import TREE_ATTENTION
+from agentrl.models.compilation import compile_policy
+from agentrl.models.load import wrap_policy
+from agentrl.models.policy import PolicyModel
+
+torch.set_num_threads(1)
+GROUPS = [random_group(seed, num_records=3, num_turns=3) for seed in range(2)]
+WHOLE, IN_CHUNKS = 10**6, 12
+CPU = torch.device("cpu")
+
+
+def policy_of(family: str) -> PolicyModel:
+    torch.manual_seed(0)
+    model = tiny_model(family, torch.float32)
+    model.set_attn_implementation(TREE_ATTENTION)
+    return wrap_policy(model, gradient_checkpointing=True)
+
+
+@pytest.mark.filterwarnings("default")  # compilers warn, differently in each version of torch
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family == "qwen3" else pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
+def test_gradients_are_those_without_compilation(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    torch.compiler.reset()
+    counters.clear()
+    plain, compiled = policy_of(family), policy_of(family)
+    compile_policy(compiled, CPU)
+    for token_budget in (WHOLE, IN_CHUNKS):
+        step = build_step(GROUPS, policy_version=3, token_budget=token_budget)
+        assert (num_chunked(step) > 0) == (token_budget == IN_CHUNKS)
+        loss, expected = gradient(plain, step, kind="REINFORCE")
+        found_loss, found = gradient(compiled, step, kind="REINFORCE")
+        assert found_loss == pytest.approx(loss, rel=1e-4)
+        assert relative_error(found, expected) <= 1e-4
+    assert counters["stats"]["unique_graphs"] > 4, "norms, both sides of attention, MLP, and head"
+
+
+def test_a_cpu_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match="no no-such-compiler; install it"):
+        compile_policy(policy_of("qwen3"), CPU)
