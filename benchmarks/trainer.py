@@ -10,8 +10,8 @@ rate of one of its blocks, each for its share of visible pairs. Recomputation ad
 products once more. `share` is bound over time; softmax, norms, gates, routing, recurrences and the
 loss are not in the bound, so 1 is out of reach.
 
-`--tokens 4096,16384` sets the lengths of the rows, `--models` the models, and `--recomputed` one of the
-two ways (65,536 tokens without recomputation exceed the memory of a small machine). Rows of the file
+`--tokens 4096,16384` sets the lengths of the rows, `--models` the models, `--recomputed` one of the
+two ways, and `--compiled` measures with `--torch_compile true`, too (65,536 tokens without recomputation exceed the memory of a small machine). Rows of the file
 that are not measured again are unchanged. A pass over more than 4,096 tokens is timed once, after
 a warm-up pass, which leaves the heap as in a trainer's later steps.
 """
@@ -21,6 +21,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.models.attention.attention_registry import TREE_ATTENTION
+from agentrl.models.compilation import compile_policy
 from agentrl.models.flops import FlopCount
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
@@ -80,13 +83,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_policy(kind: str, *, recomputed: bool) -> PolicyModel:
+def make_policy(kind: str, *, recomputed: bool, compiled: bool) -> PolicyModel:
     """Return a random model."""
     family, sizes = MODELS[kind]
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **_SHAPE, **sizes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=TREE_ATTENTION)
-    return wrap_policy(model, gradient_checkpointing=recomputed)
+    policy = wrap_policy(model, gradient_checkpointing=recomputed)
+    if compiled:
+        compile_policy(policy, policy.device)
+    return policy
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 2) -> float:
@@ -147,9 +153,9 @@ def bound(policy: PolicyModel, batch: MicroBatch, *, recomputed: bool) -> float:
     return float(total + operations / rate)
 
 
-def measure(kind: str, num_tokens: int, *, recomputed: bool) -> dict[str, Any]:
+def measure(kind: str, num_tokens: int, *, recomputed: bool, compiled: bool) -> dict[str, Any]:
     """Measure one model at one length."""
-    policy = make_policy(kind, recomputed=recomputed)
+    policy = make_policy(kind, recomputed=recomputed, compiled=compiled)
     batch = filled_row(num_tokens, CONVERSATION)
     autocast = torch.autocast("cpu", enabled=False)
 
@@ -172,6 +178,7 @@ def measure(kind: str, num_tokens: int, *, recomputed: bool) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in policy.parameters()),
         "tokens": num_tokens,
         "recomputed": recomputed,
+        "compiled": compiled,
         "seconds": round(seconds, 3),
         "bound_seconds": round(least, 3),
         "share": round(least / seconds, 3),
@@ -189,6 +196,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="4096")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--recomputed", choices=("yes", "no"), help="one of the two ways alone")
+    parser.add_argument("--compiled", action="store_true", help="both without and with compilation")
     arguments = parser.parse_args()
     ways = {"yes": (True,), "no": (False,), None: (False, True)}[arguments.recomputed]
     keep_freed_memory()
@@ -196,21 +204,23 @@ def main() -> None:
     stored: list[dict[str, Any]] = []
     if arguments.out.exists():
         stored = json.loads(arguments.out.read_text(encoding="utf-8"))["share_of_gemm"]
-    rows = {(row["model"], row["tokens"], row["recomputed"]): row for row in stored}
+    key = itemgetter("model", "tokens", "recomputed", "compiled")
+    rows = {key(row): row for row in stored}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    for num_tokens in map(int, arguments.tokens.split(",")):
-        for kind in arguments.models.split(","):
-            for recomputed in ways:
-                found = measure(kind, num_tokens, recomputed=recomputed)
-                rows[kind, num_tokens, recomputed] = found
-                result = {
-                    "least_share": min(row["share"] for row in rows.values()),
-                    "share_of_gemm": [rows[key] for key in sorted(rows)],
-                    "goal": GOAL,
-                    "conversation_tokens": CONVERSATION,
-                    "machine": {**about, "threads": torch.get_num_threads()},
-                }
-                arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    compilations = (False, True) if arguments.compiled else (False,)
+    for num_tokens, kind, recomputed, compiled in product(
+        map(int, arguments.tokens.split(",")), arguments.models.split(","), ways, compilations
+    ):
+        found = measure(kind, num_tokens, recomputed=recomputed, compiled=compiled)
+        rows[key(found)] = found
+        result = {
+            "least_share": min(row["share"] for row in rows.values()),
+            "share_of_gemm": [rows[row] for row in sorted(rows)],
+            "goal": GOAL,
+            "conversation_tokens": CONVERSATION,
+            "machine": {**about, "threads": torch.get_num_threads()},
+        }
+        arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

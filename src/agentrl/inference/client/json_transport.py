@@ -120,17 +120,17 @@ class JsonTransport:
                 yield response
         except TimeoutError as error:
             raise ServerUnreachable(f"{url} timed out ({type(error).__name__})") from error
+        except aiohttp.ClientConnectorError as error:
+            raise _unreachable(url, error) from error
         except (
             aiohttp.ServerDisconnectedError,
             aiohttp.ClientPayloadError,
+            aiohttp.ClientOSError,
             ConnectionResetError,
         ) as error:
             raise ServerLost(f"{url} closed the connection ({type(error).__name__})") from error
         except aiohttp.ClientError as error:
-            raise ServerUnreachable(
-                f"{url} cannot be reached ({type(error).__name__}); check that the server is "
-                "running there"
-            ) from error
+            raise _unreachable(url, error) from error
 
     async def content(
         self, response: aiohttp.ClientResponse, max_bytes: int | None = None
@@ -218,6 +218,12 @@ def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
         if hasattr(socket, option):  # these options differ between systems
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return sock
+
+
+def _unreachable(url: str, error: aiohttp.ClientError) -> ServerUnreachable:
+    return ServerUnreachable(
+        f"{url} cannot be reached ({type(error).__name__}); check that the server is running there"
+    )
 
 
 def _error_text(content: bytes, reason: str | None) -> str:

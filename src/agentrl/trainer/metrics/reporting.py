@@ -11,6 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agentrl.config.atomic_file import atomic_file, write_atomically
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
 from agentrl.trainer.learner.merge_check import MergeCheck
 from agentrl.trainer.metrics.history import History, StepMetrics
 
@@ -39,6 +41,22 @@ def read_metrics(output_path: Path) -> dict[int, StepMetrics]:
     lines = path.read_text().splitlines() if path.is_file() else []
     steps = [StepMetrics.model_validate_json(line) for line in lines]
     return {metrics.step: metrics for metrics in steps}
+
+
+def recorded_steps(config: RootConfig, first: int, last: int) -> dict[int, StepMetrics]:
+    """Return the figures of a run's steps.
+
+    Raises:
+        ConfigError: one of the steps `first` to `last` was not trained.
+    """
+    recorded = read_metrics(config.run.output_path)
+    missing = [step for step in range(first, last + 1) if step not in recorded]
+    if missing:
+        raise ConfigError(
+            f"step {missing[0]} of {config.run.run_name} was not trained; it has steps 1 to "
+            f"{max(recorded, default=0)}"
+        )
+    return recorded
 
 
 def rewind_metrics(output_path: Path, history: History) -> None:

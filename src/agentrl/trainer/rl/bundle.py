@@ -33,7 +33,7 @@ from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint import checkpoints_root, latest_checkpoint
-from agentrl.trainer.metrics.reporting import METRICS_FILE, read_metrics
+from agentrl.trainer.metrics.reporting import METRICS_FILE, read_metrics, recorded_steps
 from agentrl.trainer.rl.train_process import reference_path
 
 CONFIG_FILE = "config.yaml"
@@ -67,11 +67,7 @@ async def write_bundle(
         WriteError: the file cannot be written.
     """
     output = config.run.output_path
-    recorded = read_metrics(output)
-    if not {first, last} <= recorded.keys():
-        raise ConfigError(
-            f"{config.run.run_name} has steps 1 to {max(recorded, default=0)}, not {first} to {last}"
-        )
+    recorded = recorded_steps(config, first, last)
     checkpoint = latest_checkpoint(output, at_most=first - 1)
     checkpoint_step = 0 if checkpoint is None else checkpoint.step
     groups = await store.ledger.trained_tasks(config.trainer.consumer, checkpoint_step + 1, last)

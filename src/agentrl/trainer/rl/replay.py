@@ -39,7 +39,7 @@ from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.learner.worker_group import WorkerGroup
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite
-from agentrl.trainer.metrics.reporting import read_metrics
+from agentrl.trainer.metrics.reporting import recorded_steps
 from agentrl.trainer.record_images import RecordImages, image_reader
 from agentrl.trainer.rl.step_groups import scored_by
 from agentrl.trainer.rl.train_process import reference_path
@@ -124,7 +124,7 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
     async def lead(ranks: Ranks, stop: asyncio.Event) -> list[ReplayedStep]:
         async with AsyncExitStack() as stack:
             with ending_ranks_on_error(ranks):
-                recorded = _recorded_steps(config, first, last)
+                recorded = recorded_steps(config, first, last)
                 checkpoint = latest_checkpoint(config.run.output_path, at_most=first - 1)
                 steps = range(1 if checkpoint is None else checkpoint.step + 1, last + 1)
                 store = await stack.enter_async_context(
@@ -153,17 +153,6 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
             return replayed
 
     return run_on_ranks("replay", config, lead)
-
-
-def _recorded_steps(config: RootConfig, first: int, last: int) -> dict[int, StepMetrics]:
-    recorded = read_metrics(config.run.output_path)
-    missing = [step for step in range(first, last + 1) if step not in recorded]
-    if missing:
-        raise ConfigError(
-            f"step {missing[0]} of {config.run.run_name} was not trained; it has steps 1 to "
-            f"{max(recorded, default=0)}"
-        )
-    return recorded
 
 
 def _config_of(steps: range, config: RootConfig, run: Run | None) -> RootConfig:

@@ -2,6 +2,8 @@
 
 import asyncio
 import gzip
+import socket
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from support.fuzzing import TryCases
 from support.stub_server import generation, stub_server
 
-from agentrl.errors import InferenceError
+from agentrl.errors import InferenceError, ServerLost, ServerUnreachable
 from agentrl.inference.client import json_transport
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.wire import GenerateRequest, parse_partial, parse_result
@@ -91,3 +93,25 @@ def test_any_generation_is_read_or_refused(try_cases: TryCases) -> None:
             assert len(result.output_ids) == len(result.output_logprobs)
 
     try_cases(check, fields=BODIES, meta=META)
+
+
+async def test_a_server_that_resets_the_connection_is_lost_with_the_request() -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        at_once = struct.pack("ii", 1, 0)
+        sock: socket.socket = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        writer.close()
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with SGLangClient(f"http://127.0.0.1:{port}") as client:
+            with pytest.raises(ServerLost, match="closed the connection"):
+                await client.generate(REQUEST)
+
+
+async def test_a_server_that_is_not_there_is_unreachable(unused_tcp_port: int) -> None:
+    async with SGLangClient(f"http://127.0.0.1:{unused_tcp_port}") as client:
+        with pytest.raises(ServerUnreachable, match="check that the server is running") as failed:
+            await client.generate(REQUEST)
+    assert not isinstance(failed.value, ServerLost)
