@@ -122,6 +122,13 @@ FIGURES = (
         "{:.0%}",
     ),
     Figure(
+        "the same with `--torch_compile true`",
+        "tree_cuda",
+        "mfu.qwen3-4b/16384.tree_compiled.mfu",
+        "",
+        "{:.0%}",
+    ),
+    Figure(
         "trainer speed relative to the measured GEMM peak, minimum",
         "trainer",
         "least_share",
