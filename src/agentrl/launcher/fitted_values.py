@@ -5,8 +5,10 @@ filled in, and a note on each. Values from flags or files are never changed.
 """
 
 from pathlib import Path
+from typing import Literal
 
 from agentrl.config.sections import RootConfig
+from agentrl.models.checkpoints.architectures import missing_scan_kernels, raw_config
 from agentrl.rollout.worker.resources import served_context_length
 
 _MIN_REPLY_TOKENS = 1024
@@ -20,14 +22,14 @@ _LONG_CONTEXT_TOKENS = 8192
 
 
 def fitted_to_model(
-    config: RootConfig, model_path: Path, *, trains_on_cpu: bool = False
+    config: RootConfig, model_path: Path, *, trains_on: Literal["cpu", "gpu"] | None = None
 ) -> tuple[RootConfig, list[str]]:
     """Return the configuration with defaults for the model and machine, and notes about them.
 
     Args:
         config: the checked configuration.
         model_path: the model's directory, with config.json.
-        trains_on_cpu: whether this is for a trainer without a GPU.
+        trains_on: the device of the trainer, if this is for one on this machine.
 
     Raises:
         ConfigError: config.json is malformed.
@@ -38,8 +40,15 @@ def fitted_to_model(
             "no --model_name_or_path: using the demo's tiny model, which knows only the demo's "
             "tools, such as `stock(item)` and `add(a, b)`"
         )
-    if trains_on_cpu:
+    if trains_on == "cpu":
         config = _with_default(config, "trainer", "max_tokens", CPU_TOKENS, "without a GPU", notes)
+    elif trains_on == "gpu":
+        kernels = missing_scan_kernels(raw_config(model_path))
+        if kernels is not None:
+            notes.append(
+                f"{kernels} is not installed: the model's recurrent layers take many times as long; "
+                f"pip install {kernels}"
+            )
     context = served_context_length(config.inference, model_path)
     if context is None:
         return config, notes

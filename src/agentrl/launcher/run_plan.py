@@ -146,7 +146,9 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
         found += [finding async for finding in findings(config, with_weights=False)]
         if not any(finding.problem for finding in found if finding.subject == "model"):
             path = find_model(config.model, with_weights=False)
-            config, notes = fitted_to_model(config, path, trains_on_cpu=not gpus.trainer)
+            config, notes = fitted_to_model(
+                config, path, trains_on="gpu" if gpus.trainer else "cpu"
+            )
             found.append(Finding("limits", notes=tuple(notes)))
             memory = await _memory(config, gpus, path, found)
     return RunPlan(config, origins(typed, config), gpus, tuple(found), memory)

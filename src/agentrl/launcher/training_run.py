@@ -62,7 +62,9 @@ async def run_training(config: RootConfig) -> int:
     ):
         notes = await check_inputs(config)
         model_path = find_model(config.model)
-        config, fitted = fitted_to_model(config, model_path, trains_on_cpu=not gpus.trainer)
+        config, fitted = fitted_to_model(
+            config, model_path, trains_on="gpu" if gpus.trainer else "cpu"
+        )
         notes += [*fitted, *await asyncio.to_thread(check_memory, config, gpus, model_path)]
     for note in notes:
         say(console, f"note: {note}")

@@ -171,6 +171,28 @@ _SCAN_GROUPS = ("linear_num_key_heads", "n_groups", "mamba_n_groups")
 """Names of the numbers of heads in recurrent layers; heads of a group share keys and queries."""
 
 
+_SCAN_KERNELS = {
+    "linear_num_value_heads": ("fla", "flash-linear-attention"),
+    "linear_attn_config": ("fla", "flash-linear-attention"),
+    "mamba_num_heads": ("mamba_ssm", "mamba-ssm"),
+    "mamba_n_heads": ("mamba_ssm", "mamba-ssm"),
+}
+"""Values that only models with recurrent layers have -> the module with their kernels for GPUs, and
+the distribution that contains it."""
+
+
+def missing_scan_kernels(config: Any) -> str | None:
+    """Return the distribution with the kernels of a model's recurrent layers if it is not installed.
+
+    transformers then computes them with its reference implementation.
+    """
+    decoder = decoder_config(config)
+    for name, (module, distribution) in _SCAN_KERNELS.items():
+        if getattr(decoder, name, None) and importlib.util.find_spec(module) is None:
+            return distribution
+    return None
+
+
 def _check_scan_heads(config: Any, shape: Sizes) -> None:
     """Refuse ranks over which the heads of recurrent layers cannot be spread."""
     ranks = shape.cp * shape.tp

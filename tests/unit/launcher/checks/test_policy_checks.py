@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.tiny_families import tiny_model
 
 from agentrl.config.loading import build_config
 from agentrl.errors import ConfigError
@@ -135,11 +136,27 @@ def test_a_model_that_nobody_named_is_said_to_be_the_demo_s() -> None:
 def test_without_a_gpu_a_forward_pass_is_small(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m", max_position_embeddings=2048)
     given = {"model_name_or_path": str(path), "max_prompt_tokens": 1000}
-    config, notes = fitted_to_model(build_config(given), path, trains_on_cpu=True)
+    config, notes = fitted_to_model(build_config(given), path, trains_on="cpu")
     assert config.trainer.max_tokens == 8192
     assert notes == ["--max_tokens 8192, without a GPU"]
     config = build_config(given | {"max_tokens": 9000})
-    assert fitted_to_model(config, path, trains_on_cpu=True) == (config, [])
+    assert fitted_to_model(config, path, trains_on="cpu") == (config, [])
+
+
+@pytest.mark.parametrize(
+    ("family", "kernels"),
+    [("qwen3_5_text", "flash-linear-attention"), ("nemotron_h", "mamba-ssm"), ("qwen3", None)],
+)
+def test_on_a_gpu_missing_kernels_of_recurrent_layers_are_named(
+    family: str, kernels: str | None, tmp_path: Path
+) -> None:
+    tiny_model(family).config.save_pretrained(tmp_path)
+    _, notes = fitted_to_model(
+        build_config({"model_name_or_path": str(tmp_path)}), tmp_path, trains_on="gpu"
+    )
+    named = [note for note in notes if "pip install" in note]
+    assert len(named) == (kernels is not None)
+    assert all(note.startswith(f"{kernels} is not installed: ") for note in named)
 
 
 def test_what_a_flag_gives_is_not_fitted(tmp_path: Path) -> None:
