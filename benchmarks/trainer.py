@@ -200,6 +200,7 @@ def main() -> None:
     arguments = parser.parse_args()
     ways = {"yes": (True,), "no": (False,), None: (False, True)}[arguments.recomputed]
     keep_freed_memory()
+    torch.set_flush_denormal(True)
     about = {**machine(), "torch": torch.__version__, "transformers": transformers.__version__}
     stored: list[dict[str, Any]] = []
     if arguments.out.exists():
