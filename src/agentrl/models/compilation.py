@@ -15,6 +15,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentrl.errors import ConfigError
 from agentrl.models.policy import PolicyModel
 
+_COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang"))}
+"""Type of device -> the variable that names the compiler that torch or Triton calls, and the names
+that they try without it."""
+
 
 def compile_policy(policy: PolicyModel, device: torch.device) -> None:
     """Compile the parts of a policy's layers, and the scores of its head.
@@ -26,17 +30,23 @@ def compile_policy(policy: PolicyModel, device: torch.device) -> None:
         device: where it computes.
 
     Raises:
-        ConfigError: the CPU's kernels need a C++ compiler, and there is none.
+        ConfigError: torch's compiler needs one for C or C++, and there is none.
     """
-    compiler = os.environ.get("CXX", "g++")
-    if device.type == "cpu" and shutil.which(compiler) is None:
-        raise ConfigError(
-            f"--torch_compile true compiles C++ on a CPU, and there is no {compiler}; install it, "
-            "set CXX to another compiler, or give --torch_compile false"
-        )
+    _check_compiler(device)
     for layer in policy.model.get_decoder().modules():
         # The parts, not the layer: recomputation takes place around them.
         if isinstance(layer, GradientCheckpointingLayer):
             for part in layer.children():
                 part.compile(dynamic=True)
     policy.score_logits = torch.compile(policy.score_logits, dynamic=True)
+
+
+def _check_compiler(device: torch.device) -> None:
+    variable, names = _COMPILERS[device.type]
+    if variable in os.environ:
+        names = (os.environ[variable],)
+    if not any(map(shutil.which, names)):
+        raise ConfigError(
+            f"--torch_compile true needs a compiler, and there is no {' or '.join(names)}; install "
+            f"it, set {variable} to another, or give --torch_compile false"
+        )

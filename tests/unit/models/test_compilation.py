@@ -53,7 +53,22 @@ def test_gradients_are_those_without_compilation(
     assert counters["stats"]["unique_graphs"] > 4, "norms, both sides of attention, MLP, and head"
 
 
-def test_a_cpu_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ConfigError, match="no no-such-compiler; install it"):
-        compile_policy(policy_of("qwen3"), CPU)
+@pytest.mark.parametrize(
+    ("device", "variable", "named", "missing"),
+    [
+        ("cpu", "CXX", "no-such-compiler", "no-such-compiler"),
+        ("cuda", "CC", "no-such-compiler", "no-such-compiler"),
+        ("cpu", "CXX", None, r"g\+\+"),
+        ("cuda", "CC", None, "gcc or clang"),
+    ],
+)
+def test_a_machine_without_a_compiler_says_so(
+    device: str, variable: str, named: str | None, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if named is None:
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("PATH", "")
+    else:
+        monkeypatch.setenv(variable, named)
+    with pytest.raises(ConfigError, match=f"there is no {missing}; install it, set {variable}"):
+        compile_policy(policy_of("qwen3"), torch.device(device))
