@@ -1,8 +1,8 @@
 """Causal convolutions along the paths of token trees.
 
 A short convolution mixes a token with the few tokens before it. In a row, these are the tokens
-before it on its path: K gathered copies of the row are weighted and summed. Channels do not mix, so
-ranks that share a row each compute some of the channels for all tokens.
+before it on its path: the row and K - 1 gathered copies of it are weighted and summed. Channels do
+not mix, so ranks that share a row each compute some of the channels for all tokens.
 
 Shape legend: N tokens of the row, P tokens above it, C channels, K width of the kernel.
 """
@@ -60,5 +60,8 @@ def _convolve_paths(
     width = weight_CK.shape[1]
     keys = torch.from_numpy(context.tree.ancestors(width)).to(hidden_NC.device)
     padded = pad(known[0, 0], (0, 0, 0, 1))  # index P + N: padding before a path
-    terms = [padded.index_select(0, keys[offset]) * weight_CK[:, offset] for offset in range(width)]
-    return torch.stack(terms).sum(dim=0)
+    mixed_NC = hidden_NC * weight_CK[:, -1]  # noqa: N806
+    for offset in range(width - 1):
+        before_NC = padded.index_select(0, keys[offset])  # noqa: N806
+        mixed_NC = torch.addcmul(mixed_NC, before_NC, weight_CK[:, offset])  # noqa: N806
+    return mixed_NC
