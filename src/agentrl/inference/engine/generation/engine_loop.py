@@ -88,6 +88,8 @@ class EngineLoop:
     ) -> None:
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
+        # In this thread only: checks of requests distinguish subnormal numbers from 0.
+        torch.set_flush_denormal(True)
         try:
             while not self._is_stopping:
                 self._wake.clear()

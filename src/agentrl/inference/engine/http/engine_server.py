@@ -47,7 +47,6 @@ def serve(config: EngineConfig) -> int:
         )
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    torch.set_flush_denormal(True)  # as the trainer, whose logprobs the engine's are compared with
     sys.setswitchinterval(_SWITCH_SECONDS)
     listener = listening(config.host, config.port, backlog=_BACKLOG)
     try:
