@@ -170,7 +170,10 @@ class RequestProcess:
                     requests.write(line)
                     requests.flush()
         except OSError:  # the reader is gone
-            self._kill()
+            try:  # if it is about to exit, its own status is more informative
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._kill()
 
     def _receive(self) -> None:
         assert self._process.stdout is not None
