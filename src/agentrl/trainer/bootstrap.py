@@ -83,9 +83,6 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
     keep_freed_memory()
-    # Products with subnormal numbers, which decays of recurrent layers lead to, take up to 17 times as
-    # long on a CPU.
-    torch.set_flush_denormal(True)
     # Otherwise every export of weights prints a progress bar into the log.
     disable_progress_bar()
 
@@ -95,13 +92,27 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
     def shape(world_size: int) -> MeshShape:
         return mesh_shape(config.trainer, world_size)
 
-    with joined_ranks(shape) as ranks:
+    with _flushed_subnormals(), joined_ranks(shape) as ranks:
         if ranks.is_main:
             return asyncio.run(lead_until_signaled())
         start: _Start = ranks.broadcast(None)
         if start.settings is not None:
             worker_loop(start.settings, ranks)
         return None
+
+
+@contextmanager
+def _flushed_subnormals() -> Iterator[None]:
+    """Replace subnormal results of this thread, and of those that it starts, by zero.
+
+    Decays of recurrent layers lead to many, and a CPU takes up to 17 times as long for products with
+    them.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @contextmanager
