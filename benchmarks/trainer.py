@@ -11,9 +11,10 @@ products once more. `share` is bound over time; softmax, norms, gates, routing, 
 loss are not in the bound, so 1 is out of reach.
 
 `--tokens 4096,16384` sets the lengths of the rows, `--models` the models, `--recomputed` one of the
-two ways, and `--compiled` measures with `--torch_compile true`, too (65,536 tokens without recomputation exceed the memory of a small machine). Rows of the file
-that are not measured again are unchanged. A pass over more than 4,096 tokens is timed once, after
-a warm-up pass, which leaves the heap as in a trainer's later steps.
+two ways (65,536 tokens without recomputation exceed the memory of a small machine), and `--compiled`
+measures with `--torch_compile true`, too. Rows of the file that are not measured again are unchanged.
+A pass over more than 4,096 tokens is timed once, after a warm-up pass, which leaves the heap as in a
+trainer's later steps.
 """
 
 import argparse
