@@ -28,6 +28,7 @@ from agentrl.renderers.template_traits import (
 )
 from agentrl.renderers.tool_calls.call_format import with_tool_descriptions
 from agentrl.renderers.tool_calls.call_format_registry import AUTO, get_tool_call_format
+from agentrl.renderers.turn_ends import turn_ends
 from agentrl.renderers.untrusted_text import EscapedConversation, Tools, UntrustedTextEncoder
 from agentrl.schema import Message
 from agentrl.schema.grammar import Grammar
@@ -77,11 +78,13 @@ class Renderer:
         """
         self.image_processor = files.image_processor
         """Settings of the model's image processor."""
-        self.stop_token_ids = files.stop_token_ids
-        """Ids that end a turn, int; sampling stops at any of them."""
+        self.stop_token_ids, self.turn_end_note = self._turn_end_ids(files)
+        """Ids that end a turn, int; sampling stops at any of them. And one line on a disagreement
+        between the model's files and its chat template, if there is one.
+        """
         self._stop_literals = {
             id_: text
-            for id_ in files.stop_token_ids
+            for id_ in self.stop_token_ids
             if (text := files.tokenizer.id_to_token(id_)) is not None
         }
         self._incremental = IncrementalRenderer(
@@ -138,6 +141,25 @@ class Renderer:
                 f"{', '.join(sorted(known))}"
             )
         return renderer
+
+    def _turn_end_ids(self, files: ModelFiles) -> tuple[tuple[int, ...], str | None]:
+        """Compare the ids that the model's files name with what the chat template writes."""
+        tokenizer, named = files.tokenizer, files.stop_token_ids
+        added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+        written = turn_ends(self._template, added)
+        files_name = ", ".join(f"{tokenizer.id_to_token(id_)} ({id_})" for id_ in named)
+        if not written:
+            return named, (
+                "the chat template writes no control token after a reply: replies end only where "
+                f"the model writes {files_name}"
+            )
+        ids = tuple(id_ for text in written if (id_ := tokenizer.token_to_id(text)) is not None)
+        if set(ids) & set(named):
+            return named, None
+        return (*ids[:1], *named), (
+            f"the chat template ends replies with {written[0]}, and the model's files name "
+            f"{files_name} as the end of a turn: replies end at either"
+        )
 
     @property
     def tool_call_format(self) -> str:

@@ -95,8 +95,9 @@ async def findings(
     # Empty until the model is checked, or if that fails.
     renderers: list[Renderer] = []
 
-    def model() -> None:
+    def model() -> list[str]:
         renderers.append(check_policy(config, trains=trains, with_weights=with_weights))
+        return [note for renderer in renderers if (note := renderer.turn_end_note) is not None]
 
     def trackers() -> None:
         check_login(check_trackers(config.trainer.report_to))

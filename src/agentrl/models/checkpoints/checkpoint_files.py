@@ -93,8 +93,6 @@ def _hint(path: Path) -> str:
             "; it holds an adapter (LoRA): name its base model, or merge the two first (`agentrl "
             "export` or PEFT's merge_and_unload)"
         )
-    if any(path.glob("*.gguf")):
-        return "; GGUF files cannot be trained: use the model's original in safetensors"
     if any(path.glob("*.bin")) or any(path.glob("*.pt")):
         return "; pickled weights are not supported: save the model with safe_serialization=True"
     if (path / "tokenizer.model").is_file():

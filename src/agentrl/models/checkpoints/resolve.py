@@ -1,7 +1,8 @@
 """Resolves a model name to a directory, and checks a model's configuration before a run starts.
 
-A local directory is used as it is; a hub id is downloaded once into the hub's cache. Commands call
-these checks before they start processes, so this module must not import torch.
+A local directory is used as it is; a hub id is downloaded once into the hub's cache, and a GGUF file
+is converted once. Commands call these checks before they start processes, so this module must not
+import torch.
 """
 
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import raw_config
 from agentrl.models.checkpoints.checkpoint_files import check_is_checkpoint, tensor_names
+from agentrl.models.checkpoints.gguf import PACKAGE, converted, gguf_of, packaged_model
 from agentrl.runtime.http.outside import no_answer
 
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
@@ -23,7 +25,8 @@ def resolve_model(
     """Return the absolute directory of a checkpoint.
 
     Args:
-        name_or_path: a directory or a hub id.
+        name_or_path: a directory, a hub id, a GGUF file or its directory, or `package:NAME`, the
+            model in a Python package.
         with_weights: also fetch the weights of a hub id, which may be many gigabytes.
         flag: names the model, for messages.
 
@@ -31,9 +34,16 @@ def resolve_model(
         ConfigError: the directory does not exist or lacks a file, or the download failed.
     """
     path, given = Path(name_or_path).expanduser(), f"--{flag} {name_or_path}"
+    if name_or_path.startswith(PACKAGE):
+        path = packaged_model(name_or_path, given)
+    gguf = gguf_of(path, given)
+    if gguf is not None:
+        path = converted(gguf, given)
     if not path.is_dir():
         if path.exists():
-            raise ConfigError(f"{given}: it is a file; name the directory of a checkpoint")
+            raise ConfigError(
+                f"{given}: it is a file; name the directory of a checkpoint, or a GGUF file"
+            )
         if not _HUB_ID.match(name_or_path) or name_or_path.startswith("."):
             hint = "" if "/" in name_or_path else "; a model on the hub is named OWNER/NAME"
             if "://" in name_or_path:
@@ -53,7 +63,7 @@ def resolve_tokenizer(name_or_path: str) -> Path:
         ConfigError: see `resolve_model`.
     """
     path = Path(name_or_path)
-    return path if path.is_dir() else resolve_model(name_or_path)
+    return path if (path / "tokenizer.json").is_file() else resolve_model(name_or_path)
 
 
 def check_router_replay(model_path: Path) -> None:
