@@ -26,7 +26,7 @@ from trl.chat_template_utils import qwen3_template
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from examples.shop.episodes import TOOL_SCHEMAS
+from examples.shop.demonstrations import TOOL_SCHEMAS
 from examples.shop.server import call_tool, load_catalogue
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

@@ -20,7 +20,8 @@ from transformers import AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from examples.shop.episodes import TOOL_SCHEMAS, Codec, call_body, play
+from examples.shop.demonstrations import TOOL_SCHEMAS
+from examples.shop.episodes import Codec, call_body, play
 from examples.shop.questions import (
     Question,
     make_catalogue,

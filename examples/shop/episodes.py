@@ -20,21 +20,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.data.tokens import TurnTokens
-from examples.shop.questions import Question, make_catalogue, right_answer
-from examples.shop.server import TOOLS, Catalogue, ToolInputError, call_tool
+from examples.shop.demonstrations import FLAWLESS, TOOL_SCHEMAS, Habits, solve
+from examples.shop.questions import Question, right_answer
+from examples.shop.server import Catalogue, ToolInputError, call_tool
 from examples.shop.tokenizer import END_OF_TEXT, TURN_END
 
-TOOL_SCHEMAS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": shape.name,
-            "description": shape.description,
-            "parameters": shape.input_schema,
-        },
-    }
-    for shape in TOOLS.values()
-]
 MAX_TURNS = 5
 MAX_TURN_TOKENS = 32
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -128,62 +118,23 @@ def call_text(tool: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>{call_body(tool, arguments)}</tool_call>"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Habits:
-    """Probabilities of correct choices, by the wording of the question (first, second).
-
-    With the defaults, the operation of the first wording is uncertain, and the look-up of the second
-    is mostly wrong.
-    """
-
-    right_lookup: tuple[float, float] = (0.95, 0.3)
-    right_operation: tuple[float, float] = (0.5, 0.95)
-    misreading: float = 0.75
-    """Share of wrong operations that are the typical mistake (`MISREAD`)."""
-
-
-FLAWLESS = Habits(right_lookup=(1.0, 1.0), right_operation=(1.0, 1.0))
-OTHER_LOOKUP = {"price": "stock", "stock": "price"}
-MISREAD = {"add": "subtract", "subtract": "multiply", "multiply": "add"}
-
-
 def demonstrate(
     codec: Codec, question: Question, draw: random.Random, habits: Habits = FLAWLESS
 ) -> Episode:
-    """Demonstrate a question with the correct protocol, and choices according to the habits.
-
-    Names and numbers are always copied correctly. Prices and stocks are drawn anew for every
-    demonstration, so that the model cannot memorize them.
-    """
-    catalogue = make_catalogue(draw.getrandbits(64))
+    """Demonstrate a question with the correct protocol, and choices according to the habits."""
+    solution = solve(question, draw, habits)
     episode = Episode(question, codec.prompt(question.text))
 
     def turn(text: str) -> None:
         episode.extend([*codec.encode(text), codec.turn_end], sampled=True)
         episode.num_turns += 1
 
-    def call(tool: str, arguments: dict[str, Any]) -> int:
-        turn(call_text(tool, arguments))
-        result = call_tool(catalogue, tool, arguments)
-        episode.extend(codec.tool_result(result), sampled=False)
-        return int(result)
-
-    kind = question.kind
-    knows = draw.random() < habits.right_lookup[question.wording]
-    found = call(kind.lookup if knows else OTHER_LOOKUP[kind.lookup], {"item": question.item})
-    result = call(_choose_operation(question, draw, habits), {"a": found, "b": question.n})
-    turn(f"<answer>{result}</answer>")
-    episode.reward = float(str(result) == right_answer(catalogue, question))
+    for call in solution.calls:
+        turn(call_text(call.tool, call.arguments))
+        episode.extend(codec.tool_result(call.result), sampled=False)
+    turn(f"<answer>{solution.answer}</answer>")
+    episode.reward = float(solution.is_right)
     return episode
-
-
-def _choose_operation(question: Question, draw: random.Random, habits: Habits) -> str:
-    right = question.kind.operation
-    if draw.random() < habits.right_operation[question.wording]:
-        return right
-    if draw.random() < habits.misreading:
-        return MISREAD[right]
-    return next(name for name in MISREAD if name not in (right, MISREAD[right]))
 
 
 @torch.no_grad()

@@ -22,7 +22,8 @@ from agentrl.models.attention.attention_registry import TREE_ATTENTION
 from agentrl.models.load import wrap_policy
 from agentrl.trainer.learner.passes import forward_backward
 from agentrl.trainer.sft.curriculum import Example, sft_batch
-from examples.shop.episodes import Codec, Habits, demonstrate, episode_turns
+from examples.shop.demonstrations import Habits
+from examples.shop.episodes import Codec, demonstrate, episode_turns
 from examples.shop.questions import Question
 
 _ONE_ROW = 1 << 20

@@ -18,8 +18,8 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.schema.image import content_with_images
 from agentrl.trainer.sft.curriculum import Example, file_examples, sft_batch
 from examples.maps.demonstrations import Habits, conversations
+from examples.shop.demonstrations import Habits as ShopHabits
 from examples.shop.episodes import Codec, demonstrate, episode_turns
-from examples.shop.episodes import Habits as ShopHabits
 from examples.shop.questions import split_questions
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets" / "demo"

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
-from examples.shop.episodes import Codec, Episode, Habits, demonstrate, play
+from examples.shop.demonstrations import Habits
+from examples.shop.episodes import Codec, Episode, demonstrate, play
 from examples.shop.questions import split_questions
 from examples.shop.server import load_catalogue
 from examples.shop.warm_start import WarmStart, imitate

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from examples.shop.episodes import TOOL_SCHEMAS, Codec, call_text
+from examples.shop.demonstrations import TOOL_SCHEMAS
+from examples.shop.episodes import Codec, call_text
 from examples.shop.tokenizer import MARKUP_TOKENS, SPECIAL_TOKENS
 
 MODEL = Path(__file__).resolve().parents[3] / "assets" / "demo" / "model"
