@@ -20,7 +20,7 @@ from agentrl.launcher.checks.preflight import (
 )
 from agentrl.launcher.checks.question_checks import check_unchanged
 from agentrl.launcher.cluster.child_errors import last_error
-from agentrl.launcher.cluster.gpu_placement import placed
+from agentrl.launcher.cluster.gpu_placement import GpuMap, placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.cluster.second_start import (
     changes_since,
@@ -41,6 +41,7 @@ from agentrl.launcher.console.run_report import (
     say,
 )
 from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.launcher.warm_start import warm_start_run, warm_started
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
@@ -55,20 +56,12 @@ async def run_training(config: RootConfig) -> int:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
     """
     check_not_running(config)
-    config, gpus = placed(config)
     console = run_console()
-    async with report_if_slow(
-        console, "checking the model, the questions and the tool servers ..."
-    ):
-        notes = await check_inputs(config)
-        model_path = find_model(config.model)
-        config, fitted = fitted_to_model(
-            config, model_path, trains_on="gpu" if gpus.trainer else "cpu"
-        )
-        notes += [*fitted, *await asyncio.to_thread(check_memory, config, gpus, model_path)]
-    for note in notes:
-        say(console, f"note: {note}")
-    print_gpus(console, gpus)
+    prepared = await _prepared(console, config)
+    if prepared is None:
+        say(console, "interrupted; the same command resumes the fine-tuning")
+        return INTERRUPTED
+    config, gpus = prepared
     started = time.monotonic()
     async with full_disk_reported(config), LocalCluster(config, gpus=gpus) as cluster:
         store = await cluster.open_store()
@@ -111,6 +104,32 @@ async def run_training(config: RootConfig) -> int:
         await print_missing_scores(console, config, store)
         print_locations(console, config, store)
         return status
+
+
+async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, GpuMap] | None:
+    """Check everything, fill in the defaults that fit, and fine-tune first if `--warm_start` says so.
+
+    Returns:
+        The configuration of the run, and its GPUs; None if the fine-tuning was stopped by a signal.
+    """
+    config, gpus = placed(config)
+    async with report_if_slow(
+        console, "checking the model, the questions and the tool servers ..."
+    ):
+        tuning = warm_start_run(config)
+        notes = await check_inputs(config)
+        model_path = find_model(config.model)
+        config, fitted = fitted_to_model(
+            config, model_path, trains_on="gpu" if gpus.trainer else "cpu"
+        )
+        notes += [*fitted, *await asyncio.to_thread(check_memory, config, gpus, model_path)]
+    for note in notes:
+        say(console, f"note: {note}")
+    print_gpus(console, gpus)
+    if tuning is None:
+        return config, gpus
+    tuned = await until_interrupted(warm_started(console, config, tuning, gpus))
+    return None if tuned is None else (tuned, gpus)
 
 
 async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore) -> int:

@@ -191,6 +191,9 @@ class DataSection(ConfigSection):
     """Python file that registers kinds of tasks and the samplers that run them; its optional
     `train_tasks(seed)` yields the training tasks on demand and may be infinite (see
     docs/bring-your-own.md)."""
+    warm_start: Path | None = None
+    """Configuration of a fine-tuning that comes first: flags of `agentrl sft` in a YAML file. The run
+    starts from its result, in `output/RUN_NAME-warm` (see docs/sft.md)."""
     records_of: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
     """`agentrl sft`: learn from the training records of this run instead of a train_file."""
     min_score: float = 0.5
@@ -227,7 +230,7 @@ class DataSection(ConfigSection):
         named = {"env": self.env, "eval_env": self.eval_env}
         return {flag: uri for flag, uri in named.items() if uri is not None}
 
-    @field_validator("train_file", "eval_file")
+    @field_validator("train_file", "eval_file", "warm_start")
     @classmethod
     def _find_shipped_questions(cls, path: Path | None) -> Path | None:
         return None if path is None else existing_or_shipped(path)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.config.user_code import load_user_module
 from agentrl.datasets.demonstrations.atif_documents import (
     checked_trajectory,
     is_trajectory,
@@ -26,6 +27,8 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
 from agentrl.schema.image import image_part
 
+_FUNCTION = "demonstrations"
+"""Name of the function in a user's Python file that yields conversations."""
 UNKNOWN_LOGPROB = float("nan")
 """Behavior logprob of tokens that no model sampled."""
 
@@ -46,12 +49,13 @@ def read_demonstrations(path: Path) -> Iterator[Demonstration]:
     A line may be a trajectory in Harbor's format; only its first context is read.
 
     Args:
-        path: a source that `read_entries` accepts.
+        path: a source that `read_entries` accepts, or a Python file whose `demonstrations()` yields
+            the objects.
 
     Raises:
         DatasetError: the file is missing, or an entry is malformed; the text names its line.
     """
-    for where, entry in read_entries(path):
+    for where, entry in _made_entries(path) if path.suffix == ".py" else read_entries(path):
         try:
             yield _demonstration(entry, where, path.parent)
         except BadEntry as problem:
@@ -119,6 +123,21 @@ def demonstration_turns(
         conversation.replied(len(turns) - 1, np.concatenate([prompt.ids, output_ids]), message)
         new = []
     return turns
+
+
+def _made_entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield what the function of a user's file makes, with its number."""
+    function = getattr(load_user_module(path, str(path)), _FUNCTION, None)
+    if not callable(function):
+        raise DatasetError(
+            f"{path}: the file has no function {_FUNCTION}(), which yields the conversations"
+        )
+    try:
+        for number, entry in enumerate(function(), 1):
+            # As a file would hold it: the caller owns what it gets, and tuples become lists.
+            yield f"conversation {number}", json.loads(json.dumps(entry))
+    except Exception as error:
+        raise DatasetError(f"{path}: {_FUNCTION}(): {type(error).__name__}: {error}") from error
 
 
 def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:

@@ -16,10 +16,19 @@ def agentrl_command(command: str, config_path: Path, *flags: str) -> list[str]:
     return [sys.executable, "-m", "agentrl", command, "--config", str(config_path), *flags]
 
 
-def trainer_command(trainer: TrainerSection, config_path: Path) -> list[str]:
-    """Return this machine's trainer argv: plain Python for one rank, else `accelerate launch`."""
+def trainer_command(
+    trainer: TrainerSection, config_path: Path, *flags: str, command: str = "train"
+) -> list[str]:
+    """Return this machine's trainer argv: plain Python for one rank, else `accelerate launch`.
+
+    Args:
+        trainer: how many ranks there are, and where.
+        config_path: the configuration that the ranks read.
+        *flags: flags that override it.
+        command: `train` or `sft`.
+    """
     if trainer.num_processes == 1:
-        return agentrl_command("train", config_path)
+        return agentrl_command(command, config_path, *flags)
     argv = [
         *(sys.executable, "-m", "accelerate.commands.launch"),
         *("--config_file", str(shipped_file("assets/fsdp2_dst.yml"))),
@@ -30,7 +39,7 @@ def trainer_command(trainer: TrainerSection, config_path: Path) -> list[str]:
     ]
     if trainer.main_process_ip is not None:
         argv += ["--main_process_ip", trainer.main_process_ip]
-    return [*argv, "-m", "agentrl", "train", "--config", str(config_path)]
+    return [*argv, "-m", "agentrl", command, "--config", str(config_path), *flags]
 
 
 def tool_server_command(template: str, port: int) -> list[str]:

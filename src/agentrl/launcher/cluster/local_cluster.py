@@ -358,7 +358,7 @@ class LocalCluster:
         )
 
 
-async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
+async def until_interrupted(work: Coroutine[Any, Any, T]) -> T | None:
     """Return the result of `work`, or None after SIGINT or SIGTERM.
 
     A second signal kills this process, and the kernel kills its children.
