@@ -7,9 +7,13 @@ rewards. `agentrl sft --train_file examples/shop/demonstrations.py` trains on `d
 
 import itertools
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # wherever the command was started
 
 from examples.shop.questions import Question, make_catalogue, right_answer, split_questions
 from examples.shop.server import TOOLS, call_tool

@@ -17,7 +17,8 @@ from agentrl.config.config_files import read_yaml
 from agentrl.config.loading import load_config, secret_environment
 from agentrl.config.sections import RootConfig
 from agentrl.config.validation.checks import check_fine_tuning
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.datasets.demonstrations.demonstration import read_demonstrations
+from agentrl.errors import AgentRLError, ConfigError, DatasetError
 from agentrl.launcher.cluster.child_commands import trainer_command
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import GpuMap
@@ -50,7 +51,10 @@ def warm_start_run(config: RootConfig) -> RootConfig | None:
     try:
         tuned = load_config({"config": path, **_flags(config, path)})
         check_fine_tuning(tuned.data)
-    except ConfigError as error:
+        for source in (tuned.data.train_file, tuned.data.eval_file):
+            if source is not None:
+                next(iter(read_demonstrations(source)), None)
+    except (ConfigError, DatasetError) as error:
         raise ConfigError(f"--warm_start {path}: {error}") from None
     return tuned
 
