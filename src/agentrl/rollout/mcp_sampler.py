@@ -38,7 +38,8 @@ class MCPSampler(AsyncSampler[MCPTask]):
     Turn by turn, the model replies. A reply with a final answer (by the task's answer schema,
     outside thinking and tool calls) ends the rollout; otherwise its tool calls run in order and
     their results are added to the context. A call that cannot be parsed is answered with the
-    reason. A reply that does neither is answered with a reminder. Format errors and repeated
+    reason. A reply that does neither is answered with a reminder, or ends the rollout if there are no
+    tools. Format errors and repeated
     replies carry the advantage override 0: they are never rewarded.
 
     With `new_context`, a full context does not end the rollout: the part that `context_edits` keeps
@@ -139,6 +140,9 @@ class MCPSampler(AsyncSampler[MCPTask]):
         return self._replies[reply.text.strip()]
 
     async def _respond(self, reply: Reply, tools: ToolBox) -> list[Message]:
+        if not tools.specs:
+            # The reply is all there is: nothing can be called, and a reminder tells nothing new.
+            raise LimitReached("no_answer")
         if reply.tool_calls:
             self._num_nudges = 0
             return await self._call_tools(reply.tool_calls, tools)

@@ -94,7 +94,7 @@ async def test_a_rollout_is_not_resumed_on_another_prompt_and_the_difference_is_
 
 
 async def test_a_long_reply_is_parsed_off_the_event_loop(
-    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+    store: TrajectoryStore, renderer: Renderer, tools_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
     parse = Renderer.parse
@@ -107,7 +107,7 @@ async def test_a_long_reply_is_parsed_off_the_event_loop(
     monkeypatch.setattr(async_sampler, "_LONG_REPLY_TOKENS", 25)
     with serve_script(renderer, replies("word " * 20, ANSWER)) as engine:
         await begin_run(store, engine, TASK)
-        async with open_play(store, engine, None) as context:
+        async with open_play(store, engine, tools_url) as context:
             result, _ = await play(store, context)
     assert result == RolloutResult("answered", "7")
     assert [thread is threading.main_thread() for thread in threads] == [False, True]
@@ -214,6 +214,18 @@ async def test_a_reply_without_call_or_answer_is_reminded_and_given_up_after_thr
         "content": "Call a tool, or answer inside <answer></answer>.",
     }
     assert_prompts_as_sent(turns, engine)
+
+
+@pytest.mark.parametrize("text", ["hm", tool_call("look", key="a")])
+async def test_without_tools_a_reply_without_an_answer_ends_the_rollout(
+    store: TrajectoryStore, renderer: Renderer, text: str
+) -> None:
+    with serve_script(renderer, replies(text, "well", ANSWER)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, None) as context:
+            result, turns = await play(store, context)
+    assert result == RolloutResult("no_answer")
+    assert len(turns) == 1
 
 
 @pytest.mark.parametrize(
