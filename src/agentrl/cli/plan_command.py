@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -85,7 +85,8 @@ def plan(
     if network_gb is not None:
         cluster = replace(cluster, network_gb_per_second=network_gb)
     path = _model_directory(config.model.model_name_or_path)
-    config, _ = fitted_to_model(config, path)
+    device: Literal["cpu", "gpu"] = "cpu" if cluster.gpu is None else "gpu"
+    config, _ = fitted_to_model(config, path, trains_on=device, samples_on=device)
     workload = usual_workload(config, turns, record_tokens)
     found = plan_cluster(config, path, cluster, workload)
     print(json.dumps(found.parts(), indent=2) if as_json else "\n".join(found.lines()))

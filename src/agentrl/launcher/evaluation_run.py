@@ -79,7 +79,9 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
         console, "checking the model, the questions and the tool servers ..."
     ):
         notes = await check_inputs(config, trains=False)
-    config, fitted = fitted_to_model(config, find_model(config.model))
+    config, fitted = fitted_to_model(
+        config, find_model(config.model), samples_on=gpus.samples_on(config.inference)
+    )
     for note in (*notes, *fitted):
         say(console, f"note: {note}")
     print_gpus(console, gpus)

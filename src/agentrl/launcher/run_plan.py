@@ -147,7 +147,10 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
         if not any(finding.problem for finding in found if finding.subject == "model"):
             path = find_model(config.model, with_weights=False)
             config, notes = fitted_to_model(
-                config, path, trains_on="gpu" if gpus.trainer else "cpu"
+                config,
+                path,
+                trains_on=gpus.trains_on,
+                samples_on=gpus.samples_on(config.inference),
             )
             found.append(Finding("limits", notes=tuple(notes)))
             memory = await _memory(config, gpus, path, found)

@@ -120,7 +120,10 @@ async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, G
         notes = await check_inputs(config)
         model_path = find_model(config.model)
         config, fitted = fitted_to_model(
-            config, model_path, trains_on="gpu" if gpus.trainer else "cpu"
+            config,
+            model_path,
+            trains_on=gpus.trains_on,
+            samples_on=gpus.samples_on(config.inference),
         )
         notes += [*fitted, *await asyncio.to_thread(check_memory, config, gpus, model_path)]
     for note in notes:

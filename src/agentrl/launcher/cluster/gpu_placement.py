@@ -12,9 +12,10 @@ receive as `CUDA_VISIBLE_DEVICES`. Nothing is started.
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agentrl.config.gpu_lists import in_words
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import InferenceSection, RootConfig
 from agentrl.config.validation.placement_checks import gpus_per_server, sglang_words
 from agentrl.errors import ConfigError
 from agentrl.runtime.gpus import VISIBLE, visible_gpus
@@ -43,6 +44,17 @@ class GpuMap:
         """GPUs of neither trainer nor servers: samplers (scorers, agents) and tools see these."""
         taken = {*self.trainer, *(gpu for group in self.servers for gpu in group)}
         return tuple(gpu for gpu in range(len(self.names)) if gpu not in taken)
+
+    @property
+    def trains_on(self) -> Literal["cpu", "gpu"]:
+        """The device of the trainer."""
+        return "gpu" if self.trainer else "cpu"
+
+    def samples_on(self, inference: InferenceSection) -> Literal["cpu", "gpu"] | None:
+        """Return the device of the inference servers; None for servers that are already there."""
+        if inference.inference_urls:
+            return None
+        return "gpu" if any(self.servers) else "cpu"
 
     def environment(self, gpus: Sequence[int]) -> dict[str, str]:
         """Return the variables that show a child these GPUs and no others."""

@@ -1,6 +1,7 @@
 """What is known of a model before a process starts, and what follows from it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,61 @@ def test_without_a_gpu_a_forward_pass_is_small(tmp_path: Path) -> None:
     assert notes == ["--max_tokens 8192, without a GPU"]
     config = build_config(given | {"max_tokens": 9000})
     assert fitted_to_model(config, path, trains_on="cpu") == (config, [])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "flags", "limit"),
+    [
+        (135_000_000, {}, 256),  # two cores: 48 replies of 256 tokens
+        (135_000_000, {"groups_per_step": 2, "num_generations": 4}, 1024),
+        (600_000, {}, None),
+        (8_000_000_000, {}, 128),
+        (135_000_000, {"max_new_tokens": 5000}, None),
+    ],
+)
+def test_a_cpu_limits_replies_to_what_a_step_of_minutes_has_room_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parameters: int,
+    flags: dict[str, object],
+    limit: int | None,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    path = write_model(tmp_path / "m", max_position_embeddings=40_960)
+    write_header(path / "model.safetensors", parameters)
+    given = build_config({"model_name_or_path": str(path), **flags})
+    config, notes = fitted_to_model(given, path, samples_on="cpu")
+    named = [note for note in notes if note.startswith("--max_new_tokens")]
+    if limit is None:
+        assert config.sampling.max_new_tokens == given.sampling.max_new_tokens
+        assert not named
+    else:
+        assert config.sampling.max_new_tokens == limit
+        assert f"--max_new_tokens {limit}, because a model of {parameters / 1e6:,.1f}" in named[0]
+    assert fitted_to_model(given, path, samples_on="gpu")[0].sampling.max_new_tokens == (
+        given.sampling.max_new_tokens
+    )
+
+
+def write_header(file: Path, parameters: int) -> None:
+    """Write weights without values: a sparse file of the size that its header names."""
+    header = json.dumps(
+        {"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 2 * parameters]}}
+    ).encode()
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + 2 * parameters)
+
+
+def test_flags_that_another_one_makes_useless_are_fitted_to_it(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m")
+    given = {"model_name_or_path": str(path), "lora_rank": 16, "eval_file": "held_out.jsonl"}
+    config, notes = fitted_to_model(build_config(given), path, trains_on="gpu")
+    assert (config.trainer.learning_rate, config.trainer.eval_strategy) == (1e-5, "ends")
+    assert sum("--learning_rate 1e-05" in note or "--eval_strategy" in note for note in notes) == 2
+    chosen = given | {"learning_rate": 1e-6, "eval_strategy": "no"}
+    config, _ = fitted_to_model(build_config(chosen), path, trains_on="gpu")
+    assert (config.trainer.learning_rate, config.trainer.eval_strategy) == (1e-6, "no")
 
 
 @pytest.mark.parametrize(
