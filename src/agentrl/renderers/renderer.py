@@ -8,6 +8,7 @@ from scratch and shares the longest common prefix with its parent.
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from agentrl.renderers.model_files import ModelFiles, read_model_files
 from agentrl.renderers.reply import MessageForm, Reply, Thinking, parse_reply, reply_grammar
 from agentrl.renderers.template_traits import (
     answered_call,
-    opening,
     template_traits,
     tools_as_shown,
 )
@@ -30,6 +30,7 @@ from agentrl.renderers.tool_calls.call_format import with_tool_descriptions
 from agentrl.renderers.tool_calls.call_format_registry import AUTO, get_tool_call_format
 from agentrl.renderers.turn_ends import turn_ends
 from agentrl.renderers.untrusted_text import EscapedConversation, Tools, UntrustedTextEncoder
+from agentrl.renderers.written_messages import MessageWriter, marked_texts, with_call_ids
 from agentrl.schema import Message
 from agentrl.schema.grammar import Grammar
 
@@ -87,6 +88,9 @@ class Renderer:
             for id_ in self.stop_token_ids
             if (text := files.tokenizer.id_to_token(id_)) is not None
         }
+        self._writer = MessageWriter(
+            self._template, self.traits, self._format, self._stop_literals.values()
+        )
         self._incremental = IncrementalRenderer(
             self._template, self.traits, self._format, self._stop_literals
         )
@@ -267,31 +271,50 @@ class Renderer:
                 the next one.
 
         Raises:
-            RenderError: the template cannot write the reply after its own generation prompt, or
-                does not end it with one of the model's stop tokens.
+            RenderError: the reply cannot be written so that, parsed, it gives the same calls,
+                thinking and content (the text names the field), or the template ends it with none
+                of the model's stop tokens.
         """
         conversation, closed = self._escaped([*history, reply], tools, False)
-        num_before = len(conversation.messages) - 1
-        prompt = conversation.rendered(self._template, num_before, add_generation_prompt=True)
-        if closed.startswith(prompt):
-            sampled = closed[len(prompt) :]
-        elif conversation.messages[-1].get("tool_calls") or self.traits.close_text is None:
-            raise RenderError("the template writes a reply differently than its generation prompt")
-        else:  # the generation prompt opens thinking, which the template removes from replies
-            sampled = str(conversation.messages[-1].get("content") or "")
-            sampled = sampled.removeprefix(opening(prompt, self.traits.marks))
-            sampled += self.traits.close_text
-        found = [
-            (sampled.find(literal), literal)
-            for literal in self._stop_literals.values()
-            if literal in sampled
-        ]
-        if found:
-            position, literal = min(found)
-            sampled = sampled[:position] + literal
-        else:
-            sampled += self._stop_of_next_message(conversation, [*history, reply], tools, following)
-        return _int32(self._untrusted.encode(sampled, conversation.literals, after_token=True))
+        differences = []
+        for text in self._writer.reply_texts(conversation, closed):
+            sampled, stop = self._writer.until_stop(text)
+            if not stop:
+                sampled += self._stop_of_next_message(
+                    conversation, [*history, reply], tools, following
+                )
+            ids = _int32(self._untrusted.encode(sampled, conversation.literals, after_token=True))
+            difference = self._writer.difference(reply, self.parse(ids, tools=tools), tools)
+            if difference is None:
+                return ids
+            differences.append(difference)
+        raise RenderError(
+            next(
+                iter(differences),
+                "the template writes a reply differently than its generation prompt",
+            )
+        )
+
+    def with_call_ids(self, messages: Sequence[Message]) -> list[Message]:
+        """Return a conversation whose calls have ids as in a rollout, and results that name them.
+
+        Templates check ids (Mistral's) or write them (Kimi's), and some write the name of the tool
+        of a result.
+
+        Raises:
+            RenderError: a call is malformed; the text names its message.
+        """
+        return with_call_ids(messages, self._format)
+
+    def unshown(self, messages: Sequence[Message], tools: Tools = ()) -> list[str]:
+        """Return what the template leaves out of a conversation, apart from replies: `[1].content`.
+
+        Raises:
+            RenderError: the template or the tokenizer cannot render it.
+        """
+        marked, marks = marked_texts(messages)
+        _, text = self._escaped(marked, tools, False)
+        return [place for place, mark in marks.items() if mark not in text]
 
     def extend_prompt(
         self,
@@ -462,30 +485,34 @@ class Renderer:
     ) -> tuple[EscapedConversation, str]:
         """Return the escaped conversation and its rendered text.
 
-        If the template does not render tools, a system prompt may describe them.
+        If the template does not render tools, a system prompt may describe them. What it leaves out
+        of messages is written into their text.
         """
         if tools and not self.traits.shows_tools:
             messages = with_tool_descriptions(
                 messages, tools, self._format, as_system=self.traits.shows_system
             )
             tools = ()
-        conversation = self._untrusted.escape(messages, tools)
+        conversation = self._written(self._untrusted.escape(messages, tools))
         if self.image_token_id is None and any(map(_shows_images, conversation.messages)):
             raise RenderError("the model reads text only, but a message shows an image")
         text = conversation.rendered(
-            self._template, len(messages), add_generation_prompt=add_generation_prompt
+            self._template, None, add_generation_prompt=add_generation_prompt
         )
         if not conversation.dangling:
             return conversation, text
         # The template may join untrusted texts into a literal. It has done so if escaping their ends
         # removes a literal.
-        guarded = self._untrusted.escape(messages, tools, edges=True)
+        guarded = self._written(self._untrusted.escape(messages, tools, edges=True))
         guarded_text = guarded.rendered(
-            self._template, len(messages), add_generation_prompt=add_generation_prompt
+            self._template, None, add_generation_prompt=add_generation_prompt
         )
         if self._untrusted.count(guarded_text) < self._untrusted.count(text):
             return guarded, guarded_text
         return conversation, text
+
+    def _written(self, conversation: EscapedConversation) -> EscapedConversation:
+        return replace(conversation, messages=self._writer.written(conversation.messages))
 
     def _stop_of_next_message(
         self,
@@ -495,8 +522,7 @@ class Renderer:
         following: Sequence[Message],
     ) -> str:
         """Return the stop token with which the template starts the next message."""
-        num_messages = len(conversation.messages)
-        closed = conversation.rendered(self._template, num_messages, add_generation_prompt=False)
+        closed = conversation.rendered(self._template, None, add_generation_prompt=False)
         after: Message = {"role": "user", "content": "x"}
         _, text = self._escaped([*messages, *(following[:1] or [after])], tools, False)
         following_text = text[len(closed) :] if text.startswith(closed) else ""

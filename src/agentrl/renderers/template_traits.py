@@ -10,7 +10,8 @@ from agentrl.renderers.tool_calls.call_format import ToolCallFormat
 from agentrl.schema import Message
 
 _PROBE = "\U000f0000"
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Fields in which messages hold their thinking."""
 OpenedForm = Literal["text", "opened", "reasoning"]
 _QUESTION: Message = {"role": "user", "content": "x"}
 
@@ -43,6 +44,8 @@ class TemplateTraits:
     """Field from which the template reads the thinking of a message with calls; None: its content."""
     shows_system: bool
     """Whether the template renders system prompts."""
+    shows_developer: bool
+    """Whether the template renders messages of the role `developer`."""
     shows_tools: bool
     """Whether the template renders tools."""
     shows_results: bool
@@ -96,7 +99,8 @@ def template_traits(template: ChatTemplate, format_: ToolCallFormat) -> Template
         opened_form=_opened_form(template, prompt, prompt.removeprefix(open_), marks),
         marks=marks,
         reasoning_key=_reasoning_key(template, call_id),
-        shows_system=_shows_system(template),
+        shows_system=_shows_prompt_of(template, "system"),
+        shows_developer=_shows_prompt_of(template, "developer"),
         shows_tools=bool(tools_as_shown(template)),
         shows_results=_shows_results(template, call_id, structured=structured),
     )
@@ -160,7 +164,7 @@ def _wants_structured_calls(
 
 def _reasoning_key(template: ChatTemplate, call_id: str) -> str | None:
     question, structured, result = answered_call(call_id, {"content": "x"})
-    for key in _REASONING_KEYS:
+    for key in REASONING_KEYS:
         text = _try_render(template, [question, {**structured, key: _PROBE}, result])
         if text is not None and _PROBE in text:
             return key
@@ -197,8 +201,8 @@ def _opened_form(
     return "text"
 
 
-def _shows_system(template: ChatTemplate) -> bool:
-    messages: list[Message] = [{"role": "system", "content": _PROBE}, _QUESTION]
+def _shows_prompt_of(template: ChatTemplate, role: str) -> bool:
+    messages: list[Message] = [{"role": role, "content": _PROBE}, _QUESTION]
     return _PROBE in (_try_render(template, messages) or "")
 
 

@@ -73,8 +73,10 @@ class EscapedConversation:
     dangling: bool
     """A text starts or ends with a part of a literal, which a template could complete."""
 
-    def rendered(self, template: ChatTemplate, stop: int, *, add_generation_prompt: bool) -> str:
-        """Return the text that a template makes of the first `stop` messages.
+    def rendered(
+        self, template: ChatTemplate, stop: int | None, *, add_generation_prompt: bool
+    ) -> str:
+        """Return the text that a template makes of the first `stop` messages, or of all.
 
         Raises:
             RenderError: the template refuses them.
@@ -326,6 +328,8 @@ def _plain_message(message: Message) -> Message:
     if message.get("tool_calls"):
         message = {**message, "tool_calls": [_plain_call(call) for call in message["tool_calls"]]}
     content = message.get("content")
+    if content is None and role == "assistant":  # as OpenAI's clients write a reply that only calls
+        return {**message, "content": ""}
     if not isinstance(content, list):
         return message
     parts = [_plain_part(part) for part in content]

@@ -6,8 +6,8 @@ where the template removes thinking from the history.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from agentrl.datasets.demonstrations.atif_documents import (
 )
 from agentrl.datasets.entries import BadEntry, read_entries
 from agentrl.datasets.question import image_address
-from agentrl.errors import DatasetError
+from agentrl.errors import DatasetError, RenderError
 from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
@@ -41,6 +41,8 @@ class Demonstration:
     messages: tuple[Message, ...]
     """An assistant message with `"weight": 0` is context and not learned."""
     tools: tuple[dict[str, Any], ...] = ()
+    source: str = field(default="", compare=False)
+    """Where its file has it: `line 3`."""
 
 
 def read_demonstrations(path: Path) -> Iterator[Demonstration]:
@@ -80,21 +82,33 @@ def demonstration_turns(
         fence: fencing token of the lease under which the turns are stored, if they are.
 
     Raises:
-        RenderError: the model's template cannot render the conversation.
+        RenderError: the model's template cannot render the conversation, leaves out a part of it,
+            or writes a reply that is read differently; the text names the message and its field.
     """
     conversation = Conversation([], tools=demonstration.tools)
     turns: list[DispatchedSamplingTask] = []
-    messages = [_without_weight(message) for message in demonstration.messages]
+    messages = renderer.with_call_ids(
+        [_without_weight(message) for message in demonstration.messages]
+    )
+    _check_shown(messages, demonstration.tools, renderer)
     new: list[Message] = []
     for position, (message, given) in enumerate(zip(messages, demonstration.messages, strict=True)):
         if message["role"] != "assistant":
             conversation.add(message)
             new.append(message)
             continue
-        prompt = conversation.next_prompt(renderer)
-        output_ids = renderer.reply_ids(
-            conversation.history, message, demonstration.tools, following=messages[position + 1 :]
-        )
+        try:
+            prompt = conversation.next_prompt(renderer)
+            output_ids = renderer.reply_ids(
+                conversation.history,
+                message,
+                demonstration.tools,
+                following=messages[position + 1 :],
+            )
+        except RenderError as error:
+            raise RenderError(f"messages[{position}]: {error}") from error
+        # From here on, the conversation holds what a rollout would: the reply as it is read.
+        reply = renderer.parse(output_ids, turn=len(turns), tools=demonstration.tools)
         turns.append(
             DispatchedSamplingTask(
                 id=f"{record_id}/{fence}/{len(turns)}",
@@ -114,13 +128,15 @@ def demonstration_turns(
                 added_messages=tuple(new),
                 tools=demonstration.tools if prompt.parent is None else (),
                 output_text=renderer.decode(output_ids),
+                tool_calls=reply.tool_calls,
                 finish_reason="stop",
                 branch_reason=prompt.branch_reason,
                 trainable=given.get("weight", 1) != 0,
                 sampling_params=SamplingParams(),
             )
         )
-        conversation.replied(len(turns) - 1, np.concatenate([prompt.ids, output_ids]), message)
+        full_ids = np.concatenate([prompt.ids, output_ids])
+        conversation.replied(len(turns) - 1, full_ids, reply.message)
         new = []
     return turns
 
@@ -138,6 +154,24 @@ def _made_entries(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"conversation {number}", json.loads(json.dumps(entry))
     except Exception as error:
         raise DatasetError(f"{path}: {_FUNCTION}(): {type(error).__name__}: {error}") from error
+
+
+def _check_shown(
+    messages: Sequence[Message], tools: tuple[dict[str, Any], ...], renderer: Renderer
+) -> None:
+    """Refuse a conversation of which the model would not see everything.
+
+    Raises:
+        RenderError: the template leaves out a text or a name.
+    """
+    left_out = renderer.unshown(messages, tools)
+    if left_out:
+        number = int(left_out[0].partition("[")[2].partition("]")[0])
+        raise RenderError(
+            f"{left_out[0]}: the model's chat template does not show it (role "
+            f"{messages[number]['role']!r}); remove it, or write it into the content of a message "
+            "that is shown"
+        )
 
 
 def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
@@ -167,6 +201,7 @@ def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
         id=str(entry.get("id") or where.replace(" ", "")),
         messages=tuple(messages),
         tools=_tools(_parsed(entry, "tools")),
+        source=where,
     )
 
 

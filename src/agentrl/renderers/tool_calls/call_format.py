@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from agentrl.renderers.tool_calls.call_writers import CallWriter
 from agentrl.schema import Message
 
 _MAX_DEPTH = 32
@@ -294,8 +295,12 @@ class ToolCallFormat:
     """`(turn, position)`: the id for a call without one."""
     own_id: re.Pattern[str] | None = None
     """Format of the ids that the model gives its calls and its template expects back."""
+    named_id: Callable[[str, int], str] | None = None
+    """`(name, number in the conversation)`: the id that the model itself would give a call."""
     control: tuple[str, ...] = ()
     """Control tokens that calls consist of: the model may write them, untrusted text may not."""
+    write: CallWriter | None = None
+    """Writes calls; None if only the model's own chat template can."""
     begin: Callable[[str | None], str] | None = None
     """Start of a call, of the named tool or of any; None if templates disagree."""
     names: tuple[str, ...] = ()

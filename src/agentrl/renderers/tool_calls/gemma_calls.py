@@ -17,6 +17,7 @@ from agentrl.renderers.tool_calls.call_format import (
     call_between,
     checked,
 )
+from agentrl.renderers.tool_calls.call_writers import gemma_call, one_by_one
 
 _OPEN, _CLOSE = "<|tool_call>", "<tool_call|>"
 _QUOTE = '<|"|>'
@@ -115,6 +116,7 @@ GEMMA4 = ToolCallFormat(
     scan_gemma,
     control=(_OPEN, _CLOSE, _QUOTE),
     begin=lambda tool: _OPEN + "call:" + ("" if tool is None else f"{tool}{{"),
+    write=one_by_one(gemma_call, ""),
     names=("gemma4",),
     example=f"{_OPEN}call:NAME{{KEY:{_QUOTE}VALUE{_QUOTE}}}{_CLOSE}",
     giveaways=(_OPEN,),

@@ -21,6 +21,7 @@ from agentrl.renderers.tool_calls.call_format import (
     refused,
     skip_space,
 )
+from agentrl.renderers.tool_calls.call_writers import between, invocation, one_by_one
 from agentrl.renderers.tool_calls.typed_values import Parameters
 
 
@@ -126,6 +127,7 @@ def _format(tags: _Tags, names: tuple[str, ...], control: tuple[str, ...]) -> To
     return ToolCallFormat(
         partial(_scan, tags),
         control=control,
+        write=between(f"{tags.open}\n", one_by_one(invocation(tags.prefix)), f"\n{tags.close}"),
         begin=begin,
         names=names,
         giveaways=(tags.open,),

@@ -20,6 +20,12 @@ from agentrl.renderers.tool_calls.call_format import (
     refused,
     skip_space,
 )
+from agentrl.renderers.tool_calls.call_writers import (
+    mistral_calls,
+    named_object,
+    one_by_one,
+    openai_calls,
+)
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _CODE, _CODE_END = "<code>", "</code>"
@@ -167,6 +173,7 @@ def _calls_of(values: list[Any]) -> list[ParsedCall]:
 HERMES = ToolCallFormat(
     scan_hermes,
     begin=json_call("<tool_call>\n", "arguments"),
+    write=one_by_one(named_object("arguments", "<tool_call>\n", "\n</tool_call>")),
     names=("hermes", "qwen", "qwen25"),
     example='<tool_call>\n{"name": "NAME", "arguments": {"KEY": "VALUE"}}\n</tool_call>',
     giveaways=(_OPEN,),
@@ -176,6 +183,7 @@ LLAMA3 = ToolCallFormat(
     scan_llama3_bare,
     control=(_PYTHON_TAG,),
     begin=json_call("", "parameters"),
+    write=one_by_one(named_object("parameters"), "; "),
     names=("llama3",),
     example='{"name": "NAME", "parameters": {"KEY": "VALUE"}}',
     giveaways=(_PYTHON_TAG, '"parameters": dictionary'),
@@ -185,6 +193,7 @@ MISTRAL = ToolCallFormat(
     call_id=nine_alphanumerics,
     own_id=re.compile("[A-Za-z0-9]{9}"),
     control=(_TOOL_CALLS, "[CALL_ID]", "[ARGS]"),
+    write=mistral_calls,
     names=("mistral",),
     example='[TOOL_CALLS][{"name": "NAME", "arguments": {"KEY": "VALUE"}}]',
     giveaways=(_TOOL_CALLS,),
@@ -192,6 +201,7 @@ MISTRAL = ToolCallFormat(
 OPENAI = ToolCallFormat(
     scan_leading=scan_openai,
     own_id=re.compile(r"[\w.:-]{1,128}"),
+    write=openai_calls,
     names=("openai",),
     example='{"tool_calls": [{"type": "function", "function": {"name": "NAME", "arguments": {}}}]}',
 )

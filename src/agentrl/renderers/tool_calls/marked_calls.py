@@ -1,7 +1,7 @@
 """Formats that mark a call's parts with tags or tokens: Qwen3-Coder, GLM, Kimi K2, DeepSeek."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -16,6 +16,14 @@ from agentrl.renderers.tool_calls.call_format import (
     decode_object,
     refused,
     skip_space,
+)
+from agentrl.renderers.tool_calls.call_writers import (
+    CallToWrite,
+    as_json,
+    between,
+    coder_call,
+    glm_call,
+    one_by_one,
 )
 from agentrl.renderers.tool_calls.typed_values import Parameters
 
@@ -193,6 +201,20 @@ def _scan_calls(
     return CallSection(begin, calls, end)
 
 
+def _write_kimi_k2(calls: Sequence[CallToWrite]) -> str:
+    written = (
+        f"{_KIMI_CALL}functions.{call.name}:{number}{_KIMI_ARGUMENTS}{as_json(call.arguments)}"
+        f"{_KIMI_END}"
+        for number, call in enumerate(calls)
+    )
+    return _KIMI_SECTION + "".join(written) + _KIMI_SECTION_END
+
+
+def _write_deepseek(call: CallToWrite) -> str:
+    arguments = as_json(call.arguments)
+    return f"{_DEEPSEEK_CALL}{call.name}{_DEEPSEEK_SEPARATOR}{arguments}{_DEEPSEEK_END}"
+
+
 @cache
 def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     # One search for all marks: a separate search would run to the end of the text for a missing
@@ -203,6 +225,7 @@ def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
 QWEN3_CODER = ToolCallFormat(
     scan_qwen3_coder,
     begin=lambda tool: "<tool_call>\n<function=" + ("" if tool is None else f"{tool}>\n"),
+    write=one_by_one(coder_call),
     names=("qwen3_coder",),
     example="<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>",
     giveaways=("<function=",),
@@ -211,6 +234,7 @@ GLM = ToolCallFormat(
     scan_glm,
     control=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     begin=lambda tool: "<tool_call>" + ("" if tool is None else f"{tool}\n"),
+    write=one_by_one(glm_call),
     names=("glm45",),
     example="<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
     giveaways=("<arg_key>",),
@@ -218,7 +242,9 @@ GLM = ToolCallFormat(
 KIMI_K2 = ToolCallFormat(
     scan_kimi_k2,
     own_id=re.compile(r"functions\.[\w.-]{1,128}:\d{1,9}"),
+    named_id=lambda name, number: f"functions.{name}:{number}",
     control=_KIMI_TOKENS,
+    write=_write_kimi_k2,
     names=("kimi_k2",),
     example=f'{_KIMI_SECTION}{_KIMI_CALL}functions.NAME:0{_KIMI_ARGUMENTS}{{"KEY": "VALUE"}}'
     f"{_KIMI_END}{_KIMI_SECTION_END}",
@@ -227,6 +253,7 @@ KIMI_K2 = ToolCallFormat(
 DEEPSEEK = ToolCallFormat(
     scan_deepseek,
     control=_DEEPSEEK_TOKENS,
+    write=between(_DEEPSEEK_SECTION, one_by_one(_write_deepseek, ""), _DEEPSEEK_SECTION_END),
     names=("deepseekv3", "deepseekv31"),
     example=f'{_DEEPSEEK_SECTION}{_DEEPSEEK_CALL}NAME{_DEEPSEEK_SEPARATOR}{{"KEY": "VALUE"}}'
     f"{_DEEPSEEK_END}{_DEEPSEEK_SECTION_END}",

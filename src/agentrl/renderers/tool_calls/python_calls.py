@@ -24,6 +24,7 @@ from agentrl.renderers.tool_calls.call_format import (
     refused,
     skip_space,
 )
+from agentrl.renderers.tool_calls.call_writers import between, one_by_one, python_call
 
 _BEGIN, _END = "<|tool_call_start|>", "<|tool_call_end|>"
 _PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -251,6 +252,7 @@ PYTHONIC = ToolCallFormat(
     scan_pythonic_bare,
     control=(_PYTHON_START, _PYTHON_END),
     begin=lambda tool: "[" + ("" if tool is None else f"{tool}("),
+    write=between("[", one_by_one(python_call, ", "), "]"),
     names=("pythonic",),
     example='[NAME(KEY="VALUE")]',
     giveaways=(_PYTHON_START, "[func_name1("),
@@ -259,6 +261,7 @@ LFM2 = ToolCallFormat(
     scan_lfm2,
     control=(_BEGIN, _END),
     begin=lambda tool: f"{_BEGIN}[" + ("" if tool is None else f"{tool}("),
+    write=between(f"{_BEGIN}[", one_by_one(python_call, ", "), f"]{_END}"),
     names=("lfm2",),
     example=f'{_BEGIN}[NAME(KEY="VALUE")]{_END}',
     giveaways=(f"{_BEGIN}[",),
@@ -266,6 +269,7 @@ LFM2 = ToolCallFormat(
 MINICPM = ToolCallFormat(
     scan_minicpm,
     control=(_BEGIN, _END),
+    write=between(f"{_BEGIN}\n```python\n", one_by_one(python_call), f"\n```\n{_END}"),
     names=("minicpm",),
     giveaways=(_BEGIN,),
     example=f'{_BEGIN}\n```python\nNAME(KEY="VALUE")\n```\n{_END}',

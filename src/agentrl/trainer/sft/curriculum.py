@@ -60,7 +60,7 @@ def file_examples(
             )
             images = _images_of(turns, reader)
         except (RenderError, ImageError) as error:
-            raise ConfigError(f"{path}: {demonstration.id}: {error}") from error
+            raise ConfigError(f"{path}: {demonstration.source}: {error}") from error
         examples.append(Example(demonstration.id, tuple(turn_tokens(turns, images))))
     if not examples:
         raise ConfigError(f"{path}: the file has no conversations")

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,33 @@ def test_cells_of_a_table_hold_messages_and_tools_as_json(tmp_path: Path) -> Non
         rows.writerow([json.dumps(HELLO), json.dumps([{"type": "function"}])])
     (demonstration,) = read_demonstrations(path)
     assert demonstration == Demonstration("line2", HELLO, ({"type": "function"},))
+
+
+def test_calls_get_the_ids_that_the_template_expects(tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path, "mistral")
+    call = {"id": "any", "type": "function", "function": {"name": "price", "arguments": "{}"}}
+    messages = (
+        HELLO[1],
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "any", "content": "7"},
+        HELLO[4],
+    )
+    first, second = turns_of(renderer, messages)
+    (read,) = first.tool_calls
+    assert len(read.id) == 9
+    assert f'"call_id": "{read.id}"' in renderer.decode(second.added_ids)
+    assert second.branch_reason is None
+
+
+def test_a_text_that_the_template_leaves_out_is_refused_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_tools = THINKING.template.replace(
+        "{{- '<|im_start|>'", "{%- if message.role != 'tool' %}{{- '<|im_start|>'", 1
+    ).replace("{%- endfor %}", "{%- endif %}{%- endfor %}", 1)
+    monkeypatch.setitem(FAMILIES, "deaf", replace(THINKING, template=without_tools))
+    result = {"role": "tool", "tool_call_id": "c", "content": "7"}
+    with pytest.raises(RenderError, match=r"^messages\[2\].content: .*role 'tool'"):
+        turns_of(renderer_of(tmp_path, "deaf"), (HELLO[1], HELLO[2], result, HELLO[4]))
+    with pytest.raises(RenderError, match=r"^messages\[0\].name: "):
+        turns_of(renderer_of(tmp_path, "qwen25"), ({**HELLO[1], "name": "ann"}, HELLO[4]))
