@@ -11,6 +11,11 @@ tools, text that looks like control tokens, truncated replies and noise:
   id, no untrusted text became a control token, and every prompt equals the template's text;
 - `appended`: share of calls whose results were appended to the ids as sampled. If it is below 1,
   the template itself writes the call differently than the model did.
+
+`--demonstrations 1000` instead renders random demonstrations to learn from (calls with nested
+arguments, parallel calls, thinking, empty content, unicode, images where the model reads them) and
+reads every reply again: `back` counts those whose replies all gave the same calls, thinking and
+content; `refused` the others, by the field that the refusal names; `failed` must be 0.
 """
 
 import argparse
@@ -41,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--families", help="comma-separated; all available ones by default")
     parser.add_argument("--conversations", type=int, default=1000)
+    parser.add_argument("--demonstrations", type=int, default=0, help="test these instead")
     parser.add_argument("--templates", type=Path, help="folder of templates that TRL lacks")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
@@ -54,14 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"not available: {', '.join(unknown)}; available: {', '.join(available)}")
     found = {}
     for name in names:
-        found[name] = measured(name, options.conversations)
+        found[name] = (
+            demonstrated(name, options.demonstrations)
+            if options.demonstrations
+            else measured(name, options.conversations)
+        )
         if not options.json:
             print(name, found[name], flush=True)
     if options.json:
         print(json.dumps(found))
-    return (
-        0 if all(figures["exact"] == figures["conversations"] for figures in found.values()) else 1
-    )
+    return int(any(figures["failed"] for figures in found.values()))
 
 
 def measured(name: str, num_conversations: int) -> dict[str, Any]:
@@ -96,11 +104,28 @@ def measured(name: str, num_conversations: int) -> dict[str, Any]:
         "format": one.renderer.tool_call_format,
         "conversations": held.conversations,
         "exact": held.conversations - held.inexact,
+        "failed": held.inexact,
         "appended": round(held.appended / max(held.answered, 1), 3),
     }
     if held.first_failure:
         figures["first_failure"] = held.first_failure
     return figures
+
+
+def demonstrated(name: str, num_demonstrations: int) -> dict[str, Any]:
+    """Return what became of demonstrations in a family's template."""
+    from harness.chat_play import model  # noqa: PLC0415
+    from harness.demonstration_play import held  # noqa: PLC0415
+
+    counts = held(model(name).renderer, num_demonstrations)
+    figures: dict[str, Any] = {
+        "demonstrations": counts.demonstrations,
+        "replies": counts.replies,
+        "back": counts.there_and_back,
+        "refused": counts.refused,
+        "failed": counts.wrong,
+    }
+    return figures | ({"first_failure": counts.first_wrong} if counts.first_wrong else {})
 
 
 if __name__ == "__main__":

@@ -280,9 +280,7 @@ class Renderer:
         for text in self._writer.reply_texts(conversation, closed):
             sampled, stop = self._writer.until_stop(text)
             if not stop:
-                sampled += self._stop_of_next_message(
-                    conversation, [*history, reply], tools, following
-                )
+                sampled += self._stop_of_next_message(reply, tools, following)
             ids = _int32(self._untrusted.encode(sampled, conversation.literals, after_token=True))
             difference = self._writer.difference(reply, self.parse(ids, tools=tools), tools)
             if difference is None:
@@ -314,7 +312,13 @@ class Renderer:
         """
         marked, marks = marked_texts(messages)
         _, text = self._escaped(marked, tools, False)
-        return [place for place, mark in marks.items() if mark not in text]
+        missing = [place for place, mark in marks.items() if mark not in text]
+        for stop, message in enumerate(messages):
+            # Some templates show a system prompt only in the prompt of the next reply.
+            if missing and message["role"] == "assistant":
+                _, text = self._escaped(marked[:stop], tools, True)
+                missing = [place for place in missing if marks[place] not in text]
+        return missing
 
     def extend_prompt(
         self,
@@ -515,15 +519,15 @@ class Renderer:
         return replace(conversation, messages=self._writer.written(conversation.messages))
 
     def _stop_of_next_message(
-        self,
-        conversation: EscapedConversation,
-        messages: Sequence[Message],
-        tools: Tools,
-        following: Sequence[Message],
+        self, reply: Message, tools: Tools, following: Sequence[Message]
     ) -> str:
         """Return the stop token with which the template starts the next message."""
-        closed = conversation.rendered(self._template, None, add_generation_prompt=False)
+        # Without thinking and history: templates that remove earlier thinking would rewrite them.
+        calls = reply.get("tool_calls")
+        bare: Message = {"role": "assistant", "content": "" if calls else "x"}
         after: Message = {"role": "user", "content": "x"}
+        messages = [after, bare | ({"tool_calls": calls} if calls else {})]
+        _, closed = self._escaped(messages, tools, False)
         _, text = self._escaped([*messages, *(following[:1] or [after])], tools, False)
         following_text = text[len(closed) :] if text.startswith(closed) else ""
         for literal in self._stop_literals.values():

@@ -93,18 +93,27 @@ class MessageWriter:
         prompt = conversation.rendered(self._template, len(before), add_generation_prompt=True)
         if closed.startswith(prompt):
             yield closed[len(prompt) :]
-        calls, close = "", self._traits.close_text or ""
-        if message.get("tool_calls"):
-            bare = {**_without_reasoning(message), "content": ""}
-            with_calls = self._template.render(
-                [*before, bare], conversation.tools, add_generation_prompt=False
-            )
-            if not with_calls.startswith(prompt):
-                return
-            # The template's own text of the calls, whose end includes the end of the turn.
+        if self._format.split is not None:
+            # Once a final answer follows, the template removes the thinking before it.
+            alone = self._alone(message, conversation.tools)
+            if alone is not None:
+                yield alone
+            return
+        if not message.get("tool_calls"):
+            yield self._as_text(message, "") + (self._traits.close_text or "")
+            return
+        bare = {**_without_reasoning(message), "content": ""}
+        with_calls = self._template.render(
+            [*before, bare], conversation.tools, add_generation_prompt=False
+        )
+        end = self._traits.close_text or ""
+        if with_calls.startswith(prompt):
+            # The template's own text of the calls, and its end of the turn.
             calls = self._without_empty_thinking(with_calls[len(prompt) :])
-            close = ""
-        yield self._as_text(message, calls) + close
+            yield self._as_text(message, calls)
+            end = self.until_stop(calls)[1]
+        if self._format.write is not None:
+            yield self._as_text(message, self._format.write(calls_of(message))) + end
 
     def until_stop(self, text: str) -> tuple[str, str]:
         """Return a text up to its first end of turn, inclusive, and this end; without one, ''."""
@@ -127,6 +136,9 @@ class MessageWriter:
                 return f"tool_calls[{position}].function.arguments is not a JSON object"
             calls.append((call.name, dict(call.arguments)))
         read = [(call.name, call.arguments) for call in reply.tool_calls]
+        faults = [call.format_error for call in reply.tool_calls if call.format_error]
+        if faults and not any(call.format_error for call in given.tool_calls):
+            return f"tool_calls: {_short(calls)} cannot be read back ({faults[0]})"
         if _canonical(read) != _canonical(calls):
             return f"tool_calls: {_short(calls)} reads back as {_short(read)}"
         reasoning = f"{reasoning_of(message)} {given.reasoning}"
@@ -143,7 +155,7 @@ class MessageWriter:
         if reasoning:
             message = {**_without_reasoning(message), self._key: reasoning}
         if self._format.split is not None:
-            return message
+            return _with_one_text(message, self._key) if calls and reasoning else message
         if calls and self._traits.wants_structured_calls:
             if reasoning and self._traits.reasoning_key is None:
                 message = {**_without_reasoning(message), "content": self._as_text(message, "")}
@@ -196,13 +208,12 @@ class MessageWriter:
         if shape.num_calls:
             message["tool_calls"] = [self._probe_call(number) for number in range(shape.num_calls)]
         try:
-            prompt = self._template.render([_QUESTION], (), add_generation_prompt=True)
-            closed = self._template.render([_QUESTION, message], (), add_generation_prompt=False)
+            alone = self._alone(message, ())
         except RenderError:
             return False
-        if not closed.startswith(prompt):
+        if alone is None:
             return False
-        text, stop = self.until_stop(closed[len(prompt) :])
+        text, stop = self.until_stop(alone)
         reply = parse_reply(
             text.removesuffix(stop),
             self._format,
@@ -210,6 +221,16 @@ class MessageWriter:
             marks=self._traits.marks,
         )
         return self.difference(message, reply, ()) is None
+
+    def _alone(self, message: Message, tools: Tools) -> str | None:
+        """Return the template's text of a first reply; None if it is not one after the prompt.
+
+        Raises:
+            RenderError: the template refuses it.
+        """
+        prompt = self._template.render([_QUESTION], tools, add_generation_prompt=True)
+        closed = self._template.render([_QUESTION, message], tools, add_generation_prompt=False)
+        return closed[len(prompt) :] if closed.startswith(prompt) else None
 
     def _probe_call(self, number: int) -> dict[str, Any]:
         return {
@@ -305,6 +326,13 @@ def reasoning_of(message: Message) -> str:
     """Return the thinking that a message holds in a field of its own."""
     texts = (message.get(key) for key in REASONING_KEYS)
     return next((text for text in texts if isinstance(text, str) and text.strip()), "")
+
+
+def _with_one_text(message: Message, key: str) -> Message:
+    """Return a message with a call as rollouts in channels have it; see `Reply.message`."""
+    content = _text_of(message).strip()
+    reasoning = "\n\n".join(filter(None, (message[key], content)))
+    return {**message, key: reasoning, "content": ""}
 
 
 def _without_reasoning(message: Message) -> Message:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.chat_families import FAMILIES, Family, write_family
+from harness.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
+from harness.chat_play import model
+from harness.demonstration_play import held
 
 from agentrl.data.tokens import turn_tokens
 from agentrl.datasets.demonstrations.demonstration import (
@@ -250,3 +252,15 @@ def test_a_text_that_the_template_leaves_out_is_refused_by_its_place(
         turns_of(renderer_of(tmp_path, "deaf"), (HELLO[1], HELLO[2], result, HELLO[4]))
     with pytest.raises(RenderError, match=r"^messages\[0\].name: "):
         turns_of(renderer_of(tmp_path, "qwen25"), ({**HELLO[1], "name": "ann"}, HELLO[4]))
+
+
+@pytest.mark.parametrize(
+    "name", [*FAMILIES, *(name for name, family in REAL_FAMILIES.items() if family.is_there)]
+)
+def test_random_demonstrations_go_there_and_back_or_are_refused_by_name(name: str) -> None:
+    counts = held(model(name).renderer, 15)
+    assert (counts.wrong, counts.first_wrong) == (0, "")
+    # gpt-oss and Llama 3 have no form for parallel calls or for words beside a call.
+    may_refuse = {"tool_calls", "thinking"} if name in ("gpt_oss", "llama3") else set()
+    assert set(counts.refused) <= may_refuse
+    assert counts.there_and_back >= 4
