@@ -25,8 +25,8 @@ from agentrl.schema import (
 from agentrl.schema.image import content_with_images
 from agentrl.tools import ToolBox
 
-MAX_NUDGES = 3
-"""Number of consecutive replies with neither a tool call nor an answer that ends a rollout."""
+REMINDERS_WITH_TOOLS = 2
+"""Default of `--max_reminders` in a rollout with tools; without tools, a rollout has one turn."""
 
 CONTEXT_RESERVE = 1024
 """With fewer tokens left for a reply, a context that may be renewed counts as full."""
@@ -38,9 +38,10 @@ class MCPSampler(AsyncSampler[MCPTask]):
     Turn by turn, the model replies. A reply with a final answer (by the task's answer schema,
     outside thinking and tool calls) ends the rollout; otherwise its tool calls run in order and
     their results are added to the context. A call that cannot be parsed is answered with the
-    reason. A reply that does neither is answered with a reminder, or ends the rollout if there are no
-    tools. Format errors and repeated
-    replies carry the advantage override 0: they are never rewarded.
+    reason. A reply that does neither is answered with a reminder, `--max_reminders` times in a row.
+    Without tools, there is nothing to call: the first reply ends the rollout, unless reminders are
+    configured. Format errors and repeated replies carry the advantage override 0: they are never
+    rewarded.
 
     With `new_context`, a full context does not end the rollout: the part that `context_edits` keeps
     is rendered again, and the next turn branches off the token tree where the two still agree, with
@@ -51,7 +52,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
         super().__init__(task, record, context)
         self._replies: Counter[str] = Counter()
         self._num_calls = 0
-        self._num_nudges = 0
+        self._num_reminders = 0
         self._summary: str | None = None
         self._question: Message = {"role": "user", "content": task.query}
         self._num_images = 0
@@ -112,7 +113,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
     async def _compress(self, conversation: Conversation) -> None:
         """Renew the context without the repetitions, and count repetitions from zero."""
         self._replies.clear()
-        self._num_nudges = 0
+        self._num_reminders = 0
         reason = f"repetition_{self.context.rollout.new_context}"
         await self._renew(conversation, without_repetitions(conversation.history), reason)
 
@@ -140,16 +141,16 @@ class MCPSampler(AsyncSampler[MCPTask]):
         return self._replies[reply.text.strip()]
 
     async def _respond(self, reply: Reply, tools: ToolBox) -> list[Message]:
-        if not tools.specs:
-            # The reply is all there is: nothing can be called, and a reminder tells nothing new.
-            raise LimitReached("no_answer")
-        if reply.tool_calls:
-            self._num_nudges = 0
+        if reply.tool_calls and tools.specs:
+            self._num_reminders = 0
             return await self._call_tools(reply.tool_calls, tools)
-        self._num_nudges += 1
-        if self._num_nudges >= MAX_NUDGES:
+        limit = self.context.rollout.max_reminders
+        if limit is None:
+            limit = REMINDERS_WITH_TOOLS if tools.specs else 0
+        if self._num_reminders >= limit:
             raise LimitReached("no_answer")
-        return [{"role": "user", "content": self._nudge()}]
+        self._num_reminders += 1
+        return [{"role": "user", "content": self._reminder(has_tools=bool(tools.specs))}]
 
     async def _call_tools(self, calls: tuple[ToolCall, ...], tools: ToolBox) -> list[Message]:
         """Run the calls one after the other: tools may keep state."""
@@ -224,7 +225,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
         images = await self.context.images.keep(self.task.images)
         return {"role": "user", "content": content_with_images(self.task.query, images)}
 
-    def _nudge(self) -> str:
+    def _reminder(self, *, has_tools: bool) -> str:
         schema = self.task.answer_schema
         form = "\\boxed{}" if schema == "boxed" else f"<{schema}></{schema}>"
-        return f"Call a tool, or answer inside {form}."
+        return f"Call a tool, or answer inside {form}." if has_tools else f"Answer inside {form}."

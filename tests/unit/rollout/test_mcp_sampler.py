@@ -94,7 +94,7 @@ async def test_a_rollout_is_not_resumed_on_another_prompt_and_the_difference_is_
 
 
 async def test_a_long_reply_is_parsed_off_the_event_loop(
-    store: TrajectoryStore, renderer: Renderer, tools_url: str, monkeypatch: pytest.MonkeyPatch
+    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
     parse = Renderer.parse
@@ -105,9 +105,10 @@ async def test_a_long_reply_is_parsed_off_the_event_loop(
 
     monkeypatch.setattr(Renderer, "parse", noted)
     monkeypatch.setattr(async_sampler, "_LONG_REPLY_TOKENS", 25)
+    rollout = RolloutSection(max_reminders=1)
     with serve_script(renderer, replies("word " * 20, ANSWER)) as engine:
         await begin_run(store, engine, TASK)
-        async with open_play(store, engine, tools_url) as context:
+        async with open_play(store, engine, None, rollout=rollout) as context:
             result, _ = await play(store, context)
     assert result == RolloutResult("answered", "7")
     assert [thread is threading.main_thread() for thread in threads] == [False, True]
@@ -216,16 +217,44 @@ async def test_a_reply_without_call_or_answer_is_reminded_and_given_up_after_thr
     assert_prompts_as_sent(turns, engine)
 
 
-@pytest.mark.parametrize("text", ["hm", tool_call("look", key="a")])
-async def test_without_tools_a_reply_without_an_answer_ends_the_rollout(
+@pytest.mark.parametrize(
+    "text", ["It costs 7.", tool_call("look", key="lamp"), "<tool_call>what?</tool_call>"]
+)
+async def test_without_tools_the_first_reply_ends_the_rollout(
     store: TrajectoryStore, renderer: Renderer, text: str
 ) -> None:
-    with serve_script(renderer, replies(text, "well", ANSWER)) as engine:
+    with serve_script(renderer, replies(text, ANSWER)) as engine:
         await begin_run(store, engine, TASK)
         async with open_play(store, engine, None) as context:
             result, turns = await play(store, context)
     assert result == RolloutResult("no_answer")
     assert len(turns) == 1
+
+
+async def test_configured_reminders_without_tools_name_no_tool(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    rollout = RolloutSection(max_reminders=1)
+    with serve_script(renderer, replies("It costs 7.", ANSWER)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, None, rollout=rollout) as context:
+            result, turns = await play(store, context)
+    assert result == RolloutResult("answered", "7")
+    (reminder,) = turns[1].added_messages
+    assert reminder["content"] == "Answer inside <answer></answer>."
+
+
+@pytest.mark.parametrize("num_reminders", [0, 1])
+async def test_a_rollout_with_tools_gets_as_many_reminders_as_configured(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str, num_reminders: int
+) -> None:
+    rollout = RolloutSection(max_reminders=num_reminders)
+    with serve_script(renderer, replies("hm", "well", "who knows")) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            result, turns = await play(store, context)
+    assert result == RolloutResult("no_answer")
+    assert len(turns) == num_reminders + 1
 
 
 @pytest.mark.parametrize(

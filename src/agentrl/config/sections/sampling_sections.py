@@ -57,6 +57,9 @@ class RolloutSection(ConfigSection):
     """Maximum number of model calls in a rollout."""
     max_tool_calls: int = Field(default=200, ge=0)
     """Maximum number of tool calls in a rollout, including malformed ones."""
+    max_reminders: int | None = Field(default=None, ge=0)
+    """Maximum number of reminders in a row that answer replies with neither a tool call nor an
+    answer; after them, the rollout ends with `no_answer`. By default 2 with tools and 0 without."""
     rollout_timeout_seconds: float = Field(default=3600.0, gt=0)
     """Maximum wall-clock time of a rollout in seconds; after it, the rollout ends with
     `time_limit`."""
