@@ -64,6 +64,12 @@ class ConfigError(AgentRLError, ValueError):
     exit_status = 2
 
 
+class NothingToLearn(AgentRLError):
+    """The first answers of the model have equal scores, and the user asked to stop then."""
+
+    exit_status = 3
+
+
 class DatasetError(ConfigError):
     """A dataset is missing, or one of its lines is malformed; the message names the line."""
 

@@ -5,11 +5,12 @@ Other machines start trainer ranks only (`multi_node`).
 
 import asyncio
 import time
+from typing import Any
 
 from rich.console import Console
 
 from agentrl.config.sections import RootConfig, TrainerSection
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, NothingToLearn
 from agentrl.launcher.checks.memory_check import check_memory
 from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import (
@@ -43,6 +44,7 @@ from agentrl.launcher.console.run_report import (
 from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.warm_start import warm_start_run, warm_started
 from agentrl.runtime.ending_tasks import end_tasks
+from agentrl.runtime.processes.child_processes import Child
 from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
 
@@ -164,7 +166,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     )
     follower = asyncio.create_task(display.follow())
     try:
-        status = await cluster.wait(trainer.name)
+        status = await _until_trained(cluster, trainer, display)
         # Wait for one more update, so that the last step is shown.
         await asyncio.sleep(0.6)
     finally:
@@ -186,6 +188,27 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     if config.rollout.enable_sampling:
         await cluster.wait_for_samplers()
     return status
+
+
+async def _until_trained(cluster: LocalCluster, trainer: Child, display: ProgressDisplay) -> int:
+    """Wait for the trainer to exit, and return its exit status.
+
+    Raises:
+        NothingToLearn: with `--require_signal`, the first answers have equal scores.
+    """
+    waiting = asyncio.create_task(cluster.wait(trainer.name))
+    try:
+        if cluster.config.rollout.require_signal:
+            either: set[asyncio.Future[Any]] = {waiting, display.first_answers}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and display.first_answers.result().lacks_signal:
+                raise NothingToLearn(
+                    "--require_signal: the first answers give nothing to learn from (see above); no "
+                    "step was made, and the same command with other flags goes on"
+                )
+        return await waiting
+    finally:
+        waiting.cancel()
 
 
 async def already_done(trainer: TrainerSection, store: TrajectoryStore) -> str | None:

@@ -53,6 +53,9 @@ class RolloutSection(ConfigSection):
     target_concurrency: int | None = Field(default=None, ge=1, le=100_000)
     """Concurrent rollouts of a sampler per inference server; by default limited by the capacity
     that the servers report (KV cache, queue)."""
+    require_signal: bool = False
+    """`agentrl run`: stop before the first step (exit status 3) if the first answers all score the
+    same in their groups, so that nothing can be learned. By default, the run says so and goes on."""
     max_turns: int = Field(default=25, ge=1)
     """Maximum number of model calls in a rollout."""
     max_tool_calls: int = Field(default=200, ge=0)

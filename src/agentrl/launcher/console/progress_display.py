@@ -19,6 +19,7 @@ from agentrl.launcher.console.run_panel import RunView, panel, phase_text, stand
 from agentrl.launcher.console.run_report import say
 from agentrl.launcher.console.run_warnings import RunWarnings
 from agentrl.store import RunProgress, TrajectoryStore
+from agentrl.store.views.first_answers import FirstAnswers
 
 REFRESH_SECONDS = 0.5
 QUIET_SECONDS = 60.0
@@ -100,6 +101,10 @@ class ProgressDisplay:
         # The metrics file of a resumed run contains the lines of its earlier steps.
         self._printed_until = time.time()
         self.view = RunView(run_name, max_steps)
+        self.first_answers: asyncio.Future[FirstAnswers] = (
+            asyncio.get_running_loop().create_future()
+        )
+        """The report on the starting weights' answers, after it was shown."""
 
     async def follow(self) -> None:
         """Show the run until cancelled."""
@@ -121,6 +126,10 @@ class ProgressDisplay:
         self._read_steps()
         for text in await self._warnings.new():
             say(self._console, f"warning: {text}", "yellow")
+        first = self._warnings.first_answers
+        if first is not None and not self.first_answers.done():
+            self.first_answers.set_result(first)
+            say(self._console, str(first), "yellow" if first.lacks_signal else "")
         view.missing, view.lacks_signal = self._warnings.missing, self._warnings.lacks_signal
         view.restarts = self._restarts()
         try:

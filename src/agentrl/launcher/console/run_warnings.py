@@ -10,12 +10,17 @@ from agentrl.errors import StoreError
 from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.printable import counted
 from agentrl.store import TrajectoryStore
+from agentrl.store.views.first_answers import FirstAnswers
 from agentrl.store.views.learning_signal import SLOW_SECONDS, MissingScores
 from agentrl.store.views.reports import Failure, RunProgress
 
 CHECK_SECONDS = 2.0
 MIN_GROUPS = 4
 """Number of groups without signal that triggers the warning."""
+MIN_ANSWERS = 8
+"""Number of scored attempts after which the first answers are reported at all."""
+FIRST_ANSWERS_SECONDS = 90.0
+"""Time after the first score at which they are reported, even if few groups are complete."""
 MAX_STEPS_DROPPED = 4
 """A step that drops the groups of this many steps for equal scores triggers the warning."""
 MIN_ATTEMPTS = 4
@@ -37,6 +42,9 @@ class RunWarnings:
         self.missing: MissingScores | None = None
         self.lacks_signal = False
         """Whether the groups consumed so far had no learning signal."""
+        self.first_answers: FirstAnswers | None = None
+        """The report on the starting weights' answers, once there are enough; none if resumed."""
+        self._first_scored_at: float | None = None
 
     async def new(self) -> list[str]:
         """Return the new warnings; none while the store is unreachable."""
@@ -65,6 +73,8 @@ class RunWarnings:
             failures = await reports.failures(MIN_ATTEMPTS)
             if sum(failure.num_failed_attempts for failure in failures) >= MIN_ATTEMPTS:
                 found["failing"] = f"every attempt has failed so far, {self._describe(failures[0])}"
+        if progress.policy_version == 0 and self.first_answers is None:
+            await self._read_first_answers(progress)
         may_lack = progress.policy_version == 0 and progress.num_groups_consumed >= MIN_GROUPS
         if may_lack and not self.lacks_signal:
             signal = await reports.signal()
@@ -75,6 +85,20 @@ class RunWarnings:
         if may_drop and "dropping" not in self._reported:
             found.update(await self._step_warning(progress))
         return found
+
+    async def _read_first_answers(self, progress: RunProgress) -> None:
+        """Read the report when whole groups are scored, or when some minutes have passed."""
+        num_scored = progress.records.get("scored", 0)
+        if not num_scored:
+            return
+        now = time.monotonic()
+        self._first_scored_at = self._first_scored_at or now
+        is_late = now - self._first_scored_at >= FIRST_ANSWERS_SECONDS
+        enough_groups = min(MIN_GROUPS, progress.groups_per_step)
+        if progress.num_groups_completed >= enough_groups or (
+            is_late and num_scored >= MIN_ANSWERS
+        ):
+            self.first_answers = await self._store.reports.first_answers()
 
     async def _step_warning(self, progress: RunProgress) -> dict[str, str]:
         """Return a warning about a step that waits for samples and drops nearly all of them."""

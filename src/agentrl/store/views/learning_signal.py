@@ -60,28 +60,42 @@ class LearningSignal(Value):
         mean = "no scores" if self.mean_score is None else f"mean {self.mean_score:.3f}"
         shown = (f"  {example}" for example in self.examples)
         first = f"{self.num_equal} of {self.num_groups} groups had equal scores ({mean})"
-        return "\n".join([first, *shown, f"  what to try: {self._advice()}"])
+        return "\n".join([first, *shown, *(f"  what to try: {line}" for line in self._advice())])
 
-    def _advice(self) -> str:
+    def _advice(self) -> list[str]:
         if self.num_equal + self.num_kept < self.num_groups:
-            return "find out why records were dropped or have no score: agentrl inspect failures"
+            return ["find out why records were dropped or have no score: agentrl inspect failures"]
         if self.mean_score is not None and self.mean_score > 0.5:
-            return "use harder questions; these are always answered correctly"
+            return ["use harder questions; these are always answered correctly"]
         if self.examples and all(example.error is not None for example in self.examples):
-            return (
+            return [
                 "fix the errors above, then score the existing answers with `agentrl store rescore`"
-            )
+            ]
         if self.examples and all(example.answer is None for example in self.examples):
             run_option = ("--run_name", self.run_name)
             command = typed_command("inspect", "record", self.examples[0].record_id, *run_option)
-            return (
-                f"see what the model did instead of answering: {command}; use a stronger model, easier "
-                "questions, or a higher --max_turns or --max_new_tokens"
-            )
-        return (
-            "compare the answers above with the scorer and --answer_schema; use easier questions, "
-            "a stronger model, a higher --temperature or more --num_generations"
-        )
+            return [
+                f"see what the model did instead of answering: {command}; raise --max_turns or "
+                "--max_new_tokens if it was cut",
+                *ways_to_a_signal(),
+            ]
+        return [
+            "compare the answers above with the scorer and --answer_schema",
+            *ways_to_a_signal(),
+        ]
+
+
+def ways_to_a_signal() -> list[str]:
+    """Return what gives a model that is always wrong something to learn from, one way a line."""
+    return [
+        "demonstrations first: --warm_start FILE.yaml, or agentrl sft --train_file "
+        "DEMONSTRATIONS.jsonl (docs/sft.md)",
+        "or learn from a stronger model: run it on these questions, then agentrl sft --records_of "
+        "THAT_RUN --min_score 1",
+        "a --system_prompt with the format and an example; easier questions first; a scorer that "
+        "pays for parts (docs/bring-your-own.md)",
+        "a lower --temperature if the replies ramble; more --num_generations if some are right",
+    ]
 
 
 class MissingScores(Value):
@@ -146,7 +160,9 @@ async def read_signal(
         num_equal=sum(group["equal"] and not group["kept"] for group in found),
         num_kept=sum(group["kept"] for group in found),
         mean_score=sum(group["sum"] for group in found) / num_scores if num_scores else None,
-        examples=tuple(_example(examples[task_id]) for task_id in first_ids if task_id in examples),
+        examples=tuple(
+            scored_answer(examples[task_id]) for task_id in first_ids if task_id in examples
+        ),
     )
 
 
@@ -174,14 +190,15 @@ async def read_missing_scores(database: RunDatabase) -> MissingScores:
         num_unscorable=num_unscorable,
         num_waiting=num_waiting,
         num_failed=num_failed,
-        unscorable=_example(one_unscorable) if one_unscorable else None,
-        waiting=_example(one_waiting) if one_waiting else None,
+        unscorable=scored_answer(one_unscorable) if one_unscorable else None,
+        waiting=scored_answer(one_waiting) if one_waiting else None,
         num_slow=num_slow,
-        slow=_example(one_slow) if one_slow else None,
+        slow=scored_answer(one_slow) if one_slow else None,
     )
 
 
-def _example(document: Document) -> ScoredAnswer:
+def scored_answer(document: Document) -> ScoredAnswer:
+    """Return a record's document as an example."""
     score = document.get("score")
     return ScoredAnswer(
         record_id=document["_id"],

@@ -28,6 +28,7 @@ from agentrl.store.repositories.living import LivingProcess, living_processes, s
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
 from agentrl.store.repositories.tallies import RecordCounts, SplitCounts, TallyRepository
 from agentrl.store.repositories.turns import TurnRepository
+from agentrl.store.views.first_answers import FirstAnswers, read_first_answers
 from agentrl.store.views.learning_signal import (
     LearningSignal,
     MissingScores,
@@ -251,6 +252,11 @@ class ReportRepository(Repository):
     ) -> LearningSignal:
         """Return the learning signal of the groups that a trainer consumed, or of one step."""
         return await read_signal(self._db, consumer, step=step)
+
+    @operation("read the first answers")
+    async def first_answers(self) -> FirstAnswers | None:
+        """Return what the starting weights answered so far; None before the first score."""
+        return await read_first_answers(self._db)
 
     @operation("read missing scores")
     async def missing_scores(self) -> MissingScores:

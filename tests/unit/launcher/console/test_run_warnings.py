@@ -10,6 +10,7 @@ from agentrl.schema import Control, Run, SamplerInfo, Score
 from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store import TrajectoryStore
 from agentrl.store.views import learning_signal
+from agentrl.store.views.first_answers import FirstAnswers
 from agentrl.store.views.learning_signal import LearningSignal, ScoredAnswer
 
 
@@ -149,6 +150,77 @@ async def test_a_scorer_whose_process_died_is_not_called_slow(
     await store.database["records"].update_one({}, [{"$set": expired}])
     monkeypatch.setattr(learning_signal, "SLOW_SECONDS", 0.0)
     assert await RunWarnings(store).new() == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "lacks", "words"),
+    [
+        (
+            [0.0, 0.0, 0.0, 0.0],
+            True,
+            [
+                "the first 4 answers, to 2 questions, before any training: mean score 0.000",
+                "0 % of the answers score above 0, 0 % of the questions at least once (pass@2)",
+                "an answer was found in 100 %; 0 % reached the limit of tokens; tokens: median",
+                "train/0/q0/0: answered '4', score 0",
+                "all groups have equal scores: there is nothing to learn from yet",
+                "what to try: compare the answers with the scorer",
+                "what to try: demonstrations first: --warm_start FILE.yaml, or agentrl sft",
+                "agentrl sft --records_of",
+                "a --system_prompt",
+                "a lower --temperature",
+            ],
+        ),
+        (
+            [1.0, 1.0, 1.0, 1.0],
+            True,
+            ["100 % of the questions", "what to try: harder questions"],
+        ),
+        (
+            [1.0, 0.0, 0.0, 0.0],
+            False,
+            ["mean score 0.250", "25 % of the answers score above 0, 50 % of the questions"],
+        ),
+    ],
+)
+async def test_the_first_answers_say_whether_there_is_something_to_learn(
+    store: TrajectoryStore, scores: list[float], lacks: bool, words: list[str]
+) -> None:
+    await store.runs.create(
+        Run(name="test", status="training", admitted_groups=9, control=Control(groups_per_step=2))
+    )
+    await store.tasks.add(make_task(number, num_generations=2) for number in range(2))
+    warnings = RunWarnings(store)
+    for score in scores[:-1]:
+        await play(store, await claim(store), score=score)
+        assert await first_answers(warnings) is None  # the second group is not complete
+    await play(store, await claim(store), score=scores[-1])
+    found = await first_answers(warnings)
+    assert found is not None
+    assert found.lacks_signal is lacks
+    for text in words:
+        assert text in str(found)
+    assert ("nothing to learn" in str(found)) is lacks
+
+
+async def test_few_first_answers_are_reported_after_some_minutes(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.runs.create(Run(name="test", status="training", admitted_groups=99))
+    await store.tasks.add([make_task(0, num_generations=20)])
+    warnings = RunWarnings(store)
+    for _ in range(8):
+        await play(store, await claim(store), score=0.0)
+    assert await first_answers(warnings) is None
+    monkeypatch.setattr(run_warnings, "FIRST_ANSWERS_SECONDS", 0.0)
+    found = await first_answers(warnings)
+    assert found is not None
+    assert found.num_answers == 8
+
+
+async def first_answers(warnings: RunWarnings) -> FirstAnswers | None:
+    await warnings.new()
+    return warnings.first_answers
 
 
 async def test_what_a_sampler_notices_of_itself_is_said_once(store: TrajectoryStore) -> None:
