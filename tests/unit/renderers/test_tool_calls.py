@@ -209,6 +209,33 @@ def test_arguments_may_be_json_inside_a_string() -> None:
     assert calls("hermes", text) == [("add", {"a": 1}, None)]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"name": "price", "parameters": {"item": "lamp"}},
+        {"name": "price", "args": {"item": "lamp"}},
+        {"name": "price", "params": {"item": "lamp"}},
+        {"name": "price", "input": {"item": "lamp"}},
+        {"name": "price", "parameters": '{"item": "lamp"}'},
+        {"tool": "price", "arguments": {"item": "lamp"}},
+        {"tool_name": "price", "args": {"item": "lamp"}},
+        {"type": "function", "name": "price", "arguments": {"item": "lamp"}},
+        {"type": "function", "function": {"name": "price", "arguments": {"item": "lamp"}}},
+        {"id": "1", "index": 0, "function": {"name": "price", "arguments": '{"item": "lamp"}'}},
+    ],
+)
+@pytest.mark.parametrize("format_", ["hermes", "llama3", "mistral"])
+def test_the_keys_of_other_formats_are_read_and_arguments_never_left_out(
+    format_: str, call: dict[str, Any]
+) -> None:
+    text = {
+        "hermes": block(call),
+        "llama3": f"<|python_tag|>{json.dumps(call)}",
+        "mistral": f"[TOOL_CALLS][{json.dumps(call)}]",
+    }[format_]
+    assert calls(format_, text) == [("price", {"item": "lamp"}, None)]
+
+
 def test_a_call_may_be_wrapped_in_content() -> None:
     text = block({"content": {"name": "add", "arguments": {"a": 1}}})
     assert calls("hermes", text) == [("add", {"a": 1}, None)]
@@ -356,6 +383,20 @@ def test_pythonic_names_may_hold_dots_and_hyphens() -> None:
         ('<tool_call>{"name": "f", "arguments": ' + '{"a":' * 5000, "nested too deeply"),
         (block({"name": "f", "arguments": {"a": json.loads("[" * 50 + "]" * 50)}}), "nested more"),
         ('<tool_call>{"name": "f", "arguments": {}}<code>x</tool_call>', "expected </code>"),
+        (block({"name": "f", "path": "a"}), 'not "path"; put arguments into "arguments"'),
+        (block({"name": "f", "arguments": {}, "why": 1}), 'not "why"; put arguments into'),
+        (block({"name": "f", "parameters": {}, "x": 1}), 'put arguments into "parameters"'),
+        (block({"name": "f", "arguments": {}, "parameters": {"a": 1}}), "its arguments twice"),
+        (block({"name": "f", "tool": "g", "arguments": {}}), "names its tool twice"),
+        (block({"name": "f", **dict.fromkeys(map(str, range(9)), 1)}), '"0", "1", "2", "3", "4"; '),
+        (
+            '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>',
+            '"a" is given twice',
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": {}, "arguments": {"a": 1}}</tool_call>',
+            '"arguments" is given twice',
+        ),
     ],
 )
 def test_a_malformed_call_says_why(text: str, reason: str) -> None:

@@ -5,6 +5,7 @@ The shared part decodes the values of calls and rejects malformed calls. Knows n
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -17,6 +18,13 @@ _WINDOW_CHARS = 4096
 _LONGEST_WORD = 16
 """Upper bound on the length of a JSON word or escape sequence, which a cut may break."""
 _MAX_INT = 2**63
+_NAME_KEYS = ("name", "tool_name", "tool")
+"""Keys under which models write the name of a tool."""
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "params", "input")
+"""Keys under which models write the arguments, in formats that ask for one of them."""
+_OTHER_KEYS = frozenset({"id", "type", "index"})
+"""Keys of OpenAI's wire format that are no part of the call."""
+_SHOWN_KEYS, _SHOWN_KEY_CHARS = 5, 40
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -140,8 +148,22 @@ def _refuse_constant(name: str) -> NoReturn:
     raise FormatError(f"{name} is not a JSON value")
 
 
+class _KeyTwiceError(ValueError):
+    """An object has a key twice, and one of its values would be lost."""
+
+
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise _KeyTwiceError(f'the key "{twice[:_SHOWN_KEY_CHARS]}" is given twice')
+    return value
+
+
 # `strict=False` admits raw line breaks inside strings, which models write in code arguments.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(
+    strict=False, parse_constant=_refuse_constant, object_pairs_hook=_without_repetition
+)
 
 
 def decode_json(text: str, start: int) -> tuple[object, int]:
@@ -179,6 +201,8 @@ def _try_decode(text: str) -> tuple[object, int, str | None]:
         return *_DECODER.raw_decode(text), None
     except json.JSONDecodeError as error:
         return None, error.pos, f"{error.msg} (character {error.pos} of the call)"
+    except _KeyTwiceError as error:
+        return None, 0, str(error)
     except ValueError:
         return None, 0, "a number has too many digits"
     except RecursionError:
@@ -194,21 +218,44 @@ def decode_object(text: str, start: int, preceding: str) -> tuple[dict[str, Any]
     return value, end
 
 
-def call_of(value: object, *, arguments_key: str = "arguments") -> ParsedCall:
+def call_of(value: object) -> ParsedCall:
     """Return the call that `{"name": ..., "arguments": {...}}` means.
+
+    Models also write the names that other formats have for the same (`_ARGUMENT_KEYS`, `_NAME_KEYS`),
+    or OpenAI's nesting. A key that is none of these may hold what the model meant as arguments, so it
+    is an error that the model reads, never left out.
 
     Raises:
         FormatError: it is not a call; the message is written for the model.
     """
     if not isinstance(value, dict):
         raise FormatError("a call is a JSON object")
-    name = value.get("name")
+    nested = value.get("function")
+    if isinstance(nested, dict) and "name" not in value:
+        outer = {key: part for key, part in value.items() if key != "function"}
+        value = {**nested, **outer}
+    name_key = _only_key(value, _NAME_KEYS, "the call names its tool twice") or "name"
+    name = value.get(name_key)
     if not isinstance(name, str) or not name.strip():
         raise FormatError('the call needs a "name" that is a non-empty string')
+    key = _only_key(value, _ARGUMENT_KEYS, "the call has its arguments twice", name) or "arguments"
+    unknown = [other for other in value if other not in {name_key, key, *_OTHER_KEYS}]
+    if unknown:
+        shown = ", ".join(f'"{other[:_SHOWN_KEY_CHARS]}"' for other in unknown[:_SHOWN_KEYS])
+        raise FormatError(
+            f'a call has the keys "name" and "{key}", not {shown}; put arguments into "{key}"', name
+        )
     id_ = value.get("id", "")
-    return checked(
-        name, value.get(arguments_key, {}), id_ if isinstance(id_, str) else "", key=arguments_key
-    )
+    return checked(name, value.get(key, {}), id_ if isinstance(id_, str) else "", key=key)
+
+
+def _only_key(
+    value: dict[str, Any], names: Sequence[str], problem: str, tool: str = ""
+) -> str | None:
+    found = [name for name in names if name in value]
+    if len(found) > 1:
+        raise FormatError(f'{problem}: in "{found[0]}" and in "{found[1]}"', tool)
+    return found[0] if found else None
 
 
 def checked(name: str, arguments: object, id_: str = "", *, key: str = "arguments") -> ParsedCall:

@@ -100,8 +100,7 @@ def _llama3_calls(text: str, begin: int, position: int, preceding: str) -> CallS
     while True:
         try:
             value, end = decode_object(text, skip_space(text, position), preceding)
-            key = "parameters" if "parameters" in value else "arguments"
-            calls.append(call_of(value, arguments_key=key))
+            calls.append(call_of(value))
         except FormatError as error:
             calls.append(refused(error))
             return CallSection(begin, calls, len(text))
