@@ -11,21 +11,9 @@ import resource
 import signal
 import sys
 
-from math_verify import parse, verify
+from agentrl.rewards.math_equality import is_equal
 
 _MEMORY_BYTES = 4 * 2**30
-
-
-def compare(answer: str, accepted: list[str]) -> bool:
-    """Return whether `answer` equals one of the accepted answers."""
-    parsed = _parse(answer)
-    return any(verify(_parse(right), parsed, timeout_seconds=None) for right in accepted)
-
-
-def _parse(text: str) -> list[object]:
-    # math-verify recognizes bare LaTeX only inside an environment.
-    wrapped = text if "$" in text or "\\boxed" in text else f"\\boxed{{{text}}}"
-    return parse(wrapped, parsing_timeout=None) or parse(text, parsing_timeout=None)  # type: ignore[no-any-return]
 
 
 def main() -> None:
@@ -38,7 +26,9 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])
         reply: dict[str, object]
         try:
-            reply = {"correct": compare(request["answer"], request["accepted"])}
+            reply = {
+                "correct": any(is_equal(right, request["answer"]) for right in request["accepted"])
+            }
         except Exception as error:  # noqa: BLE001  the library fails on odd answers in many ways
             reply = {"error": f"{type(error).__name__}: {error}"[:500]}
         signal.setitimer(signal.ITIMER_PROF, 0)
