@@ -73,7 +73,7 @@ def fine_tune(
         "logs_dir": work / "logs",
         "train_vision": "true",
         "num_train_epochs": NUM_EPOCHS,
-        "gradient_accumulation_steps": PER_STEP,
+        "per_device_train_batch_size": PER_STEP,
         "lr_scheduler_type": "cosine",
         "save_steps": 25,
         **flags,

@@ -33,6 +33,7 @@ def make_config(tmp_path: Path, mongo_uri: str, model_path: Path) -> MakeConfig:
             "torch_dtype": "float32",
             "max_staleness": "100",
         }
-        return build_config({**values, **{name: str(value) for name, value in flags.items()}})
+        given = values | flags  # None takes a default back
+        return build_config({name: str(v) for name, v in given.items() if v is not None})
 
     return make

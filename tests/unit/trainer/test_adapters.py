@@ -33,7 +33,7 @@ def make_sft(make_config: MakeConfig, tmp_path: Path) -> MakeConfig:
         values: dict[str, Any] = {
             "run_name": "tuned",
             "train_file": talks,
-            "gradient_accumulation_steps": 1,
+            "per_device_train_batch_size": 1,
             "max_steps": 6,
             "num_train_epochs": 6,
             "learning_rate": 0.02,

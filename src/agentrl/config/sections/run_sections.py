@@ -199,7 +199,7 @@ class DataSection(ConfigSection):
     min_score: float = 0.5
     """`agentrl sft`: minimum score of a record to learn from."""
     num_train_epochs: int = Field(default=1, ge=1)
-    """Number of passes over the training questions."""
+    """Number of passes over the training questions. `agentrl sft`: 3 by default."""
     num_generations: int = Field(default=8, ge=1, le=10_000)
     """Rollouts per training question, which form a group."""
     eval_num_generations: int = Field(default=1, ge=1, le=10_000)

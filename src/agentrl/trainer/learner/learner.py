@@ -41,7 +41,7 @@ from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, chec
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
 from agentrl.trainer.learner.passes import Passes, PassOutcome, WholePasses
 from agentrl.trainer.learner.rank_models import RankModels
-from agentrl.trainer.learner.settings import LearnerSettings
+from agentrl.trainer.learner.settings import LearnerSettings, export_dtype
 from agentrl.trainer.learner.staged_passes import StagedPasses
 from agentrl.trainer.learner.target_stats import TargetStats, TargetTrace, TurnRatios, target_stats
 
@@ -106,6 +106,7 @@ class Learner:
         models = RankModels.load(settings, ranks)
         self._policy, self._reference, self._stages = models.policy, models.reference, models.stages
         self._precision = models.precision
+        self._export_dtype = export_dtype(settings, models.precision.compute)
         self.flops = models.flops
         """Costs of the whole model."""
         self._passes = self._make_passes()
@@ -218,15 +219,15 @@ class Learner:
         )
 
     def export(self, path: Path) -> None:
-        """Write the weights, in compute precision, as a Hugging Face directory on rank 0.
+        """Write the weights as a Hugging Face directory on rank 0; see `export_dtype`.
 
         If the policy has an adapter, only the adapter is written, in PEFT's format. Collective.
         """
-        dtype = self._precision.compute
+        dtype = self._export_dtype
         if has_adapter(self._policy):
             tensors = adapter_tensors(self._policy, self._stages)
             if self._ranks.is_main:
-                save_adapter(self._policy, path, tensors, dtype=dtype)
+                save_adapter(self._policy, path, tensors, dtype=self._precision.compute)
             self._ranks.barrier()
             return
         state = self.full_state()
@@ -237,7 +238,7 @@ class Learner:
                 tokenizer_files=self._tokenizer_files,
                 state_dict={k.removeprefix(_WRAPPER_PREFIX): v.to(dtype) for k, v in state.items()},
             )
-            if self._precision.is_mixed:
+            if self._rounds_exports:
                 _write_config_dtype(path, dtype)
         self._ranks.barrier()
 
@@ -300,6 +301,10 @@ class Learner:
         self._num_done = int(state["num_done"])
         torch.set_rng_state(state["torch_random"])
 
+    @property
+    def _rounds_exports(self) -> bool:
+        return self._precision.is_mixed or self._export_dtype != self._precision.master
+
     def _state(self) -> dict[str, Any]:
         # The list of parameters is omitted, because it differs between the stages of a pipeline.
         optimizer = get_optimizer_state_dict(self._policy, self._optimizer)
@@ -308,9 +313,9 @@ class Learner:
             "num_done": torch.tensor(self._num_done),
             "torch_random": torch.get_rng_state(),
         }
-        if self._precision.is_mixed:
-            # Exported weights are rounded to compute precision; updates are too small for it and
-            # accumulate in the master weights.
+        if self._rounds_exports:
+            # Exported weights are rounded; updates are too small for their precision and accumulate
+            # in the master weights.
             state["master"] = sharded_state_dict(self._policy)
         return state
 

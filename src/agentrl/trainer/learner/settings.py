@@ -11,7 +11,9 @@ import torch
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.distributed import Ranks
+from agentrl.distributed.dtypes import dtype_named
 from agentrl.models.checkpoints.adapter_files import AdapterShape
+from agentrl.models.checkpoints.architectures import raw_config
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -41,8 +43,20 @@ class LearnerSettings:
     reference_path: Path | None = None
     """Reference model of the KL penalty. None with a KL penalty: the policy has an adapter, and its
     base model is the reference."""
+    keeps_dtype: bool = False
+    """Export all weights in the precision of the model that training starts from, unless
+    `--torch_dtype` names another; otherwise in compute precision."""
     starts_in_host_memory: bool = False
     """Load into host memory; `Learner.move` brings the state to the device."""
+
+
+def export_dtype(settings: LearnerSettings, compute: torch.dtype) -> torch.dtype:
+    """Return the precision of exported weights; see `LearnerSettings.keeps_dtype`."""
+    if not settings.keeps_dtype or settings.model.torch_dtype != "auto":
+        return compute
+    config = vars(raw_config(settings.weights.model_path))
+    stored = dtype_named(str(config.get("dtype") or config.get("torch_dtype")))
+    return compute if stored is None else stored
 
 
 def adapter_shape(model: ModelSection) -> AdapterShape | None:

@@ -21,6 +21,9 @@ from agentrl.schema import DispatchedSamplingTask
 from agentrl.schema.image import image_from_data_url
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.record_images import RecordImages
+from agentrl.trainer.sft.learned import Lesson, lesson_of
+
+_NOTHING = Lesson()
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,8 @@ class Example:
 
     id: str
     turns: tuple[TurnTokens, ...]
+    lesson: Lesson = _NOTHING
+    """What its replies are."""
 
     @property
     def num_targets(self) -> int:
@@ -61,7 +66,8 @@ def file_examples(
             images = _images_of(turns, reader)
         except (RenderError, ImageError) as error:
             raise ConfigError(f"{path}: {demonstration.source}: {error}") from error
-        examples.append(Example(demonstration.id, tuple(turn_tokens(turns, images))))
+        tokens = tuple(turn_tokens(turns, images))
+        examples.append(Example(demonstration.id, tokens, lesson_of(turns)))
     if not examples:
         raise ConfigError(f"{path}: the file has no conversations")
     return examples
@@ -100,7 +106,7 @@ async def record_examples(
             stored = await store.turns.of_record(record.id)
             turns = turn_tokens(stored, await images.book(stored))
             if turns:
-                examples.append(Example(record.id, tuple(turns)))
+                examples.append(Example(record.id, tuple(turns), lesson_of(stored)))
     if record is None:
         raise ConfigError(
             f"{store.redacted_uri} has no scored training record; name another run in --records_of"
@@ -120,25 +126,33 @@ class Curriculum:
     num_examples: int
     examples_per_step: int
     num_epochs: int
-    max_steps: int
+    max_steps: int | None
+    """Number of steps, however many epochs they take; None: as many as the epochs take."""
     seed: int | None
     """Seed of the order of each epoch; None keeps the given order."""
 
     @property
     def num_steps(self) -> int:
-        """Steps that all epochs take, but at most `max_steps`."""
-        return min(
-            self.max_steps, -(-self.num_examples * self.num_epochs // self.examples_per_step)
-        )
+        """Number of optimizer steps of the whole run."""
+        if self.max_steps is not None:
+            return self.max_steps
+        return -(-self.num_places // self.examples_per_step)
+
+    @property
+    def num_places(self) -> int:
+        """How often an example is learned, all steps and examples together."""
+        if self.max_steps is not None:
+            return self.max_steps * self.examples_per_step
+        return self.num_examples * self.num_epochs
 
     def num_epochs_after(self, step: int) -> float:
         """Return how often an example was learned on average after a step."""
-        return min(step * self.examples_per_step / self.num_examples, self.num_epochs)
+        return min(step * self.examples_per_step, self.num_places) / self.num_examples
 
     def members(self, step: int) -> list[int]:
         """Return the examples of a step (from 1); the last step may have fewer."""
         first = (step - 1) * self.examples_per_step
-        last = min(first + self.examples_per_step, self.num_examples * self.num_epochs)
+        last = min(first + self.examples_per_step, self.num_places)
         return [self._example_at(position) for position in range(first, last)]
 
     def _example_at(self, position: int) -> int:

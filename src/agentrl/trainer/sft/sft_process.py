@@ -16,6 +16,7 @@ from transformers import PretrainedConfig
 
 from agentrl.config.sections import DataSection, RootConfig, RunSection
 from agentrl.config.validation.checks import check_fine_tuning
+from agentrl.config.validation.fine_tuning import with_fine_tuning_defaults
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import num_positions
@@ -46,6 +47,7 @@ from agentrl.trainer.sft.curriculum import (
     record_examples,
     sft_batch,
 )
+from agentrl.trainer.sft.learned import summed_up, suspicions
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ async def lead_sft(
         stop: setting it ends the run after the current step, with a checkpoint.
         records_uri: as in `fine_tune`.
     """
+    config = with_fine_tuning_defaults(config)
     with ending_ranks_on_error(ranks):
         check_trainer_flags(config.trainer)
         checkpoint = _own_checkpoint(config.run)
@@ -126,6 +129,7 @@ async def lead_sft(
             trainer=config.trainer.model_copy(update={"max_steps": curriculum.num_steps}),
             algorithm=None,
             seed=config.run.seed,
+            keeps_dtype=True,
         )
         settings = await asyncio.to_thread(with_exact_merge, settings, ranks.shape)
         state_path = state_to_resume(checkpoint, curriculum.num_steps)
@@ -170,14 +174,7 @@ class _SftLoop:
     async def run(self) -> SftResult:
         """Run the remaining steps."""
         history, num_steps = self._history, self._curriculum.num_steps
-        logger.info(
-            "%d conversations with %d tokens to learn, %d steps of %d; %d done so far",
-            len(self._examples),
-            sum(example.num_targets for example in self._examples),
-            num_steps,
-            self._curriculum.examples_per_step,
-            history.last_step,
-        )
+        self._log_start()
         if self._is_eval_due(history.last_step):
             await self._evaluate()
         started, first = time.monotonic(), history.last_step
@@ -260,6 +257,25 @@ class _SftLoop:
         if strategy == "no" or step in self._history.eval_losses:
             return False
         return step == 0 or (strategy == "steps" and step % self._trainer.eval_steps == 0)
+
+    def _log_start(self) -> None:
+        """Say what is learned, in how many steps, and what is suspicious about it."""
+        lessons = [example.lesson for example in self._examples]
+        num_tokens = sum(example.num_targets for example in self._examples)
+        logger.info("%s", summed_up(lessons, num_tokens))
+        for suspicion in suspicions(lessons):
+            logger.warning("%s", suspicion)
+        plan, done = self._curriculum, self._history.last_step
+        logger.info(
+            "%d steps of %d conversations (%.3g epochs), learning rate %g; %d done so far",
+            plan.num_steps,
+            plan.examples_per_step,
+            plan.num_epochs_after(plan.num_steps),
+            self._trainer.learning_rate,
+            done,
+        )
+        if self._held_out and self._trainer.eval_strategy == "no":
+            logger.warning("--eval_strategy no: the conversations of --eval_file are not used")
 
     def _log_step(self, metrics: StepMetrics, seconds_left: float) -> None:
         logger.info(
@@ -351,6 +367,7 @@ def _curriculum(config: RootConfig, num_examples: int, dp_size: int) -> Curricul
         * trainer.gradient_accumulation_steps
         * dp_size,
         num_epochs=config.data.num_train_epochs,
-        max_steps=trainer.max_steps,
+        # As for Hugging Face's Trainer: a given number of steps wins over epochs.
+        max_steps=trainer.max_steps if "max_steps" in trainer.model_fields_set else None,
         seed=config.run.seed if config.data.shuffle else None,
     )

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.cli.main import main
 from agentrl.config.sections import RootConfig
+from agentrl.config.validation.fine_tuning import with_fine_tuning_defaults
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
@@ -25,6 +26,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer.learner.passes import forward_backward
 from agentrl.trainer.rl.train_process import lead
 from agentrl.trainer.sft.curriculum import Curriculum, file_examples, sft_batch
+from agentrl.trainer.sft.learned import suspicions
 from agentrl.trainer.sft.sft_process import SftResult, lead_sft
 
 torch.set_num_threads(1)
@@ -55,12 +57,12 @@ def make_sft(make_config: MakeConfig, talks: Path) -> MakeConfig:
         values: dict[str, Any] = {
             "run_name": "tuned",
             "train_file": talks,
-            "gradient_accumulation_steps": 2,
+            "per_device_train_batch_size": 2,
             "num_train_epochs": 2,
-            "max_steps": 100,
+            "max_steps": None,
             **flags,
         }
-        return make_config(**{key: value for key, value in values.items() if value is not None})
+        return make_config(**values)
 
     return make
 
@@ -185,7 +187,7 @@ async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(
     bad = tmp_path / "bad.jsonl"
     reply = talk(1)["messages"][2]
     bad.write_text(json.dumps({"messages": [{"role": "oracle", "content": "x"}, reply]}))
-    with pytest.raises(ConfigError, match=r"bad.jsonl: line1: unknown message role 'oracle'"):
+    with pytest.raises(ConfigError, match=r"bad.jsonl: line 1: unknown message role 'oracle'"):
         await tune(make_sft(train_file=bad))
     long = tmp_path / "long.jsonl"
     long.write_text(json.dumps({"messages": [{"role": "user", "content": "ab" * 300}, reply]}))
@@ -214,16 +216,23 @@ async def test_a_reinforcement_learning_run_is_not_taken_for_ones_own(
 
 
 def test_every_example_comes_once_an_epoch_and_the_order_is_drawn() -> None:
-    plan = Curriculum(num_examples=5, examples_per_step=2, num_epochs=2, max_steps=99, seed=1)
+    plan = Curriculum(num_examples=5, examples_per_step=2, num_epochs=2, max_steps=None, seed=1)
     steps = [plan.members(step) for step in range(1, plan.num_steps + 1)]
     assert [len(members) for members in steps] == [2, 2, 2, 2, 2]
     order = [index for members in steps for index in members]
     assert sorted(order[:5]) == sorted(order[5:]) == [0, 1, 2, 3, 4]
     assert order[:5] != order[5:]
-    odd = Curriculum(num_examples=5, examples_per_step=2, num_epochs=1, max_steps=99, seed=None)
+    odd = Curriculum(num_examples=5, examples_per_step=2, num_epochs=1, max_steps=None, seed=None)
     assert [odd.members(step) for step in (1, 2, 3)] == [[0, 1], [2, 3], [4]]
     assert [odd.num_epochs_after(step) for step in (1, 3)] == [0.4, 1]
     assert Curriculum(5, 2, 1, 2, None).num_steps == 2
+
+
+def test_a_given_number_of_steps_wins_over_epochs() -> None:
+    plan = Curriculum(num_examples=5, examples_per_step=2, num_epochs=1, max_steps=9, seed=None)
+    assert (plan.num_steps, plan.num_epochs_after(9)) == (9, 3.6)
+    order = [index for step in range(1, 10) for index in plan.members(step)]
+    assert order == [*range(5)] * 3 + [0, 1, 2]
 
 
 def test_the_command_refuses_a_file_as_output_directory(
@@ -242,7 +251,8 @@ def test_the_command_says_where_the_model_is(
         "train_file": talks,
         "model_name_or_path": model_path,
         "output_dir": tmp_path / "typed",
-        "gradient_accumulation_steps": 6,
+        "per_device_train_batch_size": 6,
+        "num_train_epochs": 1,
         "torch_dtype": "float32",
     }
     argv = [word for name, value in words.items() for word in (f"--{name}", str(value))]
@@ -302,3 +312,68 @@ async def test_a_conversation_whose_image_is_none_is_named(
     talks.write_text(seen(name, "red"))
     with pytest.raises(ConfigError, match=reason):
         await tune(make_sft(train_file=talks))
+
+
+async def test_more_steps_than_the_epochs_have_are_taken(make_sft: MakeConfig) -> None:
+    result = await tune(make_sft(max_steps=7, num_train_epochs=1))
+    summary = json.loads(result.summary_path.read_text())
+    assert (result.step, summary["epochs"]) == (7, 14 / 6)
+
+
+async def test_defaults_are_those_of_fine_tuning(
+    make_sft: MakeConfig, talks: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "agentrl")
+    unset = ("per_device_train_batch_size", "num_train_epochs", "learning_rate")
+    config = make_sft(**dict.fromkeys(unset), eval_file=talks)
+    result = await tune(config)
+    summary = json.loads(result.summary_path.read_text())
+    assert (result.step, summary["epochs"]) == (3, 3)  # 6 conversations, 8 a step
+    # Held-out conversations are used although nothing says when.
+    assert list(summary["eval_loss"]) == ["0", "3"]
+    assert "6 conversations with 12 replies to learn: 0 tool calls, " in caplog.text
+    assert "3 steps of 8 conversations (3 epochs), learning rate 2e-05" in caplog.text
+    adapter = with_fine_tuning_defaults(make_sft(learning_rate=None, lora_rank=4))
+    assert adapter.trainer.learning_rate == 2e-4
+    assert with_fine_tuning_defaults(make_sft()).trainer.learning_rate == 0.001
+
+
+@pytest.mark.parametrize(
+    ("reply", "warning"),
+    [
+        ("", "1 of 1 replies are empty: the model learns to end its turn without a word"),
+        ("hello", "1 conversations describe tools and none calls one"),
+        ("<tool_call>\n{oops", "1 of 1 replies hold a tool call that cannot be parsed"),
+    ],
+)
+def test_suspicious_conversations_are_named(
+    reply: str, warning: str, tmp_path: Path, model_path: Path
+) -> None:
+    path = tmp_path / "odd.jsonl"
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": reply}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    path.write_text(json.dumps({"messages": messages, "tools": tools}))
+    (example,) = file_examples(path, Renderer.load(model_path))
+    assert any(one.startswith(warning) for one in suspicions([example.lesson]))
+
+
+async def test_the_precision_of_the_checkpoint_is_kept_unless_another_is_asked_for(
+    make_sft: MakeConfig, model_path: Path, tmp_path: Path
+) -> None:
+    start = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)
+    half = Path(shutil.copytree(model_path, tmp_path / "half"))
+    start.save_pretrained(half)
+    flags = {"model_name_or_path": half, "torch_dtype": None}
+    whole = await tune(make_sft(**flags, output_dir=tmp_path / "whole"))
+    await tune(make_sft(**flags, max_steps=2))
+    resumed = await tune(make_sft(**flags))
+    first, second = (load_file(r.model_path / "model.safetensors") for r in (whole, resumed))
+    assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
+    assert json.loads((whole.model_path / "config.json").read_text())["dtype"] == "bfloat16"
+    # Steps accumulate in float32, so resuming loses nothing.
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    asked = await tune(
+        make_sft(model_name_or_path=half, torch_dtype="float32", output_dir=tmp_path / "asked")
+    )
+    exported = load_file(asked.model_path / "model.safetensors")
+    assert {tensor.dtype for tensor in exported.values()} == {torch.float32}
