@@ -15,6 +15,7 @@ from typing import Self
 from agentrl.config.sections import InferenceSection, ModelSection
 from agentrl.config.validation.checks import is_loopback
 from agentrl.errors import ConfigError
+from agentrl.inference.supervisor.script_interpreter import script_interpreter
 from agentrl.inference.supervisor.starters import sglang_starter
 from agentrl.runtime.ports import ReservedPort, listens
 from agentrl.runtime.processes.child_processes import Child, Supervisor
@@ -54,7 +55,7 @@ def server_command(
     if inference.inference_backend == "embedded":
         engine = [sys.executable, "-P", "-m", "agentrl.inference.engine"]
         return [*engine, *argv, "--seed", str(seed), *_embedded_flags(inference)]
-    starter = [sglang_python(), sglang_starter.__file__]
+    starter = [*sglang_python(), sglang_starter.__file__]
     return [*starter, *argv, "--random-seed", str(seed), *_sglang_flags(inference, model)]
 
 
@@ -71,21 +72,19 @@ def check_keys(inference: InferenceSection) -> None:
         )
 
 
-def sglang_python() -> str:
-    """Return the interpreter that has SGLang: this one, or that of the `sglang` command.
+def sglang_python() -> list[str]:
+    """Return what starts Python with SGLang: this interpreter, or that of the `sglang` command.
 
     Raises:
-        ConfigError: SGLang is not installed.
+        ConfigError: SGLang is not installed, or its command names no interpreter.
     """
     # Look for the distribution, because a local folder or file may be a module named `sglang`.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("sglang")
-        return sys.executable
+        return [sys.executable]
     script = shutil.which("sglang")
     if script is not None:
-        first_line = Path(script).read_text(errors="replace").partition("\n")[0]
-        if first_line.startswith("#!"):
-            return first_line[2:].strip()
+        return script_interpreter(Path(script))
     raise ConfigError(
         "--inference_backend sglang: SGLang is not installed; install it in its own environment "
         "and put its `sglang` command on PATH, or pass running servers with --inference_urls"

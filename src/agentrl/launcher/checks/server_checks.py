@@ -5,6 +5,7 @@ started.
 """
 
 import asyncio
+import shlex
 
 import httpx
 from pydantic import SecretStr
@@ -27,7 +28,7 @@ async def check_servers(inference: InferenceSection) -> str:
         check_keys(inference)
         if inference.inference_backend == "embedded":
             return "the embedded engine, which `agentrl run` starts"
-        return f"SGLang of {sglang_python()}, which `agentrl run` starts"
+        return f"SGLang of {shlex.join(sglang_python())}, which `agentrl run` starts"
     for url in inference.inference_urls:
         await _check_responds("--inference_urls", url)
         await _check_is_server(url, inference.inference_api_key)

@@ -14,7 +14,7 @@ from agentrl.inference.supervisor.server_process import check_keys, server_comma
 
 @pytest.fixture(autouse=True)
 def sglang_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_process, "sglang_python", lambda: "python")
+    monkeypatch.setattr(server_process, "sglang_python", lambda: ["python"])
 
 
 def command(model: ModelSection | None = None, **inference: Any) -> list[str]:
