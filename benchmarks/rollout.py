@@ -238,6 +238,7 @@ def rollout_context(
         toolbox=toolbox,
         scoring=RegisteredScoring(),
         rollout=RolloutSection(
+            answer_instruction="none",  # the demo's model is trained without one
             max_turns=6,
             max_concurrent_samples_per_process=CONCURRENCY,
             target_concurrency=CONCURRENCY,
