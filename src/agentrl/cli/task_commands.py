@@ -43,6 +43,7 @@ def tasks() -> None:
 async def add(config: RootConfig) -> int:
     """Add those questions of --train_file, or tasks of --env, that the run does not have yet."""
     from agentrl.datasets.task_stream import append_tasks, train_tasks
+    from agentrl.launcher.checks.first_question import first_question_lines
     from agentrl.rewards import MCPScorerFactory, load_scorer_module
     from agentrl.store import TrajectoryStore
 
@@ -53,6 +54,8 @@ async def add(config: RootConfig) -> int:
     questions = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
     # Reports a mistake in the file before a database is created for it.
     first = list(islice(questions, 1))
+    for line in first_question_lines(config, config.data.train_file):
+        print(line)
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
             await store.ensure_schema()

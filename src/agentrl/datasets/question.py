@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import DataSection
-from agentrl.config.validation.checks import is_answer_schema
 from agentrl.datasets.entries import BadEntry
+from agentrl.datasets.row_shapes import Shape, shape_of
+from agentrl.schema.answer_form import TAG, asked_schema, is_answer_schema, is_asked
 from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
 
 ScorerCheck = Callable[[str, Sequence[Any]], None]
@@ -69,6 +70,15 @@ class Question:
     system_prompt: str
     tags: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
+    read_as: str = ""
+    """Name of the shape by which a row of a known data set was read (`row_shapes`)."""
+
+    @property
+    def other_request(self) -> str | None:
+        """The schema that the texts ask for, if another one is looked for."""
+        asked = asked_schema(f"{self.system_prompt}\n{self.query}")
+        told = any(is_asked(self.answer_schema, one) for one in (self.query, self.system_prompt))
+        return None if told or asked == self.answer_schema else asked
 
 
 def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> Question:
@@ -88,20 +98,56 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
     if not isinstance(entry, dict):
         raise BadEntry("expected a JSON object")
     entry = with_own_names(entry)
+    shape = known_shape(entry, defaults)
+    if shape is not None:
+        entry = {**entry, **_fields_of(shape, entry, defaults, folder)}
     identity = _first(entry, _ID_KEYS)
+    query, system_prompt = _query(entry), _system_prompt(entry, defaults)
+    shape_scorer = None if shape is None else shape.scorer
     question = Question(
         id=where.replace(" ", "") if identity is _MISSING else _text(identity, "id"),
-        query=_query(entry),
+        query=query,
         answer=_answer(entry),
         aug_answers=_aug_answers(entry),
-        scorer=_text(entry.get("scorer") or defaults.default_scorer or DEFAULT_SCORER, "scorer"),
-        answer_schema=_answer_schema(entry, defaults),
-        system_prompt=_system_prompt(entry, defaults),
+        scorer=_text(
+            entry.get("scorer") or defaults.default_scorer or shape_scorer or DEFAULT_SCORER,
+            "scorer",
+        ),
+        answer_schema=_answer_schema(
+            entry,
+            defaults.default_answer_schema
+            or asked_schema(f"{system_prompt}\n{query}")
+            or (TAG if shape is None else shape.answer_schema),
+        ),
+        system_prompt=system_prompt,
         tags=_tags(entry),
         images=_images(entry, folder),
+        read_as="" if shape is None else shape.name,
     )
     _check_size(question)
     return question
+
+
+def known_shape(entry: Mapping[str, Any], defaults: DataSection) -> Shape | None:
+    """Return the data set's shape of an entry with own names, or None where it is taken as it is.
+
+    A row that names its scorer is in the format of question files: the scorer may need its fields.
+    """
+    if defaults.row_format == "plain" or entry.get("scorer"):
+        return None
+    return shape_of(entry)
+
+
+def _fields_of(
+    shape: Shape, entry: Mapping[str, Any], defaults: DataSection, folder: Path
+) -> dict[str, Any]:
+    if shape.runs_code and not defaults.default_scorer:
+        raise BadEntry(
+            f"a program with unit tests ({shape.name}): no built-in scorer runs what a model writes; "
+            "give --scorer_module and --default_scorer with one that does, in a sandbox, or convert "
+            "the tasks and give --env harbor:FOLDER"
+        )
+    return {key: value for key, value in shape.fields(entry, folder).items() if value is not None}
 
 
 def with_own_names(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,10 +239,12 @@ def _storable(value: Any, level: int = 0) -> Any:
     raise BadEntry(f"an answer must be text, a number, or a list of them, found {_kind(value)}")
 
 
-def _answer_schema(entry: Mapping[str, Any], defaults: DataSection) -> str:
-    given = _text(entry.get("answer_schema") or defaults.default_answer_schema, "answer_schema")
+def _answer_schema(entry: Mapping[str, Any], default: str) -> str:
+    given = _text(entry.get("answer_schema") or default, "answer_schema")
     if not is_answer_schema(given):
-        raise BadEntry(f"answer_schema {given!r}: expected `boxed` or the name of a tag")
+        raise BadEntry(
+            f"answer_schema {given!r}: expected `boxed`, a marker such as `####`, or the name of a tag"
+        )
     return given
 
 

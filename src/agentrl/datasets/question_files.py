@@ -9,9 +9,9 @@ import os
 import pickle
 import tempfile
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 
@@ -55,6 +55,9 @@ class QuestionFile(Sequence[Question]):
         """Questions that have the default scorer because they name none."""
         self.unread_keys: dict[str, None] = {}
         """Ignored keys of entries, in order of appearance; see `question.unread_keys`."""
+        self.other_requests: dict[tuple[str, str], tuple[int, str]] = {}
+        """Questions whose text asks for another answer schema than the one looked for: by the two
+        schemas, their number and the first one's place."""
         self._shortest = self._longest = (0, 0)
         # An unlinked file disappears with the process, however it ends.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115
@@ -129,10 +132,7 @@ class QuestionFile(Sequence[Question]):
             self._write(where, question)
             identity = question.id.encode("utf-8", "backslashreplace")
             digests.append(int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()))
-            self._scorers.add(question.scorer)
-            self.num_without_scorer += not entry.get("scorer")
-            self.unread_keys |= dict.fromkeys(unread_keys(tuple(entry)))
-            self.has_images = self.has_images or bool(question.images)
+            self._describe(where, entry, question)
         self._spool.flush()
         for place, repeated in self._repeated_ids(digests):
             add_problem(place, repeated)
@@ -143,6 +143,19 @@ class QuestionFile(Sequence[Question]):
             raise DatasetError(f"{self._path}: {named}{more}")
         if not len(self):
             raise DatasetError(f"{self._path}: contains no questions")
+
+    def _describe(self, where: str, entry: Mapping[str, Any], question: Question) -> None:
+        """Keep what the checks say of a file."""
+        self._scorers.add(question.scorer)
+        self.has_images = self.has_images or bool(question.images)
+        if not question.read_as:
+            self.num_without_scorer += not entry.get("scorer")
+            self.unread_keys |= dict.fromkeys(unread_keys(tuple(entry)))
+        asked = question.other_request
+        if asked is not None:
+            schemas = asked, question.answer_schema
+            number, first = self.other_requests.get(schemas, (0, where))
+            self.other_requests[schemas] = number + 1, first
 
     def _repeated_ids(self, digests: "array[int]") -> list[tuple[str, str]]:
         """Return the position of every question that repeats an earlier id, and the message."""

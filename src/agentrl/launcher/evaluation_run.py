@@ -22,6 +22,7 @@ from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.evaluation.held_out import evaluate
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
+from agentrl.launcher.checks.first_question import first_question_lines
 from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import check_inputs
 from agentrl.launcher.cluster.gpu_placement import placed
@@ -84,6 +85,8 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     )
     for note in (*notes, *fitted):
         say(console, f"note: {note}")
+    for line in first_question_lines(config, config.data.eval_file):
+        say(console, line)
     print_gpus(console, gpus)
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"

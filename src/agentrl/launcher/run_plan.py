@@ -18,6 +18,7 @@ from agentrl.config.loading import flat_values, origins
 from agentrl.config.secret_text import HIDDEN
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launcher.checks.first_question import first_question_lines
 from agentrl.launcher.checks.memory_check import planned_memory
 from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import Finding, findings, findings_on_ranks
@@ -50,6 +51,8 @@ class RunPlan:
     findings: tuple[Finding, ...]
     memory: ClusterPlan | None = None
     """None without GPUs of a known kind."""
+    first_question: tuple[str, ...] = ()
+    """How the first question is read; empty without a file, or if a question has a problem."""
 
     @property
     def can_start(self) -> bool:
@@ -68,6 +71,7 @@ class RunPlan:
             "processes": [vars(process) for process in self._processes()],
             "gpus": dict(self.gpus.rows()),
             "memory": None if self.memory is None else self.memory.parts(),
+            "first_question": list(self.first_question),
             "checks": [
                 {
                     "subject": finding.subject,
@@ -93,6 +97,7 @@ class RunPlan:
         yield "GPUs:" if rows else "GPUs: none"
         for name, text in rows.items():
             yield f"  {name:12} {text}"
+        yield from self.first_question
         if self.memory is not None:
             yield "memory:"
             yield from (f"  {line}" for line in self.memory.lines())
@@ -154,7 +159,9 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
             )
             found.append(Finding("limits", notes=tuple(notes)))
             memory = await _memory(config, gpus, path, found)
-    return RunPlan(config, origins(typed, config), gpus, tuple(found), memory)
+    are_read = any(one.subject == "questions" and one.problem is None for one in found)
+    first = first_question_lines(config, config.data.train_file) if are_read else []
+    return RunPlan(config, origins(typed, config), gpus, tuple(found), memory, tuple(first))
 
 
 async def _memory(

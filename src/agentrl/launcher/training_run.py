@@ -11,6 +11,7 @@ from rich.console import Console
 
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError, NothingToLearn
+from agentrl.launcher.checks.first_question import first_question_lines
 from agentrl.launcher.checks.memory_check import check_memory
 from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import (
@@ -130,6 +131,8 @@ async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, G
         notes += [*fitted, *await asyncio.to_thread(check_memory, config, gpus, model_path)]
     for note in notes:
         say(console, f"note: {note}")
+    for line in first_question_lines(config, config.data.train_file):
+        say(console, line)
     print_gpus(console, gpus)
     if tuning is None:
         return config, gpus

@@ -1,5 +1,6 @@
 """Scorers, the judge, and answer extraction; importing this package registers the built-in scorers."""
 
+from agentrl.rewards import choice_scorers as _choice  # noqa: F401  registers `choice`, `calls`
 from agentrl.rewards import judge as _judge  # noqa: F401  registers `agentcpm` and `asearcher`
 from agentrl.rewards import math_pool as _math_pool  # noqa: F401  registers `math`
 from agentrl.rewards.agent_config import AgentConfig

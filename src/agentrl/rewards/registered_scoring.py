@@ -1,6 +1,5 @@
 """Answer extraction and the registered scorers, as rollouts use them (`rollout.context.Scoring`)."""
 
-import re
 from collections.abc import Sequence
 
 from agentrl.config.sections import RolloutSection
@@ -9,10 +8,7 @@ from agentrl.renderers.thinking import split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import MAX_SECONDS, MCPScorerFactory, load_scorer_module
 from agentrl.schema import GroundTruth, MCPTask, Record, Score
-
-_BOXED, _FBOX = re.compile(r"\\boxed\s*+\{"), re.compile(r"\\fbox\s*+\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-"""Also matches escaped characters, so that escaped braces, which belong to the answer, are skipped."""
+from agentrl.schema.answer_form import find_answer
 
 
 class RegisteredScoring:
@@ -86,33 +82,11 @@ class RegisteredScoring:
 
 
 def extract_answer(text: str, schema: str = "answer") -> str | None:
-    r"""Return the final answer in a model's text, or None if it gave none.
+    """Return the final answer in a model's text, or None if it gave none.
 
     Args:
         text: the model's text; thinking is ignored.
-        schema: `boxed` (the last `\boxed{}`, else the last `\fbox{}`), or the name of a tag
-            (its last closed pair).
+        schema: see `schema.answer_form`.
     """
     _, visible = split_reasoning(text)
-    if schema == "boxed":
-        answer = _last_braced(visible, _BOXED)
-        return answer if answer is not None else _last_braced(visible, _FBOX)
-    open_, close = f"<{schema}>", f"</{schema}>"
-    end = visible.rfind(close)
-    start = visible.rfind(open_, 0, end) if end >= 0 else -1
-    return visible[start + len(open_) : end].strip() if start >= 0 else None
-
-
-def _last_braced(text: str, command: re.Pattern[str]) -> str | None:
-    """Return the argument of the last complete `command{...}`."""
-    arguments = {match.end() for match in command.finditer(text)}
-    last: tuple[int, int] | None = None
-    open_: list[int] = []
-    for brace in _BRACE.finditer(text) if arguments else ():
-        if brace[0] == "{":
-            open_.append(brace.end())
-        elif brace[0] == "}" and open_:
-            begin = open_.pop()
-            if begin in arguments and (last is None or begin > last[0]):
-                last = begin, brace.start()
-    return None if last is None else text[last[0] : last[1]].strip()
+    return find_answer(visible, schema)

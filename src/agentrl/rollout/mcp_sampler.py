@@ -22,6 +22,7 @@ from agentrl.schema import (
     ToolCall,
     ToolResult,
 )
+from agentrl.schema.answer_form import added_instruction
 from agentrl.schema.image import content_with_images
 from agentrl.tools import ToolBox
 
@@ -62,8 +63,8 @@ class MCPSampler(AsyncSampler[MCPTask]):
         """Run turns until there is an answer or a limit is reached."""
         self.context.check_scorer(self.task)
         async with self.context.toolbox.for_rollout() as tools:
-            self._question = await self._question_message()
             self._instructions = tools.instructions
+            self._question = await self._question_message()
             schemas = tuple(spec.openai() for spec in tools.specs)
             conversation = Conversation(self._opening(), schemas)
             try:
@@ -223,7 +224,15 @@ class MCPSampler(AsyncSampler[MCPTask]):
         if self.task.images and not self.context.renderer.shows_images_of("user"):
             raise RenderError("the task has images, which the model's chat template cannot show")
         images = await self.context.images.keep(self.task.images)
-        return {"role": "user", "content": content_with_images(self.task.query, images)}
+        added = added_instruction(
+            self.context.rollout.answer_instruction,
+            self.task.answer_schema,
+            self.task.query,
+            self.task.system_prompt,
+            self._instructions,
+        )
+        query = f"{self.task.query}\n\n{added}" if added else self.task.query
+        return {"role": "user", "content": content_with_images(query, images)}
 
     def _reminder(self, *, has_tools: bool) -> str:
         schema = self.task.answer_schema

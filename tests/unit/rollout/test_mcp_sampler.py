@@ -25,6 +25,8 @@ TASK = MCPTask(
     id="train/0/q1", query="What does the lamp cost?", system_prompt="Use tools.", answer="7"
 )
 ANSWER = "<answer>7</answer>"
+UNTOLD = {"max_turns": 9, "answer_instruction": "none"}
+"""The limit of 1,041 tokens is that of the prompt without an instruction."""
 
 
 def assert_prompts_as_sent(turns: Sequence[DispatchedSamplingTask], engine: ScriptedEngine) -> None:
@@ -262,8 +264,8 @@ async def test_a_rollout_with_tools_gets_as_many_reminders_as_configured(
     [
         (["go"], {"max_turns": 2}, {}, None, "turns_limit", 2),
         (["x" * 50], {}, {"max_new_tokens": 20}, None, "length_limit", 1),
-        (["CALL"], {"max_turns": 9}, {"max_prompt_tokens": 1041}, None, "length_limit", 1),
-        (["CALL"], {"max_turns": 9}, {}, 1041, "length_limit", 1),
+        (["CALL"], UNTOLD, {"max_prompt_tokens": 1041}, None, "length_limit", 1),
+        (["CALL"], UNTOLD, {}, 1041, "length_limit", 1),
         (["CALL"], {"max_turns": 9, "max_tool_calls": 2}, {}, None, "tool_calls_limit", 3),
         (
             ["<tool_call>" * 9],
@@ -419,3 +421,29 @@ async def test_the_tries_of_a_group_ask_with_different_seeds(
         async with open_play(store, engine, tools_url) as context:
             played = await asyncio.gather(*(play(store, context) for _ in range(4)))
     assert len({turns[0].sampling_params.seed for _, turns in played}) == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "system_prompt", "seen"),
+    [
+        ("auto", "", f"{TASK.query}\n\nPut the final answer inside <answer></answer>."),
+        ("auto", "Write <answer></answer>.", TASK.query),
+        ("none", "", TASK.query),
+        ("Be brief.", "Write <answer></answer>.", f"{TASK.query}\n\nBe brief."),
+    ],
+)
+async def test_a_model_that_is_not_told_the_answer_schema_is_told_it(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    setting: str,
+    system_prompt: str,
+    seen: str,
+) -> None:
+    with serve_script(renderer, replies(ANSWER)) as engine:
+        await begin_run(store, engine, TASK.model_copy(update={"system_prompt": system_prompt}))
+        rollout = RolloutSection(answer_instruction=setting)
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            result, (turn,) = await play(store, context)
+    assert result == RolloutResult("answered", "7")
+    assert turn.added_messages[-1]["content"] == seen

@@ -207,8 +207,13 @@ class DataSection(ConfigSection):
     default_scorer: str | None = None
     """Scorer of questions that name none; by default `agentcpm`, the judge, if agent_config_path is
     given, else `exact`: the answer must equal the reference, ignoring surrounding whitespace."""
-    default_answer_schema: str = "answer"
-    """Answer schema of questions that name none: `boxed`, or the name of a tag."""
+    default_answer_schema: str | None = None
+    """Where the answer of questions that name no schema is found: `boxed`, a marker such as `####` or
+    `Answer:`, three backquotes (a fenced block), or the name of a tag. By default what the question's
+    text asks for, else what suits its data set, else `answer`."""
+    row_format: Literal["auto", "plain"] = "auto"
+    """`auto`: rows of known data sets that name no scorer are read by their columns (see
+    docs/datasets.md); `plain`: fields are taken as they are."""
     system_prompt: str | None = None
     """System prompt of questions that have none; no system prompt by default."""
     shuffle: bool = True

@@ -87,6 +87,10 @@ class RolloutSection(ConfigSection):
     image_networks: tuple[str, ...] = ()
     """Private networks (10.0.0.0/8) from which images may be fetched, in addition to the public
     internet."""
+    answer_instruction: str = Field(default="auto", min_length=1)
+    """What is added to a question to say how the answer is written. `auto`: one sentence, where
+    neither the question nor the system prompt tells the model of the answer schema; `none`: nothing;
+    any other text is added to every question."""
     scorer_module: Path | None = None
     """Python file that registers scorers with MCPScorerFactory."""
     scorer_timeout_seconds: float = Field(default=300.0, gt=0)

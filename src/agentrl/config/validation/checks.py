@@ -7,7 +7,6 @@ Input: a configuration whose values are individually valid. Output: the first pr
 import ipaddress
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +33,7 @@ from agentrl.config.validation.placement_checks import (
     with_implied_processes,
 )
 from agentrl.errors import ConfigError
+from agentrl.schema.answer_form import is_answer_schema
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
 _SGLANG_KEY_FLAGS = {"--api-key": "AGENTRL_API_KEY", "--admin-api-key": "AGENTRL_ADMIN_KEY"}
@@ -46,7 +46,6 @@ _SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang
 _MONGO_SCHEMES = ("mongodb://", "mongodb+srv://")
 _ROLLOUTS_PER_CORE = 4
 """Concurrent rollouts that start programs; more would share the cores while these start."""
-_TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 JUDGE = "agentcpm"
 """The scorer that calls the language model of `--agent_config_path`."""
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
@@ -283,10 +282,11 @@ def _key_contradictions(inference: InferenceSection) -> Iterator[str]:
 
 
 def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
-    if not is_answer_schema(config.data.default_answer_schema):
+    schema = config.data.default_answer_schema
+    if schema is not None and not is_answer_schema(schema):
         yield (
-            f"--default_answer_schema {config.data.default_answer_schema!r}: give `boxed`, or the "
-            "name of a tag without angle brackets"
+            f"--default_answer_schema {schema!r}: give `boxed`, `####`, `Answer:`, or the name of a "
+            "tag without angle brackets"
         )
     rollout = config.rollout
     for network in rollout.image_networks:
@@ -445,11 +445,6 @@ def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
             f"--agent_gateway_host {agents.agent_gateway_host}: give a specific address, because "
             "agents connect to it"
         )
-
-
-def is_answer_schema(text: str) -> bool:
-    """Return whether a text is `boxed`, or could be the name of a tag."""
-    return _TAG_NAME.fullmatch(text) is not None
 
 
 def _is_network(text: str) -> bool:

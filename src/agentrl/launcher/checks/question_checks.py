@@ -26,6 +26,7 @@ from agentrl.rewards.factory import ScoringFunction, load_scorer_module
 from agentrl.rollout import sampler_class_for
 from agentrl.rollout.worker.resources import served_context_length
 from agentrl.runtime.printable import counted
+from agentrl.schema.answer_form import written
 from agentrl.store import TrajectoryStore
 
 _MAX_KEYS = 8
@@ -159,6 +160,12 @@ def _file_notes(config: RootConfig, path: Path, questions: QuestionFile) -> Iter
         yield f"ignored keys in {path}: {', '.join(keys[:_MAX_KEYS])}{more}"
     if path == config.data.train_file:
         yield from _steps_beyond(config, len(questions))
+    for (asked, looked_for), (number, where) in questions.other_requests.items():
+        yield (
+            f"{path}: {counted(number, 'question')} (first: {where}) ask for {written(asked)}, and the "
+            f"answer is looked for in {written(looked_for)}; leave out the answer schema, or change "
+            "the text"
+        )
     if config.data.default_scorer is None and questions.num_without_scorer:
         yield (
             f"{questions.num_without_scorer} question(s) of {path} name no scorer: "

@@ -1,0 +1,89 @@
+"""Scorers of structured answers: `choice` (multiple choice) and `calls` (function calls as JSON)."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.rewards.factory import MCPScorerFactory, Verdict
+from agentrl.rewards.text_scorers import normalize_text
+from agentrl.schema import GroundTruth
+
+_LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]*(?:\s.*)?", re.DOTALL)
+_FENCE = re.compile(r"\A```\w*\n(.*)\n```\Z", re.DOTALL)
+
+
+@MCPScorerFactory.register_scorer("choice", needs_answer=True, compares_text=True)
+async def choice(answer: str, truth: GroundTruth) -> Verdict:
+    """Return 1 if the answer is the right letter (`B`, `(b)`, `B. text`) or a right choice's text.
+
+    The reference is the letter; the texts of right choices are further right answers.
+    """
+    text = answer.strip()
+    given = normalize_text(text)
+    # Text first: a choice may begin with a single letter ("A dog"), which is no answer A.
+    if any(len(right) > 1 and given == normalize_text(right) for right in truth.accepted):
+        return Verdict(1.0, detail=text)
+    letter = _chosen_letter(text)
+    correct = letter is not None and letter in {right.strip().upper() for right in truth.accepted}
+    return Verdict(float(correct), detail=letter or "no letter")
+
+
+def _chosen_letter(text: str) -> str | None:
+    found = _LETTER.fullmatch(text)
+    if found is None:
+        return None
+    # "A dog" is a text, "A. dog" and "(A) dog" name a letter.
+    marked = len(text) == 1 or not text[:1].isalpha() or not text[1:2].isspace()
+    return found[1].upper() if marked else None
+
+
+@MCPScorerFactory.register_scorer("calls", needs_answer=True)
+async def calls(answer: str, truth: GroundTruth) -> Verdict:
+    """Return 1 if the answer is a JSON list of the right function calls, in any order.
+
+    References are `{"name", "arguments"}` (arguments must be equal), or BFCL's `{name: {argument:
+    [right values]}}`, where a list with "" makes the argument optional.
+    """
+    try:
+        given = _calls(answer)
+    except (ValueError, RecursionError) as error:
+        return Verdict(0.0, detail=f"not a JSON list of calls: {error}")
+    expected = truth.answer if isinstance(truth.answer, list) else [truth.answer]
+    return Verdict(float(len(given) == len(expected) and _match(expected, given)))
+
+
+def _calls(answer: str) -> list[Mapping[str, Any]]:
+    text = answer.strip()
+    fenced = _FENCE.match(text)
+    value = json.loads(fenced[1] if fenced else text)
+    listed = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, dict) and {"name", "arguments"} == one.keys() for one in listed):
+        raise ValueError("each call has `name` and `arguments`")
+    return listed
+
+
+def _match(expected: list[Any], given: list[Mapping[str, Any]]) -> bool:
+    """Return whether the calls can be assigned to each other, one to one."""
+    if not expected:
+        return True
+    first, *others = expected
+    return any(
+        _is_right(first, call) and _match(others, given[:at] + given[at + 1 :])
+        for at, call in enumerate(given)
+    )
+
+
+def _is_right(expected: Any, call: Mapping[str, Any]) -> bool:
+    if not isinstance(expected, dict):
+        return False
+    arguments = call["arguments"]
+    if expected.keys() == {"name", "arguments"}:
+        return bool(call["name"] == expected["name"] and arguments == expected["arguments"])
+    ((name, allowed),) = expected.items() if len(expected) == 1 else (("", {}),)
+    if call["name"] != name or not isinstance(arguments, dict) or arguments.keys() - allowed.keys():
+        return False
+    return all(
+        arguments[key] in values if key in arguments else "" in values
+        for key, values in allowed.items()
+    )
