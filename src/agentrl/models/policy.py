@@ -112,6 +112,13 @@ class PolicyModel(nn.Module):
             entropies=None if own.entropies is None else share.of_all_targets(own.entropies),
         )
 
+    @torch.no_grad()
+    def likeliest_token(self, row: PackedRow) -> int:
+        """Return the likeliest token at the first target of a row, with the whole model here."""
+        with unrounded(self.model.dtype):
+            hidden_ND = self._hidden_states(row, self.split.share(row), None, None)
+        return int(_logits(self.model, hidden_ND[row.sources[:1].tolist()])[0].argmax())
+
     def _own_targets(
         self, hidden_ND: torch.Tensor, row: PackedRow, chunk_size: int, with_entropy: bool
     ) -> TargetLogprobs:

@@ -6,8 +6,10 @@ steps, and `sft_batch` turns the examples of a step into micro-batches.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from agentrl.data import SelectedGroup, StepBatch, build_step
 from agentrl.data.shown_images import ImageBook, processor_key
@@ -164,6 +166,22 @@ class Curriculum:
         if self.seed is not None:
             random.Random(f"{self.seed}/{epoch}").shuffle(order)
         return order
+
+
+def next_token_example(example: Example, reply: Sequence[int]) -> Example:
+    """Return an example whose target is the token after the first prompt and a started reply."""
+    turn = example.turns[0]
+    prompt = turn.full_ids[: turn.num_prompt_tokens]
+    full_ids = np.concatenate([prompt, np.asarray([*reply, 0])]).astype(np.int32)
+    asked = replace(
+        turn,
+        full_ids=full_ids,
+        num_prompt_tokens=len(full_ids) - 1,
+        behavior_logprobs=turn.behavior_logprobs[:1],
+        versions=turn.versions[:1],
+        routed_experts=None,
+    )
+    return Example(example.id, (asked,))
 
 
 def sft_batch(

@@ -44,12 +44,15 @@ from agentrl.trainer.sft.curriculum import (
     Curriculum,
     Example,
     file_examples,
+    next_token_example,
     record_examples,
     sft_batch,
 )
 from agentrl.trainer.sft.learned import summed_up, suspicions
 
 logger = logging.getLogger(__name__)
+_ANSWER_TOKENS = 48
+"""Maximum length of the answer that is shown; each of its tokens takes a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,9 @@ async def lead_sft(
         config, ranks, settings, checkpoint, state_path=state_path, stop=stop, kind="sft"
     ) as session:
         by_token = config.algorithm.token_level_loss
-        return await _SftLoop(session, curriculum, examples, held_out, by_token=by_token).run()
+        return await _SftLoop(
+            session, curriculum, examples, held_out, by_token=by_token, renderer=renderer
+        ).run()
 
 
 class _SftLoop:
@@ -153,8 +158,10 @@ class _SftLoop:
         held_out: Sequence[Example],
         *,
         by_token: bool,
+        renderer: Renderer,
     ) -> None:
         self._session = session
+        self._renderer = renderer
         self._group = session.group
         self._history = session.history
         self._trainer = session.trainer
@@ -191,6 +198,8 @@ class _SftLoop:
         is_done = history.last_step >= num_steps
         if is_done and self._trainer.eval_strategy != "no" and num_steps not in history.eval_losses:
             await self._evaluate()
+        elif is_done:
+            await self._log_answer()
         history.add_seconds("total", time.monotonic() - self._started)
         status = "completed" if is_done else "stopped"
         summary_path = write_summary(self._session.output_path, self._summary(status))
@@ -246,6 +255,27 @@ class _SftLoop:
         self._history.eval_losses[step] = loss
         self._session.trackers.log({"eval_loss": loss}, step)
         logger.info("loss on held-out conversations after step %d: %.4f", step, loss)
+        await self._log_answer()
+
+    async def _log_answer(self) -> None:
+        """Log what the model now answers to a conversation, greedily; only with a single rank."""
+        if self._group.num_ranks > 1:
+            return
+        example = (self._held_out or self._examples)[0]
+        reply: list[int] = []
+        stops = frozenset(self._renderer.stop_token_ids)
+        while len(reply) < _ANSWER_TOKENS and stops.isdisjoint(reply):
+            asked = next_token_example(example, reply)
+            batch = sft_batch([asked], token_budget=self._trainer.max_tokens, num_ranks=1)
+            reply.append(await self._group.likeliest_token(batch.micro_batches))
+        turn = example.turns[0]
+        logger.info(
+            "after step %d, %s: the model answers %r, the conversation has %r",
+            self._history.last_step,
+            example.id,
+            self._renderer.decode(reply),
+            self._renderer.decode(turn.full_ids[turn.num_prompt_tokens :][:_ANSWER_TOKENS]),
+        )
 
     async def _save(self) -> None:
         """Export the weights and write a checkpoint of them."""

@@ -332,6 +332,8 @@ async def test_defaults_are_those_of_fine_tuning(
     # Held-out conversations are used although nothing says when.
     assert list(summary["eval_loss"]) == ["0", "3"]
     assert "6 conversations with 12 replies to learn: 0 tool calls, " in caplog.text
+    assert "after step 3, line1: the model answers " in caplog.text
+    assert "the conversation has '1<|im_end|>'" in caplog.text
     assert "3 steps of 8 conversations (3 epochs), learning rate 2e-05" in caplog.text
     adapter = with_fine_tuning_defaults(make_sft(learning_rate=None, lora_rank=4))
     assert adapter.trainer.learning_rate == 2e-4
