@@ -79,6 +79,7 @@ async def examine(
     checks: list[tuple[str, CheckFunction]] = [
         ("python", _python),
         ("packages", lambda: _packages(config)),
+        ("torch", _torch),
         ("GPUs", _gpus),
         ("placement", lambda: _placement(config)),
         ("ports", lambda: _ports(config)),
@@ -137,6 +138,20 @@ def _packages(config: RootConfig) -> Iterator[CheckResult]:
     for name, missing in extras.items():
         if missing:
             yield "FAIL" if name in needed else "note", what_to_install(name, missing)
+
+
+def _torch() -> Iterator[CheckResult]:
+    script = "import torch; print(torch.__version__, torch.version.cuda or torch.version.hip or '')"
+    version, _, toolkit = _output([sys.executable, "-c", script]).partition(" ")
+    if version and toolkit and not machine_gpus():
+        yield (
+            "note",
+            f"torch {version} is a build for GPUs (toolkit {toolkit}), which this machine lacks; the "
+            "CPU build is 2 GB smaller: PyTorch's installation page has its command, for the compute "
+            "platform CPU",
+        )
+    elif version:
+        yield "ok", f"{version}, {f'built for toolkit {toolkit}' if toolkit else 'a CPU build'}"
 
 
 def _gpus() -> Iterator[CheckResult]:

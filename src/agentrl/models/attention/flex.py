@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.data.rows import PackedRow
 from agentrl.models.attention.backend import AttentionVariant, register_backend, unless_cuda
+from agentrl.models.torch_features import has_keyword, with_recompile_limit
 
 _KERNEL_OPTIONS: Any = {"FORCE_USE_FLEX_ATTENTION": True, "IS_DIVISIBLE": True}
 """Rows of fewer than 128 tokens would otherwise use torch's kernel for decoding, which does not
@@ -157,7 +158,11 @@ def _compiled() -> Any:
     # Dynamic shapes: rows differ in length, and compiling for each length would take many seconds. A
     # full graph: beyond the limit, torch would compute all N x N scores; now it raises an error.
     compile_: Any = torch.compile  # the types of its overloads lack `recompile_limit`
-    return compile_(flex_attention, dynamic=True, fullgraph=True, recompile_limit=_MOST_KERNELS)
+    if has_keyword(torch.compile, "recompile_limit"):
+        return compile_(flex_attention, dynamic=True, fullgraph=True, recompile_limit=_MOST_KERNELS)
+    return with_recompile_limit(
+        compile_(flex_attention, dynamic=True, fullgraph=True), _MOST_KERNELS
+    )
 
 
 FLEX = register_backend(FlexBackend())

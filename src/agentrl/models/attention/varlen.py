@@ -9,6 +9,7 @@ Shape legend as in `backend`; S segments, G gathered keys of all segments togeth
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 from agentrl.data.rows import PackedRow
 from agentrl.models.attention.backend import AttentionVariant, register_backend, unless_cuda
 from agentrl.models.attention.layout import attention_layout
+from agentrl.models.torch_features import has_keyword
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,14 @@ class VarlenBackend:
         layout: VarlenLayout,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
+        groups: dict[str, Any] = {"enable_gqa": True}
+        if not has_keyword(varlen_attn, "enable_gqa"):
+            # Every key-value head then serves one query head.
+            groups = {}
+            key, value = (
+                states.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
+                for states in (key, value)
+            )
         output = varlen_attn(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1).index_select(0, layout.key_index),
@@ -84,7 +94,7 @@ class VarlenBackend:
             scale=variant.scaling,
             # Keys before and after: all (or those of the window) and none, which is causal.
             window_size=(-1 if layout.window is None else layout.window - 1, 0),
-            enable_gqa=True,
+            **groups,
         )
         assert isinstance(output, torch.Tensor), "varlen_attn returns a tuple only on request"
         return output[None]

@@ -3,7 +3,9 @@
 In the kernel's place stands what its documentation says that it computes.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +57,13 @@ def as_documented(
     return torch.cat(outputs)
 
 
+def as_before_2_13(*arguments: Any, scale: float, window_size: tuple[int, int]) -> torch.Tensor:
+    """What PyTorch 2.11 has: the same, where every query head has its own keys."""
+    query, key, value, *_ = arguments
+    assert query.shape[1] == key.shape[1] == value.shape[1]
+    return as_documented(*arguments, scale=scale, window_size=window_size, enable_gqa=False)
+
+
 def gradient(policy: PolicyModel, num_chunks: int = 1) -> torch.Tensor:
     if num_chunks == 1:
         target_logprobs(policy, ROW).logprobs.square().sum().backward()
@@ -66,10 +75,14 @@ def gradient(policy: PolicyModel, num_chunks: int = 1) -> torch.Tensor:
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize("num_chunks", [1, 3])
+@pytest.mark.parametrize("kernel", [as_documented, as_before_2_13])
 def test_gradients_are_those_of_the_oracle(
-    architecture: str, num_chunks: int, monkeypatch: pytest.MonkeyPatch
+    architecture: str,
+    num_chunks: int,
+    kernel: Callable[..., torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentrl.models.attention.varlen.varlen_attn", as_documented)
+    monkeypatch.setattr("agentrl.models.attention.varlen.varlen_attn", kernel)
     expected = gradient(tiny_policy(architecture, attention=DENSE_ATTENTION))
     found = gradient(tiny_policy(architecture, attention="agentrl_varlen"), num_chunks)
     assert relative_error(found, expected) <= 1e-12
