@@ -148,10 +148,8 @@ class RunSources:
             return EmbeddedMongo(data_dir, running_port(data_dir) or 0), False
         await self._close_least_recently_used()
         mongo = EmbeddedMongo(data_dir)
-        await asyncio.to_thread(mongo.prepare)
-        mongo.spawn()  # in the main thread: the kernel ends it when the spawning thread ends
         stack.push_async_callback(asyncio.to_thread, mongo.stop)
-        await asyncio.to_thread(mongo.until_writable)
+        await mongo.start_beside()
         return mongo, True
 
     async def _close_least_recently_used(self) -> None:

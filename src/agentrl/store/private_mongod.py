@@ -6,6 +6,7 @@ survives a kill of the process, and is served from the same port again if that i
 whose password is generated at the first start and stored with the data.
 """
 
+import asyncio
 import importlib.metadata
 import json
 import logging
@@ -155,20 +156,42 @@ class EmbeddedMongo:
         """
         self.prepare()
         try:
-            self._start_on_free_port()
+            for _ in range(_PORT_TRIES):
+                try:
+                    self.spawn()
+                    self.until_writable()
+                    return
+                except PortTaken:
+                    self._change_port()
+            raise self._no_port()
         except BaseException:
             self._release()
             raise
 
-    def _start_on_free_port(self) -> None:
+    async def start_beside(self) -> None:
+        """Start as `start` does, without blocking the event loop, which runs in the main thread.
+
+        Call `stop` even if this fails or is cancelled.
+
+        Raises:
+            ConfigError, DataInUse, StoreError: as `start`.
+        """
+        await asyncio.to_thread(self.prepare)
         for _ in range(_PORT_TRIES):
             try:
                 self.spawn()
-                self.until_writable()
+                await asyncio.to_thread(self.until_writable)
                 return
-            except PortTaken:  # another process took it after it was found free
-                self.port = self._wanted_port = free_port()
-        raise StoreError(
+            except PortTaken:
+                self._change_port()
+        raise self._no_port()
+
+    def _change_port(self) -> None:
+        """Choose another port, after another process took the one that was found free."""
+        self.port = self._wanted_port = free_port()
+
+    def _no_port(self) -> StoreError:
+        return StoreError(
             f"the private mongod found no free port in {_PORT_TRIES} attempts: {self._exit_reason()}"
         )
 

@@ -1,5 +1,6 @@
 """The inspector's HTTP: who is let in, what is refused, and what is never written."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,10 +13,12 @@ from pydantic import SecretStr
 from support.inspected import HOSTILE_RECORD, HUGE, PIXEL, seed
 from support.stored import claim, make_task, play
 
-from agentrl.config.sections import RootConfig, RunSection, StoreSection
+from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig, RunSection, StoreSection
 from agentrl.errors import StoreError
 from agentrl.inspector.inspector_app import PAGES, InspectorApp
 from agentrl.inspector.run_sources import RunSources
+from agentrl.runtime.ports import free_port
+from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -332,3 +335,23 @@ async def test_private_data_are_read_through_a_login_that_cannot_write(
                 await opened.runs.update_control(max_staleness=9)
     finally:
         await sources.close()
+
+
+async def test_runs_that_had_the_same_port_are_opened_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["first", "second", "third"]
+    port = free_port()
+    for name in names:
+        with EmbeddedMongo(PRIVATE_MONGO_ROOT / name, port) as mongo:
+            async with TrajectoryStore.connect(mongo.uri(name), name) as store:
+                await store.ensure_schema()
+                await store.runs.create(Run(name=name, config={}, status="completed"))
+        assert mongo.port == port
+
+    async with client_of(RootConfig(), headers=HEADERS) as client:
+        answers = await asyncio.gather(
+            *(client.get(f"/api/runs/{name}/overview") for name in names)
+        )
+    assert [found.status_code for found in answers] == [200] * len(names), answers[0].text
