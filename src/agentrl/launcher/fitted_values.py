@@ -1,41 +1,35 @@
 """Defaults that depend on the model's context and the machine's memory.
 
 Input: a checked configuration whose model exists. Output: the configuration with these values
-filled in, and a note on each. Values from flags or files are never changed.
+filled in, and a note on each. Values from flags or files are never changed. A resumed run keeps the
+sizes with which it was started.
 """
 
-import math
-import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from agentrl.config.config_files import read_yaml
 from agentrl.config.sections import RootConfig
 from agentrl.config.validation.checks import groups_per_step
+from agentrl.launcher.cpu_limits import SAMPLING_SECONDS, CpuLimits, cpu_limits
 from agentrl.models.checkpoints.architectures import missing_scan_kernels, raw_config
-from agentrl.models.checkpoints.checkpoint_files import num_parameters as checkpoint_parameters
 from agentrl.rollout.worker.resources import served_context_length
-from agentrl.runtime.printable import counted
 
 _MIN_REPLY_TOKENS = 1024
 """Tokens of the context that are kept free for a reply, but at most a quarter of the context."""
 CPU_TOKENS = 8192
 """Tokens per forward pass on a CPU; more would need memory without saving time."""
+ADAPTER_LEARNING_RATE = 1e-5
+"""Default with `--lora_rank`: ten times that of all weights."""
 FITTED_OF_TRAINER = frozenset(
-    {"max_tokens", "gradient_checkpointing", "learning_rate", "eval_strategy"}
+    {"max_tokens", "gradient_checkpointing", "groups_per_step", "learning_rate", "eval_strategy"}
 )
 """Trainer flags that may be filled in; with several machines, machine 0 does it for all."""
+_SETS_STEP_SIZE = frozenset(
+    {"groups_per_step", "per_device_train_batch_size", "gradient_accumulation_steps"}
+)
 _LONG_CONTEXT_TOKENS = 8192
 """Path length in tokens from which activations are recomputed."""
-_FLOPS_OF_CORE = 4e10
-"""Floating-point operations per second of a CPU core in a model's matrix products."""
-_FLOPS_OF_TOKEN = 8
-"""Operations per parameter and token: 2 to sample it, 6 to train on it."""
-_STEP_SECONDS = 180.0
-"""Time on a CPU in which a step's replies should be sampled and trained on."""
-_REPLY_TOKENS = (128, 8192)
-"""Range of the limit of a reply that is fitted to a CPU."""
-_ADAPTER_RATE = 1e-5
-"""Learning rate of an adapter, ten times that of all weights (Schulman et al., LoRA Without Regret)."""
 
 
 def fitted_to_model(
@@ -62,6 +56,18 @@ def fitted_to_model(
             "no --model_name_or_path: using the demo's tiny model, which knows only the demo's "
             "tools, such as `stock(item)` and `add(a, b)`"
         )
+    before = _values_of_start(config) if trains_on is not None else {}
+    if config.model.lora_rank and trains_on is not None:
+        rate = before.get("learning_rate", ADAPTER_LEARNING_RATE)
+        reason = "because an adapter is trained"
+        config = _with_default(config, "trainer", "learning_rate", rate, reason, notes)
+    if config.data.has_held_out and trains_on is not None:
+        reason = "because there are held-out questions"
+        config = _with_default(config, "trainer", "eval_strategy", "ends", reason, notes)
+    limits = _cpu_limits(config, model_path) if samples_on == "cpu" else None
+    config = _with_reply_length(config, model_path, limits, before, notes)
+    if limits is not None and trains_on is not None:
+        config = _with_smaller_steps(config, limits, before, notes)
     if trains_on == "cpu":
         config = _with_default(config, "trainer", "max_tokens", CPU_TOKENS, "without a GPU", notes)
     elif trains_on == "gpu":
@@ -71,10 +77,6 @@ def fitted_to_model(
                 f"{kernels} is not installed: the model's recurrent layers take many times as long; "
                 f"pip install {kernels}"
             )
-    if samples_on == "cpu":
-        config = _with_short_replies(config, model_path, notes)
-    if trains_on is not None:
-        config = _with_trainer_defaults(config, notes)
     context = served_context_length(config.inference, model_path)
     if context is None:
         return config, notes
@@ -86,36 +88,57 @@ def fitted_to_model(
     return config, notes
 
 
-def _with_short_replies(config: RootConfig, model_path: Path, notes: list[str]) -> RootConfig:
-    """Limit replies to what a CPU samples, and trains on, within minutes a step.
-
-    A model that rambles reaches any limit: with 8,192 tokens a reply, a step of 48 of them takes a
-    CPU hours.
-    """
-    num_parameters = checkpoint_parameters(model_path)
-    if num_parameters is None:
-        return config
-    cores = len(os.sched_getaffinity(0))
-    tokens = _STEP_SECONDS * cores * _FLOPS_OF_CORE / (_FLOPS_OF_TOKEN * num_parameters)
-    replies = groups_per_step(config) * config.data.num_generations
-    lowest, highest = _REPLY_TOKENS
-    fitting = 1 << max(0, math.floor(math.log2(max(1.0, tokens / replies))))
-    limit = min(highest, max(lowest, fitting))
-    reason = (
-        f"because a model of {num_parameters / 1e6:,.1f} million parameters takes minutes for the "
-        f"{replies} replies of a step on {counted(cores, 'CPU core')}"
+def _cpu_limits(config: RootConfig, model_path: Path) -> CpuLimits | None:
+    """Return the sizes that the embedded engine samples in minutes, if it runs here."""
+    if config.inference.inference_backend != "embedded" or not config.rollout.enable_sampling:
+        return None
+    return cpu_limits(
+        model_path,
+        num_threads=config.inference.inference_threads,
+        num_generations=config.data.num_generations,
+        num_groups=groups_per_step(config),
     )
-    return _with_default(config, "sampling", "max_new_tokens", limit, reason, notes)
 
 
-def _with_trainer_defaults(config: RootConfig, notes: list[str]) -> RootConfig:
-    if config.model.lora_rank:
-        reason = "because an adapter (--lora_rank) learns at higher rates than all weights"
-        config = _with_default(config, "trainer", "learning_rate", _ADAPTER_RATE, reason, notes)
-    if config.data.has_held_out:
-        reason = "because there are held-out questions"
-        config = _with_default(config, "trainer", "eval_strategy", "ends", reason, notes)
-    return config
+def _with_reply_length(
+    config: RootConfig,
+    model_path: Path,
+    limits: CpuLimits | None,
+    before: dict[str, Any],
+    notes: list[str],
+) -> RootConfig:
+    """Return the configuration with replies that fit the servers and the context."""
+    default = config.sampling.max_new_tokens
+    context = served_context_length(config.inference, model_path) or default + _MIN_REPLY_TOKENS
+    length = min(default, context - min(_MIN_REPLY_TOKENS, context // 4))
+    reason = f"because the model's context is {context} tokens"
+    if limits is not None and limits.max_new_tokens < length:
+        length = limits.max_new_tokens
+        reason = f"because this CPU samples about {limits.tokens_per_second:.0f} tokens/s"
+    length = before.get("max_new_tokens", length)
+    return _with_default(config, "sampling", "max_new_tokens", length, reason, notes)
+
+
+def _with_smaller_steps(
+    config: RootConfig, limits: CpuLimits, before: dict[str, Any], notes: list[str]
+) -> RootConfig:
+    if not _SETS_STEP_SIZE.isdisjoint(config.trainer.model_fields_set):
+        return config
+    groups = before.get("groups_per_step", limits.groups_per_step)
+    if groups >= groups_per_step(config):
+        return config
+    reason = f"so that a step is sampled in about {SAMPLING_SECONDS / 60:.0f} minutes"
+    config = _with_default(config, "trainer", "groups_per_step", groups, reason, notes)
+    # Rollouts of later steps would share the cores with those that the next step waits for.
+    running = groups * config.data.num_generations
+    reason = "as many as a step has rollouts"
+    return _with_default(config, "inference", "max_running_requests", running, reason, notes)
+
+
+def _values_of_start(config: RootConfig) -> dict[str, Any]:
+    """Return the values with which the run was started, by flag; empty for a new run."""
+    path = config.run.output_path / "config.yaml"
+    return read_yaml(path) if path.exists() and not config.run.fresh else {}
 
 
 def _with_default(

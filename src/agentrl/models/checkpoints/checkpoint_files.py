@@ -6,7 +6,6 @@ reported within milliseconds.
 """
 
 import json
-import math
 from pathlib import Path
 
 from agentrl.errors import ConfigError
@@ -59,18 +58,7 @@ def tensor_names(path: Path) -> frozenset[str]:
     return frozenset(name for file in files for name in _header(path / file))
 
 
-def num_parameters(path: Path) -> int | None:
-    """Return the number of a checkpoint's parameters, or None if its weights were not fetched.
-
-    Raises:
-        ConfigError: a file is damaged.
-    """
-    entries = [entry for file in path.glob("*.safetensors") for entry in _header(file).values()]
-    shapes: list[list[int]] = [entry["shape"] for entry in entries]
-    return sum(map(math.prod, shapes)) or None
-
-
-def _header(file: Path) -> dict[str, dict[str, list[int]]]:
+def _header(file: Path) -> dict[str, object]:
     """Return the header of a safetensors file, which describes its tensors."""
     with file.open("rb") as stream:
         first_bytes = stream.read(len(_LFS_POINTER))

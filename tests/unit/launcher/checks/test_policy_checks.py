@@ -1,7 +1,6 @@
 """What is known of a model before a process starts, and what follows from it."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 import pytest
 from harness.tiny_families import tiny_model
 
-from agentrl.config.loading import build_config
+from agentrl.config.loading import build_config, write_config
+from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.integrations import AgentTrainer
 from agentrl.launcher.checks.policy_checks import check_policy
@@ -136,67 +136,12 @@ def test_a_model_that_nobody_named_is_said_to_be_the_demo_s() -> None:
 
 def test_without_a_gpu_a_forward_pass_is_small(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m", max_position_embeddings=2048)
-    given = {"model_name_or_path": str(path), "max_prompt_tokens": 1000}
+    given = {"model_name_or_path": str(path), "max_prompt_tokens": 1000, "max_new_tokens": 500}
     config, notes = fitted_to_model(build_config(given), path, trains_on="cpu")
     assert config.trainer.max_tokens == 8192
     assert notes == ["--max_tokens 8192, without a GPU"]
     config = build_config(given | {"max_tokens": 9000})
     assert fitted_to_model(config, path, trains_on="cpu") == (config, [])
-
-
-@pytest.mark.parametrize(
-    ("parameters", "flags", "limit"),
-    [
-        (135_000_000, {}, 256),  # two cores: 48 replies of 256 tokens
-        (135_000_000, {"groups_per_step": 2, "num_generations": 4}, 1024),
-        (600_000, {}, None),
-        (8_000_000_000, {}, 128),
-        (135_000_000, {"max_new_tokens": 5000}, None),
-    ],
-)
-def test_a_cpu_limits_replies_to_what_a_step_of_minutes_has_room_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    parameters: int,
-    flags: dict[str, object],
-    limit: int | None,
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    path = write_model(tmp_path / "m", max_position_embeddings=40_960)
-    write_header(path / "model.safetensors", parameters)
-    given = build_config({"model_name_or_path": str(path), **flags})
-    config, notes = fitted_to_model(given, path, samples_on="cpu")
-    named = [note for note in notes if note.startswith("--max_new_tokens")]
-    if limit is None:
-        assert config.sampling.max_new_tokens == given.sampling.max_new_tokens
-        assert not named
-    else:
-        assert config.sampling.max_new_tokens == limit
-        assert f"--max_new_tokens {limit}, because a model of {parameters / 1e6:,.1f}" in named[0]
-    assert fitted_to_model(given, path, samples_on="gpu")[0].sampling.max_new_tokens == (
-        given.sampling.max_new_tokens
-    )
-
-
-def write_header(file: Path, parameters: int) -> None:
-    """Write weights without values: a sparse file of the size that its header names."""
-    header = json.dumps(
-        {"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 2 * parameters]}}
-    ).encode()
-    with file.open("wb") as stream:
-        stream.write(len(header).to_bytes(8, "little") + header)
-        stream.truncate(8 + len(header) + 2 * parameters)
-
-
-def test_flags_that_another_one_makes_useless_are_fitted_to_it(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m")
-    given = {"model_name_or_path": str(path), "lora_rank": 16, "eval_file": "held_out.jsonl"}
-    config, notes = fitted_to_model(build_config(given), path, trains_on="gpu")
-    assert (config.trainer.learning_rate, config.trainer.eval_strategy) == (1e-5, "ends")
-    assert sum("--learning_rate 1e-05" in note or "--eval_strategy" in note for note in notes) == 2
-    chosen = given | {"learning_rate": 1e-6, "eval_strategy": "no"}
-    config, _ = fitted_to_model(build_config(chosen), path, trains_on="gpu")
-    assert (config.trainer.learning_rate, config.trainer.eval_strategy) == (1e-6, "no")
 
 
 @pytest.mark.parametrize(
@@ -213,6 +158,79 @@ def test_on_a_gpu_missing_kernels_of_recurrent_layers_are_named(
     named = [note for note in notes if "pip install" in note]
     assert len(named) == (kernels is not None)
     assert all(note.startswith(f"{kernels} is not installed: ") for note in named)
+
+
+SMOL = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49_152,
+    "max_position_embeddings": 8192,
+}
+"""The shape of SmolLM2-135M."""
+
+
+def smol(tmp_path: Path, **flags: object) -> tuple[RootConfig, list[str]]:
+    """Return what is filled in for a model of this shape and an engine with two threads."""
+    path = tmp_path / "m"
+    if not path.exists():
+        write_model(path, **SMOL)
+    given = {"model_name_or_path": str(path), "output_dir": str(tmp_path / "out")}
+    config = build_config(given | {"inference_threads": 2} | flags)
+    return fitted_to_model(config, path, trains_on="cpu", samples_on="cpu")
+
+
+def test_replies_and_steps_fit_what_a_cpu_samples(tmp_path: Path) -> None:
+    config, notes = smol(tmp_path)
+    assert (config.sampling.max_new_tokens, config.trainer.groups_per_step) == (256, 4)
+    assert config.inference.max_running_requests == 32
+    assert "--max_new_tokens 256, because this CPU samples about 74 tokens/s" in notes
+    assert "--groups_per_step 4, so that a step is sampled in about 2 minutes" in notes
+
+
+def test_given_sizes_are_kept_on_a_cpu(tmp_path: Path) -> None:
+    config, _ = smol(tmp_path, max_new_tokens=8192, gradient_accumulation_steps=48)
+    assert (config.sampling.max_new_tokens, config.trainer.groups_per_step) == (8192, None)
+    assert config.inference.max_running_requests == 64
+
+
+def test_servers_elsewhere_are_not_limited_by_this_cpu(tmp_path: Path) -> None:
+    config, _ = smol(tmp_path, inference_backend="sglang")
+    assert (config.sampling.max_new_tokens, config.trainer.groups_per_step) == (7168, None)
+
+
+def test_a_resumed_run_keeps_the_sizes_of_its_start(tmp_path: Path) -> None:
+    config, _ = smol(tmp_path, lora_rank=8)
+    write_config(config, tmp_path / "out/config.yaml")
+    resumed, _ = smol(tmp_path, lora_rank=8, inference_threads=64)
+    assert resumed.sampling.max_new_tokens == 256
+    assert resumed.trainer.groups_per_step == 4
+    fresh, _ = smol(tmp_path, fresh=True, inference_threads=64)
+    assert fresh.sampling.max_new_tokens > 256
+
+
+def test_an_adapter_gets_a_higher_learning_rate(tmp_path: Path) -> None:
+    config, notes = smol(tmp_path, lora_rank=16)
+    assert config.trainer.learning_rate == 1e-5
+    assert "--learning_rate 1e-05, because an adapter is trained" in notes
+    assert smol(tmp_path, lora_rank=16, learning_rate=1e-6)[0].trainer.learning_rate == 1e-6
+
+
+def test_held_out_questions_are_evaluated_at_both_ends(tmp_path: Path) -> None:
+    held_out = {"eval_file": str(DEMO.parent / "eval.jsonl")}
+    config, notes = smol(tmp_path, **held_out)
+    assert config.trainer.eval_strategy == "ends"
+    assert "--eval_strategy ends, because there are held-out questions" in notes
+    assert smol(tmp_path, **held_out, eval_strategy="no")[0].trainer.eval_strategy == "no"
+
+
+def test_a_gpu_that_samples_is_not_limited_by_the_cpu(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m", **SMOL)
+    config = build_config({"model_name_or_path": str(path)})
+    config, _ = fitted_to_model(config, path, trains_on="gpu", samples_on="gpu")
+    assert config.sampling.max_new_tokens == 7168
 
 
 def test_what_a_flag_gives_is_not_fitted(tmp_path: Path) -> None:
