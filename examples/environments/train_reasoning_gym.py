@@ -32,9 +32,8 @@ if __name__ == "__main__":
         talks = [careless_answer(row) for row in questions.rows(range(400)) for _ in range(6)]
     (FOLDER / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
     learn = f"-m agentrl sft --run_name warm --train_file {FOLDER}/talks.jsonl --learning_rate 2e-3"
-    learn += " --per_device_train_batch_size 48 --num_train_epochs 1"
-    more = f" --model_name_or_path assets/demo/model --output_dir {FOLDER}/warm"
-    subprocess.run([sys.executable, *f"{learn}{more} --num_train_epochs 4".split()], check=True)
+    learn += f" --model_name_or_path assets/demo/model --output_dir {FOLDER}/warm --num_train_epochs 4 --per_device_train_batch_size 48"
+    subprocess.run([sys.executable, *learn.split()], check=True)
     small = {"max_new_tokens": 16, "max_prompt_tokens": 900, "groups_per_step": 12}
     steps = {"max_steps": int(sys.argv[1] if sys.argv[1:] else 30), "learning_rate": 3e-4}
     config = {"model_name_or_path": f"{FOLDER}/warm/model", "num_train_epochs": 3, **small, **steps}

@@ -3,6 +3,7 @@
     AgentRLError
     ├── ConfigError (ValueError)      a flag, a file or a value that the user gave is wrong
     │   └── DatasetError              a dataset is missing, or one of its lines is malformed
+    ├── NothingToLearn                the first answers have equal scores, and the user asked to stop
     ├── StoreError                    MongoDB is unreachable or refused a request
     │   ├── StoreUnreachable          MongoDB does not respond; it may later
     │   ├── DataInUse                 another process serves the data of a private mongod

@@ -23,7 +23,7 @@ from typing import Any
 
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry
-from agentrl.datasets.row_shapes import Shape, shape_of
+from agentrl.datasets.row_shapes import RowShape, shape_of
 from agentrl.schema.answer_form import TAG, asked_schema, is_answer_schema, is_asked
 from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
 
@@ -128,7 +128,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
     return question
 
 
-def known_shape(entry: Mapping[str, Any], defaults: DataSection) -> Shape | None:
+def known_shape(entry: Mapping[str, Any], defaults: DataSection) -> RowShape | None:
     """Return the data set's shape of an entry with own names, or None where it is taken as it is.
 
     A row that names its scorer is in the format of question files: the scorer may need its fields.
@@ -139,7 +139,7 @@ def known_shape(entry: Mapping[str, Any], defaults: DataSection) -> Shape | None
 
 
 def _fields_of(
-    shape: Shape, entry: Mapping[str, Any], defaults: DataSection, folder: Path
+    shape: RowShape, entry: Mapping[str, Any], defaults: DataSection, folder: Path
 ) -> dict[str, Any]:
     if shape.runs_code and not defaults.default_scorer:
         raise BadEntry(

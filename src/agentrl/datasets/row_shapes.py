@@ -1,6 +1,6 @@
 """Rows of known data sets, as they stand on the hub, into the fields of question files.
 
-A `Shape` recognizes rows by their columns and values, never by the name of a file, so that every row
+A `RowShape` recognizes rows by their columns and values, never by the name of a file, so that every row
 is read in the same way wherever it lies; the first shape of `SHAPES` that fits decides. It states
 only what differs from a plain row. `docs/datasets.md` lists them.
 """
@@ -33,7 +33,7 @@ Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowShape:
     """How the rows of some data sets are recognized and read."""
 
     name: str
@@ -61,7 +61,7 @@ class Shape:
         return self.columns <= row.keys() and self.holds(row)
 
 
-def shape_of(row: Row) -> Shape | None:
+def shape_of(row: Row) -> RowShape | None:
     """Return the shape of a row, or None for a plain row, whose fields are taken as they are."""
     return next((shape for shape in SHAPES if shape.fits(row)), None)
 
@@ -95,8 +95,8 @@ def _code(
     columns: str,
     fields: Callable[[Row, Path], Fields],
     holds: Callable[[Row], bool] = lambda row: True,
-) -> Shape:
-    return Shape(
+) -> RowShape:
+    return RowShape(
         name,
         "the reference holds the unit tests; your scorer runs them (--scorer_module, "
         "--default_scorer)",
@@ -124,8 +124,8 @@ def _judged_text(*query: str) -> Callable[[Row, Path], Fields]:
     return lambda row, folder: {"query": first_of(row, *query)}
 
 
-SHAPES: tuple[Shape, ...] = (
-    Shape(
+SHAPES: tuple[RowShape, ...] = (
+    RowShape(
         "SWE-bench, SWE-Gym",
         "its reward needs the repository and its tests; convert the tasks to Harbor's format and give "
         "--env harbor:FOLDER (docs/environments.md)",
@@ -135,7 +135,7 @@ SHAPES: tuple[Shape, ...] = (
             "the tasks to Harbor's format and give --env harbor:FOLDER"
         ),
     ),
-    Shape(
+    RowShape(
         "ToolACE",
         "conversations to imitate, without a question and reference: learn from them with "
         "`agentrl sft`",
@@ -157,7 +157,7 @@ SHAPES: tuple[Shape, ...] = (
         code_rows.ground_truth,
         lambda row: str(row["ability"]).lower() in ("code", "coding"),
     ),
-    Shape(
+    RowShape(
         "GSM8K",
         "the reference is what follows the last ####",
         _columns("question answer"),
@@ -166,14 +166,14 @@ SHAPES: tuple[Shape, ...] = (
         answer_schema=BOXED,
         holds=lambda row: gsm8k_reference(row["answer"]) is not None,
     ),
-    Shape(
+    RowShape(
         "GAIA",
         "the reference is `Final answer`; attachments are shown (images) or added (text)",
         frozenset({"Question", "Final answer"}),
         attached,
         scorer="gaia",
     ),
-    Shape(
+    RowShape(
         "HLE, exact match",
         "the reference is `answer`",
         _columns("question answer answer_type rationale"),
@@ -181,7 +181,7 @@ SHAPES: tuple[Shape, ...] = (
         scorer="em",
         holds=lambda row: row["answer_type"] == "exactMatch",
     ),
-    Shape(
+    RowShape(
         "HLE, multiple choice",
         "the reference is the letter in `answer`; the question holds its choices",
         _columns("question answer answer_type rationale"),
@@ -189,21 +189,21 @@ SHAPES: tuple[Shape, ...] = (
         scorer="choice",
         holds=lambda row: row["answer_type"] == "multipleChoice",
     ),
-    Shape(
+    RowShape(
         "BrowseComp",
         "question and reference are decrypted with `canary`",
         _columns("problem answer canary"),
         lambda row, folder: browsecomp(row),
         scorer="em",
     ),
-    Shape(
+    RowShape(
         "SimpleQA",
         "the question is `problem`, the reference `answer`",
         _columns("problem answer metadata"),
         _judged_text("problem"),
         scorer="em",
     ),
-    Shape(
+    RowShape(
         "GPQA",
         "the choices are written into the question in an order drawn from its text; the reference "
         "is a letter",
@@ -211,56 +211,56 @@ SHAPES: tuple[Shape, ...] = (
         lambda row, folder: incorrect_choices(row),
         scorer="choice",
     ),
-    Shape(
+    RowShape(
         "MMLU",
         "the choices are written into the question; the index in `answer` becomes a letter",
         _columns("question choices answer"),
         lambda row, folder: choices(row, "question", "choices", "answer"),
         scorer="choice",
     ),
-    Shape(
+    RowShape(
         "MMLU-Pro",
         "the choices in `options` are written into the question; the reference is a letter",
         _columns("question options answer"),
         lambda row, folder: choices(row, "question", "options", "answer"),
         scorer="choice",
     ),
-    Shape(
+    RowShape(
         "ARC, CommonsenseQA",
         "the choices are written into the question; the label in `answerKey` becomes a letter",
         _columns("question choices answerKey"),
         lambda row, folder: choices(row, "question", "choices", "answerKey"),
         scorer="choice",
     ),
-    Shape(
+    RowShape(
         "xLAM function calling",
         "the tools are written into the question; the reference is the list of calls in `answers`",
         _columns("query tools answers"),
         lambda row, folder: function_calls(row, "query", "tools", "answers"),
         scorer="calls",
     ),
-    Shape(
+    RowShape(
         "BFCL",
         "the functions are written into the question; the reference is `ground_truth`",
         _columns("question function"),
         lambda row, folder: function_calls(row, "question", "function", "ground_truth"),
         scorer="calls",
     ),
-    Shape(
+    RowShape(
         "MuSiQue",
         "`answer_aliases` count as right; the paragraphs are not shown (give the model a search tool)",
         _columns("question answer answer_aliases"),
         lambda row, folder: listed_aliases(row, "answer_aliases", "answer"),
         scorer="em",
     ),
-    Shape(
+    RowShape(
         "HotpotQA, 2WikiMultihopQA",
         "the reference is `answer`; the paragraphs are not shown (give the model a search tool)",
         _columns("question answer supporting_facts context"),
         lambda row, folder: {"id": first_of(row, "id", "_id")},
         scorer="em",
     ),
-    Shape(
+    RowShape(
         "TriviaQA",
         "the reference is `answer.value`; its aliases count as right",
         _columns("question answer"),
@@ -271,21 +271,21 @@ SHAPES: tuple[Shape, ...] = (
         scorer="em",
         holds=lambda row: isinstance(row["answer"], dict) and "aliases" in row["answer"],
     ),
-    Shape(
+    RowShape(
         "PopQA",
         "the reference is the first of `possible_answers`; the others count as right",
         _columns("question possible_answers"),
         lambda row, folder: listed_aliases(row, "possible_answers"),
         scorer="em",
     ),
-    Shape(
+    RowShape(
         "FlashRAG (NQ, TriviaQA, PopQA, 2Wiki, Bamboogle)",
         "the reference is the first of `golden_answers`; the others count as right",
         _columns("question golden_answers"),
         lambda row, folder: listed_aliases(row, "golden_answers"),
         scorer="em",
     ),
-    Shape(
+    RowShape(
         "NQ-open",
         "the reference is the first of `answer`; the others count as right",
         _columns("question answer"),
@@ -295,14 +295,14 @@ SHAPES: tuple[Shape, ...] = (
             _is_list("answer")(row) and all(isinstance(o, str) for o in row["answer"])
         ),
     ),
-    Shape(
+    RowShape(
         "Bamboogle",
         "the question is `Question`, the reference `Answer`",
         _columns("Question Answer"),
         lambda row, folder: {"answer": text_of(row["Answer"])},
         scorer="em",
     ),
-    Shape(
+    RowShape(
         "Search-R1",
         "the reference is the first of `reward_model.ground_truth.target`; the others count as right",
         _columns("messages answer data_source"),
@@ -310,7 +310,7 @@ SHAPES: tuple[Shape, ...] = (
         scorer="em",
         holds=lambda row: isinstance(row["answer"], dict) and "target" in row["answer"],
     ),
-    Shape(
+    RowShape(
         "verl's GSM8K and MATH, DAPO-Math-17k, Eurus-2-RL (mathematics)",
         "the reference is `reward_model.ground_truth`",
         _columns("messages answer data_source"),
@@ -322,7 +322,7 @@ SHAPES: tuple[Shape, ...] = (
             and isinstance(row["answer"], str | int | float)
         ),
     ),
-    Shape(
+    RowShape(
         "DAPO-Math-17k (processed)",
         "the reference is `solution`",
         _columns("query solution data_source ability"),
@@ -331,7 +331,7 @@ SHAPES: tuple[Shape, ...] = (
         answer_schema=BOXED,
         holds=lambda row: str(row["ability"]).lower() == "math",
     ),
-    Shape(
+    RowShape(
         "OpenMathReasoning",
         "the reference is `expected_answer`",
         _columns("problem expected_answer"),
@@ -339,7 +339,7 @@ SHAPES: tuple[Shape, ...] = (
         scorer="math",
         answer_schema=BOXED,
     ),
-    Shape(
+    RowShape(
         "MATH-500, AIME, AMC, DeepScaleR, OpenR1-Math, NuminaMath-1.5, Big-Math, Omni-MATH",
         "the reference is `answer`",
         _columns("problem answer"),
@@ -347,7 +347,7 @@ SHAPES: tuple[Shape, ...] = (
         scorer="math",
         answer_schema=BOXED,
     ),
-    Shape(
+    RowShape(
         "AIME 2024",
         "the reference is `Answer`",
         _columns("Problem Answer"),
@@ -355,7 +355,7 @@ SHAPES: tuple[Shape, ...] = (
         scorer="math",
         answer_schema=BOXED,
     ),
-    Shape(
+    RowShape(
         "AMC 23",
         "the reference is `answer`",
         _columns("question answer url"),
@@ -364,7 +364,7 @@ SHAPES: tuple[Shape, ...] = (
         answer_schema=BOXED,
         holds=lambda row: isinstance(row["answer"], int | float),
     ),
-    Shape(
+    RowShape(
         "MATH, NuminaMath-CoT",
         "the reference is the last \\boxed{} of `solution`",
         _columns("problem solution"),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from agentrl.config.config_files import read_yaml
 from agentrl.config.sections import RootConfig
+from agentrl.config.shipped_files import shipped_file
 from agentrl.config.validation.checks import groups_per_step
 from agentrl.launcher.cpu_limits import SAMPLING_SECONDS, CpuLimits, cpu_limits
 from agentrl.models.checkpoints.architectures import missing_scan_kernels, raw_config
@@ -56,14 +57,12 @@ def fitted_to_model(
             "no --model_name_or_path: using the demo's tiny model, which knows only the demo's "
             "tools, such as `stock(item)` and `add(a, b)`"
         )
+    if model_path.is_relative_to(shipped_file("assets/demo")):
+        reason = "because the demo's models know how to answer"
+        config = _with_default(config, "rollout", "answer_instruction", "none", reason, notes)
     before = _values_of_start(config) if trains_on is not None else {}
-    if config.model.lora_rank and trains_on is not None:
-        rate = before.get("learning_rate", ADAPTER_LEARNING_RATE)
-        reason = "because an adapter is trained"
-        config = _with_default(config, "trainer", "learning_rate", rate, reason, notes)
-    if config.data.has_held_out and trains_on is not None:
-        reason = "because there are held-out questions"
-        config = _with_default(config, "trainer", "eval_strategy", "ends", reason, notes)
+    if trains_on is not None:
+        config = _with_trainer_defaults(config, before, notes)
     limits = _cpu_limits(config, model_path) if samples_on == "cpu" else None
     config = _with_reply_length(config, model_path, limits, before, notes)
     if limits is not None and trains_on is not None:
@@ -86,6 +85,19 @@ def fitted_to_model(
     if min(context, config.trainer.max_tokens) > _LONG_CONTEXT_TOKENS:
         config = _with_default(config, "trainer", "gradient_checkpointing", True, reason, notes)
     return config, notes
+
+
+def _with_trainer_defaults(
+    config: RootConfig, before: dict[str, Any], notes: list[str]
+) -> RootConfig:
+    if config.model.lora_rank:
+        rate = before.get("learning_rate", ADAPTER_LEARNING_RATE)
+        reason = "because an adapter is trained"
+        config = _with_default(config, "trainer", "learning_rate", rate, reason, notes)
+    if config.data.has_held_out:
+        reason = "because there are held-out questions"
+        config = _with_default(config, "trainer", "eval_strategy", "ends", reason, notes)
+    return config
 
 
 def _cpu_limits(config: RootConfig, model_path: Path) -> CpuLimits | None:

@@ -83,7 +83,9 @@ def test_questions_are_added_once(
     path.write_text(json.dumps({"q": "Why?", "answer": 1, "scorer": "exact"}) + "\n")
     for _ in range(2):
         tasks_command(mongod.uri("x"), "cli_added", "add", "--train_file", str(path))
-    assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["1", "0"]
+    said = capsys.readouterr().out.splitlines()
+    assert [line[0] for line in said if "new task" in line] == ["1", "0"]
+    assert sum(line.startswith("first question of ") for line in said) == 2
 
 
 def test_a_file_that_cannot_be_added_leaves_no_database(
@@ -113,7 +115,9 @@ def test_questions_of_a_second_file_go_to_the_end_of_the_stream(
         path.write_text("\n".join(lines))
         flags = ("--train_file", str(path), "--shuffle", "false")
         assert tasks_command(uri, run, "add", *flags, f"--num_generations={num_generations}") == 0
-        return capsys.readouterr().out
+        *first_question, added = capsys.readouterr().out.splitlines(keepends=True)
+        assert "first question of" in first_question[0]
+        return str(added)
 
     assert add("a", "b", num_generations=1).startswith("2 new tasks")
     said = add("c", "a", "b", "d", num_generations=2)

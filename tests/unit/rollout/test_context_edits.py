@@ -62,7 +62,7 @@ async def play_through(
                 renderer=renderer,
                 toolbox=plain.toolbox,
                 scoring=ExactScoring(),
-                rollout=RolloutSection(max_turns=20, **rollout),
+                rollout=RolloutSection(max_turns=20, answer_instruction="none", **rollout),
                 sampling=SamplingSection(max_new_tokens=700, max_prompt_tokens=len(first) + room),
                 summarizer=summarizer,
             )
