@@ -30,8 +30,8 @@ class FirstAnswers(Value):
     num_scored_above_0: int
     num_questions_above_0: int
     """Questions of which at least one attempt scored above 0."""
-    num_questions_differing: int
-    """Questions whose attempts scored differently; only these can be learned from."""
+    least_score: float
+    most_score: float
     num_without_answer: int
     """Attempts in which no answer was found."""
     num_cut: int
@@ -42,8 +42,8 @@ class FirstAnswers(Value):
 
     @property
     def lacks_signal(self) -> bool:
-        """Whether nothing can be learned from these answers."""
-        return self.num_questions_differing == 0
+        """Whether all answers score the same; a question with one answer shows nothing of its own."""
+        return self.least_score == self.most_score
 
     def __str__(self) -> str:
         """Return the figures, three answers as they came and, if needed, advice, as several lines."""
@@ -62,7 +62,7 @@ class FirstAnswers(Value):
         ]
         if self.lacks_signal:
             lines += [
-                "  all groups have equal scores: there is nothing to learn from yet",
+                "  all answers have the same score: there is nothing to learn from yet",
                 *self._advice(),
             ]
         return "\n".join(lines)
@@ -130,7 +130,8 @@ async def read_first_answers(database: RunDatabase) -> FirstAnswers | None:
         mean_score=sum(group["sum"] for group in found) / len(tokens),
         num_scored_above_0=sum(group["above"] for group in found),
         num_questions_above_0=sum(group["above"] > 0 for group in found),
-        num_questions_differing=sum(group["least"] < group["most"] for group in found),
+        least_score=min(group["least"] for group in found),
+        most_score=max(group["most"] for group in found),
         num_without_answer=sum(group["without"] for group in found),
         num_cut=sum(group["cut"] for group in found),
         median_tokens=tokens[len(tokens) // 2],

@@ -163,7 +163,7 @@ async def test_a_scorer_whose_process_died_is_not_called_slow(
                 "0 % of the answers score above 0, 0 % of the questions at least once (pass@2)",
                 "an answer was found in 100 %; 0 % reached the limit of tokens; tokens: median",
                 "train/0/q0/0: answered '4', score 0",
-                "all groups have equal scores: there is nothing to learn from yet",
+                "all answers have the same score: there is nothing to learn from yet",
                 "what to try: compare the answers with the scorer",
                 "what to try: demonstrations first: --warm_start FILE.yaml, or agentrl sft",
                 "agentrl sft --records_of",
@@ -216,6 +216,21 @@ async def test_few_first_answers_are_reported_after_some_minutes(
     found = await first_answers(warnings)
     assert found is not None
     assert found.num_answers == 8
+
+
+async def test_single_answers_to_several_questions_that_differ_are_a_signal(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_warnings, "FIRST_ANSWERS_SECONDS", 0.0)
+    monkeypatch.setattr(run_warnings, "MIN_ANSWERS", 2)
+    await store.runs.create(Run(name="test", status="training", admitted_groups=99))
+    await store.tasks.add(make_task(number, num_generations=2) for number in range(2))
+    held = [await claim(store) for _ in range(4)]  # two attempts at each question
+    await play(store, held[0], score=1.0)
+    await play(store, held[2], score=0.0)
+    found = await first_answers(RunWarnings(store))
+    assert found is not None
+    assert (found.num_questions, found.lacks_signal) == (2, False)
 
 
 async def first_answers(warnings: RunWarnings) -> FirstAnswers | None:
