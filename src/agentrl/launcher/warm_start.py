@@ -26,7 +26,7 @@ from agentrl.launcher.console.run_report import say
 from agentrl.runtime.processes.child_processes import Child, Supervisor
 from agentrl.runtime.processes.signals import INTERRUPTED
 
-_INHERITED = ("model_name_or_path", "trust_remote_code", "chat_template_kwargs")
+_INHERITED = ("model_name_or_path", "trust_remote_code", "chat_template", "chat_template_kwargs")
 """Flags of the run that the fine-tuning shares unless its own file sets them."""
 _LOG_LINE = re.compile(r"^\S+ \S+ (?:INFO|WARNING) +\S+ [\w.]+: (.*)$")
 _STOP_SECONDS = 120.0
@@ -120,17 +120,14 @@ def _flags(config: RootConfig, path: Path) -> dict[str, str]:
         "run_name": f"{run.run_name}-warm",
         "output_dir": str(output.with_name(f"{output.name}-warm")),
         "logs_dir": str(run.logs_dir),
-        "seed": str(run.seed),
     }
     if run.fresh:
         flags |= {"fresh": "true", "delete_existing": str(run.delete_existing).lower()}
-    for name in _INHERITED:
-        value = getattr(config.model, name)
-        if name not in own and name in config.model.model_fields_set:
+    shared = {name: getattr(config.model, name) for name in _INHERITED} | {"seed": run.seed}
+    for name, value in shared.items():
+        if name not in own and value is not None:
             flags[name] = value if isinstance(value, str) else json.dumps(value)
-    if "chat_template" not in own and config.model.chat_template is not None:
-        flags["chat_template"] = config.model.chat_template
-    return {name: value for name, value in flags.items() if name not in own or name != "seed"}
+    return flags
 
 
 def _is_complete(output: Path) -> bool:

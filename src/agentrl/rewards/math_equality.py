@@ -22,7 +22,7 @@ _UNIT = re.compile(
 _EXPONENT = re.compile(r"(?<![\w^])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})\b")
 _DECIMAL = re.compile(r"\d?\.\d")
 _CURRENCY = re.compile(r"\\\$(?=\s*[\d.])")
-_COLLECTIONS = (sympy.Tuple, sympy.FiniteSet, sympy.Interval, sympy.MatrixBase, list, tuple)
+_COLLECTIONS = (sympy.Tuple, sympy.FiniteSet, sympy.Interval, sympy.MatrixBase)
 
 
 def is_equal(right: str, answer: str) -> bool:
@@ -84,9 +84,7 @@ def _agree(one: Any, other: Any, tolerance: float) -> bool:
 
 
 def _elements(value: Any) -> Sequence[Any]:
-    if isinstance(value, sympy.MatrixBase):
-        return list(value)
-    return list(value.args) if isinstance(value, sympy.Basic) else list(value)
+    return list(value) if isinstance(value, sympy.MatrixBase) else list(value.args)
 
 
 def _same_number(one: sympy.Expr, other: sympy.Expr, tolerance: float) -> bool:

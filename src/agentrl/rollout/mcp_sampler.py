@@ -22,7 +22,7 @@ from agentrl.schema import (
     ToolCall,
     ToolResult,
 )
-from agentrl.schema.answer_form import added_instruction
+from agentrl.schema.answer_form import added_instruction, written
 from agentrl.schema.image import content_with_images
 from agentrl.tools import ToolBox
 
@@ -235,6 +235,5 @@ class MCPSampler(AsyncSampler[MCPTask]):
         return {"role": "user", "content": content_with_images(query, images)}
 
     def _reminder(self, *, has_tools: bool) -> str:
-        schema = self.task.answer_schema
-        form = "\\boxed{}" if schema == "boxed" else f"<{schema}></{schema}>"
+        form = written(self.task.answer_schema)
         return f"Call a tool, or answer inside {form}." if has_tools else f"Answer inside {form}."

@@ -43,7 +43,7 @@ class RunWarnings:
         self.lacks_signal = False
         """Whether the groups consumed so far had no learning signal."""
         self.first_answers: FirstAnswers | None = None
-        """The report on the starting weights' answers, once there are enough; none if resumed."""
+        """The report on the starting weights' answers, once there are enough."""
         self._first_scored_at: float | None = None
 
     async def new(self) -> list[str]:

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -127,15 +127,12 @@ def packaged_model(given_name: str, given: str) -> Path:
     name, version = match[1], (match[2] or "").removeprefix("==")
     installed = _installed(name, version)
     if installed is not None:
-        models = {file.parent for file in installed if file.name == "config.json"}
-        models |= {file for file in installed if file.suffix == ".gguf"}
-        return _only_model(sorted(models), given)
+        return _only_model(installed, given)
     target = model_cache() / "packages" / requirement.replace("==", "-")
     with _locked(target):
         if not target.is_dir():
             _download(requirement, target, given)
-    models = {file.parent for file in target.rglob("config.json")} | set(target.rglob("*.gguf"))
-    return _only_model(sorted(models), given)
+    return _only_model(target.rglob("*"), given)
 
 
 def _installed(name: str, version: str) -> list[Path] | None:
@@ -149,7 +146,13 @@ def _installed(name: str, version: str) -> list[Path] | None:
     return [Path(str(file.locate())) for file in found.files or ()]
 
 
-def _only_model(models: list[Path], given: str) -> Path:
+def _only_model(files: Iterable[Path], given: str) -> Path:
+    """Return the model among the files of a package: a checkpoint's directory, or a GGUF file."""
+    models = sorted(
+        file.parent if file.name == "config.json" else file
+        for file in files
+        if file.name == "config.json" or file.suffix == ".gguf"
+    )
     if not models:
         raise ConfigError(f"{given}: the package holds no model (config.json or a GGUF file)")
     if len(models) > 1:
