@@ -234,7 +234,7 @@ async def _run_state(store: TrajectoryStore) -> dict[str, Any]:
     if run is None:
         return {"status": "failed"}
     return {
-        "status": run.status,
+        "status": await store.reports.state(),
         "policy_version": run.policy_version,
         "admitted_groups": run.admitted_groups,
         "updated_at": run.updated_at,

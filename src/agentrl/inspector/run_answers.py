@@ -10,8 +10,8 @@ from typing import Any
 
 from agentrl.config.secret_text import redact
 from agentrl.errors import StoreError
-from agentrl.inspector.alarms import SILENT_SECONDS, find_alarms
-from agentrl.schema import ENDED_RUNS, Run
+from agentrl.inspector.alarms import find_alarms
+from agentrl.schema import Run
 from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.store.views.browsing import GroupFilter, GroupRow
@@ -42,8 +42,7 @@ async def run_row(store: TrajectoryStore) -> dict[str, Any]:
     evals = await store.figures.evaluations(consumer)
     return {
         "name": run.name,
-        "status": run.status,
-        "is_live": await is_live(store, run),
+        **await _state(store, run),
         "policy_version": run.policy_version,
         "step": steps[-1]["step"] if steps else 0,
         "max_steps": run.config.get("max_steps"),
@@ -55,15 +54,11 @@ async def run_row(store: TrajectoryStore) -> dict[str, Any]:
     }
 
 
-async def is_live(store: TrajectoryStore, run: Run) -> bool:
-    """Return whether some process works on the run."""
-    if run.status in ENDED_RUNS:
-        return False
-    now = await store.database.server_time()
-    if any(lease.expires_at > now for lease in run.trainer_leases.values()):
-        return True
-    samplers = await store.samplers.all(alive_within=SILENT_SECONDS)
-    return any(one.status != "stopped" for one in samplers)
+async def _state(store: TrajectoryStore, run: Run) -> dict[str, Any]:
+    """Return a run's status, and whether some process works on it."""
+    status = await store.reports.state()
+    is_started = status == "created" and run.phase is not None
+    return {"status": status, "is_live": status == "training" or is_started}
 
 
 async def overview(store: TrajectoryStore) -> dict[str, Any]:
@@ -81,8 +76,7 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
     )
     return {
         "name": run.name,
-        "status": run.status,
-        "is_live": await is_live(store, run),
+        **await _state(store, run),
         "consumer": consumer,
         "policy_version": run.policy_version,
         "admitted_groups": run.admitted_groups,

@@ -355,3 +355,17 @@ async def test_runs_that_had_the_same_port_are_opened_at_once(
             *(client.get(f"/api/runs/{name}/overview") for name in names)
         )
     assert [found.status_code for found in answers] == [200] * len(names), answers[0].text
+
+
+async def test_a_run_without_processes_is_interrupted_on_every_page(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    await store.runs.set_status("training")
+    await store.runs.set_phase("sampling")
+    await store.database["samplers"].delete_many({})
+    await store.database["runs"].update_one({}, {"$set": {"trainer_leases": {}}})
+    found = await answer(client, "overview")
+    assert (found["status"], found["is_live"]) == ("interrupted", False)
+    listed = (await client.get("/api/runs")).json()["runs"]
+    (row,) = [one for one in listed if one["name"] == store.database_name]
+    assert (row["status"], row["is_live"]) == ("interrupted", False)

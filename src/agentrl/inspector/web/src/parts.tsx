@@ -74,6 +74,7 @@ const KINDS: Record<string, string> = {
   down: "bad",
   unreadable: "bad",
   no_signal: "bad",
+  interrupted: "warn",
   dropped: "warn",
   updating: "warn",
   asleep: "warn",
