@@ -23,4 +23,6 @@ def test_answers_that_are_all_wrong_end_a_run_that_requires_a_signal(tmp_path: P
     assert "all answers have the same score: there is nothing to learn from yet" in ended.stdout
     assert "what to try: demonstrations first: --warm_start" in ended.stdout
     assert "--require_signal: the first answers give nothing to learn from" in ended.stderr
-    assert (tmp_path / "output/metrics.jsonl").read_text() == ""  # no step was made
+    summary = json.loads((tmp_path / "output/summary.json").read_text())
+    assert summary["status"] == "no_signal"
+    assert summary["steps"] == 0

@@ -33,7 +33,7 @@ from agentrl.launcher.cluster.second_start import (
 from agentrl.launcher.console.lasting_output import run_console
 from agentrl.launcher.console.progress_display import ProgressDisplay
 from agentrl.launcher.console.run_report import (
-    add_restarts,
+    add_to_summary,
     finished,
     print_gpus,
     print_inspection_commands,
@@ -88,8 +88,13 @@ async def run_training(config: RootConfig) -> int:
         await store.runs.set_phase("starting")
         try:
             status = await until_interrupted(_train(console, cluster, store))
+        except NothingToLearn:
+            await store.runs.set_status("no_signal")
+            add_to_summary(config.run.output_path, {"status": "no_signal"})
+            raise
         finally:
-            add_restarts(config.run.output_path, cluster.num_restarts)
+            restarts = dict(sorted(cluster.num_restarts.items()))
+            add_to_summary(config.run.output_path, {"restarts": restarts})
         if status is None or status == INTERRUPTED:
             say(
                 console,
@@ -101,7 +106,11 @@ async def run_training(config: RootConfig) -> int:
         seconds = time.monotonic() - started
         if status == NO_SIGNAL:
             signal = await store.reports.signal()
-            say(console, f"ended after {seconds:.0f} s without training: {signal}")
+            say(
+                console,
+                f"ended after {seconds:.0f} s: {signal.num_kept} of {signal.num_groups} groups could "
+                f"be trained on, so that the model has learned nothing; {signal}",
+            )
         else:
             say(console, finished(config, seconds))
         await print_missing_scores(console, config, store)
@@ -165,6 +174,8 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
         run_name=config.run.run_name,
         metrics_path=config.run.output_path / "metrics.jsonl",
         max_steps=config.trainer.max_steps,
+        num_generations=config.data.num_generations,
+        max_new_tokens=config.sampling.max_new_tokens,
         restarts=lambda: cluster.num_restarts,
     )
     follower = asyncio.create_task(display.follow())
@@ -205,9 +216,11 @@ async def _until_trained(cluster: LocalCluster, trainer: Child, display: Progres
             either: set[asyncio.Future[Any]] = {waiting, display.first_answers}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done() and display.first_answers.result().lacks_signal:
+                # The trainer writes its summary when it stops, and would overwrite this result.
+                await cluster.stop(trainer)
                 raise NothingToLearn(
-                    "--require_signal: the first answers give nothing to learn from (see above); no "
-                    "step was made, and the same command with other flags goes on"
+                    "--require_signal: the first answers give nothing to learn from (see above); "
+                    "the same command with other flags goes on"
                 )
         return await waiting
     finally:

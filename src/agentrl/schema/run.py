@@ -10,7 +10,7 @@ from agentrl.schema.record import Lease
 
 SCHEMA_VERSION = 2
 RunStatus = Literal["created", "training", "completed", "no_signal", "failed"]
-"""`no_signal`: all questions were used without a single optimizer step."""
+"""`no_signal`: it ended, and hardly any group had anything to learn from."""
 RunState = RunStatus | Literal["interrupted"]
 """The displayed status: an `interrupted` run is unfinished and has no active process. No process is
 left to store this status, so the store derives it."""

@@ -291,6 +291,10 @@ class LocalCluster:
         await self._supervisor.start(child)
         return child
 
+    async def stop(self, child: Child) -> None:
+        """Stop a child; a trainer keeps what it has done so far."""
+        await self._supervisor.stop(child.name)
+
     async def wait(self, name: str) -> int:
         """Wait for a child to exit, and return its exit status.
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from agentrl.errors import StoreError
-from agentrl.launcher.console.run_panel import RunView, panel, phase_text, standing_line, step_line
+from agentrl.launcher.console.run_panel import RunView, panel, phase_text, standing_lines, step_line
 from agentrl.launcher.console.run_report import say
 from agentrl.launcher.console.run_warnings import RunWarnings
 from agentrl.store import RunProgress, TrajectoryStore
@@ -24,7 +24,8 @@ from agentrl.store.views.first_answers import FirstAnswers
 REFRESH_SECONDS = 0.5
 QUIET_SECONDS = 60.0
 """Without a terminal: maximum time between two lines."""
-EVALUATIONS_SECONDS = 5.0
+READ_SECONDS = 5.0
+"""How often evaluations and recent answers are read."""
 RATE_WINDOW_SECONDS = 20.0
 _EACH_STEP = ("sampling", "training", "publishing")
 
@@ -74,6 +75,8 @@ class ProgressDisplay:
         run_name: str,
         metrics_path: Path,
         max_steps: int,
+        num_generations: int = 1,
+        max_new_tokens: int | None = None,
         restarts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """Start without any state.
@@ -84,6 +87,8 @@ class ProgressDisplay:
             run_name: title of the panel.
             metrics_path: the trainer's metrics.jsonl.
             max_steps: last step of the run.
+            num_generations: rollouts per group.
+            max_new_tokens: limit of a reply, to show beside the lengths.
             restarts: returns how often each process was restarted.
         """
         self._console = console
@@ -95,12 +100,14 @@ class ProgressDisplay:
         self._rates = Rates()
         self._warnings = RunWarnings(store)
         self._started = self._phase_started = self._printed_at = time.monotonic()
-        self._evaluations_at = float("-inf")
+        self._read_at = float("-inf")
         self._printed_phase = ""
         self._has_stepped = False
         # The metrics file of a resumed run contains the lines of its earlier steps.
         self._printed_until = time.time()
-        self.view = RunView(run_name, max_steps)
+        self.view = RunView(
+            run_name, max_steps, num_generations=num_generations, max_new_tokens=max_new_tokens
+        )
         self.first_answers: asyncio.Future[FirstAnswers] = (
             asyncio.get_running_loop().create_future()
         )
@@ -134,8 +141,11 @@ class ProgressDisplay:
         view.restarts = self._restarts()
         try:
             view.progress = await self._store.reports.progress()
-            if view.phase == "evaluating" or self._is_due():
+            is_due = self._is_due()
+            if view.phase == "evaluating" or is_due:
                 view.evaluations = await self._store.reports.evaluations()
+            if is_due:
+                view.sampling = await self._store.reports.sampling()
         except StoreError:  # the run does not exist yet, or the store is unreachable
             view.progress = None
         now = time.monotonic()
@@ -148,13 +158,14 @@ class ProgressDisplay:
             phase = view.progress.phase or "starting"
             if phase != view.phase:
                 view.phase, self._phase_started = phase, now
+                view.num_scored_before = view.progress.records.get("scored", 0)
         view.phase_seconds, view.seconds = now - self._phase_started, now - self._started
 
     def _is_due(self) -> bool:
-        """Return whether the evaluations have to be read again."""
-        is_due = time.monotonic() - self._evaluations_at >= EVALUATIONS_SECONDS
+        """Return whether what is costly to read has to be read again."""
+        is_due = time.monotonic() - self._read_at >= READ_SECONDS
         if is_due:
-            self._evaluations_at = time.monotonic()
+            self._read_at = time.monotonic()
         return is_due
 
     def _new_lines(self) -> list[str]:
@@ -169,7 +180,7 @@ class ProgressDisplay:
             self._printed_phase = phase
             lines.append(f"{self.view.seconds:4.0f} s  {phase_text(self.view)}")
         elif not lines and time.monotonic() - self._printed_at >= QUIET_SECONDS:
-            lines.append(standing_line(self.view))
+            lines += standing_lines(self.view)
         if lines:
             self._printed_at = time.monotonic()
         return lines

@@ -18,8 +18,10 @@ from rich.text import Text
 from agentrl.runtime.printable import counted, one_line
 from agentrl.schema import RunPhase
 from agentrl.store import RunProgress
+from agentrl.store.views.answer_figures import share
 from agentrl.store.views.learning_signal import MissingScores
 from agentrl.store.views.reports import EvaluationStanding
+from agentrl.store.views.sampling_progress import SamplingProgress
 
 PACE_STEPS = 10
 """Number of steps for the median duration of a step."""
@@ -27,6 +29,8 @@ MEAN_STEPS = 5
 _TABLE_LINES = 30
 """Minimum height of a terminal that also shows the last steps."""
 _TABLE_STEPS = 8
+_LONG_SECONDS = 30.0
+"""After this time, a running rollout is named."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -52,6 +56,12 @@ class RunView:
     restarts: Mapping[str, int] = field(default_factory=dict)
     samples_per_second: float = 0.0
     tokens_per_second: float = 0.0
+    sampling: SamplingProgress = field(default_factory=SamplingProgress)
+    num_generations: int = 1
+    """Rollouts per group."""
+    max_new_tokens: int | None = None
+    num_scored_before: int = 0
+    """Training records that were scored when the phase began."""
 
     @property
     def num_done(self) -> int:
@@ -70,6 +80,23 @@ class RunView:
         gaps = sorted(later - earlier for earlier, later in pairwise(ends))
         # The median ignores the long gaps of evaluations and of pauses between two runs.
         return gaps[len(gaps) // 2] if gaps else None
+
+    @property
+    def first_step_text(self) -> str:
+        """When the first step can be sampled, at the present pace; empty if nothing tells."""
+        progress, dropped = self.progress, self.sampling.num_dropped
+        if self.steps or self.phase != "sampling" or progress is None:
+            return ""
+        ready, needed = progress.num_groups_ready, progress.groups_per_step
+        if dropped and not ready:
+            return f"step 1 has no date: all {dropped} groups so far were dropped"
+        num_new = progress.records.get("scored", 0) - self.num_scored_before
+        if num_new < 1 or ready >= needed:
+            return ""
+        kept = ready / (ready + dropped) if dropped else 1.0
+        remaining = needed * self.num_generations / kept - num_new
+        seconds = max(0.0, self.phase_seconds * remaining / num_new)
+        return f"step 1 in about {duration(seconds)}"
 
 
 def panel(view: RunView) -> RenderableType:
@@ -97,8 +124,11 @@ def phase_text(view: RunView) -> str:
             version = f" version {_questions(running[-1])}" if running else ""
             return f"evaluating{version}"
         case "sampling":
-            ready = f": {_ready_groups(view.progress)}" if view.progress is not None else ""
-            return f"sampling{ready}"
+            return (
+                "sampling"
+                if view.progress is None
+                else f"sampling: {_ready_groups(view, view.progress)}"
+            )
         case "training":
             return f"training step {view.num_done + 1}"
         case _:
@@ -118,14 +148,19 @@ def step_line(step: Mapping[str, Any], max_steps: int) -> str:
     )
 
 
-def standing_line(view: RunView) -> str:
-    """Return the state of the run as a line, for the time between two steps."""
+def standing_lines(view: RunView) -> list[str]:
+    """Return the state of the run as lines, for the time between two steps."""
     parts = [f"{duration(view.seconds):>6}  {phase_text(view)}"]
     if view.phase_seconds >= 1:
         parts[0] += f" for {duration(view.phase_seconds)}"
     if view.progress is not None and view.phase in ("sampling", "evaluating"):
         parts.append(_rollouts(view))
-    return ", ".join(parts + _problems(view))
+    further = []
+    if view.phase == "sampling":
+        further = [_answers(view), _longest(view)]
+        parts += [f"{view.tokens_per_second:.0f} tokens/s", view.first_step_text]
+    first = ", ".join(part for part in (*parts, *_problems(view)) if part)
+    return [first, *(f"        {line}" for line in further if line)]
 
 
 def mean_staleness(step: Mapping[str, Any]) -> float:
@@ -177,7 +212,7 @@ def _bar(view: RunView) -> RenderableType:
 def _pace_text(view: RunView) -> str:
     pace = view.seconds_per_step
     if pace is None:
-        return f"{duration(view.seconds)} so far"
+        return view.first_step_text or f"{duration(view.seconds)} so far"
     remaining = (view.max_steps - view.num_done) * pace
     return f"{pace:.1f} s a step, {duration(remaining)} left"
 
@@ -188,7 +223,8 @@ def _figures(view: RunView) -> RenderableType:
         "evaluation": ", ".join(map(_evaluation_text, view.evaluations)),
         "last step": _last_step(view),
         "speed": f"{view.samples_per_second:.1f} samples/s, {view.tokens_per_second:.0f} tokens/s",
-        "rollouts": _rollouts(view),
+        "rollouts": ", ".join(filter(None, (_rollouts(view), _longest(view)))),
+        "answers": _answers(view),
         "attention": "; ".join(_problems(view)),
     }
     grid = Table.grid(padding=(0, 2))
@@ -233,6 +269,29 @@ def _rollouts(view: RunView) -> str:
     return f"{counts['running']} running, {waiting}{counts['scored']} scored"
 
 
+def _answers(view: RunView) -> str:
+    """Return what the last answers look like."""
+    recent = view.sampling.recent
+    if recent is None:
+        return ""
+    without = share(recent.num_without_answer, recent.num_answers)
+    return (
+        f"last {recent.num_answers}: reward {recent.mean_score:.3f}, {without} without an answer; "
+        f"{recent.lengths(view.max_new_tokens)}"
+    )
+
+
+def _longest(view: RunView) -> str:
+    """Return the rollout that has been running for longest, if that is long."""
+    longest = view.sampling.longest
+    if longest is None or longest.seconds < _LONG_SECONDS:
+        return ""
+    return (
+        f"the longest {longest.record_id} for {duration(longest.seconds)} "
+        f"({counted(longest.num_turns, 'turn')}, {longest.num_output_tokens} tokens so far)"
+    )
+
+
 def _problems(view: RunView) -> list[str]:
     """Return the current problems in short; the console has already printed each in full."""
     problems = []
@@ -267,8 +326,10 @@ def _questions(evaluation: EvaluationStanding) -> str:
     return f"{evaluation.version}: {evaluation.num_completed} of {evaluation.num_tasks} questions"
 
 
-def _ready_groups(progress: RunProgress) -> str:
-    return f"{progress.num_groups_ready} of {progress.groups_per_step} groups ready"
+def _ready_groups(view: RunView, progress: RunProgress) -> str:
+    dropped = view.sampling.num_dropped
+    ready = f"{progress.num_groups_ready} of {progress.groups_per_step} groups ready"
+    return f"{ready}, {dropped} dropped" if dropped else ready
 
 
 def _last_steps(view: RunView) -> Table:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -45,12 +45,12 @@ def print_gpus(console: Console, gpus: GpuMap) -> None:
         console.print(f"  {name:12} {text}", highlight=False, soft_wrap=True)
 
 
-def add_restarts(output_path: Path, num_restarts: dict[str, int]) -> None:
-    """Add the number of restarts of each process to the trainer's summary, if there were any."""
+def add_to_summary(output_path: Path, values: Mapping[str, object]) -> None:
+    """Replace values of the trainer's summary, if it wrote one, by what the launcher knows better."""
     path = output_path / "summary.json"
     if not path.exists():
         return
-    summary = json.loads(path.read_text()) | {"restarts": dict(sorted(num_restarts.items()))}
+    summary = json.loads(path.read_text()) | dict(values)
     write_atomically(path, json.dumps(summary, indent=2) + "\n")
 
 

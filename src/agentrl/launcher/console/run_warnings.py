@@ -20,7 +20,7 @@ MIN_GROUPS = 4
 MIN_ANSWERS = 8
 """Number of scored attempts after which the first answers are reported at all."""
 FIRST_ANSWERS_SECONDS = 90.0
-"""Time after the first score at which they are reported, even if few groups are complete."""
+"""Time of sampling after which they are reported, even if few groups are complete."""
 MAX_STEPS_DROPPED = 4
 """A step that drops the groups of this many steps for equal scores triggers the warning."""
 MIN_ATTEMPTS = 4
@@ -44,7 +44,9 @@ class RunWarnings:
         """Whether the groups consumed so far had no learning signal."""
         self.first_answers: FirstAnswers | None = None
         """The report on the starting weights' answers, once there are enough."""
-        self._first_scored_at: float | None = None
+        self._starts_fresh: bool | None = None
+        """Whether the run had no step when it was first seen."""
+        self._sampling_since: float | None = None
 
     async def new(self) -> list[str]:
         """Return the new warnings; none while the store is unreachable."""
@@ -73,8 +75,7 @@ class RunWarnings:
             failures = await reports.failures(MIN_ATTEMPTS)
             if sum(failure.num_failed_attempts for failure in failures) >= MIN_ATTEMPTS:
                 found["failing"] = f"every attempt has failed so far, {self._describe(failures[0])}"
-        if progress.policy_version == 0 and self.first_answers is None:
-            await self._read_first_answers(progress)
+        await self._read_first_answers(progress)
         may_lack = progress.policy_version == 0 and progress.num_groups_consumed >= MIN_GROUPS
         if may_lack and not self.lacks_signal:
             signal = await reports.signal()
@@ -87,17 +88,24 @@ class RunWarnings:
         return found
 
     async def _read_first_answers(self, progress: RunProgress) -> None:
-        """Read the report when whole groups are scored, or when some minutes have passed."""
-        num_scored = progress.records.get("scored", 0)
-        if not num_scored:
+        """Read the report when whole groups are scored, or when sampling has taken some time.
+
+        The first step may be done by then: its attempts are the same.
+        """
+        has_steps = progress.policy_version > 0
+        if self._starts_fresh is None:
+            self._starts_fresh = not has_steps
+        if not self._starts_fresh or self.first_answers is not None:
             return
         now = time.monotonic()
-        self._first_scored_at = self._first_scored_at or now
-        is_late = now - self._first_scored_at >= FIRST_ANSWERS_SECONDS
-        enough_groups = min(MIN_GROUPS, progress.groups_per_step)
-        if progress.num_groups_completed >= enough_groups or (
-            is_late and num_scored >= MIN_ANSWERS
-        ):
+        if self._sampling_since is None and progress.phase == "sampling":
+            self._sampling_since = now
+        is_late = self._sampling_since is not None and (
+            now - self._sampling_since >= FIRST_ANSWERS_SECONDS
+        )
+        has_groups = progress.num_groups_completed >= min(MIN_GROUPS, progress.groups_per_step)
+        has_answers = progress.records.get("scored", 0) >= MIN_ANSWERS
+        if has_steps or has_groups or (is_late and has_answers):
             self.first_answers = await self._store.reports.first_answers()
 
     async def _step_warning(self, progress: RunProgress) -> dict[str, str]:

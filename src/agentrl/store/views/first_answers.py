@@ -5,10 +5,13 @@ minutes whether there is anything to learn from: a model that is always wrong, a
 answers gives every group equal scores.
 """
 
+from collections import defaultdict
+
 from agentrl.runtime.invocation import typed_command
 from agentrl.schema.base import Value
 from agentrl.store.database import RunDatabase
 from agentrl.store.documents.codec import Document
+from agentrl.store.views.answer_figures import ANSWER_FIELDS, AnswerFigures, answer_figures, share
 from agentrl.store.views.learning_signal import (
     NUM_EXAMPLES,
     ScoredAnswer,
@@ -24,20 +27,15 @@ class FirstAnswers(Value):
     """Figures of the scored training attempts of the starting weights."""
 
     run_name: str
-    num_answers: int
+    figures: AnswerFigures
     num_questions: int
-    mean_score: float
-    num_scored_above_0: int
     num_questions_above_0: int
     """Questions of which at least one attempt scored above 0."""
+    num_per_question: tuple[int, int]
+    """Fewest and most attempts at one question."""
     least_score: float
     most_score: float
-    num_without_answer: int
-    """Attempts in which no answer was found."""
-    num_cut: int
-    """Attempts that a limit on tokens ended."""
-    median_tokens: int
-    longest_tokens: int
+    max_new_tokens: int | None = None
     examples: tuple[ScoredAnswer, ...] = ()
 
     @property
@@ -47,17 +45,18 @@ class FirstAnswers(Value):
 
     def __str__(self) -> str:
         """Return the figures, three answers as they came and, if needed, advice, as several lines."""
-        answers, questions = self.num_answers, self.num_questions
-        per_question = max(1, round(answers / questions))
+        figures, questions = self.figures, self.num_questions
+        answers = figures.num_answers
+        fewest, most = self.num_per_question
+        attempts = f"pass@{most}" if fewest == most else f"in {fewest} to {most} attempts each"
         lines = [
             f"the first {answers} answers, to {questions} questions, before any training: mean score "
-            f"{self.mean_score:.3f}",
-            f"  {_share(self.num_scored_above_0, answers)} of the answers score above 0, "
-            f"{_share(self.num_questions_above_0, questions)} of the questions at least once "
-            f"(pass@{per_question})",
-            f"  an answer was found in {_share(answers - self.num_without_answer, answers)}; "
-            f"{_share(self.num_cut, answers)} reached the limit of tokens; tokens: median "
-            f"{self.median_tokens}, longest {self.longest_tokens}",
+            f"{figures.mean_score:.3f}",
+            f"  {share(figures.num_above_0, answers)} of the answers score above 0, "
+            f"{share(self.num_questions_above_0, questions)} of the questions at least once "
+            f"({attempts})",
+            f"  an answer was found in {share(answers - figures.num_without_answer, answers)}; "
+            f"{figures.lengths(self.max_new_tokens)}",
             *(f"  {example}" for example in self.examples),
         ]
         if self.lacks_signal:
@@ -68,10 +67,11 @@ class FirstAnswers(Value):
         return "\n".join(lines)
 
     def _advice(self) -> list[str]:
-        run = ("--run_name", self.run_name)
-        if self.num_scored_above_0 == self.num_answers:
+        figures = self.figures
+        if figures.num_above_0 == figures.num_answers:
             return ["  what to try: harder questions; these are answered correctly already"]
-        if self.num_without_answer == self.num_answers:
+        if figures.num_without_answer == figures.num_answers:
+            run = ("--run_name", self.run_name)
             shown = typed_command("inspect", "record", self.examples[0].record_id, *run)
             first = (
                 "no answer was found in any reply: tell the model how to answer with --system_prompt, "
@@ -80,65 +80,39 @@ class FirstAnswers(Value):
         else:
             first = "compare the answers with the scorer: --default_scorer, --default_answer_schema"
         lines = [first]
-        if self.num_cut > self.num_answers // 2:
+        if figures.num_cut > figures.num_answers // 2:
             lines.append("most replies were cut: raise --max_new_tokens")
         return [f"  what to try: {line}" for line in (*lines, *ways_to_a_signal())]
 
 
 async def read_first_answers(database: RunDatabase) -> FirstAnswers | None:
     """Return the report on the scored training attempts of policy version 0; None without any."""
-    is_above: Document = {"$gt": ["$score.value", 0]}
-    found = await database.aggregate(
-        database.records,
-        [
-            {
-                "$match": {
-                    "status": "scored",
-                    "order": {"$gte": 0},
-                    "max_version": {"$in": [0, None]},
-                }
-            },
-            {"$sort": {"order": 1, "traj_id": 1}},
-            {"$limit": MAX_ANSWERS},
-            {
-                "$group": {
-                    "_id": "$task_id",
-                    "num": {"$sum": 1},
-                    "sum": {"$sum": "$score.value"},
-                    "above": {"$sum": {"$toInt": is_above}},
-                    "least": {"$min": "$score.value"},
-                    "most": {"$max": "$score.value"},
-                    "without": {"$sum": {"$toInt": {"$eq": [{"$type": "$final_answer"}, "null"]}}},
-                    "cut": {"$sum": {"$toInt": {"$eq": ["$outcome", "length_limit"]}}},
-                    "tokens": {"$push": "$num_output_tokens"},
-                    "first": {"$first": "$$ROOT._id"},
-                    "order": {"$first": "$order"},
-                }
-            },
-            {"$sort": {"order": 1}},
-        ],
-    )
-    if not found:
+    attempts: Document = {
+        "status": "scored",
+        "order": {"$gte": 0},
+        "max_version": {"$in": [0, None]},
+    }
+    cursor = database.records.find(attempts, ANSWER_FIELDS)
+    found = await cursor.sort([("order", 1), ("traj_id", 1)]).limit(MAX_ANSWERS).to_list()
+    figures = answer_figures(found)
+    if figures is None:
         return None
-    tokens = sorted(number for group in found for number in group["tokens"])
-    ids = [group["first"] for group in found[:NUM_EXAMPLES]]
+    scores = defaultdict(list)
+    for record in found:
+        scores[record["task_id"]].append(record["score"]["value"])
+    every = [score for group in scores.values() for score in group]
+    first_ids = {record["task_id"]: record["_id"] for record in reversed(found)}
+    ids = [first_ids[task_id] for task_id in [*scores][:NUM_EXAMPLES]]
     examples = [document async for document in database.records.find({"_id": {"$in": ids}})]
+    run = await database.runs.find_one({}, {"config.max_new_tokens": 1}) or {}
     return FirstAnswers(
         run_name=database.name,
-        num_answers=len(tokens),
-        num_questions=len(found),
-        mean_score=sum(group["sum"] for group in found) / len(tokens),
-        num_scored_above_0=sum(group["above"] for group in found),
-        num_questions_above_0=sum(group["above"] > 0 for group in found),
-        least_score=min(group["least"] for group in found),
-        most_score=max(group["most"] for group in found),
-        num_without_answer=sum(group["without"] for group in found),
-        num_cut=sum(group["cut"] for group in found),
-        median_tokens=tokens[len(tokens) // 2],
-        longest_tokens=tokens[-1],
+        figures=figures,
+        num_questions=len(scores),
+        num_questions_above_0=sum(max(group) > 0 for group in scores.values()),
+        num_per_question=(min(map(len, scores.values())), max(map(len, scores.values()))),
+        least_score=min(every),
+        most_score=max(every),
+        max_new_tokens=run.get("config", {}).get("max_new_tokens"),
         examples=tuple(scored_answer(document) for document in examples),
     )
-
-
-def _share(number: int, total: int) -> str:
-    return f"{100 * number / total:.0f} %"

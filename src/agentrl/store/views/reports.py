@@ -37,6 +37,7 @@ from agentrl.store.views.learning_signal import (
 )
 from agentrl.store.views.lineage import LineageRepository, RecordLineage
 from agentrl.store.views.record_search import RecordFilter, find_records
+from agentrl.store.views.sampling_progress import SamplingProgress, read_sampling_progress
 
 
 class RunSummary(Value):
@@ -184,6 +185,15 @@ class ReportRepository(Repository):
             updated_at=run["updated_at"],
         )
 
+    @operation("read the run's state")
+    async def state(self) -> RunState:
+        """Return the run's status, or `interrupted` if no process is left to continue it.
+
+        Raises:
+            StoreError: there is no run.
+        """
+        return await state_of(self._db, await self._run())
+
     @operation("read progress")
     async def progress(self, consumer: str = DEFAULT_CONSUMER) -> RunProgress:
         """Return the counts of the run.
@@ -257,6 +267,11 @@ class ReportRepository(Repository):
     async def first_answers(self) -> FirstAnswers | None:
         """Return what the starting weights answered so far; None before the first score."""
         return await read_first_answers(self._db)
+
+    @operation("read how sampling goes")
+    async def sampling(self, consumer: str = DEFAULT_CONSUMER) -> SamplingProgress:
+        """Return how the sampling of the step goes that the trainer `consumer` waits for."""
+        return await read_sampling_progress(self._db, consumer)
 
     @operation("read missing scores")
     async def missing_scores(self) -> MissingScores:

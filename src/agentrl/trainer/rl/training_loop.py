@@ -45,6 +45,8 @@ from agentrl.trainer.rl.step_report import step_metrics, turn_trainings
 
 logger = logging.getLogger(__name__)
 
+MIN_KEPT_SHARE = 0.1
+"""Share of the groups that has to be trained on for a run to count as one that learned."""
 _CONTROL_SECONDS = 1.0
 
 
@@ -53,7 +55,7 @@ class TrainResult:
     """The result of a trainer process."""
 
     status: str
-    """`completed` (max_steps done), `data_ended`, `no_signal` (it ended without a single step) or
+    """`completed` (max_steps done), `data_ended`, `no_signal` (hardly any group could be trained on) or
     `stopped` (by a signal)."""
     step: int
     """Optimizer steps done, resumed ones included."""
@@ -157,11 +159,14 @@ class TrainLoop:
         while not self._stop.is_set() and self._history.last_step < self._trainer.max_steps:
             end = await self._step(self._history.last_step + 1)
             if end != "full" and not self._stop.is_set():
-                return "no_signal" if self._has_no_signal() else end
+                return "no_signal" if await self._has_no_signal() else end
         return "stopped" if self._stop.is_set() else "completed"
 
-    def _has_no_signal(self) -> bool:
-        return self._history.last_step == 0 and self._history.groups_consumed > 0
+    async def _has_no_signal(self) -> bool:
+        """Return whether hardly any group could be trained on: less than a step, and a tenth of all."""
+        signal = await self._store.reports.signal(self._consumer)
+        full = self._control.groups_per_step
+        return signal.num_kept < min(full, MIN_KEPT_SHARE * signal.num_groups)
 
     async def _step(self, step: int) -> str:
         """Run one optimizer step; return `full`, or why the data ended early."""
@@ -309,7 +314,7 @@ class TrainLoop:
         if status == "no_signal":
             signal = await self._store.reports.signal(self._consumer)
             summary["no_signal"] = signal.model_dump(mode="json")
-            logger.warning("nothing was trained: %s", signal)
+            logger.warning("there was nothing to learn from: %s", signal)
         summary_path = write_summary(output_path, summary)
         picture_path = draw_rewards(output_path, history, run_name=run_name)
         if status != "stopped" and self._is_leading:

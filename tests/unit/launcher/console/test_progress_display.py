@@ -49,7 +49,7 @@ class Followed:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_display, "REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr(progress_display, "EVALUATIONS_SECONDS", 0.0)
+    monkeypatch.setattr(progress_display, "READ_SECONDS", 0.0)
 
 
 async def test_without_a_terminal_there_is_a_line_a_step_and_one_a_phase_before(

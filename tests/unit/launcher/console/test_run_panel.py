@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentrl.launcher.console.run_panel import RunView, panel, phase_text, standing_line
+from agentrl.launcher.console.run_panel import RunView, panel, phase_text, standing_lines
 from agentrl.schema import RunPhase
 from agentrl.store import RunProgress
+from agentrl.store.views.answer_figures import AnswerFigures
 from agentrl.store.views.learning_signal import MissingScores
 from agentrl.store.views.reports import EvaluationStanding
+from agentrl.store.views.sampling_progress import RunningRollout, SamplingProgress
 
 
 def step(number: int, reward: float | None = 0.5) -> dict[str, Any]:
@@ -112,9 +114,85 @@ def test_trouble_is_on_the_panel_for_as_long_as_it_lasts() -> None:
     ]
     text = " ".join(" ".join(drawn(shown)).replace("│", "").split())
     assert "; ".join(said) in text
-    line = standing_line(shown)
+    line = standing_lines(shown)[0]
     assert line.startswith("   0 s  sampling: 3 of 4 groups ready for 12 s, 12 running")
     assert all(one in line for one in said)
+
+
+ANSWERS = AnswerFigures(
+    num_answers=64,
+    mean_score=0.125,
+    num_above_0=8,
+    num_without_answer=16,
+    num_cut=32,
+    median_tokens=180,
+    longest_tokens=256,
+)
+
+
+def waiting(num_ready: int, *, scored: int, dropped: int = 0, seconds: float = 60.0) -> RunView:
+    """A run before its first step, which needs 4 groups of 8 rollouts."""
+    progress = RunProgress(
+        policy_version=0,
+        phase="sampling",
+        groups_per_step=4,
+        admitted_groups=8,
+        num_groups_ready=num_ready,
+        records={"running": 24, "scored": scored},
+    )
+    sampling = SamplingProgress(
+        recent=ANSWERS,
+        longest=RunningRollout(
+            record_id="train/0/q3/5", seconds=94.0, num_turns=2, num_output_tokens=310
+        ),
+        num_dropped=dropped,
+    )
+    return view(
+        steps=[],
+        progress=progress,
+        sampling=sampling,
+        phase_seconds=seconds,
+        num_generations=8,
+        max_new_tokens=256,
+        tokens_per_second=70.0,
+    )
+
+
+def test_before_the_first_step_it_shows_what_is_sampled_and_when_the_step_is_due() -> None:
+    assert standing_lines(waiting(1, scored=16)) == [
+        "   0 s  sampling: 1 of 4 groups ready for 60 s, 24 running, 16 scored, 70 tokens/s, "
+        "step 1 in about 60 s",
+        "        last 64: reward 0.125, 25 % without an answer; 50 % reached the limit of tokens; "
+        "tokens: median 180, longest 256 (--max_new_tokens 256 a reply)",
+        "        the longest train/0/q3/5 for 94 s (2 turns, 310 tokens so far)",
+    ]
+    text = " ".join(" ".join(drawn(waiting(1, scored=16))).replace("│", "").split())
+    assert "last 64: reward 0.125, 25 % without an answer; 50 % reached" in text
+    assert "the longest train/0/q3/5 for 94 s" in text
+    assert "step 1 in about 60 s" in text
+
+
+@pytest.mark.parametrize(
+    ("shown", "due"),
+    [
+        (waiting(0, scored=0), ""),
+        (waiting(0, scored=8), "step 1 in about 3 min"),
+        # half of the groups are dropped: twice as many rollouts are needed
+        (waiting(2, scored=32, dropped=2), "step 1 in about 60 s"),
+        (waiting(0, scored=24, dropped=3), "step 1 has no date: all 3 groups so far were dropped"),
+        (waiting(4, scored=32), ""),
+    ],
+)
+def test_the_date_of_the_first_step_counts_dropped_groups(shown: RunView, due: str) -> None:
+    assert shown.first_step_text == due
+
+
+def test_rollouts_that_are_not_long_are_not_named() -> None:
+    shown = waiting(1, scored=16)
+    assert shown.sampling.longest is not None
+    quick = shown.sampling.longest.model_copy(update={"seconds": 3.0})
+    shown.sampling = shown.sampling.model_copy(update={"longest": quick})
+    assert not any("longest train" in line for line in standing_lines(shown))
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 24), (40, 24)])

@@ -6,7 +6,7 @@ from support.stored import claim, make_task, play
 from agentrl.launcher.console import run_warnings
 from agentrl.launcher.console.run_warnings import RunWarnings
 from agentrl.runtime.invocation import typed_command
-from agentrl.schema import Control, Run, SamplerInfo, Score
+from agentrl.schema import Control, Policy, Run, SamplerInfo, Score
 from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store import TrajectoryStore
 from agentrl.store.views import learning_signal
@@ -211,11 +211,12 @@ async def test_few_first_answers_are_reported_after_some_minutes(
     warnings = RunWarnings(store)
     for _ in range(8):
         await play(store, await claim(store), score=0.0)
+    await store.runs.set_phase("sampling")
     assert await first_answers(warnings) is None
     monkeypatch.setattr(run_warnings, "FIRST_ANSWERS_SECONDS", 0.0)
     found = await first_answers(warnings)
     assert found is not None
-    assert found.num_answers == 8
+    assert found.figures.num_answers == 8
 
 
 async def test_single_answers_to_several_questions_that_differ_are_a_signal(
@@ -228,9 +229,43 @@ async def test_single_answers_to_several_questions_that_differ_are_a_signal(
     held = [await claim(store) for _ in range(4)]  # two attempts at each question
     await play(store, held[0], score=1.0)
     await play(store, held[2], score=0.0)
+    await store.runs.set_phase("sampling")
     found = await first_answers(RunWarnings(store))
     assert found is not None
     assert (found.num_questions, found.lacks_signal) == (2, False)
+
+
+async def test_a_first_step_that_is_done_at_once_does_not_hide_the_first_answers(
+    store: TrajectoryStore,
+) -> None:
+    await store.runs.create(Run(name="test", status="training", admitted_groups=9))
+    await store.tasks.add([make_task(0, num_generations=3)])
+    warnings = RunWarnings(store)
+    assert await first_answers(warnings) is None
+    for score in (0.0, 1.0):
+        await play(store, await claim(store), score=score)
+    await store.policies.publish(Policy(version=1, path="/policy/1", num_bytes=0))
+    found = await first_answers(warnings)
+    assert found is not None
+    assert "(pass@2)" in str(found)
+    # A run that is resumed at a later step has shown them before.
+    assert await first_answers(RunWarnings(store)) is None
+
+
+async def test_shares_of_questions_name_unequal_numbers_of_attempts(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_warnings, "FIRST_ANSWERS_SECONDS", 0.0)
+    monkeypatch.setattr(run_warnings, "MIN_ANSWERS", 3)
+    config = {"max_new_tokens": 64}
+    await store.runs.create(Run(name="test", status="training", admitted_groups=9, config=config))
+    await store.tasks.add(make_task(number, num_generations=3) for number in range(2))
+    for _ in range(4):
+        await play(store, await claim(store), score=0.0)
+    await store.runs.set_phase("sampling")
+    found = await first_answers(RunWarnings(store))
+    assert "at least once (in 1 to 3 attempts each)" in str(found)
+    assert "(--max_new_tokens 64 a reply)" in str(found)
 
 
 async def first_answers(warnings: RunWarnings) -> FirstAnswers | None:

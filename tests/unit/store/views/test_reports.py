@@ -17,7 +17,9 @@ from agentrl.schema import (
     ToolResult,
     TurnTraining,
 )
+from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store import TrajectoryStore
+from agentrl.store.views.sampling_progress import SamplingProgress
 
 
 def training(
@@ -167,3 +169,33 @@ async def test_a_summary_counts_and_names_who_is_there(store: TrajectoryStore) -
     assert [one.id for one in view.processes.services] == ["e"]
     assert abs((view.processes.now - view.processes.samplers[0].heartbeat_at).total_seconds()) < 60
     assert store.database_name in await store.reports.run_names()
+
+
+async def test_sampling_shows_the_last_answers_the_longest_rollout_and_dropped_groups(
+    store: TrajectoryStore,
+) -> None:
+    await store.runs.create(Run(name="test", status="training", admitted_groups=9))
+    assert await store.reports.sampling() == SamplingProgress()
+    await store.tasks.add(make_task(number, num_generations=2) for number in range(3))
+    records = [
+        await play(store, await claim(store), score=score, num_turns=turns)
+        for score, turns in [(0.0, 1), (0.0, 1), (1.0, 2), (0.0, 3)]
+    ]
+    running = await claim(store)
+    await store.turns.append(make_turn(running, 0), running.fence)
+    await claim(store)
+    dropped = [record.id for record in records if record.task_id == records[0].task_id]
+    await store.groups.complete([records[0].task_id])
+    await store.ledger.drop("trainer", dropped, 1, EQUAL_SCORES)
+
+    found = await store.reports.sampling()
+    assert found.recent is not None
+    assert (found.recent.num_answers, found.recent.mean_score) == (4, 0.25)
+    assert (found.recent.num_above_0, found.recent.num_without_answer) == (1, 0)
+    tokens = [record.num_output_tokens for record in records]
+    assert (found.recent.median_tokens, found.recent.longest_tokens) == (tokens[2], tokens[3])
+    assert found.longest is not None
+    assert (found.longest.record_id, found.longest.num_turns) == (running.id, 1)
+    assert found.longest.num_output_tokens > 0
+    assert 0 <= found.longest.seconds < 60
+    assert found.num_dropped == 1

@@ -583,9 +583,24 @@ async def test_a_run_that_could_learn_nothing_ends_with_a_status_of_its_own(
     found = summary["no_signal"]
     assert (found["num_groups"], found["num_equal"], found["num_kept"]) == (5, 5, 0)
     assert len(found["examples"]) == 3
-    (said,) = [r.getMessage() for r in caplog.records if "nothing was trained" in r.getMessage()]
+    (said,) = [r.getMessage() for r in caplog.records if "nothing to learn from" in r.getMessage()]
     assert "5 of 5 groups had equal scores (mean " in said
     assert "what to try: " in said
+
+
+@pytest.mark.parametrize(
+    ("num_equal", "status"), [(11, "no_signal"), (8, "data_ended")], ids=["of 12", "of 9"]
+)
+async def test_a_run_that_trained_hardly_any_group_has_learned_nothing(
+    make_config: MakeConfig,
+    store: TrajectoryStore,
+    model_path: Path,
+    num_equal: int,
+    status: str,
+) -> None:
+    await fill(store, model_path, [*[EQUAL] * num_equal, MIXED])
+    result = await train(make_config(groups_per_step=2, max_steps=3))
+    assert (result.status, result.step) == (status, 1)
 
 
 async def test_a_trainer_waits_for_the_scores_of_the_scorer_that_it_names(
