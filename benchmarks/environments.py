@@ -51,16 +51,17 @@ from rollout import engine_on
 from rollout_play import MODEL, deepened, open_store
 
 from agentrl.config.sections import AgentSection, DataSection, RolloutSection, SamplingSection
-from agentrl.datasets.task_stream import tasks_of_environment
-from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.inference import GenerateRequest, ServerPool
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.dialects.api_server import APIServer
-from agentrl.integrations.agent_worker.engine_session import EngineReply, EngineSession
+from agentrl.plugins.environments import EnvironmentProcess, EnvironmentUri
+from agentrl.plugins.environments.environment_sampler import EnvironmentProcesses
+from agentrl.plugins.environments.environment_source import EnvironmentSource
+from agentrl.plugins.integrations.agent_worker.engine_session import EngineReply, EngineSession
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import RolloutContext
-from agentrl.rollout.agent import AgentEndpointServer, EnvironmentProcesses
+from agentrl.rollout.agent import AgentEndpointServer
 from agentrl.rollout.agent.reply_delivery import as_delivered
 from agentrl.rollout.worker.sampler_process import collect_less_garbage
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
@@ -231,7 +232,7 @@ async def measure(
         for kind in args.kinds:
             text = KINDS[kind].format(size=args.rollouts, folder=tasks_folder)
             uri = EnvironmentUri.parse(text)
-            tasks = list(tasks_of_environment(uri, section(), "train"))
+            tasks = list(EnvironmentSource(kind).tasks(text, section(), "train", seed=0))
             about = machine()
             await own_loop(uri, base, tasks)  # the first one warms up caches and does not count
             turns_before, ms_before = engine_time.num_turns, engine_time.milliseconds

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 
 from agentrl.config.sections import AgentSection, RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
-from agentrl.inference.engine.generation.grammar_trial import GrammarTrial
+from agentrl.plugins.engine.generation.grammar_trial import GrammarTrial
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import RolloutContext
@@ -57,7 +57,7 @@ def engine() -> dict[str, dict[str, Any]]:
         (process,) = [
             one
             for one in psutil.Process().children(recursive=True)
-            if "agentrl.inference.engine" in one.cmdline() and "--port" in one.cmdline()
+            if "agentrl.plugins.engine" in one.cmdline() and "--port" in one.cmdline()
         ]
         found = asyncio.run(_attack(url, process.pid))
         assert process.is_running()

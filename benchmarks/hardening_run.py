@@ -150,7 +150,7 @@ def run() -> dict[str, Any]:
 
 async def _pause(run: Started) -> float:
     """Pause the server as an intruder with its key could; return the seconds until it resumes."""
-    (server,) = [one for one in run.children() if "agentrl.inference.engine" in one.cmdline()]
+    (server,) = [one for one in run.children() if "agentrl.plugins.engine" in one.cmdline()]
     (listening,) = [one for one in server.net_connections("tcp") if one.status == "LISTEN"]
     url = f"http://127.0.0.1:{listening.laddr.port}"
     data, control = (SecretStr(key) for key in KEYS.values())

@@ -38,14 +38,14 @@ from agentrl.data import SelectedGroup, TokenTree, build_step, select_group
 from agentrl.data.random_groups import random_group
 from agentrl.data.shown_images import ImageBook, ShownImage, expanded, processor_key
 from agentrl.distributed import Ranks
-from agentrl.inference.engine.generation.batch_scheduler import BatchScheduler, SchedulerLimits
-from agentrl.inference.engine.generation.model_runner import load_model
-from agentrl.inference.engine.generation.token_sequence import DrawParams, TokenSequence
-from agentrl.inference.engine.weights.live_weights import read_weights
 from agentrl.models.attention.attention_registry import TREE_ATTENTION, set_attention
 from agentrl.models.checkpoint_export import save_hf
 from agentrl.models.load import load_policy, wrap_policy
 from agentrl.models.policy import PolicyModel, target_logprobs
+from agentrl.plugins.engine.generation.batch_scheduler import BatchScheduler, SchedulerLimits
+from agentrl.plugins.engine.generation.model_runner import load_model
+from agentrl.plugins.engine.generation.token_sequence import DrawParams, TokenSequence
+from agentrl.plugins.engine.weights.live_weights import read_weights
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.merge_check import packing_errors, separate_gradient
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights

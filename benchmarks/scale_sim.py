@@ -74,9 +74,9 @@ from agentrl.config.sections import (
 )
 from agentrl.inference import GenerateRequest, ServerPool
 from agentrl.inference.weight_sync import PolicyPublisher
-from agentrl.planner.cluster import GB, Cluster, named_gpu
-from agentrl.planner.cluster_plan import Workload as PlannedWorkload
-from agentrl.planner.cluster_plan import plan_cluster
+from agentrl.plugins.planner.cluster import GB, Cluster, named_gpu
+from agentrl.plugins.planner.cluster_plan import Workload as PlannedWorkload
+from agentrl.plugins.planner.cluster_plan import plan_cluster
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext

@@ -40,9 +40,9 @@ from agentrl.models.compilation import compile_policy
 from agentrl.models.flops import FlopCount
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
+from agentrl.plugins.planner.rehearsal.rehearsal import filled_row
 from agentrl.runtime.processes.heap import keep_freed_memory
 from agentrl.trainer.learner.passes import forward_backward
-from agentrl.trainer.rehearsal.rehearsal import filled_row
 
 GOAL = 0.6
 CONVERSATION, CHUNK = 2048, 1024

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich import print as show
 
-from agentrl.datasets.demonstrations.upload import Exchange, UploadConfig, Uploader
+from agentrl.plugins.sft.demonstrations.upload import Exchange, UploadConfig, Uploader
 
 
 class MathUploader(Uploader):

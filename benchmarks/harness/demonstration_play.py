@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from agentrl.datasets.demonstrations.demonstration import Demonstration, demonstration_turns
 from agentrl.errors import RenderError
+from agentrl.plugins.sft.demonstrations.demonstration import Demonstration, demonstration_turns
 from agentrl.renderers import Renderer
 from agentrl.schema import Message, rebuild_prompts
 from agentrl.schema.image import image_part

@@ -62,11 +62,11 @@ def engine_process(
     environment: Mapping[str, str] | None = None,
     is_sacrificed: bool = False,
 ) -> Iterator[str]:
-    """Run `python -m agentrl.inference.engine` on a free port; yields its address.
+    """Run `python -m agentrl.plugins.engine` on a free port; yields its address.
 
     The caller may kill or stop a sacrificed engine; its exit status is not checked.
     """
-    command = [sys.executable, "-m", "agentrl.inference.engine", "--model-path", str(model)]
+    command = [sys.executable, "-m", "agentrl.plugins.engine", "--model-path", str(model)]
     command += ["--port", "0", "--num-threads", "1", *flags]
     process = subprocess.Popen(
         command,

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl import AgentTrainer
 from agentrl.config.sections import DataSection
-from agentrl.environments import EnvironmentProcess, EnvironmentUri
+from agentrl.plugins.environments import EnvironmentProcess, EnvironmentUri
 
 ENV = "reasoning_gym:leg_counting?max_animals=1&min_animals=1&max_instances=1&size=400"
 FOLDER = Path("runs/reasoning_gym")

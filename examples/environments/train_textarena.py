@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl import AgentTrainer
 from agentrl.config.sections import DataSection
-from agentrl.environments import EnvironmentProcess, EnvironmentUri
+from agentrl.plugins.environments import EnvironmentProcess, EnvironmentUri
 
 ENV = "textarena:GuessTheNumber-v0?max_number=9&max_turns=4&size=400"
 FOLDER = Path("runs/textarena")

@@ -20,8 +20,8 @@ from transformers import (
 
 from agentrl.models.attention.attention_registry import TREE_ATTENTION
 from agentrl.models.load import wrap_policy
+from agentrl.plugins.sft.curriculum import Example, sft_batch
 from agentrl.trainer.learner.passes import forward_backward
-from agentrl.trainer.sft.curriculum import Example, sft_batch
 from examples.shop.demonstrations import Habits
 from examples.shop.episodes import Codec, demonstrate, episode_turns
 from examples.shop.questions import Question

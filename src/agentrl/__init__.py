@@ -10,9 +10,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentResult", "AgentTrainer", "__version__"]
 
-_DISTRIBUTION = "agentrl-mongo"
-_UNKNOWN_VERSION = "0+unknown"
-
 
 def __getattr__(name: str) -> Any:
     """Import `AgentTrainer` or `AgentResult`, and look the version up, when they are asked for.
@@ -28,10 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return AgentResult
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+        from agentrl.runtime.package_version import package_version  # noqa: PLC0415
 
-        try:
-            return version(_DISTRIBUTION)
-        except PackageNotFoundError:
-            return _UNKNOWN_VERSION
+        return package_version()
     raise AttributeError(f"module 'agentrl' has no attribute {name!r}")

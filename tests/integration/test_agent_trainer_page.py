@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from support.demo_run import ROOT
 
-from agentrl.integrations.agent_worker.describe import describe
-from agentrl.integrations.agent_worker.description import worker_settings
-from agentrl.integrations.agent_worker.engine_session import EngineAgent, EngineReply
-from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
+from agentrl.plugins.integrations.agent_worker.describe import describe
+from agentrl.plugins.integrations.agent_worker.description import worker_settings
+from agentrl.plugins.integrations.agent_worker.engine_session import EngineAgent, EngineReply
+from agentrl.plugins.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.schema import MCPTask, Message
 
 BLOCK = re.compile(r"^```(python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -9,7 +9,7 @@ import pytest
 from support.agent_venvs import ROOT, python_with
 from support.function_agents import CATALOGUE, contains_answer, two_conversations
 
-from agentrl.integrations import AgentTrainer
+from agentrl.plugins.integrations import AgentTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -20,7 +20,7 @@ from support.nasty_agent import KEY, PROMPT, TOKEN
 from support.play import begin_run
 
 from agentrl.data import TokenTree
-from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
+from agentrl.plugins.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore

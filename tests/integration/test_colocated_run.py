@@ -69,7 +69,7 @@ class Watched:
 def engine_of(run: psutil.Process) -> psutil.Process | None:
     for child in run.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "agentrl.inference.engine" in child.cmdline():
+            if "agentrl.plugins.engine" in child.cmdline():
                 return child
     return None
 

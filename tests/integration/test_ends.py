@@ -97,7 +97,7 @@ async def test_a_server_is_taken_out_and_ended(
     database = {"db_connection_string": mongo_uri}
     command = words_of("serve", tmp_path, **flags, **database)
     with started(command, tmp_path) as serve:
-        words = {"starting": "agentrl.inference.engine", "up": " is up"}[when]
+        words = {"starting": "agentrl.plugins.engine", "up": " is up"}[when]
         serve.until(
             lambda: (
                 words in serve.said()

@@ -20,11 +20,11 @@ from support.play import begin_run, claim, tool_call
 from agentrl.config.sections import DataSection
 from agentrl.data import TokenTree
 from agentrl.datasets.task_stream import eval_tasks, train_tasks
-from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.errors import AgentError, ConfigError
+from agentrl.plugins.environments import EnvironmentProcess, EnvironmentUri
+from agentrl.plugins.environments.environment_sampler import EnvironmentProcesses
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
-from agentrl.rollout.agent import EnvironmentProcesses
 from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, Score, Seat
 from agentrl.store import TrajectoryStore
 

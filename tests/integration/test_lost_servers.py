@@ -30,7 +30,7 @@ def engines(run: "subprocess.Popen[str]") -> list[psutil.Process]:
     found = []
     for child in psutil.Process(run.pid).children(recursive=True):
         try:
-            if "agentrl.inference.engine" in child.cmdline():
+            if "agentrl.plugins.engine" in child.cmdline():
                 found.append(child)
         except psutil.NoSuchProcess:
             continue

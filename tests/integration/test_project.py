@@ -10,7 +10,7 @@ import pytest
 from support.doc_blocks import run_shell
 
 from agentrl.cli.main import main
-from agentrl.datasets.demonstrations.demonstration import read_demonstrations
+from agentrl.plugins.sft.demonstrations.demonstration import read_demonstrations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -203,7 +203,7 @@ def test_the_summary_holds_one_reward_a_step(run: FinishedRun) -> None:
 
 
 def test_nothing_listens_beyond_this_machine(run: FinishedRun) -> None:
-    for program in ("mongod", "agentrl.inference.engine", "tools.py"):
+    for program in ("mongod", "agentrl.plugins.engine", "tools.py"):
         assert any(program in name for name in run.listeners), (program, list(run.listeners))
     addresses = set().union(*run.listeners.values())
     assert all(is_loopback(address) for address in addresses), run.listeners
@@ -214,7 +214,7 @@ def test_only_those_who_control_servers_have_the_key_for_it(run: FinishedRun) ->
         "train": "agentrl train",
         "serve": "agentrl serve",
         "sample": "agentrl sample",
-        "engine": "agentrl.inference.engine",
+        "engine": "agentrl.plugins.engine",
         "tools": "tools.py",
     }
     given = {

@@ -12,7 +12,7 @@ from support.function_agents import CATALOGUE, contains_answer, shop_agent
 from transformers import AutoModelForCausalLM
 
 from agentrl.data.tokens import TurnTokens, turn_tokens
-from agentrl.integrations import AgentTrainer
+from agentrl.plugins.integrations import AgentTrainer
 from agentrl.schema import DBRecordData
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo

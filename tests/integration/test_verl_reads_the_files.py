@@ -11,7 +11,7 @@ from support.agent_venvs import ROOT, python_with
 from support.function_agents import contains_answer, shop_agent
 from support.nasty_agent import PROMPT, write_agent
 
-from agentrl.integrations import AgentTrainer
+from agentrl.plugins.integrations import AgentTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -19,9 +19,9 @@ from support.nasty_agent import agent_arguments, write_agent
 
 from agentrl import AgentTrainer
 from agentrl.errors import ConfigError
-from agentrl.integrations.agent_worker.describe import describe
-from agentrl.integrations.agent_worker.description import AWorldAgent, AWorldSwarm
-from agentrl.integrations.aworld.building import build
+from agentrl.plugins.integrations.agent_worker.describe import describe
+from agentrl.plugins.integrations.agent_worker.description import AWorldAgent, AWorldSwarm
+from agentrl.plugins.integrations.aworld.building import build
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 

@@ -6,29 +6,25 @@ imports are made inside each command, which keeps `--help` fast.
 
 import atexit
 import json
-import logging
 import os
-import secrets
 import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import click
-from pydantic import SecretStr
 
-from agentrl.cli.databases import joined, served_uri, store_uri
-from agentrl.config.command_line import Count, FlagCommand, FlagGroup, given_flags
+from agentrl.cli.databases import joined, store_uri
+from agentrl.cli.one_rank import log_by_rank, refuse_placement_flags
+from agentrl.config.command_line import FlagCommand, given_flags
 from agentrl.config.config_files import read_yaml
 from agentrl.config.loading import load_config
-from agentrl.config.sections import RootConfig, RunSection
+from agentrl.config.sections import RootConfig
 from agentrl.config.shipped_files import existing_or_shipped, shipped_file
-from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.errors import ConfigError
+from agentrl.plugin_registry import required_hook
 from agentrl.runtime.kept_imports import kept_imports
 from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 
@@ -118,9 +114,9 @@ def sample(config: RootConfig) -> int:
 @click.pass_context
 def train(context: click.Context, config: RootConfig) -> int:
     """Run the trainer; under `accelerate launch` or `torchrun` this is one rank of several."""
-    _refuse_placement_flags(context)
+    refuse_placement_flags(context)
     config = joined(config)
-    _log_by_rank(config.run)
+    log_by_rank(config.run)
     with kept_imports():
         from agentrl.trainer.rl.train_process import train
 
@@ -129,65 +125,11 @@ def train(context: click.Context, config: RootConfig) -> int:
     return 0 if result is None else statuses.get(result.status, 0)
 
 
-class _SftCommand(FlagCommand):
-    """Accepts `--loss_calculater CrossEntropy`, the original's way to select fine-tuning."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        loss = ctx.params.pop("loss_calculator", None)
-        if loss is not None and loss.upper() != "CROSSENTROPY":
-            raise ConfigError(
-                f"--loss_calculator {loss}: supervised fine-tuning supports only cross-entropy"
-            )
-        return super().invoke(ctx)
-
-
-@click.command(
-    "sft", cls=_SftCommand, sections=("run", "model", "store", "data", "algorithm", "trainer")
-)
-@click.pass_context
-def sft(context: click.Context, config: RootConfig) -> int:
-    """Fine-tune on conversations, or on the records of a run.
-
-    Conversations (--train_file, --eval_file) are objects with `messages` in OpenAI form and
-    optionally `tools`; see docs/sft.md. Under `accelerate launch` or `torchrun` this is one rank of
-    several.
-    """
-    _refuse_placement_flags(context)
-    check_fine_tuning(config.data)
-    _check_conversations(config)
-    _log_by_rank(config.run)
-    with ExitStack() as stack:
-        uri = None
-        if config.data.records_of is not None and os.environ.get("RANK", "0") == "0":
-            source = config.run.model_copy(update={"run_name": config.data.records_of})
-            uri = stack.enter_context(served_uri(config.model_copy(update={"run": source})))
-        with kept_imports():
-            from agentrl.trainer.sft.sft_process import fine_tune
-
-        result = fine_tune(config, uri)
-    if result is not None:
-        print(f"{result.status} after step {result.step}; the model is in {result.model_path}")
-    return INTERRUPTED if result is not None and result.status == "stopped" else 0
-
-
-def _check_conversations(config: RootConfig) -> None:
-    """Check output, model and data before importing the trainer, which takes longer than the check."""
-    from agentrl.datasets.demonstrations.demonstration import read_demonstrations
-    from agentrl.launcher.checks.preflight import check_folders
-    from agentrl.models.checkpoints.resolve import resolve_model
-
-    check_folders({"output_dir": config.run.output_path})
-    resolve_model(config.model.model_name_or_path, with_weights=False)
-    for path in (config.data.train_file, config.data.eval_file):
-        if path is not None:
-            next(iter(read_demonstrations(path)), None)
-
-
 @click.command("serve", cls=FlagCommand, sections=("run", "model", "store", "inference", "publish"))
 @click.pass_context
 async def serve(context: click.Context, config: RootConfig) -> int:
     """Start an inference server, register it with the run and keep its weights up to date."""
-    _refuse_placement_flags(context)
+    refuse_placement_flags(context)
     uri = store_uri(config)
     from agentrl.inference.supervisor.server_supervisor import run_server
     from agentrl.runtime.logs import setup_logging
@@ -265,109 +207,6 @@ def export(config: RootConfig) -> int:
     return 0
 
 
-@click.group("env", cls=FlagGroup, sections=("tools",))
-def env() -> None:
-    """Serve tools to agents on this machine."""
-
-
-@env.command("up")
-@click.option("--host", default="127.0.0.1", help="Address to listen on. [127.0.0.1]")
-@click.option(
-    "--port", type=Count(most=65535), help="Port to listen on; a free one from 8000 by default."
-)
-@click.option(
-    "--env_file",
-    metavar="PATH",
-    type=Path,
-    help="File of environment variables; `.env` by default.",
-)
-@click.option(
-    "--session_idle_seconds",
-    type=Count(),
-    default=1800,
-    help="Seconds without a call after which a client's servers are stopped. [1800]",
-)
-@click.option(
-    "--max_sessions",
-    type=Count(),
-    default=64,
-    help="Maximum number of clients with servers at the same time. [64]",
-)
-@click.option(
-    "--session_memory_megabytes",
-    type=Count(),
-    default=4096,
-    help="Total memory of one client's servers; they are stopped when they exceed it. [4096]",
-)
-async def env_up(
-    config: RootConfig,
-    host: str,
-    port: int | None,
-    env_file: Path | None,
-    session_idle_seconds: int,
-    max_sessions: int,
-    session_memory_megabytes: int,
-) -> int:
-    """Serve the MCP servers of --mcp_servers behind one address until Ctrl-C.
-
-    Every client gets its own server processes, isolated from one another and from the environment
-    variables of this process. Prints the connection as JSON. The token is MCP_SERVER_TOKEN, or a
-    new one.
-    """
-    from agentrl.runtime.logs import setup_logging
-    from agentrl.runtime.ports import http_address, listening, listening_near
-    from agentrl.runtime.processes.confinement import confinement_gap
-    from agentrl.tools import ToolsConfig, load_mcp_servers
-    from agentrl.tools.agent_environment import (
-        TOKEN_VARIABLE,
-        get_agent_tool_env_and_servers,
-        load_env_file,
-    )
-    from agentrl.tools.environment import Environment, serve
-
-    setup_logging("environment")
-    load_env_file(env_file)
-    if config.tools.mcp_servers is None:
-        raise ConfigError("`agentrl env up` needs --mcp_servers FILE (an mcpServers JSON file)")
-    given = os.environ.get(TOKEN_VARIABLE)
-    token = given or secrets.token_urlsafe(32)
-    environment = Environment(
-        ToolsConfig(
-            servers=load_mcp_servers(config.tools.mcp_servers.get_secret_value()),
-            call_timeout_seconds=config.tools.tool_timeout_seconds,
-            hidden_paths=(env_file or Path(".env"),),
-            log_dir=config.run.logs_dir,
-            log_prefix="env_",
-        ),
-        token=SecretStr(token),
-        session_idle_seconds=session_idle_seconds,
-        max_sessions=max_sessions,
-        session_memory_bytes=session_memory_megabytes << 20,
-    )
-    gap = confinement_gap()
-    if gap is not None:
-        logging.getLogger(__name__).warning(
-            "servers of different clients share this user's files and processes, because this "
-            "machine provides no namespaces (%s); use a container, as in deploy/images",
-            gap,
-        )
-    reachable = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
-    with listening_near(host, 8000) if port is None else listening(host, port) as listener:
-        connection, _ = get_agent_tool_env_and_servers(
-            f"{http_address(reachable, listener.getsockname()[1])}/mcp",
-            tool_config={
-                # A token that the user set is not repeated on the screen.
-                "authorization": f"Bearer ${{{TOKEN_VARIABLE}}}" if given else f"Bearer {token}"
-            },
-        )
-
-        def print_connection() -> None:
-            print(json.dumps(connection, indent=2), flush=True)
-
-        await serve(environment, listener, host=host, when_ready=print_connection)
-    return 0
-
-
 def _or_demo(
     given: Mapping[str, str], config: RootConfig, questions: str
 ) -> tuple[RootConfig, bool]:
@@ -421,31 +260,11 @@ def _with_agent(config: RootConfig, *, writes: bool = True) -> RootConfig:
     """
     if config.agents.agent_python is None:
         return config
-    from agentrl.integrations.agent_worker.description import with_agent_elsewhere
-
     folder = Path(".agentrl/agents") / config.run.run_name
     if not writes:
         folder = Path(tempfile.mkdtemp(prefix="agentrl-agent-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return with_agent_elsewhere(config, folder)
-
-
-def _refuse_placement_flags(context: click.Context) -> None:
-    """Refuse flags that place processes, for commands that start only this one."""
-    for name in ("trainer_gpus", "inference_gpus", "num_gpus"):
-        if name in given_flags(context):
-            raise ConfigError(
-                f"--{name} applies to `agentrl run`, which starts ranks and servers; this process "
-                "uses the GPUs in CUDA_VISIBLE_DEVICES"
-            )
-
-
-def _log_by_rank(run: RunSection) -> None:
-    """Send this rank's output to its own log file where ranks share one terminal."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return
-    path = run.logs_dir / f"{run.run_name}_train_{os.environ['RANK']}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    resolved: RootConfig = required_hook("agent_interpreters", "agent_python", "agent_python")(
+        config, folder
+    )
+    return resolved

@@ -5,7 +5,6 @@ Commands are imported on use, so `agentrl --help` is fast and a sampler never im
 
 import codecs
 import errno
-import importlib
 import io
 import json
 import logging
@@ -14,33 +13,26 @@ import select
 import stat
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 import click
 
 from agentrl.errors import AgentRLError
+from agentrl.plugin_registry import PluginCommand, imported, installed_plugins
 from agentrl.runtime.http.proxies import direct_to_this_machine
 from agentrl.runtime.processes.private_memory import keep_memory_private
 
-COMMANDS: dict[str, tuple[str, str]] = {
+_OWN: dict[str, tuple[str, str]] = {
     "init": ("commands:init", "create a project: tools, questions, scorer, configuration"),
     "run": ("commands:run", "train on this machine: store, servers, samplers and trainer"),
     "sample": ("commands:sample", "run one sampler process; start as many as you like"),
     "train": ("commands:train", "run the trainer (under accelerate launch for several ranks)"),
-    "sft": ("commands:sft", "fine-tune on conversations, or on the records of a run"),
     "serve": ("commands:serve", "run an inference server, registered and kept up to date"),
     "eval": ("commands:evaluate", "score a checkpoint on held-out questions"),
-    "plan": ("plan_command:plan", "estimate the memory and time of a run on a cluster"),
     "doctor": ("commands:doctor", "check this machine: packages, GPUs, database, servers, tools"),
     "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),
     "push_to_hub": ("hub_commands:push_to_hub", "upload a checkpoint or an exported dataset"),
     "tasks": ("task_commands:tasks", "add|list|retry|stats: manage the questions of a run"),
-    "inspect": (
-        "inspect_commands:inspect",
-        "show a run: progress, records turn by turn, failures",
-    ),
-    "ui": ("inspect_commands:ui", "show running and finished runs in a browser"),
-    "env": ("commands:env", "up: serve MCP servers behind one address, isolated by client"),
-    "fork": ("fork_commands:fork", "continue a stored record from one of its turns"),
     "replay": ("verify_commands:replay", "repeat recorded optimizer steps, and compare"),
     "verify": (
         "verify_commands:verify",
@@ -64,28 +56,46 @@ _HINTS = {
 }
 
 
+@cache
+def commands() -> dict[str, PluginCommand]:
+    """Return all commands by name: those of this package, then those of plugins.
+
+    A plugin cannot replace a command of another owner.
+    """
+    found = {
+        name: PluginCommand(f"agentrl.cli.{target}", summary)
+        for name, (target, summary) in _OWN.items()
+    }
+    for plugin in installed_plugins().values():
+        found = {**plugin.commands, **found}
+    own = {name: found.pop(name) for name in _OWN}
+    return own | dict(sorted(found.items()))
+
+
 class _Commands(click.Group):
-    """The commands of the table above, imported on demand."""
+    """The commands, imported on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            raise click.UsageError(
-                f"unknown command {cmd_name!r}; one of {', '.join(COMMANDS)}", ctx
-            )
-        module, _, function = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"agentrl.cli.{module}"), function)
+        known = commands()
+        if cmd_name not in known:
+            raise click.UsageError(f"unknown command {cmd_name!r}; one of {', '.join(known)}", ctx)
+        command: click.Command = imported(known[cmd_name].target)
         return command
 
     def get_help(self, ctx: click.Context) -> str:
-        from agentrl import __version__
+        from agentrl.runtime.package_version import package_version
 
-        lines = [f"agentrl {__version__}", "Reinforcement learning for language-model agents.", ""]
+        lines = [
+            f"agentrl {package_version()}",
+            "Reinforcement learning for language-model agents.",
+            "",
+        ]
         lines.append("usage: agentrl COMMAND [--flag value ...]")
         lines.append("       agentrl COMMAND --help explains its flags")
-        lines += ["", *(f"  {name:11} {text}" for name, (_, text) in COMMANDS.items())]
+        lines += ["", *(f"  {name:11} {one.summary}" for name, one in commands().items())]
         return "\n".join(lines)
 
 
@@ -105,13 +115,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.update(direct_to_this_machine(os.environ))
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if arguments[0] in ("version", "--version"):
-        from agentrl import __version__
+        from agentrl.runtime.package_version import package_version
 
-        print(__version__)
+        print(package_version())
         return 0
     if arguments[0] == "help":
         arguments[0] = "--help"
-    name = f"agentrl {arguments[0]}" if arguments[0] in COMMANDS else "agentrl"
+    name = f"agentrl {arguments[0]}" if arguments[0] in commands() else "agentrl"
     try:
         with agentrl.make_context("agentrl", arguments) as context:
             status: int = agentrl.invoke(context)

@@ -10,9 +10,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +19,7 @@ from agentrl.cli.databases import opened_store, served_uri, trained_run
 from agentrl.config.command_line import FlagGroup, Steps
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
+from agentrl.plugin_registry import hooks, required_hook
 from agentrl.runtime.printable import counted, one_line
 from agentrl.schema import ENDED_RUNS
 
@@ -166,7 +166,7 @@ async def stats(config: RootConfig, as_json: bool) -> int:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["jsonl", "parquet", "chat", "dataset", "atif"]),
+    type=click.Choice(["jsonl", "parquet", *hooks("exports")]),
     default="jsonl",
     help="Documents (jsonl, parquet), conversations (chat JSONL, Hugging Face dataset), or "
     "Harbor's trajectories (atif). [jsonl]",
@@ -178,7 +178,7 @@ async def stats(config: RootConfig, as_json: bool) -> int:
 async def export_run(
     config: RootConfig,
     folder: Path,
-    format_: Literal["jsonl", "parquet", "chat", "dataset", "atif"],
+    format_: str,
     everything: bool,
     as_json: bool,
 ) -> int:
@@ -189,33 +189,20 @@ async def export_run(
     logprobs, in one file per split.
     """
     async with opened_store(config) as opened:
-        if format_ == "atif":
-            from agentrl.datasets.demonstrations.atif_export import export_trajectories
-
-            counts = await export_trajectories(opened, folder)
+        if format_ not in ("jsonl", "parquet"):
+            noun, counts = await required_hook("exports", format_, "format")(opened, folder)
             counts_text = (
                 ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
             )
             _report(
-                f"trajectories in {folder}: {counts_text}",
-                {"folder": str(folder), "num_trajectories": counts},
+                f"{noun} in {folder}: {counts_text}",
+                {"folder": str(folder), f"num_{noun}": counts},
                 as_json,
             )
             return 0
-        if format_ == "chat" or format_ == "dataset":
-            from agentrl.datasets.demonstrations.conversations import export_conversations
-
-            counts = await export_conversations(opened, folder, format_)
-            counts_text = (
-                ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
-            )
-            _report(
-                f"conversations in {folder}: {counts_text}",
-                {"folder": str(folder), "num_conversations": counts},
-                as_json,
-            )
-            return 0
-        manifest = await opened.transfer.export_run(folder, format_, everything=everything)
+        manifest = await opened.transfer.export_run(
+            folder, "parquet" if format_ == "parquet" else "jsonl", everything=everything
+        )
     total = sum(file.num_documents for file in manifest.files.values())
     left_out = manifest.num_left_out
     _report(
@@ -253,7 +240,7 @@ async def import_run(config: RootConfig, path: Path, score: float | None, as_jso
     from agentrl.store.repositories.transfer import MANIFEST, read_manifest
 
     if not (path / MANIFEST).exists():
-        return await _import_trajectories(config, path, score, as_json)
+        return await _import_others(config, path, score, as_json)
     if score is not None:
         raise ConfigError(
             f"--score applies to trajectories; {path} is an export with its own scores"
@@ -272,32 +259,17 @@ async def import_run(config: RootConfig, path: Path, score: float | None, as_jso
     return 0
 
 
-async def _import_trajectories(
-    config: RootConfig, path: Path, score: float | None, as_json: bool
-) -> int:
-    from agentrl.datasets.demonstrations.atif_attempts import check_trajectories
-    from agentrl.datasets.demonstrations.atif_import import import_trajectories
+async def _import_others(config: RootConfig, path: Path, score: float | None, as_json: bool) -> int:
+    from agentrl.cli.run_formats import import_of
     from agentrl.store import TrajectoryStore
 
     if score is not None and not math.isfinite(score):
         raise ConfigError(f"--score {score}: a score must be a finite number")
-    check_trajectories(path)  # before a database is created for them
+    found = import_of(path)
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
-            counts = await import_trajectories(opened, path, score=score)
-            num_unscored = counts.num_records - counts.num_scored
-            _report(
-                f"{counted(counts.num_records, 'record')} of {counted(counts.num_tasks, 'task')} "
-                f"in {opened.redacted_uri}: {counts.num_trainable_turns} of {counts.num_turns} "
-                "turns have token ids"
-                + (
-                    f"; no score for {counted(num_unscored, 'record')} (--score, agentrl store rescore)"
-                    if num_unscored
-                    else ""
-                ),
-                {"database": opened.database_name, **asdict(counts)},
-                as_json,
-            )
+            text, counts = await found.read(opened, path, score)
+            _report(text, {"database": opened.database_name, **counts}, as_json)
     return 0
 
 

@@ -9,16 +9,14 @@ import random
 import re
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import DataSection
-from agentrl.datasets.entries import BadEntry
-from agentrl.datasets.question import Question, ScorerCheck, question_of
+from agentrl.datasets.question import Question, ScorerCheck
 from agentrl.datasets.question_files import QuestionFile, load_questions
-from agentrl.environments import EnvironmentProcess, EnvironmentUri
+from agentrl.datasets.task_source import task_source
 from agentrl.errors import DatasetError
-from agentrl.schema import EnvironmentTask, MCPTask, Split, Task
+from agentrl.schema import MCPTask, Split, Task
 from agentrl.schema.task import id_of_task
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.task_groups import next_batch
@@ -26,7 +24,6 @@ from agentrl.store.repositories.task_groups import next_batch
 _MAX_QUOTED_CHARS = 60
 _HELD_OUT_SEED = 1_000_000_007
 """Far from the seeds of training tasks, which environments count up from task to task."""
-_ROWS_PER_REQUEST = 64
 _RETRY_MARK = "~"
 _RETRY = re.compile(rf"(?P<id>.+){_RETRY_MARK}(?P<number>[1-9][0-9]{{0,5}})", re.DOTALL)
 
@@ -79,59 +76,21 @@ def tasks_from_questions(
             order += 1
 
 
-def tasks_of_environment(
-    uri: EnvironmentUri, config: DataSection, split: Split, **stream: Any
-) -> Iterator[EnvironmentTask]:
-    """Yield the tasks of an environment.
-
-    Args:
-        uri: the environment, with all of its arguments.
-        config: the interpreter that has it, and defaults of the tasks.
-        split: split of the tasks.
-        **stream: see `tasks_from_questions`.
-
-    Raises:
-        ConfigError: the environment does not exist or is unavailable.
-        DatasetError: one of its tasks cannot be stored.
-    """
-    flag = "--env" if split == "train" else "--eval_env"
-    questions: list[Question] = []
-    with EnvironmentProcess(uri, config, flag) as environment:
-        numbers = range(environment.size())
-        for start in numbers[::_ROWS_PER_REQUEST]:
-            rows = environment.rows(numbers[start : start + _ROWS_PER_REQUEST])
-            for number, row in enumerate(rows, start):
-                own = {"id": f"{uri.id_prefix}-{number}"}
-                scored = {"scorer": config.env_scorer or "reported"}
-                entry = {**own, **row, **scored} if isinstance(row, dict) else row
-                try:
-                    questions.append(question_of(entry, config, f"row {number}", Path()))
-                except BadEntry as problem:
-                    raise DatasetError(f"{flag} {uri.env_id}: row {number}: {problem}") from None
-    rows_by_id = {question.id: number for number, question in enumerate(questions)}
-    for task in tasks_from_questions(questions, split, **stream):
-        yield EnvironmentTask(
-            **dict(task), env_id=uri.env_id, args=uri.args, row=rows_by_id[task.dataset_id]
-        )
-
-
 def train_tasks(
     config: DataSection, seed: int, check_scorer: ScorerCheck | None = None
 ) -> Iterator[MCPTask]:
     """Yield all training tasks of a run, in their order over all epochs; nothing without a file.
 
     Raises:
-        ConfigError: at the first task; see `tasks_of_environment`.
+        ConfigError: at the first task; see `TaskSource.tasks`.
         DatasetError: at the first task; see `QuestionFile`.
     """
     if config.env is not None:
-        uri = EnvironmentUri.parse(config.env)
-        if uri.is_seeded:
-            uri.args.setdefault("seed", seed)
-        yield from tasks_of_environment(
-            uri,
+        yield from task_source(config.env).tasks(
+            config.env,
             config,
             "train",
+            seed=seed,
             epochs=range(config.num_train_epochs),
             num_generations=config.num_generations,
             shuffle_seed=seed if config.shuffle else None,
@@ -160,14 +119,12 @@ def eval_tasks(
     """
     tag = f"eval@{version}"
     if config.eval_env is not None:
-        uri = EnvironmentUri.parse(config.eval_env, "--eval_env")
-        if uri.is_seeded:
-            uri.args.setdefault("seed", _HELD_OUT_SEED)
         tasks = list(
-            tasks_of_environment(
-                uri,
+            task_source(config.eval_env, "--eval_env").tasks(
+                config.eval_env,
                 config,
                 "eval",
+                seed=_HELD_OUT_SEED,
                 epochs=(version,),
                 num_generations=config.eval_num_generations,
                 tag=tag,

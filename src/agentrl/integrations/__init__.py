@@ -1,11 +1,5 @@
-"""Training of existing agents: `AgentTrainer` and its engines.
+"""Training of existing agents, for users: the public face of `agentrl.plugins.integrations`."""
 
-This package exports what users import. `AworldAgentLoop` requires AWorld only when it builds
-agents.
-"""
-
-from agentrl.integrations.agent_trainer import AgentTrainer
-from agentrl.integrations.aworld.agent_loop import AworldAgentLoop
-from agentrl.integrations.trainer_processor import TrainerProcessor
+from agentrl.plugins.integrations import AgentTrainer, AworldAgentLoop, TrainerProcessor
 
 __all__ = ["AgentTrainer", "AworldAgentLoop", "TrainerProcessor"]

@@ -7,7 +7,7 @@ real start. Nothing is started or written; of a hub id, only the model's small f
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ from agentrl.config.secret_text import HIDDEN
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.checks.first_question import first_question_lines
-from agentrl.launcher.checks.memory_check import planned_memory
 from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import Finding, findings, findings_on_ranks
+from agentrl.launcher.checks.run_check import RunCheck, run_checks
 from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap, placed
 from agentrl.launcher.fitted_values import fitted_to_model
-from agentrl.planner.cluster_plan import ClusterPlan
 from agentrl.runtime.printable import counted
 
 _NAME_WIDTH = 34
@@ -49,8 +48,8 @@ class RunPlan:
     """Origin of each value, by flag."""
     gpus: GpuMap
     findings: tuple[Finding, ...]
-    memory: ClusterPlan | None = None
-    """None without GPUs of a known kind."""
+    checked: Mapping[str, RunCheck] = field(default_factory=dict)
+    """What plugins found out, by subject."""
     first_question: tuple[str, ...] = ()
     """How the first question is read; empty without a file, or if a question has a problem."""
 
@@ -70,7 +69,7 @@ class RunPlan:
             },
             "processes": [vars(process) for process in self._processes()],
             "gpus": dict(self.gpus.rows()),
-            "memory": None if self.memory is None else self.memory.parts(),
+            **{subject: found.parts() for subject, found in self.checked.items()},
             "first_question": list(self.first_question),
             "checks": [
                 {
@@ -98,9 +97,9 @@ class RunPlan:
         for name, text in rows.items():
             yield f"  {name:12} {text}"
         yield from self.first_question
-        if self.memory is not None:
-            yield "memory:"
-            yield from (f"  {line}" for line in self.memory.lines())
+        for subject, found in self.checked.items():
+            yield f"{subject}:"
+            yield from (f"  {line}" for line in found.lines())
         yield "checks:"
         for finding in self.findings:
             result = "ok" if finding.problem is None else f"PROBLEM {finding.problem}"
@@ -139,7 +138,8 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
         typed: the flags from which it was made.
     """
     found: list[Finding] = []
-    gpus, memory = NO_GPUS, None
+    gpus = NO_GPUS
+    checked: dict[str, RunCheck] = {}
     try:
         config, gpus = placed(config)
         found.append(Finding("GPUs"))
@@ -158,28 +158,29 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
                 samples_on=gpus.samples_on(config.inference),
             )
             found.append(Finding("limits", notes=tuple(notes)))
-            memory = await _memory(config, gpus, path, found)
+            checked = await asyncio.to_thread(_checked, config, gpus, path, found)
     are_read = any(one.subject == "questions" and one.problem is None for one in found)
     first = first_question_lines(config, config.data.train_file) if are_read else []
-    return RunPlan(config, origins(typed, config), gpus, tuple(found), memory, tuple(first))
+    return RunPlan(config, origins(typed, config), gpus, tuple(found), checked, tuple(first))
 
 
-async def _memory(
+def _checked(
     config: RootConfig, gpus: GpuMap, path: Path, found: list[Finding]
-) -> ClusterPlan | None:
-    """Return the memory plan, and append its findings to `found`."""
+) -> dict[str, RunCheck]:
+    """Return what plugins found out, and append their findings to `found`."""
+    checked = {}
     try:
-        plan = await asyncio.to_thread(planned_memory, config, gpus, path)
+        for subject, one in run_checks(config, gpus, path):
+            if one is not None:
+                problem = ConfigError("; ".join(one.problems)) if one.problems else None
+                found.append(Finding(subject, problem))
+                checked[subject] = one
+            elif gpus.names:
+                note = "GPU model unknown; name it with `agentrl plan --gpu`"
+                found.append(Finding(subject, notes=(note,)))
     except AgentRLError as error:
-        found.append(Finding("memory", error))
-        return None
-    if plan is not None:
-        problem = ConfigError("; ".join(plan.problems)) if plan.problems else None
-        found.append(Finding("memory", problem))
-    elif gpus.names:
-        note = "GPU model unknown; name it with `agentrl plan --gpu`"
-        found.append(Finding("memory", notes=(note,)))
-    return plan
+        found.append(Finding("plugins", error))
+    return checked
 
 
 def _values(config: RootConfig) -> dict[str, Any]:

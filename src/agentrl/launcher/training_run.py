@@ -5,6 +5,8 @@ Other machines start trainer ranks only (`multi_node`).
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +14,6 @@ from rich.console import Console
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError, NothingToLearn
 from agentrl.launcher.checks.first_question import first_question_lines
-from agentrl.launcher.checks.memory_check import check_memory
 from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import (
     check_has_questions,
@@ -21,6 +22,7 @@ from agentrl.launcher.checks.preflight import (
     full_disk_reported,
 )
 from agentrl.launcher.checks.question_checks import check_unchanged
+from agentrl.launcher.checks.run_check import run_checks
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import GpuMap, placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
@@ -43,11 +45,15 @@ from agentrl.launcher.console.run_report import (
     say,
 )
 from agentrl.launcher.fitted_values import fitted_to_model
-from agentrl.launcher.warm_start import warm_start_run, warm_started
+from agentrl.plugin_registry import hooks, imported
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.processes.child_processes import Child
 from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
+
+Preparation = Callable[[Console, RootConfig, GpuMap], Coroutine[Any, Any, RootConfig | None]]
+"""Work before the processes of a run start; returns the configuration to run with, or None if a
+signal stopped it."""
 
 
 async def run_training(config: RootConfig) -> int:
@@ -62,7 +68,7 @@ async def run_training(config: RootConfig) -> int:
     console = run_console()
     prepared = await _prepared(console, config)
     if prepared is None:
-        say(console, "interrupted; the same command resumes the fine-tuning")
+        say(console, "interrupted; the same command goes on")
         return INTERRUPTED
     config, gpus = prepared
     started = time.monotonic()
@@ -119,16 +125,16 @@ async def run_training(config: RootConfig) -> int:
 
 
 async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, GpuMap] | None:
-    """Check everything, fill in the defaults that fit, and fine-tune first if `--warm_start` says so.
+    """Check everything, fill in the defaults that fit, and let plugins prepare the run.
 
     Returns:
-        The configuration of the run, and its GPUs; None if the fine-tuning was stopped by a signal.
+        The configuration of the run, and its GPUs; None if a signal stopped the preparation.
     """
     config, gpus = placed(config)
     async with report_if_slow(
         console, "checking the model, the questions and the tool servers ..."
     ):
-        tuning = warm_start_run(config)
+        preparations = [one for one in _preparations(config) if one is not None]
         notes = await check_inputs(config)
         model_path = find_model(config.model)
         config, fitted = fitted_to_model(
@@ -137,16 +143,44 @@ async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, G
             trains_on=gpus.trains_on,
             samples_on=gpus.samples_on(config.inference),
         )
-        notes += [*fitted, *await asyncio.to_thread(check_memory, config, gpus, model_path)]
+        notes += [
+            *fitted,
+            *await asyncio.to_thread(lambda: list(_checked(config, gpus, model_path))),
+        ]
     for note in notes:
         say(console, f"note: {note}")
     for line in first_question_lines(config, config.data.train_file):
         say(console, line)
     print_gpus(console, gpus)
-    if tuning is None:
-        return config, gpus
-    tuned = await until_interrupted(warm_started(console, config, tuning, gpus))
-    return None if tuned is None else (tuned, gpus)
+    for preparation in preparations:
+        prepared = await until_interrupted(preparation(console, config, gpus))
+        if prepared is None:
+            return None
+        config = prepared
+    return config, gpus
+
+
+def _preparations(config: RootConfig) -> Iterator[Preparation | None]:
+    """Yield what plugins have to do before the run; None of those with nothing to do.
+
+    Raises:
+        ConfigError: a flag of theirs has a mistake.
+    """
+    for target in hooks("run_preparations").values():
+        yield imported(target)(config)
+
+
+def _checked(config: RootConfig, gpus: GpuMap, model_path: Path) -> Iterator[str]:
+    """Yield the notes of the checks of plugins.
+
+    Raises:
+        ConfigError: a check found a problem.
+    """
+    for _, found in run_checks(config, gpus, model_path):
+        if found is not None and found.problems:
+            raise ConfigError(f"{found.problems[0]}{found.hint}")
+        if found is not None:
+            yield found.note
 
 
 async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore) -> int:

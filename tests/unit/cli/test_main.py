@@ -12,7 +12,7 @@ import pytest
 from support.doc_blocks import DOCS
 from support.processor_time import children_seconds
 
-from agentrl.cli.main import COMMANDS, main
+from agentrl.cli.main import commands, main
 from agentrl.config.flags import FLAGS, USUAL, canonical_name
 
 _FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -23,7 +23,7 @@ def documented_flags() -> Iterator[tuple[str, str, str]]:
     for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
         for block in _FENCED.findall(page.read_text()):
             for line in block.replace("\\\n", " ").splitlines():
-                found = re.search(rf"\bagentrl ({'|'.join(COMMANDS)})\b(.*)", line)
+                found = re.search(rf"\bagentrl ({'|'.join(commands())})\b(.*)", line)
                 if found is None:
                     continue
                 # A quoted program may go on in the next lines.
@@ -135,11 +135,11 @@ def test_help_takes_less_than_a_second_and_names_every_command() -> None:
         [sys.executable, "-m", "agentrl", "--help"], capture_output=True, text=True, check=True
     )
     assert children_seconds() - before < 1.0
-    for command in COMMANDS:
+    for command in commands():
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", list(COMMANDS))
+@pytest.mark.parametrize("command", list(commands()))
 def test_every_command_explains_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     # Neither a new project nor the tools' environment belongs to a run.
@@ -179,7 +179,7 @@ def test_help_shows_the_usual_flags_and_tells_how_to_see_all(
         assert "--loss_calculator GRPO|MINIRL|GSPO|CISPO|REINFORCE" in text
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *commands()])
 def test_help_fits_eighty_columns(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--help", "--help-all") if command else ("--help",):
         assert main([*command.split(), flag]) == 0
@@ -217,7 +217,7 @@ def test_an_unknown_command_is_named_with_the_known_ones(
     assert "unknown command 'rnu'; one of init, run, sample" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", list(COMMANDS))
+@pytest.mark.parametrize("command", list(commands()))
 def test_an_unknown_flag_ends_every_command_with_one_line(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

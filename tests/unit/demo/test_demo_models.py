@@ -14,9 +14,9 @@ from agentrl.datasets.question_files import load_questions
 from agentrl.models.load import load_policy, read_config
 from agentrl.models.policy import target_logprobs
 from agentrl.models.vision.image_reader import ImageReader
+from agentrl.plugins.sft.curriculum import Example, file_examples, sft_batch
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema.image import content_with_images
-from agentrl.trainer.sft.curriculum import Example, file_examples, sft_batch
 from examples.maps.demonstrations import Habits, conversations
 from examples.shop.demonstrations import Habits as ShopHabits
 from examples.shop.episodes import Codec, demonstrate, episode_turns

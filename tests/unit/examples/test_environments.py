@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.environment_facts import ENVIRONMENTS
-from agentrl.environments import EnvironmentUri
+from agentrl.plugins.environments import EnvironmentUri
+from agentrl.plugins.environments.environment_facts import ENVIRONMENTS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FOLDER = EXAMPLES / "environments"

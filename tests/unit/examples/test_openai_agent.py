@@ -3,7 +3,7 @@
 from typing import Any
 
 from agentrl.inference.dialects.api_server import APIServer
-from agentrl.integrations.agent_worker.engine_session import EngineReply, EngineSession
+from agentrl.plugins.integrations.agent_worker.engine_session import EngineReply, EngineSession
 from agentrl.schema import GroundTruth, MCPTask
 from examples.openai_agent import play, reward, use
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.main import COMMANDS, agentrl
+from agentrl.cli.main import agentrl, commands
 from agentrl.config.flags import FLAGS, canonical_name
 from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, elsewhere
 
@@ -104,7 +104,7 @@ def test_every_command_that_a_text_names_exists(folder: str) -> None:
         text = path.read_text(encoding="utf-8")
         named = text if path.suffix == ".py" else " ".join(re.findall(r"`[^`]+`", text))
         for command, action in _COMMAND.findall(named):
-            if command not in COMMANDS:
+            if command not in commands():
                 continue  # prose
             group = agentrl.get_command(
                 agentrl.make_context("agentrl", ["run", "-h"], resilient_parsing=True), command

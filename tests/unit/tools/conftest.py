@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.tools import ToolsConfig, load_mcp_servers
 
-SERVER = Path(__file__).parent / "mcp_server.py"
+SERVER = Path(__file__).parents[2] / "support/mcp_server.py"
 
 
 @dataclass

@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agentrl.config.environment_facts import ENVIRONMENTS
 from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.secret_text import SECRET_NAME, redact
 from agentrl.config.secret_types import SecretUrl, secrets_of
@@ -33,6 +32,7 @@ from agentrl.config.validation.placement_checks import (
     with_implied_processes,
 )
 from agentrl.errors import ConfigError
+from agentrl.plugin_registry import loaded_hook
 from agentrl.schema.answer_form import is_answer_schema
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
@@ -103,8 +103,9 @@ def _with_implied_rollouts(config: RootConfig) -> RootConfig:
     rollout = config.rollout
     name = "max_concurrent_samples_per_process"
     kinds = {uri.partition(":")[0] for uri in config.data.environments.values()}
-    # An unknown kind is reported where environments are opened.
-    starts_programs = any(ENVIRONMENTS[kind].starts_programs for kind in kinds & set(ENVIRONMENTS))
+    # An unknown kind is reported where its tasks are read.
+    sources = [loaded_hook("task_sources", kind) for kind in kinds]
+    starts_programs = any(source is not None and source.starts_programs for source in sources)
     if not starts_programs or name in rollout.model_fields_set:
         return config
     programs = _ROLLOUTS_PER_CORE * (os.cpu_count() or 1)

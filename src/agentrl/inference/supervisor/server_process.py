@@ -4,31 +4,17 @@ Any process may take a free port, and a server may need minutes before it listen
 therefore reserved, and a response counts only if this process's own child is listening there.
 """
 
-import contextlib
-import importlib.metadata
-import shlex
-import shutil
-import sys
 from pathlib import Path
 from typing import Self
 
 from agentrl.config.sections import InferenceSection, ModelSection
 from agentrl.config.validation.checks import is_loopback
 from agentrl.errors import ConfigError
-from agentrl.inference.supervisor.script_interpreter import script_interpreter
-from agentrl.inference.supervisor.starters import sglang_starter
+from agentrl.inference.supervisor.server_backend import server_backend
 from agentrl.runtime.ports import ReservedPort, listens
 from agentrl.runtime.processes.child_processes import Child, Supervisor
 
 _NAME = "engine"
-
-
-_SGLANG_TOOL_CALL_PARSERS = frozenset(
-    {
-        *("deepseekv3", "deepseekv31", "kimi_k2", "llama3", "mistral", "pythonic"),
-        *("qwen", "qwen25", "qwen3_coder"),
-    }
-)
 
 
 def server_command(
@@ -44,7 +30,7 @@ def server_command(
 
     The embedded engine loads further weights only from below `inference.weight_roots`.
 
-    Keys are not on the command line, where every user of the machine could read them; both
+    Keys are not on the command line, where every user of the machine could read them; all
     backends read `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY` from their environment.
     """
     argv = ["--model-path", str(model_path), "--host", inference.inference_host]
@@ -52,11 +38,8 @@ def server_command(
     argv += ["--max-running-requests", str(inference.max_running_requests)]
     if inference.context_length is not None:
         argv += ["--context-length", str(inference.context_length)]
-    if inference.inference_backend == "embedded":
-        engine = [sys.executable, "-P", "-m", "agentrl.inference.engine"]
-        return [*engine, *argv, "--seed", str(seed), *_embedded_flags(inference)]
-    starter = [*sglang_python(), sglang_starter.__file__]
-    return [*starter, *argv, "--random-seed", str(seed), *_sglang_flags(inference, model)]
+    backend = server_backend(inference.inference_backend)
+    return backend.command(argv, inference=inference, model=model, seed=seed)
 
 
 def check_keys(inference: InferenceSection) -> None:
@@ -70,58 +53,6 @@ def check_keys(inference: InferenceSection) -> None:
             f"--inference_host {inference.inference_host} is reachable from outside, and anyone "
             "with the API key could replace the weights; set AGENTRL_ADMIN_KEY as well"
         )
-
-
-def sglang_python() -> list[str]:
-    """Return what starts Python with SGLang: this interpreter, or that of the `sglang` command.
-
-    Raises:
-        ConfigError: SGLang is not installed, or its command names no interpreter.
-    """
-    # Look for the distribution, because a local folder or file may be a module named `sglang`.
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version("sglang")
-        return [sys.executable]
-    script = shutil.which("sglang")
-    if script is not None:
-        return script_interpreter(Path(script))
-    raise ConfigError(
-        "--inference_backend sglang: SGLang is not installed; install it in its own environment "
-        "and put its `sglang` command on PATH, or pass running servers with --inference_urls"
-    )
-
-
-def _embedded_flags(inference: InferenceSection) -> list[str]:
-    argv: list[str] = []
-    if inference.inference_request_log is not None:
-        argv += ["--log-requests", str(inference.inference_request_log)]
-    for root in inference.weight_roots:
-        argv += ["--weight-root", str(root)]
-    if inference.inference_threads is not None:
-        argv += ["--num-threads", str(inference.inference_threads)]
-    return argv
-
-
-def _sglang_flags(inference: InferenceSection, model: ModelSection) -> list[str]:
-    argv = ["--served-model-name", model.model_name, "--tp-size", str(inference.inf_tp_size)]
-    if inference.inf_ep_size > 1:
-        argv += ["--ep-size", str(inference.inf_ep_size)]
-    argv += ["--mem-fraction-static", str(inference.inf_mem_ratio)]
-    argv += ["--sampling-defaults", "openai"]
-    if inference.colocated:
-        argv.append("--enable-memory-saver")
-    if model.router_replay:
-        argv.append("--enable-return-routed-experts")
-    if inference.tool_call_parser in _SGLANG_TOOL_CALL_PARSERS:
-        # For third-party chat requests; rollouts exchange token ids and parse the text themselves.
-        argv += ["--tool-call-parser", inference.tool_call_parser]
-    if model.lora_rank:
-        # The server reserves memory for adapters at its start, before any is loaded.
-        argv += ["--enable-lora", "--max-lora-rank", str(model.lora_rank)]
-        argv += ["--lora-target-modules", *model.lora_target_modules]
-    if model.trust_remote_code:
-        argv.append("--trust-remote-code")
-    return argv + shlex.split(inference.sglang_args)
 
 
 class ServerProcess:

@@ -21,6 +21,7 @@ from agentrl.config.sections import InferenceSection, ModelSection, PublishSecti
 from agentrl.errors import InferenceError, ServerUnreachable, ServerUnusable
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.supervisor.device_sharing import DeviceSharing
+from agentrl.inference.supervisor.server_backend import server_backend
 from agentrl.inference.supervisor.server_heartbeat import BEAT_SECONDS, ServerHeartbeat
 from agentrl.inference.supervisor.server_process import ServerProcess, check_keys
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
@@ -42,7 +43,6 @@ MAX_CRASHES = 20
 """Consecutive deaths of a server while it was serving. Requests may be the cause; samplers stop
 sending those that crash servers.
 """
-START_SECONDS = {"embedded": 120.0, "sglang": 1800.0}
 FORGIVEN_AFTER_SECONDS = 600.0
 """After running for this long, a server may again die as often as a new one."""
 
@@ -69,7 +69,7 @@ async def run_server(config: RootConfig, uri: str) -> None:
             )
             for plan in plans
         ]
-        start_seconds = START_SECONDS[config.inference.inference_backend]
+        start_seconds = server_backend(config.inference.inference_backend).start_seconds
         async with joint_tasks() as group:
             for supervisor in supervisors:
                 group.create_task(
@@ -97,7 +97,7 @@ async def lone_server(
     model_path = weights if adapter is None else resolve_model(config.model.model_name_or_path)
     roots = (*config.inference.weight_roots, weights)
     inference = config.inference.model_copy(update={"weight_roots": roots})
-    start_seconds = START_SECONDS[inference.inference_backend]
+    start_seconds = server_backend(inference.inference_backend).start_seconds
     async with Supervisor() as children:
         process = ServerProcess(
             children,

@@ -15,8 +15,8 @@ from agentrl.datasets.entries import read_entries
 from agentrl.datasets.generated_tasks import generated_tasks
 from agentrl.datasets.question import DEFAULT_SCORER, question_of
 from agentrl.datasets.question_files import QuestionFile
+from agentrl.datasets.task_source import task_source
 from agentrl.datasets.task_stream import check_known_questions, tasks_from_questions
-from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.errors import ConfigError
 from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.scorer_trial import try_scorers
@@ -147,7 +147,7 @@ def _check_generated_tasks(config: RootConfig) -> None:
 def _environment_notes(config: RootConfig, *, trains: bool) -> Iterator[str]:
     for flag, uri in config.data.environments.items():
         if trains or flag != "env":
-            num_tasks = _num_environment_tasks(uri, config.data, f"--{flag}")
+            num_tasks = task_source(uri, f"--{flag}").num_tasks(uri, config.data, f"--{flag}")
             yield f"--{flag} {uri}: {counted(num_tasks, 'task')}"
             yield from _steps_beyond(config, num_tasks) if flag == "env" else ()
 
@@ -221,11 +221,6 @@ def _steps_beyond(config: RootConfig, num_questions: int) -> list[str]:
         f"step(s) of {num_groups}; repeat them with --num_train_epochs "
         f"{-(-max_steps * num_groups // num_questions)}"
     ]
-
-
-def _num_environment_tasks(uri: str, data: DataSection, flag: str) -> int:
-    with EnvironmentProcess(EnvironmentUri.parse(uri, flag), data, flag, quiet=True) as environment:
-        return environment.size()
 
 
 def _are_equal(train: Path | None, held_out: Path | None) -> bool:

@@ -13,7 +13,8 @@ from pydantic import SecretStr
 from agentrl.config.sections import InferenceSection
 from agentrl.errors import ConfigError, InferenceError, ServerRefused
 from agentrl.inference import SGLangClient
-from agentrl.inference.supervisor.server_process import check_keys, sglang_python
+from agentrl.inference.supervisor.server_process import check_keys
+from agentrl.inference.supervisor.sglang_backend import sglang_python
 
 _RESPONSE_SECONDS = 4.0
 

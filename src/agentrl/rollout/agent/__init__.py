@@ -4,7 +4,6 @@ from agentrl.rollout.agent.agent_command import configured_agent
 from agentrl.rollout.agent.agent_loading import AgentFunction, load_agent
 from agentrl.rollout.agent.agent_sampler import AgentEndpointServer, AgentSampler
 from agentrl.rollout.agent.agent_thread import AgentThread
-from agentrl.rollout.agent.environment_sampler import EnvironmentProcesses
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "AgentFunction",
     "AgentSampler",
     "AgentThread",
-    "EnvironmentProcesses",
     "configured_agent",
     "load_agent",
 ]

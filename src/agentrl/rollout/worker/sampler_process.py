@@ -16,13 +16,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from agentrl.config.sections import RootConfig
 from agentrl.datasets.generated_tasks import load_sampler_module
+from agentrl.datasets.task_source import task_source
 from agentrl.models.checkpoints.resolve import resolve_tokenizer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.agent import (
     AgentEndpointServer,
     AgentSampler,
     AgentThread,
-    EnvironmentProcesses,
     configured_agent,
 )
 from agentrl.rollout.async_sampler import AsyncSampler
@@ -123,11 +123,18 @@ async def _agent_sampler(
     endpoints = await stack.enter_async_context(
         AgentEndpointServer.open(config.agents, config.model.model_name)
     )
-    environments = stack.enter_context(EnvironmentProcesses.open(config.data, endpoints))
+    sources: dict[str, MakeSampler] = {}
+
+    def sampler_of(env_id: str) -> MakeSampler:
+        kind = env_id.partition(":")[0]
+        if kind not in sources:
+            opened = task_source(env_id).samplers(config.data, endpoints)
+            sources[kind] = stack.enter_context(opened)
+        return sources[kind]
 
     def make(task: Task, record: Record, context: RolloutContext) -> AsyncSampler[Any]:
         if isinstance(task, EnvironmentTask):
-            return environments.sampler(task, record, context)
+            return sampler_of(task.env_id)(task, record, context)
         if agent is None or not isinstance(task, MCPTask):
             return sampler_class_for(task)(task, record, context)
         return AgentSampler(task, record, context, agent=agent, endpoints=endpoints)

@@ -9,7 +9,7 @@ import pip
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.inference.supervisor import server_process
+from agentrl.inference.supervisor import sglang_backend
 from agentrl.inference.supervisor.script_interpreter import script_interpreter
 
 PRINT = "import sys; print(sys.prefix)"
@@ -96,7 +96,7 @@ def test_what_names_no_interpreter_is_refused_with_what_to_do(
     script = written(tmp_path, text)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(ConfigError, match=reason) as raised:
-        server_process.sglang_python()
+        sglang_backend.sglang_python()
     assert str(script) in str(raised.value)
 
 

@@ -8,13 +8,13 @@ from pydantic import SecretStr
 
 from agentrl.config.sections import InferenceSection, ModelSection
 from agentrl.errors import ConfigError
-from agentrl.inference.supervisor import server_process
+from agentrl.inference.supervisor import sglang_backend
 from agentrl.inference.supervisor.server_process import check_keys, server_command
 
 
 @pytest.fixture(autouse=True)
 def sglang_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_process, "sglang_python", lambda: ["python"])
+    monkeypatch.setattr(sglang_backend, "sglang_python", lambda: ["python"])
 
 
 def command(model: ModelSection | None = None, **inference: Any) -> list[str]:

@@ -14,6 +14,7 @@ from support.play import begin_run, claim
 
 from agentrl.config.sections import AgentSection, RolloutSection
 from agentrl.errors import AgentError, ConfigError, InferenceError
+from agentrl.plugins.environments.environment_sampler import EnvironmentSampler
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
 from agentrl.rollout.agent import (
@@ -23,7 +24,6 @@ from agentrl.rollout.agent import (
     configured_agent,
     load_agent,
 )
-from agentrl.rollout.agent.environment_sampler import EnvironmentSampler
 from agentrl.rollout.worker.attempt import RolloutAttempt, SlotCounts
 from agentrl.schema import AgentResult, EnvironmentTask, MCPTask
 from agentrl.store import TrajectoryStore

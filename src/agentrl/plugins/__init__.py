@@ -1,0 +1,81 @@
+"""AgentRL's own plugins: what a run may want, found by entry point like anybody else's.
+
+`pyproject.toml` registers each description below in the entry point group `agentrl.plugins`
+(`agentrl.plugin_registry`). The kernel imports nothing of this package, and runs without it.
+"""
+
+from agentrl.plugin_registry import Plugin, PluginCommand
+
+ENGINE = Plugin(servers={"embedded": "agentrl.plugins.engine.embedded_backend:EMBEDDED"})
+
+ENVIRONMENTS = Plugin(
+    task_sources={
+        kind: f"agentrl.plugins.environments.environment_source:{kind.upper()}"
+        for kind in ("reasoning_gym", "textarena", "verifiers", "openenv", "harbor")
+    }
+)
+
+INSPECTOR = Plugin(
+    commands={
+        "inspect": PluginCommand(
+            "agentrl.plugins.inspector.inspect_commands:inspect",
+            "show a run: progress, records turn by turn, failures",
+        ),
+        "ui": PluginCommand(
+            "agentrl.plugins.inspector.inspect_commands:ui",
+            "show running and finished runs in a browser",
+        ),
+        "fork": PluginCommand(
+            "agentrl.plugins.inspector.fork_commands:fork",
+            "continue a stored record from one of its turns",
+        ),
+    }
+)
+
+INTEGRATIONS = Plugin(
+    agent_interpreters={
+        "agent_python": "agentrl.plugins.integrations.agent_worker.description:with_agent_elsewhere"
+    },
+    training_engines={
+        "agentrl": "agentrl.plugins.integrations.native_engine:NativeEngine",
+        "areal": "agentrl.plugins.integrations.areal.areal_engine:ArealEngine",
+        "sft": "agentrl.plugins.integrations.sft_engine:SftEngine",
+        "trl": "agentrl.plugins.integrations.trl.trl_engine:TrlEngine",
+        "verl": "agentrl.plugins.integrations.verl.verl_engine:VerlEngine",
+    },
+)
+
+PLANNER = Plugin(
+    commands={
+        "plan": PluginCommand(
+            "agentrl.plugins.planner.plan_command:plan",
+            "estimate the memory and time of a run on a cluster",
+        )
+    },
+    run_checks={"memory": "agentrl.plugins.planner.memory_check:planned_memory"},
+)
+
+SFT = Plugin(
+    commands={
+        "sft": PluginCommand(
+            "agentrl.plugins.sft.sft_command:sft",
+            "fine-tune on conversations, or on the records of a run",
+        )
+    },
+    run_preparations={"warm_start": "agentrl.plugins.sft.warm_start:warm_start"},
+    exports={
+        "chat": "agentrl.plugins.sft.run_formats:export_chat",
+        "dataset": "agentrl.plugins.sft.run_formats:export_dataset",
+        "atif": "agentrl.plugins.sft.run_formats:export_atif",
+    },
+    imports={"atif": "agentrl.plugins.sft.run_formats:ATIF_IMPORT"},
+)
+
+TOOL_ENVIRONMENTS = Plugin(
+    commands={
+        "env": PluginCommand(
+            "agentrl.plugins.tool_environments.env_command:env",
+            "up: serve MCP servers behind one address, isolated by client",
+        )
+    }
+)

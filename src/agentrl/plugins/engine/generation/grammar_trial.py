@@ -1,0 +1,129 @@
+"""Compiles grammars in a child process first, because they may crash it.
+
+The compiler is native code that recurses over what clients send: a stack overflow there ends the
+process. `GrammarTrial` is the parent's side. The child (`python -m` of this module) has less stack
+than the parent gives the compiler, and limits on memory and time.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from agentrl.plugins.engine.generation.grammars import GrammarCompiler
+from agentrl.schema.grammar import Grammar
+
+COMPILER_STACK_BYTES = 64 << 20
+"""Stack size of the thread that compiles in the parent."""
+_TRIAL_STACK_BYTES = 8 << 20
+_MEMORY_BYTES = 1 << 30
+_COMPILE_SECONDS = 5.0
+_START_SECONDS = 60.0
+_MAX_VERDICTS = 1024
+_LIMIT_EXCEEDED = "it exceeds the limits on a grammar's time, memory or recursion"
+
+
+class GrammarTrial:
+    """Tests grammars. Used by one thread.
+
+    Args:
+        tokenizer: file of the model's tokenizer.
+        vocab_size: see `GrammarCompiler`.
+        end_ids: see `GrammarCompiler`.
+    """
+
+    def __init__(self, tokenizer: Path, vocab_size: int, end_ids: frozenset[int]) -> None:
+        self._argv = [sys.executable, "-P", "-m", __spec__.name, str(tokenizer), str(vocab_size)]
+        self._argv += map(str, sorted(end_ids))
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_fresh = True
+        self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
+
+    def check(self, grammar: Grammar) -> None:
+        """Return if the grammar can be compiled safely.
+
+        Raises:
+            ValueError: it cannot; the message gives the reason.
+        """
+        if grammar not in self._verdicts:
+            self._verdicts[grammar] = self._test(grammar)
+            if len(self._verdicts) > _MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        if self._verdicts[grammar]:
+            raise ValueError(self._verdicts[grammar])
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def _test(self, grammar: Grammar) -> str:
+        if self._child is None:
+            self._child = subprocess.Popen(
+                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            if self._read_answer(_START_SECONDS) is None:
+                raise RuntimeError("the process that tests grammars did not start")
+            self._is_fresh = True
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps([grammar.kind, grammar.text]).encode() + b"\n")
+        self._child.stdin.flush()
+        verdict = self._read_answer(_COMPILE_SECONDS)
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if verdict is None:
+            self.close()
+            # Earlier grammars take memory, too, so a fresh process tests the grammar again.
+            return _LIMIT_EXCEEDED if is_fresh else self._test(grammar)
+        return verdict
+
+    def _read_answer(self, seconds: float) -> str | None:
+        """Return the child's next answer; None if it dies or the timeout expires."""
+        assert self._child is not None
+        assert self._child.stdout is not None
+        with DefaultSelector() as selector:
+            selector.register(self._child.stdout, EVENT_READ)
+            line = self._child.stdout.readline() if selector.select(seconds) else b""
+        return str(json.loads(line)) if line else None
+
+
+def main(tokenizer: str, vocab_size: str, *end_ids: str) -> None:
+    """Answer every line of stdin (a grammar) with a line that describes its error, if any."""
+    size = int(vocab_size)
+    compiler = GrammarCompiler(Tokenizer.from_file(tokenizer), size, frozenset(map(int, end_ids)))
+    bits = np.zeros((1, (size + 31) // 32), dtype="<i4")
+    threading.stack_size(_TRIAL_STACK_BYTES)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def test_line(line: str) -> None:
+        kind, text = json.loads(line)
+        problem = ""
+        try:
+            compiler.start(Grammar(kind=kind, text=text)).allow_next(bits, 0)
+        except RecursionError:
+            problem = _LIMIT_EXCEEDED
+        except ValueError as error:
+            problem = str(error)
+        sys.stdout.write(json.dumps(problem) + "\n")
+        sys.stdout.flush()
+
+    sys.stdout.write('""\n')
+    sys.stdout.flush()
+    for line in sys.stdin:
+        compiling = threading.Thread(target=test_line, args=(line,))
+        compiling.start()
+        compiling.join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

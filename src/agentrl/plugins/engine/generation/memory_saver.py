@@ -1,0 +1,98 @@
+"""`MemorySaver`: memory that the engine releases temporarily and allocates again.
+
+Weights come back without their values, as on a GPU: nothing is computed until new ones are loaded.
+Sampled tokens of sequences are kept, and their prompts are recomputed.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.errors import InferenceError
+from agentrl.plugins.engine.generation.kv_cache import KVCache, PrefixStore
+from agentrl.plugins.engine.generation.own_caches import OwnCaches
+from agentrl.runtime.processes.heap import return_freed_memory
+
+WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
+_ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
+"""Tags that an empty list stands for. There are no CUDA graphs, so their tag has no effect."""
+
+
+class MemorySaver:
+    """Tracks which parts of the engine's memory are allocated. Used in the scheduler's thread only.
+
+    Args:
+        model: has the weights.
+        kv: has the keys and values of running sequences.
+        prefixes: has those of ended ones.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, kv: KVCache | OwnCaches, prefixes: PrefixStore
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._prefixes = prefixes
+        self._released: set[str] = set()
+        self._shapes: dict[nn.Parameter, torch.Size] = {}
+        self._uninitialized: set[int] = set()
+        """Addresses of the parameters that were allocated again but not loaded yet."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all memory that computing needs is allocated."""
+        return not (self._released & {WEIGHTS, KV_CACHE} or self._uninitialized)
+
+    def check_weights(self) -> None:
+        """Reject loading of weights while their memory is released.
+
+        Raises:
+            InferenceError: they were released.
+        """
+        if WEIGHTS in self._released:
+            raise InferenceError(
+                "the weights' memory is released; resume it before loading weights"
+            )
+
+    def release(self, tags: Sequence[str]) -> None:
+        """Release memory; memory that is already released stays so.
+
+        Args:
+            tags: which parts; all of them when empty.
+        """
+        requested = set(tags or _ALL) - self._released
+        if KV_CACHE in requested:
+            self._kv.release()
+            self._prefixes.clear()
+        if WEIGHTS in requested:
+            for parameter in self._model.parameters():
+                self._shapes[parameter] = parameter.shape
+                parameter.data = parameter.data.new_empty(0)
+            self._uninitialized.clear()
+        self._released |= requested
+        return_freed_memory()
+
+    def resume(self, tags: Sequence[str]) -> None:
+        """Allocate memory again.
+
+        Args:
+            tags: which parts; all of them when empty.
+
+        Raises:
+            InferenceError: one of them was not released; nothing has changed.
+        """
+        requested = set(tags or _ALL)
+        if not_released := sorted(requested - self._released):
+            raise InferenceError(f"the memory of {', '.join(not_released)} was not released")
+        if WEIGHTS in requested:
+            for parameter, shape in self._shapes.items():
+                parameter.data = torch.empty(shape, dtype=parameter.dtype)
+                self._uninitialized.add(parameter.data_ptr())
+            self._shapes.clear()
+        self._released -= requested
+
+    def note_loaded(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Record that parameters have values now."""
+        self._uninitialized -= {tensor.data_ptr() for tensor in tensors}

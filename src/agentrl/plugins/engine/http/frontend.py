@@ -1,0 +1,403 @@
+"""`FrontEnd`: the engine's interface for the routes, on top of the engine's thread."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.errors import InferenceError
+from agentrl.inference.wire import MIXED_LABEL, PauseMode
+from agentrl.models.attention.attention_registry import attention_of
+from agentrl.plugins.engine.engine_config import EngineConfig
+from agentrl.plugins.engine.generation.batch_scheduler import (
+    BatchScheduler,
+    SchedulerLimits,
+    SchedulerLoad,
+)
+from agentrl.plugins.engine.generation.cached_attention import ENGINE_ATTENTION
+from agentrl.plugins.engine.generation.engine_loop import EngineLoop
+from agentrl.plugins.engine.generation.grammar_trial import COMPILER_STACK_BYTES, GrammarTrial
+from agentrl.plugins.engine.generation.grammars import GrammarCompiler, GrammarConstraint
+from agentrl.plugins.engine.generation.token_sequence import TokenSequence
+from agentrl.plugins.engine.http.generation_requests import GenerationRequests
+from agentrl.plugins.engine.http.prompt_images import PromptImages
+from agentrl.plugins.engine.http.request_parsing import (
+    ParsedRequest,
+    is_quick,
+    parse_generate,
+)
+from agentrl.plugins.engine.http.sampling_parsing import ModelLimits
+from agentrl.plugins.engine.http.text_codec import TextCodec, end_of_text_ids
+from agentrl.plugins.engine.weights.changed_weights import (
+    apply_changes,
+    check_base,
+    read_changes,
+)
+from agentrl.plugins.engine.weights.live_weights import read_weights
+from agentrl.plugins.engine.weights.lora_adapters import LoadedAdapters
+from agentrl.plugins.engine.weights.weight_receiver import (
+    WeightManifest,
+    WeightReceiver,
+    awaited_tensors,
+)
+from agentrl.schema.grammar import Grammar
+
+T = TypeVar("T")
+
+_BODY_BYTES = 1 << 20
+_BODY_BYTES_PER_TOKEN = 32
+"""Ample, because an id takes up to 8 bytes of JSON, and a token of text about 4."""
+_IMAGE_BODY_BYTES = 64 << 20
+_MAX_SEQUENCES = 256
+
+
+def _parser_thread() -> ThreadPoolExecutor:
+    """Return a thread with the stack size that compiling a grammar may need."""
+    default_size = threading.stack_size(COMPILER_STACK_BYTES)
+    pool = ThreadPoolExecutor(1, "parser")
+    pool.submit(int).result()
+    threading.stack_size(default_size)
+    return pool
+
+
+class FrontEnd:
+    """The engine's interface for the routes.
+
+    Args:
+        config: settings of the engine.
+        model: the loaded model.
+    """
+
+    def __init__(self, config: EngineConfig, model: PreTrainedModel) -> None:
+        self.config = config
+        self.model_path = config.model_path
+        self.served_model_name = config.model_path
+        self.weight_version = config.weight_version
+        """The version that `/model_info` reports; lags behind the engine's own after a failed
+        flush.
+        """
+        self.model_type = str(model.config.model_type)
+        self.architectures = list(model.config.architectures or [])
+        self.text = TextCodec(config.model_path)
+        text: Any = model.config.get_text_config()
+        own_limit = int(text.max_position_embeddings)
+        context_length = min(config.context_length or own_limit, own_limit)
+        self.images = PromptImages(config.model_path, model.config, context_length)
+        self.max_body_bytes = _BODY_BYTES + _BODY_BYTES_PER_TOKEN * context_length
+        """Largest body of a generation request."""
+        if self.images.are_read:
+            self.max_body_bytes += _IMAGE_BODY_BYTES
+        self.limits = ModelLimits(
+            context_length=context_length,
+            vocab_size=int(text.vocab_size),
+            eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
+            has_experts=attention_of(model) == ENGINE_ATTENTION
+            and getattr(text, "num_experts_per_tok", None) is not None,
+            max_sequences=_MAX_SEQUENCES,
+            max_text_chars=context_length * self.text.longest_token,
+        )
+        self._parser = _parser_thread()
+        self._grammars: GrammarCompiler | None = None
+        self._grammar_trial = GrammarTrial(
+            Path(config.model_path) / "tokenizer.json", self.limits.vocab_size, self.limits.eos_ids
+        )
+        self._model = model
+        self._seeds = random.Random(config.seed)
+        self._scheduler = BatchScheduler(
+            model,
+            SchedulerLimits(
+                max_running=config.max_running_requests,
+                max_queued=config.max_queued_requests,
+                context_length=self.limits.context_length,
+                prefill_tokens_per_step=config.prefill_tokens_per_step,
+                kv_cache_bytes=config.kv_cache_bytes,
+                prefix_cache_bytes=config.prefix_cache_bytes,
+            ),
+            config.weight_version,
+            self.text.find_stop,
+        )
+        self.adapters = LoadedAdapters(model)
+        self._updating = asyncio.Lock()
+        self.broadcasts = WeightReceiver()
+        """The groups over which new weights may arrive."""
+        self._loop = EngineLoop(self._scheduler, config.num_threads)
+        self.requests = GenerationRequests(
+            self._scheduler, self._loop, self.text, self.adapters, config.log_requests
+        )
+        self.started_at = int(time.time())
+
+    def start(self, on_death: Callable[[], None]) -> None:
+        """Start the engine's thread; `on_death` is called in the event loop if it fails."""
+        events = asyncio.get_running_loop()
+
+        def die() -> None:
+            self.requests.die()
+            on_death()
+
+        def deliver(finished: list[TokenSequence], streamed: list[TokenSequence]) -> None:
+            events.call_soon_threadsafe(self.requests.deliver, finished, streamed)
+
+        self._loop.start(on_events=deliver, on_death=lambda: events.call_soon_threadsafe(die))
+
+    def stop(self) -> None:
+        """End the engine's thread."""
+        self._loop.stop()
+        self._parser.shutdown(cancel_futures=True)
+        self._grammar_trial.close()
+        self.requests.stop()
+
+    async def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+        """Check a request.
+
+        Tokenizing and compiling may be slow, so they run in a thread, one request at a time.
+        Requests with token ids bypass the thread.
+
+        Raises:
+            InvalidRequest: the request is invalid.
+        """
+        if is_quick(body):
+            return self._parse(body)
+        return await asyncio.get_running_loop().run_in_executor(self._parser, self._parse, body)
+
+    def _parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+        return parse_generate(
+            body,
+            self.limits,
+            encode=self.text.encode,
+            show=self.images.show,
+            new_seed=lambda: self._seeds.getrandbits(63),
+            adapters=self.adapters,
+            constrain=self._constrain,
+        )
+
+    def _constrain(self, grammar: Grammar) -> GrammarConstraint:
+        if self._grammars is None:
+            self._grammars = self.text.grammars(self.limits.vocab_size, self.limits.eos_ids)
+        self._grammar_trial.check(grammar)
+        return self._grammars.start(grammar)
+
+    def check_place(self, path: str) -> None:
+        """Refuse weights outside the allowed directories.
+
+        Raises:
+            InferenceError: the path leads outside, perhaps through a link.
+        """
+        roots = self.config.weight_roots
+        resolved = Path(path).resolve()
+        if roots and not any(resolved.is_relative_to(root.resolve()) for root in roots):
+            raise InferenceError(
+                f"{path} is outside the directories that this server loads weights from "
+                "(--weight-root; in a run, its output directory and --weight_roots)"
+            )
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load an adapter while generations continue.
+
+        Raises:
+            InferenceError: it is outside the allowed directory, its name is taken, or it cannot be
+            read.
+        """
+        self.check_place(path)
+        await self.adapters.load(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse new requests for an adapter; return when those that use it have ended.
+
+        Raises:
+            InferenceError: there is none of this name.
+        """
+        retired = self.adapters.retire(name)
+        self.requests.release_adapters()
+        await retired
+
+    # Control.
+
+    def abort(self, rid: str | None) -> None:
+        """End one request, or all of them; returns at once, as SGLang does."""
+        if rid is None:
+            self._loop.call(self._scheduler.abort_all)
+        else:
+            self._loop.call(partial(self._scheduler.abort, rid))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling until `resume`."""
+        await self._call(partial(self._scheduler.pause, mode))
+
+    async def resume(self) -> None:
+        """Resume sampling."""
+        await self._call(self._scheduler.resume)
+
+    async def flush(self) -> bool:
+        """Clear the prefix cache; return False if sequences hold it."""
+        return await self._call(self._scheduler.flush)
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        """Release memory; requests wait until it is allocated again.
+
+        Raises:
+            InferenceError: sequences are running; nothing has changed.
+        """
+        await self._call(partial(self._scheduler.release_memory, tags))
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        """Allocate memory again. Weights come without their values, which must be loaded.
+
+        Raises:
+            InferenceError: part of it was not released; nothing has changed.
+        """
+        await self._call(partial(self._scheduler.resume_memory, tags))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether sampling is paused."""
+        return self._scheduler.is_paused
+
+    def counters(self) -> dict[str, int]:
+        """Return counts of the work since the start."""
+        scheduler = self._scheduler
+        return {
+            "num_sampled_tokens": scheduler.num_sampled,
+            "num_prefilled_tokens": scheduler.num_prefilled,
+            "num_cached_tokens": scheduler.num_cached,
+        }
+
+    @property
+    def max_tokens(self) -> int:
+        """Capacity for tokens of running sequences."""
+        return self._scheduler.max_tokens
+
+    async def load(self) -> SchedulerLoad:
+        """Return how busy the engine is."""
+        return await self._call(self._scheduler.load)
+
+    async def update_label(self, label: str, *, abort_all: bool) -> None:
+        """Change the version label without changing the weights."""
+
+        def change() -> None:
+            if abort_all:
+                self._scheduler.abort_all()
+            self._scheduler.label = label
+
+        await self._call(change)
+        self.weight_version = label
+
+    async def update_weights(
+        self, path: str, label: str | None, *, flush: bool, abort_all: bool
+    ) -> tuple[int, bool]:
+        """Load weights from a directory; unless paused, after all in flight have ended.
+
+        Returns:
+            The number of sequences in flight that continue under the new weights, and whether the
+                cache was flushed if requested: it is not while sequences hold it.
+
+        Raises:
+            InferenceError: they cannot be loaded; nothing has changed.
+        """
+        async with self._updating:
+            await self._call(self._scheduler.check_weights)
+            tensors = await asyncio.to_thread(read_weights, path, self._model)
+            if abort_all:
+                await self._call(self._scheduler.abort_all)
+            num_kept, is_flushed = await self._install(tensors, label, flush=flush)
+            self.model_path = self.served_model_name = str(Path(path))
+            self._record_label(label, is_flushed=is_flushed)
+        return num_kept, is_flushed
+
+    async def apply_changes(
+        self, path: str, label: str | None, *, flush: bool, abort_all: bool
+    ) -> tuple[int, bool]:
+        """Apply the changes since the served version; sampling pauses during the call.
+
+        Returns:
+            As `update_weights` does.
+
+        Raises:
+            InferenceError: they do not fit, and nothing has changed; or the result differs from
+                what was published, and the model's weights carry the label of no policy.
+        """
+        async with self._updating:
+            delta = await asyncio.to_thread(read_changes, path, self._model)
+            if abort_all:
+                await self._call(self._scheduler.abort_all)
+            await self._call(self._scheduler.begin_weights, when_idle=True)
+            final_label = self._scheduler.label
+            changed: list[torch.Tensor] = []
+            try:
+                check_base(delta, final_label)
+                final_label = MIXED_LABEL
+                changed = await asyncio.to_thread(apply_changes, delta, self._model)
+                final_label = label or self._scheduler.label
+            finally:
+                await self._call(partial(self._scheduler.weights_changed, final_label, changed))
+                if final_label == MIXED_LABEL:
+                    self.weight_version = MIXED_LABEL
+            num_kept = await self._call(lambda: self._scheduler.num_in_flight)
+            is_flushed = not flush or await self.flush()
+            self._record_label(label, is_flushed=is_flushed)
+        return num_kept, is_flushed
+
+    async def update_weights_from_group(
+        self, manifest: WeightManifest, label: str | None, *, flush: bool, abort_all: bool
+    ) -> bool:
+        """Receive some weights from broadcasts; unless paused, after all in flight have ended.
+
+        They are received directly into the model's memory, and sampling pauses during the call. If
+        only a part arrives, the model's weights carry the label of no policy.
+
+        Returns:
+            Whether the cache was flushed if requested.
+
+        Raises:
+            InferenceError: they do not fit, and nothing has changed; or they did not arrive, or are
+                not finite.
+        """
+        self.broadcasts.check(manifest.group)
+        if abort_all:
+            await self._call(self._scheduler.abort_all)
+        async with self._updating:
+            await self._call(self._scheduler.begin_weights, when_idle=True)
+            final_label = self._scheduler.label
+            loaded: list[torch.Tensor] = []
+            try:
+                awaited = awaited_tensors(manifest, self._model)
+                final_label = MIXED_LABEL
+                await self.broadcasts.receive(manifest.group, awaited)
+                final_label = label or self._scheduler.label
+                loaded = [tensor.place for tensor in awaited]
+            finally:
+                await self._call(partial(self._scheduler.weights_changed, final_label, loaded))
+                if final_label == MIXED_LABEL:
+                    self.weight_version = MIXED_LABEL
+            is_flushed = not flush or await self.flush()
+            self._record_label(label, is_flushed=is_flushed)
+        return is_flushed
+
+    async def _install(
+        self, tensors: Mapping[str, torch.Tensor], label: str | None, *, flush: bool
+    ) -> tuple[int, bool]:
+        """Swap weights in; return how many sequences are in flight, and False if a flush failed."""
+
+        def install() -> tuple[int, bool]:
+            num_kept = self._scheduler.num_in_flight
+            self._scheduler.install(tensors, label)
+            return num_kept, not flush or self._scheduler.flush()
+
+        return await self._call(install, when_idle=True)
+
+    def _record_label(self, label: str | None, *, is_flushed: bool) -> None:
+        if is_flushed and label is not None:
+            self.weight_version = label
+
+    async def _call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
+        if self.requests.is_dead:
+            raise self.requests.gone()
+        future: Future[T] = self._loop.call(run, when_idle=when_idle)
+        return await asyncio.wrap_future(future)

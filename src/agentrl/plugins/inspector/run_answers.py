@@ -1,0 +1,240 @@
+"""One run as JSON values: a line of the list, the overview, its curves, its steps, its errors.
+
+Input: a store. Output: dictionaries. Curves are thinned to the resolution of a screen.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.config.secret_text import redact
+from agentrl.errors import StoreError
+from agentrl.plugins.inspector.alarms import find_alarms
+from agentrl.schema import Run
+from agentrl.schema.task import id_of_task
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.store.views.browsing import GroupFilter, GroupRow
+from agentrl.store.views.reports import Failure
+
+CURVES = (
+    *("reward_mean", "reward_std", "loss", "grad_norm", "learning_rate", "kl", "sampler_kl_k3"),
+    *("entropy", "ratio_mean", "ratio_max", "logprob_gap", "clip_fraction", "drop_fraction"),
+    *("tokens_per_second", "merge_tokens", "turns_mean", "max_output_tokens", "num_output_tokens"),
+    *("num_records", "num_trained_records", "num_trained_tokens", "time", "skipped"),
+)
+"""Figures with one number per step."""
+SPREADS = ("seconds", "staleness", "masked_tokens", "dropped")
+"""Figures with several named numbers per step."""
+MAX_POINTS = 1200
+_SPARK_STEPS = 60
+_RECENT_GROUPS = 48
+_MAX_TIMES = 40
+_ERRORS_READ = 500
+_EXAMPLES, _EXAMPLE_CHARS = 20, 2000
+
+
+async def run_row(store: TrajectoryStore) -> dict[str, Any]:
+    """Return a run as a line of the list of runs."""
+    run = await _run(store)
+    consumer = consumer_of(run)
+    steps = await store.figures.last_steps(consumer, _SPARK_STEPS)
+    evals = await store.figures.evaluations(consumer)
+    return {
+        "name": run.name,
+        **await _state(store, run),
+        "policy_version": run.policy_version,
+        "step": steps[-1]["step"] if steps else 0,
+        "max_steps": run.config.get("max_steps"),
+        "rewards": [step.get("reward_mean") for step in steps],
+        "eval": evals[-1].get("reward_mean") if evals else None,
+        "model": run.config.get("model_name_or_path"),
+        "created_at": run.created_at,
+        "updated_at": run.updated_at,
+    }
+
+
+async def _state(store: TrajectoryStore, run: Run) -> dict[str, Any]:
+    """Return a run's status, and whether some process works on it."""
+    status = await store.reports.state()
+    is_started = status == "created" and run.phase is not None
+    return {"status": status, "is_live": status == "training" or is_started}
+
+
+async def overview(store: TrajectoryStore) -> dict[str, Any]:
+    """Return the state of a run: counts, fleet, controls, alarms."""
+    run = await _run(store)
+    consumer = consumer_of(run)
+    fleet = await store.reports.processes()
+    missing = await store.reports.missing_scores()
+    progress = await store.reports.progress(consumer)
+    recent = await store.browse.groups(GroupFilter(), limit=_RECENT_GROUPS, newest=True)
+    completed = [group for group in recent.groups if group.status == "completed"]
+    answers = await _final_answers(store, completed)
+    alarms = find_alarms(
+        run, await store.figures.last_steps(consumer, _SPARK_STEPS), fleet, missing, answers
+    )
+    return {
+        "name": run.name,
+        **await _state(store, run),
+        "consumer": consumer,
+        "policy_version": run.policy_version,
+        "admitted_groups": run.admitted_groups,
+        "control": run.control.model_dump(mode="json"),
+        "control_log": [one.model_dump(mode="json") for one in run.control_log[-20:]],
+        "trainer_leases": {
+            name: lease.model_dump(mode="json") for name, lease in run.trainer_leases.items()
+        },
+        "progress": progress.model_dump(mode="json"),
+        "fleet": {
+            "now": fleet.now,
+            "services": [_service(one.model_dump(mode="json")) for one in fleet.services],
+            "samplers": [one.model_dump(mode="json") for one in fleet.samplers],
+        },
+        "missing": missing.model_dump(mode="json"),
+        "alarms": [alarm.model_dump(mode="json") for alarm in alarms],
+        "reward_by_tag": _reward_by_tag(completed),
+        "created_at": run.created_at,
+        "updated_at": run.updated_at,
+    }
+
+
+def _service(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **fields,
+        "base_url": redact(fields["base_url"]),
+        "data_proof": None,
+        "control_proof": None,
+    }
+
+
+async def _final_answers(
+    store: TrajectoryStore, groups: Sequence[GroupRow]
+) -> list[tuple[str | None, ...]]:
+    found = await store.browse.answers([group.task_id for group in groups])
+    return [tuple(found.get(group.task_id, ())) for group in groups]
+
+
+def _reward_by_tag(groups: Sequence[GroupRow]) -> dict[str, dict[str, float]]:
+    """Return mean score and number of rollouts by label, over the last completed groups."""
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for tag in group.tags or ((group.tag,) if group.tag else ()):
+            scores[tag] += [one.score for one in group.tries if one.score is not None]
+    return {
+        tag: {"mean": sum(found) / len(found), "num": len(found)}
+        for tag, found in sorted(scores.items())
+        if found
+    }
+
+
+async def curves(store: TrajectoryStore, after: int) -> dict[str, Any]:
+    """Return the figures of the steps after `after` in columns, and all evaluations.
+
+    Long runs are thinned: every n-th step, the last one among them.
+    """
+    run = await _run(store)
+    consumer = consumer_of(run)
+    steps = await store.figures.steps(consumer, (*CURVES, *SPREADS), after=after)
+    stride = -(-len(steps) // MAX_POINTS)
+    thinned = steps[::-stride][::-1] if stride > 1 else steps
+    evals = await store.figures.evaluations(consumer)
+    return {
+        "num_steps": len(steps),
+        "step": [step["step"] for step in thinned],
+        "curves": {
+            name: [step.get(name) for step in thinned]
+            for name in CURVES
+            if any(step.get(name) is not None for step in thinned)
+        },
+        "spreads": {name: [step.get(name, {}) for step in thinned] for name in SPREADS},
+        "evals": [
+            {
+                "version": one["version"],
+                "reward_mean": one.get("reward_mean"),
+                "low": (one.get("total") or {}).get("low"),
+                "high": (one.get("total") or {}).get("high"),
+            }
+            for one in evals
+        ],
+    }
+
+
+async def step_answer(store: TrajectoryStore, step: int) -> dict[str, Any]:
+    """Return one optimizer step: its figures, its records, and the resulting weights.
+
+    Raises:
+        StoreError: the trainer has made no such step.
+    """
+    consumer = consumer_of(await _run(store))
+    figures = await store.figures.step(consumer, step)
+    records = await store.lineage.records_of_step(step, consumer)
+    policy = await store.policies.get(step)
+    if figures is None and policy is None and not records:
+        raise StoreError(f"the trainer {consumer!r} has not made step {step} yet")
+    last = await store.figures.last_steps(consumer, 1)
+    return {
+        "step": step,
+        "consumer": consumer,
+        "figures": figures,
+        "policy": None if policy is None else policy.model_dump(mode="json"),
+        "last": last[-1]["step"] if last else step,
+        "records": [one.model_dump(mode="json") for one in records],
+    }
+
+
+async def other_times(store: TrajectoryStore, run: Run, task_id: str) -> list[GroupRow]:
+    """Return the groups in which a question was asked in other epochs or of other versions."""
+    split, _, rest = task_id.partition("/")
+    _, _, question = rest.partition("/")
+    if split == "train":
+        times = [*range(min(int(run.config.get("num_train_epochs") or 1), _MAX_TIMES))]
+    else:
+        evals = await store.figures.evaluations(consumer_of(run))
+        times = [evaluation["version"] for evaluation in evals][-_MAX_TIMES:]
+    ids = [id_of_task(split, time, question) for time in times] if question else []
+    found = await store.browse.rows([other_id for other_id in ids if other_id != task_id])
+    return [row for row in found if any(rollout.score is not None for rollout in row.tries)]
+
+
+async def errors(store: TrajectoryStore) -> dict[str, Any]:
+    """Return the errors of a run, grouped by their common text."""
+    found = await store.reports.failures(_ERRORS_READ)
+    groups: defaultdict[str, list[Failure]] = defaultdict(list)
+    for failure in found:
+        groups[_common_text(_reason(failure))].append(failure)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return {
+        "is_cut": len(found) == _ERRORS_READ,
+        "errors": [
+            {
+                "text": text,
+                "num": len(failures),
+                "statuses": dict(Counter(failure.status for failure in failures)),
+                "records": [failure.record_id for failure in failures[:_EXAMPLES]],
+                "example": _reason(failures[0])[:_EXAMPLE_CHARS],
+            }
+            for text, failures in ordered
+        ],
+    }
+
+
+def _reason(failure: Failure) -> str:
+    return failure.error or failure.last_error or "no reason recorded"
+
+
+def _common_text(text: str) -> str:
+    """Return an error without numbers and ids, so that its occurrences have equal texts."""
+    return re.sub(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+", "#", text)[:300]
+
+
+def consumer_of(run: Run) -> str:
+    """Return the name of the trainer whose figures are shown."""
+    return str(run.config.get("consumer") or DEFAULT_CONSUMER)
+
+
+async def _run(store: TrajectoryStore) -> Run:
+    run = await store.runs.get()
+    if run is None:
+        raise StoreError(f"{store.database_name} no longer contains a run")
+    return run

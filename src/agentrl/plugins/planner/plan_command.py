@@ -1,0 +1,103 @@
+"""`agentrl plan`: estimate the resources of a configuration on a cluster that need not exist."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from agentrl.config.command_line import Count, FlagCommand
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+
+
+class _Positive(click.FloatRange):
+    """A finite number above 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0, min_open=True)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number", param, ctx)
+        return number
+
+
+@click.command("plan", cls=FlagCommand)
+@click.option(
+    "--gpu", metavar="NAME", help="GPU model (H100, A100, ...); this machine's by default."
+)
+@click.option(
+    "--gpu_memory_gb",
+    type=_Positive(),
+    help="Memory of a GPU in 10^9 bytes; that of the GPU model by default.",
+)
+@click.option(
+    "--host_memory_gb", type=_Positive(), help="Memory of a machine; this machine's by default."
+)
+@click.option(
+    "--network_gb", type=_Positive(), help="Gigabytes per second from the trainer to a server. [10]"
+)
+@click.option("--turns", type=_Positive(), default=4.0, help="Model calls per record. [4]")
+@click.option(
+    "--record_tokens", type=Count(), help="Tokens per record; half of the maximum by default."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(
+    config: RootConfig,
+    gpu: str | None,
+    gpu_memory_gb: float | None,
+    host_memory_gb: float | None,
+    network_gb: float | None,
+    turns: float,
+    record_tokens: int | None,
+    as_json: bool,
+) -> int:
+    """Estimate whether a run with these flags fits, what limits it, and which settings would fit.
+
+    No GPU and no weights are needed, only the model's config.json. --num_gpus is the number of GPUs
+    of a machine. The trainer's own code runs one step on tensors without memory, which takes some
+    seconds for a model of any size. The exit status is 2 if the run does not fit.
+    """
+    from agentrl.launcher.cluster.gpu_placement import placed
+    from agentrl.launcher.fitted_values import fitted_to_model
+    from agentrl.plugins.planner.cluster import GB, named_gpu, this_machine
+    from agentrl.plugins.planner.cluster_plan import plan_cluster, usual_workload
+
+    if gpu is not None and not config.run.num_gpus:
+        raise ConfigError(f"--gpu {gpu}: give the number of GPUs with --num_gpus")
+    config, gpus = placed(config)
+    cluster = this_machine(has_gpus=bool(gpus.trainer) and gpu is None)
+    if cluster is None:
+        raise ConfigError("GPU model unknown; name a similar one with --gpu")
+    if gpu is not None:
+        cluster = replace(cluster, gpu=named_gpu(gpu))
+    if cluster.gpu is not None and gpu_memory_gb is not None:
+        size = int(gpu_memory_gb * GB) >> 20
+        cluster = replace(cluster, gpu=replace(cluster.gpu, memory_mib=size))
+    if host_memory_gb is not None:
+        cluster = replace(cluster, host_bytes=int(host_memory_gb * GB))
+    if network_gb is not None:
+        cluster = replace(cluster, network_gb_per_second=network_gb)
+    path = _model_directory(config.model.model_name_or_path)
+    device: Literal["cpu", "gpu"] = "cpu" if cluster.gpu is None else "gpu"
+    config, _ = fitted_to_model(config, path, trains_on=device, samples_on=device)
+    workload = usual_workload(config, turns, record_tokens)
+    found = plan_cluster(config, path, cluster, workload)
+    print(json.dumps(found.parts(), indent=2) if as_json else "\n".join(found.lines()))
+    return ConfigError.exit_status if found.problems else 0
+
+
+def _model_directory(name_or_path: str) -> Path:
+    """Return a directory with config.json; a local directory needs no other file."""
+    from agentrl.models.checkpoints.resolve import resolve_model
+
+    path = Path(name_or_path).expanduser()
+    if (path / "config.json").is_file():
+        return path.absolute()
+    return resolve_model(name_or_path, with_weights=False)

@@ -1,0 +1,250 @@
+"""Demonstrations as turns: the prompts and replies that a rollout would have produced.
+
+Every assistant message is one turn. Prompts continue each other exactly as in a rollout
+(`Conversation`), so rollouts of a fine-tuned model consist of the tokens that it was trained on, even
+where the template removes thinking from the history.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.config.user_code import load_user_module
+from agentrl.datasets.entries import BadEntry, read_entries
+from agentrl.datasets.question import image_address
+from agentrl.errors import DatasetError, RenderError
+from agentrl.plugins.sft.demonstrations.atif_documents import (
+    checked_trajectory,
+    is_trajectory,
+    messages_of,
+)
+from agentrl.renderers.conversation import Conversation
+from agentrl.renderers.renderer import Renderer
+from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
+from agentrl.schema.image import image_part
+
+_FUNCTION = "demonstrations"
+"""Name of the function in a user's Python file that yields conversations."""
+UNKNOWN_LOGPROB = float("nan")
+"""Behavior logprob of tokens that no model sampled."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One conversation to learn from, in the form of OpenAI's fine-tuning files."""
+
+    id: str
+    messages: tuple[Message, ...]
+    """An assistant message with `"weight": 0` is context and not learned."""
+    tools: tuple[dict[str, Any], ...] = ()
+    source: str = field(default="", compare=False)
+    """Where its file has it: `line 3`."""
+
+
+def read_demonstrations(path: Path) -> Iterator[Demonstration]:
+    """Yield the conversations of a file: objects with `messages`, perhaps `tools` and `id`.
+
+    A line may be a trajectory in Harbor's format; only its first context is read.
+
+    Args:
+        path: a source that `read_entries` accepts, or a Python file whose `demonstrations()` yields
+            the objects.
+
+    Raises:
+        DatasetError: the file is missing, or an entry is malformed; the text names its line.
+    """
+    for where, entry in _made_entries(path) if path.suffix == ".py" else read_entries(path):
+        try:
+            yield _demonstration(entry, where, path.parent)
+        except BadEntry as problem:
+            raise DatasetError(f"{path}: {where}: {problem}") from None
+
+
+def demonstration_turns(
+    demonstration: Demonstration,
+    renderer: Renderer,
+    *,
+    record_id: str,
+    task_id: str,
+    fence: int = 1,
+) -> list[DispatchedSamplingTask]:
+    """Return a conversation as the turns of one record.
+
+    Args:
+        demonstration: the conversation.
+        renderer: of the model that learns the conversation.
+        record_id: id of the turns' Record.
+        task_id: id of its Task.
+        fence: fencing token of the lease under which the turns are stored, if they are.
+
+    Raises:
+        RenderError: the model's template cannot render the conversation, leaves out a part of it,
+            or writes a reply that is read differently; the text names the message and its field.
+    """
+    conversation = Conversation([], tools=demonstration.tools)
+    turns: list[DispatchedSamplingTask] = []
+    messages = renderer.with_call_ids(
+        [_without_weight(message) for message in demonstration.messages]
+    )
+    _check_shown(messages, demonstration.tools, renderer)
+    new: list[Message] = []
+    for position, (message, given) in enumerate(zip(messages, demonstration.messages, strict=True)):
+        if message["role"] != "assistant":
+            conversation.add(message)
+            new.append(message)
+            continue
+        try:
+            prompt = conversation.next_prompt(renderer)
+            output_ids = renderer.reply_ids(
+                conversation.history,
+                message,
+                demonstration.tools,
+                following=messages[position + 1 :],
+            )
+        except RenderError as error:
+            raise RenderError(f"messages[{position}]: {error}") from error
+        # From here on, the conversation holds what a rollout would: the reply as it is read.
+        reply = renderer.parse(output_ids, turn=len(turns), tools=demonstration.tools)
+        turns.append(
+            DispatchedSamplingTask(
+                id=f"{record_id}/{fence}/{len(turns)}",
+                record_id=record_id,
+                task_id=task_id,
+                attempt=1,
+                index=len(turns),
+                parent=prompt.parent,
+                shared_len=prompt.shared_len,
+                added_ids=prompt.added_ids,
+                shared_images=prompt.shared_images,
+                added_images=prompt.added_images,
+                **renderer.image_fields(prompt.added_images),
+                output_ids=output_ids,
+                output_logprobs=np.full(len(output_ids), UNKNOWN_LOGPROB, dtype=np.float32),
+                version_spans=(VersionSpan(version=0, start=0, end=len(output_ids)),),
+                added_messages=tuple(new),
+                tools=demonstration.tools if prompt.parent is None else (),
+                output_text=renderer.decode(output_ids),
+                tool_calls=reply.tool_calls,
+                finish_reason="stop",
+                branch_reason=prompt.branch_reason,
+                trainable=given.get("weight", 1) != 0,
+                sampling_params=SamplingParams(),
+            )
+        )
+        full_ids = np.concatenate([prompt.ids, output_ids])
+        conversation.replied(len(turns) - 1, full_ids, reply.message)
+        new = []
+    return turns
+
+
+def _made_entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield what the function of a user's file makes, with its number."""
+    function = getattr(load_user_module(path, str(path)), _FUNCTION, None)
+    if not callable(function):
+        raise DatasetError(
+            f"{path}: the file has no function {_FUNCTION}(), which yields the conversations"
+        )
+    try:
+        for number, entry in enumerate(function(), 1):
+            # As a file would hold it: the caller owns what it gets, and tuples become lists.
+            yield f"conversation {number}", json.loads(json.dumps(entry))
+    except Exception as error:
+        raise DatasetError(f"{path}: {_FUNCTION}(): {type(error).__name__}: {error}") from error
+
+
+def _check_shown(
+    messages: Sequence[Message], tools: tuple[dict[str, Any], ...], renderer: Renderer
+) -> None:
+    """Refuse a conversation of which the model would not see everything.
+
+    Raises:
+        RenderError: the template leaves out a text or a name.
+    """
+    left_out = renderer.unshown(messages, tools)
+    if left_out:
+        number = int(left_out[0].partition("[")[2].partition("]")[0])
+        raise RenderError(
+            f"{left_out[0]}: the model's chat template does not show it (role "
+            f"{messages[number]['role']!r}); remove it, or write it into the content of a message "
+            "that is shown"
+        )
+
+
+def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
+    if isinstance(entry, BadEntry):
+        raise entry
+    if is_trajectory(entry):
+        trajectory = checked_trajectory(entry)
+        entry = {
+            "id": trajectory.trajectory_id,
+            "messages": list(messages_of(trajectory)),
+            "tools": list(trajectory.agent.tool_definitions or ()),
+        }
+    given = _parsed(entry, "messages") if isinstance(entry, dict) else None
+    if not isinstance(given, list):
+        raise BadEntry('expected an object with a list "messages"')
+    messages = [_with_files(_without_nulls(message), folder) for message in given]
+    for message in messages:
+        if not isinstance(message.get("role"), str):
+            raise BadEntry('a message must be an object with a "role"')
+        if message.get("weight", 1) not in (0, 1):
+            raise BadEntry(f'"weight" of a message must be 0 or 1, not {message["weight"]!r}')
+    if not any(m["role"] == "assistant" and m.get("weight", 1) for m in messages):
+        raise BadEntry("contains no assistant message to learn from")
+    if messages[0]["role"] == "assistant":
+        raise BadEntry("starts with an assistant message; add the message that it answers")
+    return Demonstration(
+        id=str(entry.get("id") or where.replace(" ", "")),
+        messages=tuple(messages),
+        tools=_tools(_parsed(entry, "tools")),
+        source=where,
+    )
+
+
+def _without_nulls(message: Any) -> Message:
+    """Return a message without the null fields that table formats add to every row."""
+    fields = message if isinstance(message, dict) else {}
+    return {key: value for key, value in fields.items() if value is not None or key == "content"}
+
+
+def _with_files(message: Message, folder: Path) -> Message:
+    """Return a message with embedded images in place of file names."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_with_file(part, folder) for part in content]}
+
+
+def _with_file(part: Any, folder: Path) -> Any:
+    if not isinstance(part, dict) or part.get("type") not in ("image", "image_url"):
+        return part
+    named = part.get("image_url", part.get("image"))
+    address = image_address(named["url"] if isinstance(named, dict) else named, folder)
+    if not address.startswith("data:"):
+        raise BadEntry(f"image {address[:80]!r}: conversations must refer to image files, not URLs")
+    return image_part(address)
+
+
+def _parsed(entry: dict[str, Any], key: str) -> Any:
+    """Return a nested value; table formats store it as JSON text."""
+    value = entry.get(key)
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        raise BadEntry(f'"{key}" is not valid JSON') from None
+
+
+def _tools(given: Any) -> tuple[dict[str, Any], ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise BadEntry('"tools" must be a list of schemas in OpenAI format')
+    return tuple(given)
+
+
+def _without_weight(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "weight"}

@@ -1,0 +1,371 @@
+"""The inspector's HTTP: who is let in, what is refused, and what is never written."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from support.inspected import HOSTILE_RECORD, HUGE, PIXEL, seed
+from support.stored import claim, make_task, play
+
+from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig, RunSection, StoreSection
+from agentrl.errors import StoreError
+from agentrl.plugins.inspector.inspector_app import PAGES, InspectorApp
+from agentrl.plugins.inspector.run_sources import RunSources
+from agentrl.runtime.ports import free_port
+from agentrl.schema import Run
+from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import EmbeddedMongo
+
+TOKEN = "the-token"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def config_for(uri: str) -> RootConfig:
+    return RootConfig(store=StoreSection(db_connection_string=SecretStr(uri)))
+
+
+@asynccontextmanager
+async def client_of(
+    config: RootConfig, *, may_write: bool = False, headers: dict[str, str] | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of an inspector that runs in this process."""
+    sources = RunSources(config)
+    writable = RunSources(config, may_write=True) if may_write else None
+    app = InspectorApp(sources, writable, version="1").asgi(
+        token=TOKEN, host="127.0.0.1", port=8480
+    )
+    transport = httpx.ASGITransport(app=app)
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8480", headers=headers
+        ) as client:
+            yield client
+    finally:
+        for one in (sources, writable):
+            if one is not None:
+                await one.close()
+
+
+@pytest.fixture
+async def client(store: TrajectoryStore, mongo_uri: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client with the token, of an inspector that may control a seeded run."""
+    await seed(store, store.database_name)
+    async with client_of(config_for(mongo_uri), may_write=True, headers=HEADERS) as made:
+        made.params = made.params.set("_", store.database_name)
+        yield made
+
+
+def path_of(client: httpx.AsyncClient, name: str) -> str:
+    return f"/api/runs/{client.params['_']}/{name}"
+
+
+async def answer(client: httpx.AsyncClient, name: str, **parameters: Any) -> Any:
+    response = await client.get(path_of(client, name), params=parameters)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_the_pages_are_built_from_their_sources() -> None:
+    """After a change of the sources: scripts/build_inspector."""
+    folder = PAGES.parent / "web"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    names = {f"./{path.relative_to(folder).as_posix()}": path for path in files}
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n"
+        for name, path in sorted(names.items())
+        if not name.startswith("./node_modules/")
+    ]
+    built = (PAGES / "sources.sha256").read_text().strip()
+    assert built == hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+async def test_requests_without_the_token_or_from_elsewhere_are_refused(tmp_path: Path) -> None:
+    config = RootConfig(store=StoreSection(mongo_data_dir=tmp_path))
+    strangers: list[tuple[dict[str, str], int]] = [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Cookie": "agentrl_ui_8480=wrong"}, 401),
+        ({**HEADERS, "Host": "evil.example:8480"}, 421),
+        ({**HEADERS, "Origin": "http://evil.example"}, 403),
+        ({**HEADERS, "Sec-Fetch-Site": "cross-site"}, 403),
+    ]
+    async with client_of(config) as client:
+        for headers, status in strangers:
+            for path in ("/", "/api/runs", "/static/inspector.js"):
+                response = await client.get(path, headers=headers)
+                assert response.status_code == status, (headers, path)
+        assert (await client.get("/?token=wrong")).status_code == 401
+
+
+async def test_the_token_in_the_address_becomes_a_cookie_for_this_site_alone(
+    tmp_path: Path,
+) -> None:
+    config = RootConfig(store=StoreSection(mongo_data_dir=tmp_path))
+    async with client_of(config) as client:
+        away = await client.get(httpx.URL(f"http://127.0.0.1:8480//evil.example/?token={TOKEN}"))
+        assert (away.status_code, away.headers["location"]) == (303, "/evil.example/")
+        response = await client.get(f"/runs/a?token={TOKEN}")
+        assert (response.status_code, response.headers["location"]) == (303, "/runs/a")
+        cookie = response.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        page = await client.get("/runs/a")
+        assert page.status_code == 200
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert page.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_no_path_leads_out_of_the_pages(tmp_path: Path) -> None:
+    config = RootConfig(store=StoreSection(mongo_data_dir=tmp_path))
+    outside = (
+        "../inspector_app.py",
+        "..%2finspector_app.py",
+        "%2e%2e/inspector_app.py",
+        "/etc/passwd",
+    )
+    async with client_of(config, headers=HEADERS) as client:
+        for path in outside:
+            response = await client.get(httpx.URL(f"http://127.0.0.1:8480/static/{path}"))
+            assert "RunSources" not in response.text
+            assert "root:" not in response.text
+        assert (await client.get("/api/nothing")).status_code == 404
+
+
+async def test_every_mistake_in_a_question_is_one_line(client: httpx.AsyncClient) -> None:
+    for name, parameters, status in (
+        ("record", {}, 400),
+        ("record", {"id": "no/such/1"}, 404),
+        ("record", {"id": HOSTILE_RECORD, "attempt": "7"}, 404),
+        ("record", {"id": HOSTILE_RECORD, "start": "x"}, 400),
+        ("tokens", {"turn": "no"}, 404),
+        ("text", {"turn": f"{HOSTILE_RECORD}/1/0", "part": "result.9"}, 404),
+        ("group", {"task": "none"}, 400),
+        ("groups", {"outcom": "answered"}, 400),
+        ("groups", {"min_score": "much"}, 400),
+        ("groups", {"after": "x"}, 400),
+        ("groups", {"min_score": "nan"}, 400),
+        ("groups", {"version": "9" * 30}, 400),
+        ("step", {"step": "99"}, 404),
+        ("image", {"key": "none"}, 404),
+    ):
+        response = await client.get(path_of(client, name), params=parameters)
+        assert response.status_code == status, (name, parameters, response.text)
+        assert response.json()["error"].count("\n") == 0
+    response = await client.get("/api/runs/nowhere/overview")
+    assert response.status_code == 404
+
+
+HOSTILE_VALUES = (
+    "\0",
+    "$where",
+    '"',
+    "-",
+    "." * 9000,
+    "fork:",
+    "fork:a@",
+    "/",
+    "9" * 400,
+    "\ud7ff",
+    "result.²",
+)
+
+
+async def test_no_question_whatever_it_holds_fails_within_the_server(
+    client: httpx.AsyncClient,
+) -> None:
+    questions = {
+        **dict.fromkeys(("record", "forks"), ("id", "attempt", "start")),
+        "shown": ("id", "turn"),
+        "groups": ("text", "tool", "tag", "after", "outcome", "split", "min_spread", "version"),
+        "group": ("task",),
+        "tokens": ("turn", "start"),
+        "text": ("turn", "part"),
+        "image": ("key",),
+        "search": ("q",),
+        "step": ("step",),
+    }
+    known = {"id": HOSTILE_RECORD, "turn": f"{HOSTILE_RECORD}/1/0"}
+    for name, parameters in questions.items():
+        for one in parameters:
+            for value in HOSTILE_VALUES:
+                given = {**{key: known[key] for key in parameters if key in known}, one: value}
+                response = await client.get(path_of(client, name), params=given)
+                assert response.status_code < 500, (name, one, value[:40], response.text)
+    for run in ("%00", "..", "%2e%2e%2f", "a" * 5000):
+        response = await client.get(httpx.URL(f"http://127.0.0.1:8480/api/runs/{run}/overview"))
+        assert response.status_code < 500, run
+
+
+async def test_long_texts_are_cut_and_the_rest_can_be_asked_for(client: httpx.AsyncClient) -> None:
+    record = await answer(client, "record", id=HOSTILE_RECORD)
+    content = record["turns"][0]["results"][0]["content"]
+    assert content["length"] > len(HUGE)
+    assert len(content["text"]) == 20_000
+    rest = await answer(
+        client, "text", turn=record["turns"][0]["id"], part=content["part"], start=20_000
+    )
+    assert len(rest["text"]) == 200_000
+    assert rest["text"][:10] in HUGE
+    assert rest["text"][0] == HUGE[HUGE.index(content["text"][-9:]) + 9]
+
+
+async def test_a_page_has_what_the_store_holds(client: httpx.AsyncClient) -> None:
+    view = await answer(client, "overview")
+    assert view["progress"]["num_groups_completed"] == 3
+    assert {alarm["kind"] for alarm in view["alarms"]} >= {"no trainer", "no sampler"}
+    assert view["reward_by_tag"] == {"counting": {"mean": 0.5, "num": 2}}
+    curves = await answer(client, "curves")
+    assert curves["step"] == [1, 2, 3]
+    assert curves["curves"]["loss"] == [0.5, 0.5, 0.5]
+    assert curves["spreads"]["masked_tokens"][0] == {"stale": 2}
+    step = await answer(client, "step", step=1)
+    assert [one["status"] for one in step["records"]].count("trained") == 3
+    assert step["records"][0]["advantage"] == pytest.approx(0.7)
+    errors = await answer(client, "errors")
+    assert errors["errors"][0]["text"] == "server #.#.#.#:# is gone"
+    tokens = await answer(client, "tokens", turn=f"{HOSTILE_RECORD}/1/0")
+    assert len(tokens["texts"]) == len(tokens["logprobs"]) == len(tokens["versions"]) == 40
+    trained = (await answer(client, "tokens", turn="train/0/q0/0/1/0"))["trained"]
+    assert trained["ratios"][0] == pytest.approx(0.5, abs=1e-3)
+    assert trained["entropies"][-1] == 2.0
+    assert trained["uses"][:4] == ["ratio_out_of_range"] * 2 + ["clipped", "trained"]
+    record = await answer(client, "record", id=HOSTILE_RECORD)
+    assert record["record"]["metrics"] == {"moves": 2.0, "<b>\x1bbold</b>": 0.5}
+    assert (record["record"]["reward"], record["turns"][1]["reward"]) == (0.5, 0.25)
+    address = record["turns"][0]["messages"][1]["images"][0]
+    image = await client.get(path_of(client, "image"), params={"key": address.partition(":")[2]})
+    assert (image.headers["content-type"], image.content) == ("image/png", PIXEL)
+
+
+async def test_a_group_names_those_of_the_same_question_in_other_epochs(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    later = make_task(0, num_generations=1).model_copy(update={"id": "train/1/q0", "order": 50})
+    await store.tasks.add([later])
+    assert (await answer(client, "group", task="train/0/q0"))["others"] == []
+    await play(store, await claim(store), score=0.5)
+    (other,) = (await answer(client, "group", task="train/0/q0"))["others"]
+    assert (other["task_id"], other["tries"][0]["score"]) == ("train/1/q0", 0.5)
+    assert [
+        one["task_id"] for one in (await answer(client, "group", task="train/1/q0"))["others"]
+    ] == ["train/0/q0"]
+
+
+async def test_branches_have_the_trainers_advantages_or_what_a_score_is_above_the_mean(
+    client: httpx.AsyncClient,
+) -> None:
+    (trained, untrained) = [
+        (await answer(client, "group", task=f"train/0/q{number}"))["tree"]["nodes"]
+        for number in (0, 1)
+    ]
+    assert [node["advantage"] for node in trained] == pytest.approx([0.7] * len(trained))
+    found = {tuple(node["records"]): node for node in untrained}
+    first, second = (f"train/0/q1/{number}" for number in (0, 1))
+    assert found[first,]["advantage"] == pytest.approx(0.7)
+    assert found[second,]["advantage"] == 0.5
+    assert [node["records"] for node in untrained if node["diverges"]] == [[first, second]]
+
+
+async def test_a_reader_changes_nothing(store: TrajectoryStore, mongo_uri: str) -> None:
+    await seed(store, store.database_name)
+    path = f"/api/runs/{store.database_name}"
+    async with client_of(config_for(mongo_uri), headers=HEADERS) as client:
+        for name in ("control", "retry", "fork"):
+            response = await client.post(f"{path}/{name}", json={"sampling_paused": True})
+            assert response.status_code == 403
+            assert "--allow_control" in response.json()["error"]
+    run = await store.runs.get()
+    assert run is not None
+    assert not run.control.sampling_paused
+
+
+async def test_controls_are_checked_and_logged(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    path = path_of(client, "control")
+    for wrong in ({"no_such": 1}, {"by": "me"}, {"max_staleness": "much"}, {}, [1]):
+        response = await client.post(path, json=wrong)
+        assert response.status_code == 400, wrong
+    form = {**HEADERS, "Content-Type": "text/plain"}
+    assert (
+        await client.post(path, content='{"max_staleness": 3}', headers=form)
+    ).status_code == 415
+    response = await client.post(path, json={"max_staleness": 3})
+    assert response.json()["max_staleness"] == 3
+    run = await store.runs.get()
+    assert run is not None
+    assert "inspector" in run.control_log[-1].by
+    retried = await client.post(path_of(client, "retry"), json={})
+    assert retried.json() == {"num_added": 1}
+
+
+async def test_bodies_that_are_no_change_are_refused_in_one_line(
+    client: httpx.AsyncClient,
+) -> None:
+    json_type = {"Content-Type": "application/json"}
+    bodies = (b"", b"{", b"\xff", b"nul", b"[1]", b'{"turn": NaN}', b'{"a": "\\ud800"}')
+    for name in ("control", "fork"):
+        for body in (*bodies, b'{"a": ' * 101 + b"1" + b"}" * 101):
+            response = await client.post(path_of(client, name), content=body, headers=json_type)
+            assert response.status_code == 400, (name, body, response.text)
+            assert response.json()["error"].count("\n") == 0
+
+
+async def test_private_data_are_read_through_a_login_that_cannot_write(
+    mongod: EmbeddedMongo, store: TrajectoryStore
+) -> None:
+    await seed(store, store.database_name)
+    config = RootConfig(
+        run=RunSection(run_name=store.database_name),
+        store=StoreSection(mongo_data_dir=mongod.data_dir),
+    )
+    sources = RunSources(config)
+    try:
+        async with sources.opened(store.database_name) as opened:
+            assert (await opened.reports.summary()).num_groups == 3
+            with pytest.raises(StoreError, match="does not authorize"):
+                await opened.runs.update_control(max_staleness=9)
+    finally:
+        await sources.close()
+
+
+async def test_runs_that_had_the_same_port_are_opened_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["first", "second", "third"]
+    port = free_port()
+    for name in names:
+        with EmbeddedMongo(PRIVATE_MONGO_ROOT / name, port) as mongo:
+            async with TrajectoryStore.connect(mongo.uri(name), name) as store:
+                await store.ensure_schema()
+                await store.runs.create(Run(name=name, config={}, status="completed"))
+        assert mongo.port == port
+
+    async with client_of(RootConfig(), headers=HEADERS) as client:
+        answers = await asyncio.gather(
+            *(client.get(f"/api/runs/{name}/overview") for name in names)
+        )
+    assert [found.status_code for found in answers] == [200] * len(names), answers[0].text
+
+
+async def test_a_run_without_processes_is_interrupted_on_every_page(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    await store.runs.set_status("training")
+    await store.runs.set_phase("sampling")
+    await store.database["samplers"].delete_many({})
+    await store.database["runs"].update_one({}, {"$set": {"trainer_leases": {}}})
+    found = await answer(client, "overview")
+    assert (found["status"], found["is_live"]) == ("interrupted", False)
+    listed = (await client.get("/api/runs")).json()["runs"]
+    (row,) = [one for one in listed if one["name"] == store.database_name]
+    assert (row["status"], row["is_live"]) == ("interrupted", False)
