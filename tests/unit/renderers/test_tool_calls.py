@@ -209,38 +209,6 @@ def test_arguments_may_be_json_inside_a_string() -> None:
     assert calls("hermes", text) == [("add", {"a": 1}, None)]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        {"name": "price", "parameters": {"item": "lamp"}},
-        {"name": "price", "args": {"item": "lamp"}},
-        {"name": "price", "params": {"item": "lamp"}},
-        {"name": "price", "input": {"item": "lamp"}},
-        {"name": "price", "parameters": '{"item": "lamp"}'},
-        {"tool": "price", "arguments": {"item": "lamp"}},
-        {"tool_name": "price", "args": {"item": "lamp"}},
-        {"type": "function", "name": "price", "arguments": {"item": "lamp"}},
-        {"type": "function", "function": {"name": "price", "arguments": {"item": "lamp"}}},
-        {"id": "1", "index": 0, "function": {"name": "price", "arguments": '{"item": "lamp"}'}},
-    ],
-)
-@pytest.mark.parametrize("format_", ["hermes", "llama3", "mistral"])
-def test_the_keys_of_other_formats_are_read_and_arguments_never_left_out(
-    format_: str, call: dict[str, Any]
-) -> None:
-    text = {
-        "hermes": block(call),
-        "llama3": f"<|python_tag|>{json.dumps(call)}",
-        "mistral": f"[TOOL_CALLS][{json.dumps(call)}]",
-    }[format_]
-    assert calls(format_, text) == [("price", {"item": "lamp"}, None)]
-
-
-def test_a_call_may_be_wrapped_in_content() -> None:
-    text = block({"content": {"name": "add", "arguments": {"a": 1}}})
-    assert calls("hermes", text) == [("add", {"a": 1}, None)]
-
-
 def test_code_may_follow_the_json_in_a_block_of_its_own() -> None:
     code = "print('</code>')\nprint('</tool_call>')"
     text = f'<tool_call>{{"name": "run", "arguments": {{}}}}\n<code>\n{code}\n</code>\n</tool_call>'
@@ -289,21 +257,6 @@ def test_qwen3_coder_values_may_hold_its_tags() -> None:
     code = "a </parameter> b\n</function>\n<parameter=x> </tool_call>\n\n  c\n"
     text = written("qwen3_coder", "run", {"code": code, "item": "y"})
     assert calls("qwen3_coder", text) == [("run", {"code": code, "item": "y"}, None)]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('{"name": "f", "parameters": {"a": 1}}', [("f", {"a": 1})]),
-        ('\n{"type": "function", "name": "f", "parameters": {}}', [("f", {})]),
-        ('<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', 2),
-        ('{"name": "Ada", "age": 3}', []),
-        ('I say {"name": "f", "parameters": {}}', []),
-    ],
-)
-def test_llama3_calls_are_told_from_json_answers(text: str, expected: Any) -> None:
-    found = [(name, arguments) for name, arguments, error in calls("llama3", text)]
-    assert found == expected or len(found) == expected
 
 
 def test_mistral_ids_are_nine_alphanumerics_given_or_made() -> None:
@@ -360,131 +313,6 @@ def test_pythonic_names_may_hold_dots_and_hyphens() -> None:
     assert calls("pythonic", "[1, 2] is (a) list") == []
     minicpm = "<|tool_call_start|>\n```python\na-b(x=1)\nc(y='d')\n```\n<|tool_call_end|>"
     assert [name for name, _, _ in calls("minicpm", minicpm)] == ["a-b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("<tool_call>price(lamp)</tool_call>", "expected a JSON object"),
-        ('<tool_call>{"name": "price", }</tool_call>', "invalid JSON"),
-        ('<tool_call>{"name": "price", "arg', "invalid JSON"),
-        ('<tool_call>{"name": "price"}', "found the end of the message"),
-        ('<tool_call>{"name": "price"} x</tool_call>', "found more text"),
-        ('<tool_call>{"arguments": {}}</tool_call>', 'needs a "name"'),
-        ('<tool_call>{"name": ""}</tool_call>', 'needs a "name"'),
-        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "must be a JSON object"),
-        ('<tool_call>{"name": "f", "arguments": "{} {}"}</tool_call>', "one JSON object"),
-        ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "NaN"),
-        ('<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', "too large"),
-        (f'<tool_call>{{"name": "f", "arguments": {{"a": {2**70}}}}}</tool_call>', "64 bits"),
-        (f'<tool_call>{{"name": "f", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
-        ('<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', "surrogate"),
-        ('<tool_call>{"name": "f", "arguments": {"a\\u0000": 1}}</tool_call>', "NUL"),
-        ('<tool_call>{"name": "f", "arguments": ' + '{"a":' * 5000, "nested too deeply"),
-        (block({"name": "f", "arguments": {"a": json.loads("[" * 50 + "]" * 50)}}), "nested more"),
-        ('<tool_call>{"name": "f", "arguments": {}}<code>x</tool_call>', "expected </code>"),
-        (block({"name": "f", "path": "a"}), 'not "path"; put arguments into "arguments"'),
-        (block({"name": "f", "arguments": {}, "why": 1}), 'not "why"; put arguments into'),
-        (block({"name": "f", "parameters": {}, "x": 1}), 'put arguments into "parameters"'),
-        (block({"name": "f", "arguments": {}, "parameters": {"a": 1}}), "its arguments twice"),
-        (block({"name": "f", "tool": "g", "arguments": {}}), "names its tool twice"),
-        (block({"name": "f", **dict.fromkeys(map(str, range(9)), 1)}), '"0", "1", "2", "3", "4"; '),
-        (
-            '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>',
-            '"a" is given twice',
-        ),
-        (
-            '<tool_call>{"name": "f", "arguments": {}, "arguments": {"a": 1}}</tool_call>',
-            '"arguments" is given twice',
-        ),
-    ],
-)
-def test_a_malformed_call_says_why(text: str, reason: str) -> None:
-    found = calls("hermes", text)
-    assert len(found) == 1
-    assert reason in (found[0][2] or "")
-
-
-XML = "<tool_call><function=price>"
-
-
-@pytest.mark.parametrize(
-    ("format_", "text", "name", "reason"),
-    [
-        ("qwen3_coder", '<tool_call>{"name": "f"}</tool_call>', "", "expected <function=NAME>"),
-        ("qwen3_coder", f"{XML}<parameter=item>x</function></tool_call>", "price", "has no end"),
-        ("qwen3_coder", f"{XML}</tool_call>", "price", "expected a parameter or </function>"),
-        (
-            "qwen3_coder",
-            f"{XML}<parameter=count>two</parameter></function></tool_call>",
-            "price",
-            "'two' is not of type integer",
-        ),
-        (
-            "qwen3_coder",
-            f"{XML}{'<parameter=item>x</parameter>' * 2}</function></tool_call>",
-            "price",
-            "given twice",
-        ),
-        ("llama3", '<|python_tag|>print("x")', "", "expected a JSON object after <|python_tag|>"),
-        ("llama3", '{"name": "f", "parameters": {', "", "invalid JSON"),
-        ("mistral", "[TOOL_CALLS]call it", "", "expected a JSON array"),
-        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}', "", "invalid JSON"),
-        ("mistral", "[TOOL_CALLS][]", "", "a call is a JSON object"),
-        ("kimi_k2", "<|tool_calls_section_begin|>x", "", "expected <|tool_call_begin|>"),
-        ("kimi_k2", "<|tool_call_begin|>{}<|tool_call_end|>", "", "expected functions.NAME"),
-        (
-            "kimi_k2",
-            "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{]<|tool_call_end|>",
-            "f",
-            "invalid JSON",
-        ),
-        ("deepseekv3", "<｜tool▁call▁begin｜>f", "", "expected NAME"),  # noqa: RUF001
-        (
-            "deepseekv3",
-            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",  # noqa: RUF001
-            "f",
-            "after the arguments",
-        ),
-        ("pythonic", "[f(a=print('x'))]", "f", "expected a literal value, found 'print'"),
-        ("pythonic", "[f(a='x)]", "f", "a string has no end"),
-        ("pythonic", "[f(1)]", "f", "expected NAME=VALUE"),
-        ("pythonic", "[f(a=1, a=2)]", "f", "given twice"),
-        ("pythonic", "[f(a=" + "[" * 99, "f", "nested too deeply"),
-        ("pythonic", f"[f(a={'9' * 101})]", "f", "too many digits"),
-        ("pythonic", "[f(a={1: 2})]", "f", "the keys of an object"),
-        ("pythonic", "[f(a=007)]", "f", "'007' is not a number"),
-        ("minicpm", "<|tool_call_start|>```python\n```<|tool_call_end|>", "", "expected NAME("),
-        ("minicpm", "<|tool_call_start|>\nf(a=1)", "", "the end of the message"),
-        ("lfm2", "<|tool_call_start|>f()", "", "expected '['"),
-        ("lfm2", '<|tool_call_start|>[{"name": "f"', "", "invalid JSON"),
-        ("gemma4", "<|tool_call>price{}", "", "expected call:NAME{"),
-        ("gemma4", "<|tool_call>call:f{a:x}<tool_call|>", "f", "expected a value"),
-        ("gemma4", '<|tool_call>call:f{a:<|"|>x}<tool_call|>', "f", "a text has no end"),
-        ("gemma4", "<|tool_call>call:f{a:1,a:2}<tool_call|>", "f", "given twice"),
-        ("gemma4", "<|tool_call>call:f{a:" + "[" * 99, "f", "nested too deeply"),
-        ("minimax_m2", "<minimax:tool_call>f()", "", "expected an invoke tag"),
-        ("minimax_m2", '<minimax:tool_call><invoke name="f">', "f", "expected a parameter"),
-        (
-            "deepseekv4",
-            '<｜DSML｜tool_calls><｜DSML｜invoke name="f">'  # noqa: RUF001
-            '<｜DSML｜parameter name="a" string="false">x</｜DSML｜parameter>'  # noqa: RUF001
-            "</｜DSML｜invoke></｜DSML｜tool_calls>",  # noqa: RUF001
-            "f",
-            "invalid JSON",
-        ),
-        ("openai", '{"tool_calls": [{"function": {"name": "f"', "", "invalid JSON"),
-        ("openai", '{"tool_calls": [{"function": "f"}]}', "", "a call is a JSON object"),
-    ],
-)
-def test_malformed_calls_of_every_format_say_why(
-    format_: str, text: str, name: str, reason: str
-) -> None:
-    found = calls(format_, text)
-    assert len(found) == 1
-    assert found[0][0] == name
-    assert found[0][1] == {}
-    assert reason in (found[0][2] or "")
 
 
 def test_reading_goes_on_behind_a_malformed_call() -> None:

@@ -18,13 +18,9 @@ _WINDOW_CHARS = 4096
 _LONGEST_WORD = 16
 """Upper bound on the length of a JSON word or escape sequence, which a cut may break."""
 _MAX_INT = 2**63
-_NAME_KEYS = ("name", "tool_name", "tool")
-"""Keys under which models write the name of a tool."""
-_ARGUMENT_KEYS = ("arguments", "parameters", "args", "params", "input")
-"""Keys under which models write the arguments, in formats that ask for one of them."""
-_OTHER_KEYS = frozenset({"id", "type", "index"})
-"""Keys of OpenAI's wire format that are no part of the call."""
-_SHOWN_KEYS, _SHOWN_KEY_CHARS = 5, 40
+SHOWN_CHARS = 40
+"""How much of a text of the model an error shows."""
+_NOT_IN_NAMES = re.compile(r"[\s{}()\[\]<>\"'`=,;]")
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -73,6 +69,30 @@ class FormatError(Exception):
 def refused(error: FormatError) -> ParsedCall:
     """Return the call that stands for one that cannot be parsed."""
     return ParsedCall(error.name if _unstorable(error.name, 0) is None else "", {}, str(error))
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text may be the name of a tool or argument that no schema mentions."""
+    return _NOT_IN_NAMES.search(text) is None
+
+
+def schemas_of(tools: Tools) -> dict[str, Mapping[str, Any]]:
+    """Return the schema of the arguments of every tool, by the tool's name."""
+    functions = (tool.get("function", tool) for tool in tools)
+    found = {str(function.get("name")): function.get("parameters") for function in functions}
+    return {name: s if isinstance(s, Mapping) else {} for name, s in found.items()}
+
+
+def tool_name(written: str, tools: Tools) -> str:
+    """Return the name of a tool that stands unquoted between marks.
+
+    Raises:
+        FormatError: it is more than a name, such as a whole call.
+    """
+    name = written.strip()
+    if not is_name(name) and name not in schemas_of(tools):
+        raise FormatError(f"{name[:SHOWN_CHARS]!r} is not the name of a tool")
+    return name
 
 
 _SPACE = re.compile(r"\s*")
@@ -156,7 +176,7 @@ def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise _KeyTwiceError(f'the key "{twice[:_SHOWN_KEY_CHARS]}" is given twice')
+        raise _KeyTwiceError(f'the key "{twice[:SHOWN_CHARS]}" is given twice')
     return value
 
 
@@ -216,46 +236,6 @@ def decode_object(text: str, start: int, preceding: str) -> tuple[dict[str, Any]
     value, end = decode_json(text, start)
     assert isinstance(value, dict)
     return value, end
-
-
-def call_of(value: object) -> ParsedCall:
-    """Return the call that `{"name": ..., "arguments": {...}}` means.
-
-    Models also write the names that other formats have for the same (`_ARGUMENT_KEYS`, `_NAME_KEYS`),
-    or OpenAI's nesting. A key that is none of these may hold what the model meant as arguments, so it
-    is an error that the model reads, never left out.
-
-    Raises:
-        FormatError: it is not a call; the message is written for the model.
-    """
-    if not isinstance(value, dict):
-        raise FormatError("a call is a JSON object")
-    nested = value.get("function")
-    if isinstance(nested, dict) and "name" not in value:
-        outer = {key: part for key, part in value.items() if key != "function"}
-        value = {**nested, **outer}
-    name_key = _only_key(value, _NAME_KEYS, "the call names its tool twice") or "name"
-    name = value.get(name_key)
-    if not isinstance(name, str) or not name.strip():
-        raise FormatError('the call needs a "name" that is a non-empty string')
-    key = _only_key(value, _ARGUMENT_KEYS, "the call has its arguments twice", name) or "arguments"
-    unknown = [other for other in value if other not in {name_key, key, *_OTHER_KEYS}]
-    if unknown:
-        shown = ", ".join(f'"{other[:_SHOWN_KEY_CHARS]}"' for other in unknown[:_SHOWN_KEYS])
-        raise FormatError(
-            f'a call has the keys "name" and "{key}", not {shown}; put arguments into "{key}"', name
-        )
-    id_ = value.get("id", "")
-    return checked(name, value.get(key, {}), id_ if isinstance(id_, str) else "", key=key)
-
-
-def _only_key(
-    value: dict[str, Any], names: Sequence[str], problem: str, tool: str = ""
-) -> str | None:
-    found = [name for name in names if name in value]
-    if len(found) > 1:
-        raise FormatError(f'{problem}: in "{found[0]}" and in "{found[1]}"', tool)
-    return found[0] if found else None
 
 
 def checked(name: str, arguments: object, id_: str = "", *, key: str = "arguments") -> ParsedCall:

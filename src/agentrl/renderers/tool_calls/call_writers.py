@@ -20,7 +20,7 @@ class CallToWrite(NamedTuple):
 
 
 CallWriter = Callable[[Sequence[CallToWrite]], str]
-_PLAIN_KEY = re.compile(r"[^\s:,{}\[\]<]+")
+_PLAIN_KEY = re.compile(r"(?![\"'])[^\s:,{}\[\]<]+")
 
 
 def one_by_one(write: Callable[[CallToWrite], str], separator: str = "\n") -> CallWriter:

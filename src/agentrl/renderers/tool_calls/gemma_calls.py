@@ -16,13 +16,14 @@ from agentrl.renderers.tool_calls.call_format import (
     Tools,
     call_between,
     checked,
+    tool_name,
 )
 from agentrl.renderers.tool_calls.call_writers import gemma_call, one_by_one
 
 _OPEN, _CLOSE = "<|tool_call>", "<tool_call|>"
 _QUOTE = '<|"|>'
 _HEAD = re.compile(r"\s*+call:([^\s{<]++)\s*+(?=\{)")
-_KEY = re.compile(r"[^\s:,{}\[\]<]++")
+_KEY = re.compile(r"(?![\"'])[^\s:,{}\[\]<]++")
 _NUMBER = re.compile(r"-?\d{1,100}+(?:\.\d{1,100}+)?+(?:[eE][+-]?\d{1,4}+)?+(?![\w.])")
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "None": None}
 _WORD = re.compile(r"\w{1,8}+")
@@ -31,19 +32,20 @@ _MAX_DEPTH = 40
 
 def scan_gemma(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find the next call."""
-    return call_between(text, start, _OPEN, _CLOSE, partial(_call, text))
+    return call_between(text, start, _OPEN, _CLOSE, partial(_call, text, tools))
 
 
-def _call(text: str, position: int) -> tuple[ParsedCall, int]:
+def _call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
     head = _HEAD.match(text, position)
     if head is None:
         raise FormatError(f"expected call:NAME{{ after {_OPEN}")
+    name = tool_name(head[1], tools)
     reader = _GemmaReader(text, head.end())
     try:
-        call = checked(head[1], reader.mapping(0))
+        call = checked(name, reader.mapping(0))
         reader.expect(_CLOSE)
     except FormatError as error:
-        error.name = error.name or head[1]
+        error.name = error.name or name
         raise
     return call, reader.position
 

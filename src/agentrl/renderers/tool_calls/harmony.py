@@ -17,6 +17,7 @@ from agentrl.renderers.tool_calls.call_format import (
     decode_object,
     refused,
     skip_space,
+    tool_name,
 )
 
 _CHANNEL, _MESSAGE, _END, _START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
@@ -25,6 +26,11 @@ IN_CHANNELS = re.compile(rf"(?: to=[^\s<]{{1,256}})?{re.escape(_CHANNEL)}\w{{1,4
 _BODY_END = re.compile("|".join(map(re.escape, (_END, _START, "<|call|>", "<|return|>"))))
 _NAMED_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}(\w{{1,40}}+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]{1,256}+)")
+_CALL_HEADER = re.compile(
+    rf"\s*+(?:{re.escape(_START)})?+(?:assistant)?+"
+    rf"(?:\s*+(?:to=[^\s<]++|{re.escape(_CHANNEL)}\w++))++"
+    r"\s*+(?:<\|constrain\|>)?+\w*+\s*+"
+)
 _FUNCTIONS = "functions."
 
 
@@ -37,7 +43,12 @@ def split_channels(text: str, tools: Tools = ()) -> SplitReply:
     while position < len(text):
         begin = text.find(_MESSAGE, position)
         if begin < 0:
-            content.append(text[position:])  # no message: plain text, or a truncated header
+            rest = text[position:]  # no message: plain text, or a truncated header
+            recipient = _RECIPIENT.search(rest)
+            if _CHANNEL in rest and recipient is not None and recipient[1].startswith(_FUNCTIONS):
+                calls.append(_call(recipient[1], rest, None, tools))
+            else:
+                content.append(rest)
             break
         header, inside = text[position:begin], begin + len(_MESSAGE)
         end = _BODY_END.search(text, inside)
@@ -45,7 +56,7 @@ def split_channels(text: str, tools: Tools = ()) -> SplitReply:
         position = len(text) if end is None else end.end()
         channel, recipient = _NAMED_CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None and recipient[1] != "assistant":
-            calls.append(_call(recipient[1].removeprefix(_FUNCTIONS), body))
+            calls.append(_call(recipient[1], header, body, tools))
         elif channel is not None and channel[1] == "analysis":
             reasoning.append(body)
         else:
@@ -53,8 +64,14 @@ def split_channels(text: str, tools: Tools = ()) -> SplitReply:
     return SplitReply("\n\n".join(reasoning), "\n\n".join(content), calls)
 
 
-def _call(name: str, body: str) -> ParsedCall:
+def _call(recipient: str, header: str, body: str | None, tools: Tools) -> ParsedCall:
+    name = ""
     try:
+        name = tool_name(recipient.removeprefix(_FUNCTIONS), tools)
+        if body is None:
+            raise FormatError(f"expected {_MESSAGE} behind the recipient")
+        if _CALL_HEADER.fullmatch(header) is None or header.count("to=") > 1:
+            raise FormatError(f"only recipient and channel stand in front of {_MESSAGE}")
         arguments, end = decode_object(body, skip_space(body, 0), _MESSAGE)
         if body[end:].strip():
             raise FormatError("expected the end of the message behind the JSON object")

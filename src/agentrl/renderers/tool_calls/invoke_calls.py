@@ -16,13 +16,13 @@ from agentrl.renderers.tool_calls.call_format import (
     Tools,
     block_end,
     checked,
-    decode_json,
     decode_object,
     refused,
     skip_space,
+    tool_name,
 )
 from agentrl.renderers.tool_calls.call_writers import between, invocation, one_by_one
-from agentrl.renderers.tool_calls.typed_values import Parameters
+from agentrl.renderers.tool_calls.typed_values import ArgumentTags, Parameters
 
 
 class _Tags:
@@ -32,6 +32,7 @@ class _Tags:
         prefix: text before the names of the tags inside a section.
         open: starts a section.
         close: ends it.
+        arguments: the tags of the arguments.
     """
 
     def __init__(self, section: str, prefix: str = "") -> None:
@@ -40,14 +41,13 @@ class _Tags:
         self.open, self.close = f"<{section}>", f"</{section}>"
         self.invoke_end = f"</{prefix}invoke>"
         self.invoke = re.compile(rf'\s*+<{mark}invoke name="([^"\n<>]*+)">')
-        self.parameter = re.compile(
-            rf'\s*+<{mark}parameter name="([^"\n<>]*+)"(?: string="(true|false)")?+>'
+        parameter = re.compile(
+            rf'<{mark}parameter name="([^"\n<>]*+)"(?: string="(true|false)")?+>'
         )
         # A value may contain any of these tags, but is unlikely to contain two in the order that
         # ends it.
-        self.value_end = re.compile(
-            rf"</{mark}parameter>\s*+(?=<{mark}parameter name=|</{mark}invoke>)"
-        )
+        value_end = re.compile(rf"</{mark}parameter>\s*+(?=<{mark}parameter name=|</{mark}invoke>)")
+        self.arguments = ArgumentTags(parameter, f"</{prefix}parameter>", value_end, parameter)
 
 
 def _scan(tags: _Tags, text: str, start: int, tools: Tools) -> CallSection | None:
@@ -76,44 +76,18 @@ def _read_invocation(
     tags: _Tags, text: str, head: re.Match[str], tools: Tools
 ) -> tuple[ParsedCall, int]:
     """Return the call that a head starts, and the position after it."""
-    name, position = head[1].strip(), head.end()
+    name, position = tool_name(head[1], tools), head.end()
+    given: dict[str, Any] = {}
     try:
-        arguments, position = _read_arguments(tags, text, position, Parameters(name, tools))
+        if text.startswith("{", skip_space(text, position)):
+            given, position = decode_object(text, skip_space(text, position), "the name")
+        arguments, position = Parameters(name, tools).read(text, position, tags.arguments, given)
         if not text.startswith(tags.invoke_end, position):
             raise FormatError(f"expected a parameter or {tags.invoke_end}")
         return checked(name, arguments), position + len(tags.invoke_end)
     except FormatError as error:
         error.name = error.name or name
         raise
-
-
-def _read_arguments(
-    tags: _Tags, text: str, position: int, parameters: Parameters
-) -> tuple[dict[str, Any], int]:
-    arguments: dict[str, Any] = {}
-    if text.startswith("{", skip_space(text, position)):
-        arguments, position = decode_object(text, skip_space(text, position), "the name")
-    while (tag := tags.parameter.match(text, position)) is not None:
-        key, end = tag[1].strip(), tags.value_end.search(text, tag.end())
-        if end is None:
-            raise FormatError(f"parameter {key!r} has no end")
-        if key in arguments:
-            raise FormatError(f"parameter {key!r} is given twice")
-        raw = text[tag.end() : end.start()]
-        arguments[key] = _value(parameters, key, raw, is_text=tag[2])
-        position = end.end()
-    return arguments, skip_space(text, position)
-
-
-def _value(parameters: Parameters, key: str, raw: str, *, is_text: str | None) -> object:
-    if is_text is None:
-        return parameters.value(key, raw)
-    if is_text == "true":
-        return raw
-    value, end = decode_json(raw.strip(), 0)
-    if end != len(raw.strip()):
-        raise FormatError(f"parameter {key!r} is not one JSON value")
-    return value
 
 
 def _format(tags: _Tags, names: tuple[str, ...], control: tuple[str, ...]) -> ToolCallFormat:

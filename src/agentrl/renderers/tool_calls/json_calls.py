@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from typing import Any
 
 from agentrl.renderers.tool_calls.call_format import (
     CallSection,
@@ -11,14 +10,19 @@ from agentrl.renderers.tool_calls.call_format import (
     ToolCallFormat,
     Tools,
     call_between,
-    call_of,
     checked,
-    decode_json,
     decode_object,
     json_call,
     nine_alphanumerics,
     refused,
+    schemas_of,
     skip_space,
+)
+from agentrl.renderers.tool_calls.call_objects import (
+    call_of,
+    is_object_next,
+    read_objects,
+    scan_bare_objects,
 )
 from agentrl.renderers.tool_calls.call_writers import (
     mistral_calls,
@@ -32,10 +36,8 @@ _CODE, _CODE_END = "<code>", "</code>"
 _PYTHON_TAG = "<|python_tag|>"
 _TOOL_CALLS = "[TOOL_CALLS]"
 # Positions at which a Mistral call gives name, id and arguments in sequence.
-_NAMED = re.compile(r"\s*+([\w./-]++)\s*+(?:\[CALL_ID\]\s*+(\w++)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
-_OPENAI_START = re.compile(r'[{\[]\s*(?:\{\s*)?"(?:tool_calls|id|type|function)"')
+_NAMED = re.compile(r"\s*+([\w./-]++)\s*+(?:\[CALL_ID\]\s*+(\w++)\s*+)?(\[ARGS\]\s*+)?(?=\{)")
 _CODE_CLOSE = re.compile(rf"{_CODE_END}\s*+(?={_CLOSE})")
-_LLAMA_START = re.compile(r'\{\s*"(?:type|name)"')
 
 
 def scan_hermes(text: str, start: int, tools: Tools) -> CallSection | None:
@@ -49,9 +51,7 @@ def scan_hermes(text: str, start: int, tools: Tools) -> CallSection | None:
 
 def _hermes_call(text: str, position: int) -> tuple[ParsedCall, int]:
     value, end = decode_object(text, skip_space(text, position), _OPEN)
-    nested = value.get("content")
-    call = call_of(nested if "name" not in value and isinstance(nested, dict) else value)
-    call, end = _with_code(text, call, skip_space(text, end))
+    call, end = _with_code(text, call_of(value), skip_space(text, end))
     if not text.startswith(_CLOSE, end):
         found = "more text" if end < len(text) else "the end of the message"
         raise FormatError(f"expected {_CLOSE} after the JSON object, found {found}", call.name)
@@ -77,37 +77,7 @@ def scan_llama3(text: str, start: int, tools: Tools) -> CallSection | None:
     begin = text.find(_PYTHON_TAG, start)
     if begin < 0:
         return None
-    return _llama3_calls(text, begin, begin + len(_PYTHON_TAG), _PYTHON_TAG)
-
-
-def scan_llama3_bare(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find the same without its tag, as Llama 3.1 and 3.2 write most of their calls."""
-    begin = skip_space(text, start)
-    if not _LLAMA_START.match(text, begin):
-        return None
-    try:
-        value, _ = decode_object(text, begin, "the beginning")
-    except FormatError:
-        return _llama3_calls(text, begin, begin, "the beginning")
-    # The reply may be an answer in JSON rather than a call.
-    if not {"parameters", "arguments"}.intersection(value):
-        return None
-    return _llama3_calls(text, begin, begin, "the beginning")
-
-
-def _llama3_calls(text: str, begin: int, position: int, preceding: str) -> CallSection:
-    calls: list[ParsedCall] = []
-    while True:
-        try:
-            value, end = decode_object(text, skip_space(text, position), preceding)
-            calls.append(call_of(value))
-        except FormatError as error:
-            calls.append(refused(error))
-            return CallSection(begin, calls, len(text))
-        after = skip_space(text, end)
-        if not text.startswith(";", after):
-            return CallSection(begin, calls, end)
-        position, preceding = after + 1, "the semicolon"
+    return read_objects(text, begin, begin + len(_PYTHON_TAG), _PYTHON_TAG)
 
 
 def scan_mistral(text: str, start: int, tools: Tools) -> CallSection | None:
@@ -118,55 +88,27 @@ def scan_mistral(text: str, start: int, tools: Tools) -> CallSection | None:
     begin = text.find(_TOOL_CALLS, start)
     if begin < 0:
         return None
-    inside = begin + len(_TOOL_CALLS)
-    try:
-        named = _NAMED.match(text, inside)
-        if named is not None:
-            arguments, end = decode_object(text, named.end(), "the tool's name")
-            return CallSection(begin, [checked(named[1], arguments, named[2] or "")], end)
-        first = skip_space(text, inside)
-        if not text.startswith(("[", "{"), first):
-            raise FormatError(f"expected a JSON array of calls after {_TOOL_CALLS}")
-        value, end = decode_json(text, first)
-    except FormatError as error:
-        next_call = text.find(_TOOL_CALLS, inside)
-        return CallSection(begin, [refused(error)], next_call if next_call >= 0 else len(text))
-    return CallSection(begin, _calls_of(value if isinstance(value, list) else [value]), end)
+    calls, position = _named_calls(text, begin + len(_TOOL_CALLS), tools)
+    if calls and not is_object_next(text, position):
+        return CallSection(begin, calls, position)
+    objects = read_objects(text, begin, position, _TOOL_CALLS)
+    return CallSection(begin, [*calls, *objects.calls], objects.end)
 
 
-def scan_openai(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find a reply that is OpenAI's `tool_calls`: `{"tool_calls": [...]}`, or the array alone."""
-    begin = skip_space(text, start)
-    if not _OPENAI_START.match(text, begin):
-        return None
-    try:
-        value, end = decode_json(text, begin)
-    except FormatError as error:
-        # The reply may be an answer in malformed JSON rather than a call.
-        is_call = '"function"' in text or '"tool_calls"' in text
-        return CallSection(begin, [refused(error)], len(text)) if is_call else None
-    calls = value.get("tool_calls", [value]) if isinstance(value, dict) else value
-    if not isinstance(calls, list) or not all(
-        isinstance(call, dict) and "function" in call for call in calls
-    ):
-        return None
-    return CallSection(begin, _calls_of([_openai_call(call) for call in calls]), end)
-
-
-def _openai_call(value: dict[str, Any]) -> object:
-    function = value["function"]
-    return {**function, "id": value.get("id", "")} if isinstance(function, dict) else function
-
-
-def _calls_of(values: list[Any]) -> list[ParsedCall]:
-    """Return a call for every value; an error in one does not affect the others."""
+def _named_calls(text: str, position: int, tools: Tools) -> tuple[list[ParsedCall], int]:
+    """Return the calls that begin with the tool's name, and where they end."""
     calls: list[ParsedCall] = []
-    for value in values or [None]:
+    while (named := _NAMED.match(text, position)) is not None:
+        if calls and not (named[3] or named[1] in schemas_of(tools)):
+            break  # a word of the text that follows
         try:
-            calls.append(call_of(value))
+            arguments, position = decode_object(text, named.end(), "the tool's name")
+            calls.append(checked(named[1], arguments, named[2] or ""))
         except FormatError as error:
-            calls.append(refused(error))
-    return calls
+            next_call = text.find(_TOOL_CALLS, position)
+            error.name = named[1]
+            return [*calls, refused(error)], next_call if next_call >= 0 else len(text)
+    return calls, position
 
 
 HERMES = ToolCallFormat(
@@ -179,7 +121,7 @@ HERMES = ToolCallFormat(
 )
 LLAMA3 = ToolCallFormat(
     scan_llama3,
-    scan_llama3_bare,
+    scan_bare_objects,
     control=(_PYTHON_TAG,),
     begin=json_call("", "parameters"),
     write=one_by_one(named_object("parameters"), "; "),
@@ -198,7 +140,7 @@ MISTRAL = ToolCallFormat(
     giveaways=(_TOOL_CALLS,),
 )
 OPENAI = ToolCallFormat(
-    scan_leading=scan_openai,
+    scan_leading=scan_bare_objects,
     own_id=re.compile(r"[\w.:-]{1,128}"),
     write=openai_calls,
     names=("openai",),

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
 
 from agentrl.renderers.tool_calls.call_format import (
     CallSection,
@@ -16,6 +15,7 @@ from agentrl.renderers.tool_calls.call_format import (
     decode_object,
     refused,
     skip_space,
+    tool_name,
 )
 from agentrl.renderers.tool_calls.call_writers import (
     CallToWrite,
@@ -25,18 +25,28 @@ from agentrl.renderers.tool_calls.call_writers import (
     glm_call,
     one_by_one,
 )
-from agentrl.renderers.tool_calls.typed_values import Parameters
+from agentrl.renderers.tool_calls.typed_values import ArgumentTags, Parameters
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
-# A value may contain any of these tags, but is unlikely to contain two in the order that ends it.
-_PARAMETER_END = re.compile(r"</parameter>\s*+(?=<parameter=|</function>\s*+</tool_call>)")
 _FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
+_CODER_ARGUMENTS = ArgumentTags(
+    re.compile(r"<parameter=([^<>\n]*+)>\n?"),
+    "</parameter>",
+    # A value may contain any of these tags, but is unlikely to contain two in the order that ends
+    # it.
+    re.compile(r"\n?</parameter>\s*+(?=<parameter=|</function>\s*+</tool_call>)"),
+    re.compile(r"<parameter=[^<>\n]*+>\n|<function=[^<>\n]*+>\s*+<parameter="),
+)
 
 _GLM_NAME = re.compile(r"\s*([^\s<][^\n<]*)")
-_GLM_KEY = re.compile(r"\s*<arg_key>([^<\n]*)</arg_key>\s*<arg_value>")
-_GLM_VALUE_END = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
+_GLM_KEY = re.compile(r"<arg_key>([^<\n]*+)</arg_key>\s*+<arg_value>")
+_GLM_ARGUMENTS = ArgumentTags(
+    _GLM_KEY,
+    "</arg_value>",
+    re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))"),
+    _GLM_KEY,
+)
 
 _KIMI_SECTION, _KIMI_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _KIMI_CALL, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
@@ -71,19 +81,8 @@ def _xml_call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
     function = _FUNCTION.match(text, position)
     if function is None:
         raise FormatError(f"expected <function=NAME> after {_OPEN}")
-    name, position = function[1].strip(), function.end()
-    parameters = Parameters(name, tools)
-    arguments: dict[str, Any] = {}
-    while (parameter := _PARAMETER.match(text, position)) is not None:
-        key = parameter[1].strip()
-        end = _PARAMETER_END.search(text, parameter.end())
-        if end is None:
-            raise FormatError(f"parameter {key!r} has no end", name)
-        raw = text[parameter.end() : end.start()].removeprefix("\n").removesuffix("\n")
-        if key in arguments:
-            raise FormatError(f"parameter {key!r} is given twice", name)
-        arguments[key] = parameters.value(key, raw)
-        position = end.end()
+    name = tool_name(function[1], tools)
+    arguments, position = Parameters(name, tools).read(text, function.end(), _CODER_ARGUMENTS, {})
     end = _FUNCTION_END.match(text, position)
     if end is None:
         raise FormatError(f"expected a parameter or </function> and {_CLOSE}", name)
@@ -103,19 +102,8 @@ def _glm_call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
     head = _GLM_NAME.match(text, position)
     if head is None:
         raise FormatError(f"expected the tool's name after {_OPEN}")
-    name, position = head[1].strip(), head.end()
-    parameters = Parameters(name, tools)
-    arguments: dict[str, Any] = {}
-    while (tag := _GLM_KEY.match(text, position)) is not None:
-        key = tag[1].strip()
-        end = _GLM_VALUE_END.search(text, tag.end())
-        if end is None:
-            raise FormatError(f"argument {key!r} has no end", name)
-        if key in arguments:
-            raise FormatError(f"argument {key!r} is given twice", name)
-        arguments[key] = parameters.value(key, text[tag.end() : end.start()])
-        position = end.end()
-    position = skip_space(text, position)
+    name = tool_name(head[1], tools)
+    arguments, position = Parameters(name, tools).read(text, head.end(), _GLM_ARGUMENTS, {})
     if not text.startswith(_CLOSE, position):
         raise FormatError(f"expected <arg_key> or {_CLOSE}", name)
     return checked(name, arguments), position + len(_CLOSE)
@@ -123,37 +111,39 @@ def _glm_call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
 
 def scan_kimi_k2(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`."""
-    return _scan_calls(text, start, (_KIMI_SECTION, _KIMI_SECTION_END), _KIMI_CALL, _kimi_call)
+    section = (_KIMI_SECTION, _KIMI_SECTION_END)
+    return _scan_calls(text, start, section, _KIMI_CALL, partial(_kimi_call, tools))
 
 
-def _kimi_call(text: str, position: int) -> tuple[ParsedCall, int]:
+def _kimi_call(tools: Tools, text: str, position: int) -> tuple[ParsedCall, int]:
     head = _KIMI_HEAD.match(text, position)
     if head is None:
         raise FormatError(f"expected functions.NAME:NUMBER and {_KIMI_ARGUMENTS}")
+    name = tool_name(head[2], tools)
     try:
         arguments, end = decode_object(text, head.end(), _KIMI_ARGUMENTS)
-        return checked(head[2], arguments, head[1]), _skip_close(text, end, _KIMI_END)
+        return checked(name, arguments, head[1]), _skip_close(text, end, _KIMI_END)
     except FormatError as error:
-        raise FormatError(str(error), head[2]) from None
+        raise FormatError(str(error), name) from None
 
 
 def scan_deepseek(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find DeepSeek's calls: V3 and R1 fence the arguments, V3.1 does not."""
     section = (_DEEPSEEK_SECTION, _DEEPSEEK_SECTION_END)
-    return _scan_calls(text, start, section, _DEEPSEEK_CALL, _deepseek_call)
+    return _scan_calls(text, start, section, _DEEPSEEK_CALL, partial(_deepseek_call, tools))
 
 
-def _deepseek_call(text: str, position: int) -> tuple[ParsedCall, int]:
+def _deepseek_call(tools: Tools, text: str, position: int) -> tuple[ParsedCall, int]:
     head = _DEEPSEEK_HEAD.match(text, position)
     if head is None:
         raise FormatError(f"expected NAME{_DEEPSEEK_SEPARATOR}")
     name, position = head[1].strip(), head.end()
     fence = _FENCED.match(text, position) if name == "function" else None
+    name = tool_name(name if fence is None else fence[1], tools)
     try:
         if fence is None:
             arguments, end = decode_object(text, skip_space(text, position), _DEEPSEEK_SEPARATOR)
         else:
-            name = fence[1].strip()
             arguments, end = decode_object(text, fence.end(), "the fence")
             end = _skip_close(text, end, "```")
         return checked(name, arguments), _skip_close(text, end, _DEEPSEEK_END)

@@ -18,18 +18,20 @@ from agentrl.renderers.tool_calls.call_format import (
     ToolCallFormat,
     Tools,
     block_end,
-    call_of,
     checked,
     decode_json,
     refused,
     skip_space,
 )
+from agentrl.renderers.tool_calls.call_objects import calls_of
 from agentrl.renderers.tool_calls.call_writers import between, one_by_one, python_call
 
 _BEGIN, _END = "<|tool_call_start|>", "<|tool_call_end|>"
 _PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[^\W\d][\w.-]*")
 _LIST_START = re.compile(r"\[\s*[^\W\d][\w.-]*\s*\(")
+_NEXT_LIST = re.compile(rf"\s*+[,;]?\s*+(?={_LIST_START.pattern})")
+_OBJECT_LIST = re.compile(r"\s*+\[\s*+\{")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _STRING_START = re.compile(r"[rRuU]?('''|\"\"\"|'|\")")
 _FENCE = re.compile(r"\s*```(?:python|py)?[ \t]*\n?")
@@ -60,19 +62,20 @@ def scan_pythonic_bare(text: str, start: int, tools: Tools) -> CallSection | Non
 
 
 def _list_section(text: str, begin: int, position: int) -> CallSection:
+    reader = _Reader(text, position)
+    calls: list[ParsedCall] = []
     try:
-        reader = _Reader(text, position)
-        reader.expect("[")
-        calls = list(reader.calls("]", dividers=","))
-        reader.expect("]")
-        end = reader.position
+        calls += reader.call_list()
+        while (following := _NEXT_LIST.match(text, reader.position)) is not None:
+            reader.position = following.end()
+            calls += reader.call_list()
     except FormatError as error:
-        calls, end = [refused(error)], _end_of_mark(text, position, _PYTHON_END)
-    else:
-        after = skip_space(text, end)
-        if text.startswith(_PYTHON_END, after):
-            end = after + len(_PYTHON_END)
-    return CallSection(begin, calls or [refused(FormatError("the list holds no call"))], end)
+        calls.append(refused(error))
+        return CallSection(begin, calls, _end_of_mark(text, position, _PYTHON_END))
+    end = reader.position
+    if reader.is_next(_PYTHON_END):
+        end = reader.position + len(_PYTHON_END)
+    return CallSection(begin, calls, end)
 
 
 def scan_minicpm(text: str, start: int, tools: Tools) -> CallSection | None:
@@ -103,16 +106,11 @@ def scan_lfm2(text: str, start: int, tools: Tools) -> CallSection | None:
     inside = begin + len(_BEGIN)
     reader = _Reader(text, inside)
     try:
-        reader.expect("[")
-        if text.startswith("{", skip_space(text, reader.position)):
+        if _OBJECT_LIST.match(text, inside):
             value, reader.position = decode_json(text, skip_space(text, inside))
-            assert isinstance(value, list)
-            calls = [call_of(item) for item in value]
+            calls = calls_of(value)
         else:
-            calls = list(reader.calls("]", dividers=","))
-            reader.expect("]")
-        if not calls:
-            raise FormatError("the list holds no call")
+            calls = reader.call_list()
         reader.expect(_END)
     except FormatError as error:
         return CallSection(begin, [refused(error)], block_end(text, inside, _BEGIN, _END))
@@ -126,6 +124,15 @@ def _end_of_mark(text: str, start: int, mark: str) -> int:
 
 class _Reader(CallReader):
     """Reads calls and literals."""
+
+    def call_list(self) -> list[ParsedCall]:
+        """Read calls between brackets."""
+        self.expect("[")
+        calls = list(self.calls("]", dividers=","))
+        self.expect("]")
+        if not calls:
+            raise FormatError("the list holds no call")
+        return calls
 
     def calls(self, end: str, *, dividers: str) -> Iterator[ParsedCall]:
         """Yield calls until `end` is next."""
@@ -207,6 +214,8 @@ class _Reader(CallReader):
             if not isinstance(key, str):
                 raise FormatError("the keys of an object are strings")
             self.expect(":")
+            if key in items:
+                raise FormatError(f"the key {key!r} is given twice")
             items[key] = self._value(depth + 1)
             if not self.is_next("}"):
                 self.expect(",")

@@ -1,10 +1,19 @@
 """Values that a format writes as plain text: the tool's schema determines their types."""
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from agentrl.renderers.tool_calls.call_format import FormatError, Tools, decode_json
+from agentrl.renderers.tool_calls.call_format import (
+    SHOWN_CHARS,
+    FormatError,
+    Tools,
+    decode_json,
+    is_name,
+    schemas_of,
+    skip_space,
+)
 
 _MAX_REFERENCES = 16
 _KIND_NAMES = {
@@ -18,25 +27,83 @@ _KIND_NAMES = {
 }
 
 
+class ArgumentTags(NamedTuple):
+    """How a format marks the arguments of a call."""
+
+    open: re.Pattern[str]
+    """The tag in front of a value; its groups are the key and, where formats say so, whether the
+    value is text (`true` or `false`).
+    """
+    close: str
+    """The tag behind a value."""
+    end: re.Pattern[str]
+    """The end of a value: `close`, in front of what may follow it."""
+    next: re.Pattern[str]
+    """The beginning of another argument, whichever its key: a text does not hold it alone."""
+
+
 class Parameters:
     """The parameters of one tool; none for an unknown tool."""
 
     def __init__(self, name: str, tools: Tools) -> None:
         """Look the tool up."""
         self._name = name
-        functions = (tool.get("function", tool) for tool in tools)
-        schema = next((f.get("parameters") for f in functions if f.get("name") == name), None)
-        self._schema: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+        self._schemas = schemas_of(tools)
+        self._schema = self._schemas.get(name, {})
 
-    def value(self, key: str, raw: str) -> object:
+    def read(
+        self, text: str, start: int, tags: ArgumentTags, given: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], int]:
+        """Return the arguments from `start` on, with those already given, and where they end.
+
+        Raises:
+            FormatError: a part cannot be read, or a value goes on into the next argument.
+        """
+        arguments, position = dict(given), skip_space(text, start)
+        while (tag := tags.open.match(text, position)) is not None:
+            key = self._key(tag[1])
+            end = tags.end.search(text, tag.end())
+            if end is None or self._holds_another(text[tag.end() : end.start()], tags):
+                raise FormatError(f"parameter {key!r} has no end", self._name)
+            if key in arguments:
+                raise FormatError(f"parameter {key!r} is given twice", self._name)
+            raw = text[tag.end() : end.start()]
+            arguments[key] = self._value(key, raw, *tag.groups()[1:])
+            position = skip_space(text, end.end())
+        return arguments, position
+
+    def _key(self, written: str) -> str:
+        key = written.strip()
+        if not is_name(key) and key not in _properties(self._schema):
+            raise FormatError(f"{key[:SHOWN_CHARS]!r} is not the name of a parameter", self._name)
+        return key
+
+    def _holds_another(self, raw: str, tags: ArgumentTags) -> bool:
+        """Return whether a value includes another argument, because its own end is missing.
+
+        A value may hold tags, as code about them does; but there, each has its end.
+        """
+        closed = raw.rfind(tags.close)
+        rest = raw if closed < 0 else raw[closed + len(tags.close) :]
+        if tags.next.search(rest):
+            return True
+        keys = {tag[1].strip() for tag in tags.open.finditer(rest)}
+        return any(keys & _properties(schema).keys() for schema in self._schemas.values())
+
+    def _value(self, key: str, raw: str, is_text: str | None = None) -> object:
         """Return the value that a parameter's text represents.
 
         Raises:
             FormatError: it represents none of the types that the schema admits.
         """
-        properties = self._schema.get("properties")
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        kinds = self._kinds(schema, _MAX_REFERENCES)
+        if is_text == "true":
+            return raw
+        if is_text == "false":
+            value, end = decode_json(raw.strip(), 0)
+            if end != len(raw.strip()):
+                raise FormatError(f"parameter {key!r} is not one JSON value", self._name)
+            return value
+        kinds = self._kinds(_properties(self._schema).get(key), _MAX_REFERENCES)
         if not kinds or kinds == {"string"}:
             return raw
         value = _as_json(raw.strip())
@@ -72,6 +139,11 @@ class Parameters:
             name = step.replace("~1", "/").replace("~0", "~")
             found = found.get(name) if isinstance(found, Mapping) else None
         return found if path else None
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _as_json(text: str) -> object:
