@@ -195,6 +195,7 @@ ROWS: dict[str, list[tuple[str, str, list[Any]]]] = {
         ("gemma4", "<|tool_call>write{}<tool_call|>", [error("expected call:NAME{")]),
         ("minimax_m2", "<minimax:tool_call>f()", [error("expected an invoke tag")]),
         ("harmony", in_harmony("to=functions.write", "a"), [error("expected a JSON", "write")]),
+        ("harmony", in_harmony("functions.write", "{}"), [error("expected to=functions.NAME")]),
         ("pythonic", "<|python_start|>f()<|python_end|>", [error("expected '['")]),
     ],
     "odd name": [
@@ -284,6 +285,11 @@ ROWS: dict[str, list[tuple[str, str, list[Any]]]] = {
             in_glm(
                 "<arg_key>path</arg_key><arg_value>a<arg_key>text</arg_key><arg_value>b</arg_value>"
             ),
+            [error("'path' has no end", "write")],
+        ),
+        (
+            "glm45",
+            in_glm("<arg_key>path</arg_key><arg_value>a\ntext\n<arg_value>b</arg_value>"),
             [error("'path' has no end", "write")],
         ),
         (

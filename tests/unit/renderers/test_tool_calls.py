@@ -376,6 +376,17 @@ def test_a_reply_may_break_off_anywhere(format_: str) -> None:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
+def test_a_word_in_the_wrong_place_of_a_call_is_kept_or_told(format_: str) -> None:
+    text = written(format_, "price", {"item": "lamp", "shop": {"id": 3}})
+    text = re.sub(r'"id": "\w+", |, "id": "\w+"', "", text)  # the call's id is no part of it
+    for word in (" odd ", "\nodd\n", '"odd"', ', "x": "odd"', '"x": "odd", ', ", x='odd'", "odd="):
+        for position in range(len(text) + 1):
+            reply = read(format_, text[:position] + word + text[position:])
+            kept = f"{reply.tool_calls} {reply.content}"
+            assert "odd" in kept or any(call.format_error for call in reply.tool_calls)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize(
     "piece",
     [

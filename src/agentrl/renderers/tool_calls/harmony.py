@@ -57,6 +57,10 @@ def split_channels(text: str, tools: Tools = ()) -> SplitReply:
         channel, recipient = _NAMED_CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None and recipient[1] != "assistant":
             calls.append(_call(recipient[1], header, body, tools))
+        elif recipient is None and _FUNCTIONS in header:
+            calls.append(
+                refused(FormatError(f"expected to={_FUNCTIONS}NAME in front of {_MESSAGE}"))
+            )
         elif channel is not None and channel[1] == "analysis":
             reasoning.append(body)
         else:

@@ -40,12 +40,11 @@ _CODER_ARGUMENTS = ArgumentTags(
 )
 
 _GLM_NAME = re.compile(r"\s*([^\s<][^\n<]*)")
-_GLM_KEY = re.compile(r"<arg_key>([^<\n]*+)</arg_key>\s*+<arg_value>")
 _GLM_ARGUMENTS = ArgumentTags(
-    _GLM_KEY,
+    re.compile(r"<arg_key>([^<\n]*+)</arg_key>\s*+<arg_value>"),
     "</arg_value>",
     re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))"),
-    _GLM_KEY,
+    re.compile("<arg_value>"),
 )
 
 _KIMI_SECTION, _KIMI_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
