@@ -117,8 +117,15 @@ def calls_of(value: object) -> list[ParsedCall]:
     return calls
 
 
+def _call_list(value: object) -> object:
+    """Return what OpenAI's message of calls holds, or None for anything else."""
+    found = value.get(_TOOL_CALLS) if isinstance(value, dict) else None
+    return found if isinstance(found, list | dict) else None
+
+
 def _listed(value: object) -> list[Any]:
-    if isinstance(value, dict) and isinstance(value.get(_TOOL_CALLS), (list, dict)):
+    found = _call_list(value)
+    if isinstance(value, dict) and found is not None:
         lost = [
             key
             for key, part in value.items()
@@ -126,7 +133,7 @@ def _listed(value: object) -> list[Any]:
         ]
         if lost:
             raise FormatError(f'a message of calls has nothing beside "tool_calls": {_shown(lost)}')
-        value = value[_TOOL_CALLS]
+        value = found
     values = value if isinstance(value, list) else [value]
     if not values:
         raise FormatError("the array holds no call")
@@ -180,9 +187,8 @@ def scan_bare_objects(text: str, start: int, tools: Tools) -> CallSection | None
         is_call = named is not None and named[1] in schemas_of(tools)
         is_call = is_call or _CALL_KEYS.search(text, begin) is not None
     else:
-        has_list = isinstance(value, dict) and isinstance(value.get(_TOOL_CALLS), (list, dict))
         values = value if isinstance(value, list) else [value]
-        is_call = has_list or any(_is_call(item, tools) for item in values)
+        is_call = any(_call_list(item) or _is_call(item, tools) for item in values)
     return read_objects(text, begin, begin, "") if is_call else None
 
 

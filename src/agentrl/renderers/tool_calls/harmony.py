@@ -29,7 +29,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]{1,256}+)")
 _CALL_HEADER = re.compile(
     rf"\s*+(?:{re.escape(_START)})?+(?:assistant)?+"
     rf"(?:\s*+(?:to=[^\s<]++|{re.escape(_CHANNEL)}\w++))++"
-    r"\s*+(?:<\|constrain\|>)?+\w*+\s*+"
+    r"\s*+(?:<\|constrain\|>)?+[\w/+.-]*+\s*+"
 )
 _FUNCTIONS = "functions."
 

@@ -39,7 +39,7 @@ class ArgumentTags(NamedTuple):
     end: re.Pattern[str]
     """The end of a value: `close`, in front of what may follow it."""
     next: re.Pattern[str]
-    """The beginning of another argument, whichever its key: a text does not hold it alone."""
+    """The beginning of another argument, whichever its key; a text seldom holds it without an end."""
 
 
 class Parameters:
