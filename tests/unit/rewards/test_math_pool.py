@@ -1,4 +1,5 @@
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -41,12 +42,59 @@ async def test_an_endless_comparison_ends_and_holds_nobody_up() -> None:
             ticks += 1
 
     ticking = asyncio.create_task(tick())
-    verdict = await pool.compare("9^{9^{9^{9}}}", ("2",))
+    verdict = await pool.compare("(x+y+z)^{300}", ("2",))
     ticking.cancel()
     assert (verdict.value, verdict.detail) == (0.0, "comparison timed out after 1 s")
     assert ticks > 10
     assert (await pool.compare("2", ("2.0",))).value == 1.0
     pool.close()
+
+
+HOSTILE = [
+    "9^{9^{9^{9}}}",
+    "10^{1000000000}",
+    "1000000!",
+    "9!!!!",
+    "\\prod_{k=1}^{1000000000} k",
+    "\\binom{1000000}{500000}",
+    "9" * 9000,
+    "(" * 4000 + "1" + ")" * 4000,
+    "\\{" * 4000,
+    "-" * 9000 + "1",
+    "x" * 9000,
+    "1," * 4000 + "1",
+    "5 " + "m " * 4000,
+    "1:" * 4000 + "1",
+    "4\u0301" * 4000,
+    "$" * 9000,
+    "sqrt(" * 1800,
+]
+
+
+async def test_hostile_answers_are_wrong_at_once() -> None:
+    pool = MathPool(num_workers=1, cpu_seconds=1.0)
+    await pool.compare("1", ("2",))
+    for hostile in HOSTILE:
+        verdict = await pool.compare(hostile, ("2",))
+        assert verdict.value == 0.0, hostile[:20]
+        assert "timed out" not in verdict.detail, hostile[:20]
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "__import__('os').mkdir('PATH')",
+        "\\text{__import__('os').mkdir('PATH')}",
+        "$__import__('os').mkdir('PATH')$",
+        "1 + __import__('os').mkdir('PATH')",
+        "x_{__import__('os').mkdir('PATH')}",
+    ],
+)
+async def test_code_in_an_answer_does_not_run(code: str, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    assert await value(code.replace("PATH", str(made)), "2") == 0.0
+    assert not made.exists()
 
 
 async def test_a_worker_that_fails_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
