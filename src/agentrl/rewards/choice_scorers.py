@@ -10,6 +10,8 @@ from agentrl.rewards.text_scorers import normalize_text
 from agentrl.schema import GroundTruth
 
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]*(?:\s.*)?", re.DOTALL)
+_ONE_LETTER = re.compile(r"[A-Za-z]")
+_BRACKETED = re.compile(r"[(\[]([A-Za-z])[)\]]")
 _FENCE = re.compile(r"\A```\w*\n(.*)\n```\Z", re.DOTALL)
 
 
@@ -20,18 +22,20 @@ async def choice(answer: str, truth: GroundTruth) -> Verdict:
     The reference is the letter; the texts of right choices are further right answers.
     """
     text = answer.strip()
-    given = normalize_text(text)
-    # Text first: a choice may begin with a single letter ("A dog"), which is no answer A.
-    if any(len(right) > 1 and given == normalize_text(right) for right in truth.accepted):
+    given, letter = normalize_text(text), _chosen_letter(text)
+    texts = [right.strip() for right in truth.accepted if not _ONE_LETTER.fullmatch(right.strip())]
+    # Text first: "C. elegans" may be the text of a choice. "A. Paris" is not Paris without an article.
+    if any(_chosen_letter(one) == letter and given == normalize_text(one) for one in texts):
         return Verdict(1.0, detail=text)
-    letter = _chosen_letter(text)
     correct = letter is not None and letter in {right.strip().upper() for right in truth.accepted}
     return Verdict(float(correct), detail=letter or "no letter")
 
 
 def _chosen_letter(text: str) -> str | None:
     found = _LETTER.fullmatch(text)
-    if found is None:
+    if found is None or any(
+        other.upper() != found[1].upper() for other in _BRACKETED.findall(text)
+    ):
         return None
     # "A dog" is a text, "A. dog" and "(A) dog" name a letter.
     marked = len(text) == 1 or not text[:1].isalpha() or not text[1:2].isspace()

@@ -10,11 +10,12 @@ determines how an answer is parsed:
 
 The rules are those of the benchmark, so that scores are comparable with published ones.
 Two of them surprise authors of references: `1,000` is a list of two elements, not a number (write
-`1000`), and a unit turns a number into a text (`17 m` accepts `17m`, not `17`). Two are corrected:
+`1000`), and a unit turns a number into a text (`17 m` accepts `17m`, not `17`). Four are corrected:
 the benchmark reads any answer that is not a number as infinity, so that a reference `inf` would
 accept all of them; here only an infinite answer equals it. A reference `Nan` (a name) is a number
-that equals nothing there, and a text here. A rollout without an answer scores 0, even where the
-reference is `None`.
+that equals nothing there, and a text here, and so is `1_0`. Of texts, punctuation that carries
+meaning counts (see `em`): `1.5 m` is not `15 m`, and `!` is not an empty answer. A rollout without
+an answer scores 0, even where the reference is `None`.
 """
 
 import math
@@ -29,7 +30,13 @@ from agentrl.rewards.factory import MCPScorerFactory, Verdict
 from agentrl.schema import GroundTruth
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_MARK = f"[{re.escape(string.punctuation)}]"
+_PUNCTUATION = re.compile(
+    rf"(?<=\d),(?=\d{{3}}(?!\d))|(?P<meant>(?<=\d){_MARK}(?=\d)|(?<![^\W_])[.-](?=[$£€]?\.?\d)|"
+    rf"(?<=[^\W\d_])[+#]+|(?<=\b[a-z])-(?!\w)|(?<=\b[a-z]{{2}})-(?!\w)|[<>=^])|{_MARK}"
+)
+"""Punctuation; `meant` is that which carries meaning: within or before a number, or behind a name."""
+_MINUS = "\N{MINUS SIGN}"
 _NOT_IN_NUMBERS = str.maketrans("", "", "$%,")
 _DIVIDERS = re.compile("[,;]")
 _SPACE = re.compile(r"\s")
@@ -58,16 +65,31 @@ async def reported(answer: str, truth: GroundTruth) -> Verdict:
 
 @MCPScorerFactory.register_scorer("em", needs_answer=True, compares_text=True)
 async def exact_match(answer: str, truth: GroundTruth) -> Verdict:
-    """Return 1 if the answer equals a correct one, ignoring case, punctuation, articles and spacing."""
+    """Return 1 if the answer equals a correct one, ignoring case, punctuation, articles and spacing.
+
+    This is the exact match of SQuAD and Natural Questions, which would pay `5` for `-5` and `C#` for
+    `C++`. It departs from it in these points:
+
+    - Punctuation counts where it carries meaning: the sign of a number and all within one (`1.5`,
+      `10:30`, `1/2`), except a comma between thousands; `+` and `#` behind a letter, the charge or
+      grade in `O-`, and `<`, `>`, `=` and `^`.
+    - An answer of nothing but punctuation or articles (`>`, `A`) is compared as it is.
+    - Unicode is normalized (NFKC), so that full-width letters equal narrow ones.
+    """
     normalized = normalize_text(answer)
     correct = any(normalized == normalize_text(right) for right in truth.accepted)
     return Verdict(float(correct), detail=normalized)
 
 
 def normalize_text(text: str) -> str:
-    """Return text in lower case without punctuation, articles and superfluous space."""
-    text = " ".join(map(_nfkc, text.split())).casefold().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", text).split())
+    """Return text in lower case without articles, superfluous space and meaningless punctuation."""
+    folded = " ".join(map(_nfkc, text.split())).casefold().replace(_MINUS, "-")
+    bare = _without_punctuation(folded)
+    return " ".join(_ARTICLES.sub(" ", bare).split()) or " ".join(bare.split()) or folded
+
+
+def _without_punctuation(text: str) -> str:
+    return _PUNCTUATION.sub(lambda mark: mark["meant"] or "", text)
 
 
 def _nfkc(word: str) -> str:
@@ -111,7 +133,8 @@ def gaia_equal(answer: str, right: str) -> bool:
     if _number(right) is not None:
         return _same_number(answer, right)
     if not _DIVIDERS.search(right):
-        return _bare(answer).translate(_PUNCTUATION) == _bare(right).translate(_PUNCTUATION)
+        one, other = _bare(answer), _bare(right)
+        return (_without_punctuation(one) or one) == (_without_punctuation(other) or other)
     elements, expected = _DIVIDERS.split(answer), _DIVIDERS.split(right)
     return len(elements) == len(expected) and all(map(_same_element, elements, expected))
 
@@ -132,7 +155,8 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return None if math.isnan(value) else value
+    # Python allows 1_0 for 10.
+    return None if math.isnan(value) or "_" in text else value
 
 
 def _bare(text: str) -> str:

@@ -34,6 +34,43 @@ async def test_exact_compares_characters(
         ("a lamp", "LAMP", 1.0),
         ("lamp", "lamps", 0.0),
         ("\uff21\uff22\uff23", "abc", 1.0),
+        # as in SQuAD
+        ("The U.S.", "us", 1.0),
+        ("Saint-Denis", "saintdenis", 1.0),
+        ("the 1,000 islands.", "1000 islands", 1.0),
+        ("COVID-19", "covid19", 1.0),
+        ("rock 'n' roll", "rock n roll", 1.0),
+        ("$5", "5", 1.0),
+        ("50%", "50", 1.0),
+        ("No. 5", "No 5", 1.0),
+        ("**Paris**", "Paris", 1.0),
+        ("Dr. Who!", "dr who", 1.0),
+        # signs, points and what else stands in a number
+        ("-5", "5", 0.0),
+        ("\N{MINUS SIGN}5", "-5", 1.0),
+        ("-$5", "$5", 0.0),
+        ("1.5", "15", 0.0),
+        (".5", "5", 0.0),
+        ("1,5", "15", 0.0),
+        ("10:30", "1030", 0.0),
+        ("1/2", "12", 0.0),
+        ("2-1", "21", 0.0),
+        ("1,234,567", "1234567", 1.0),
+        ("1.5.", "1.5", 1.0),
+        # names with signs, and signs alone
+        ("C++", "C#", 0.0),
+        ("C++", "C", 0.0),
+        ("c++.", "C++", 1.0),
+        ("O-", "O+", 0.0),
+        ("AB-", "AB", 0.0),
+        (">", "<", 0.0),
+        (">", ">", 1.0),
+        ("x < 5", "x > 5", 0.0),
+        ("A", ">", 0.0),
+        ("A", "the", 0.0),
+        ("a", "A", 1.0),
+        ("!", "?", 0.0),
+        ("", "!", 0.0),
     ],
 )
 async def test_em_compares_normalised_text(answer: str, right: str, expected: float) -> None:
@@ -84,6 +121,13 @@ async def test_lists_are_compared_element_by_element(
         ("sea-gull", "Sea gull", 1.0),
         ("a seagull", "seagull", 0.0),
         ("true", True, 1.0),
+        ("", "!", 0.0),
+        ("!", "!", 1.0),
+        ("15 m", "1.5 m", 0.0),
+        ("C#", "C++", 0.0),
+        ("1_0", "10", 0.0),
+        ("10", "1_0", 0.0),
+        ("1_0", "1_0", 1.0),
     ],
 )
 async def test_text_is_compared_without_space_case_and_punctuation(
@@ -107,6 +151,29 @@ async def test_the_traps_of_the_rules_are_as_documented() -> None:
     # A missing answer is not the word None.
     assert await value(None, "None") == 0.0
     assert await value("none", "None") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "accepted", "expected"),
+    [
+        ("b", ("B", "Paris"), 1.0),
+        ("(B) Paris", ("B", "Paris"), 1.0),
+        ("Paris.", ("B", "Paris"), 1.0),
+        ("A. Paris", ("B", "Paris"), 0.0),
+        ("A dog", ("B", "dog"), 1.0),
+        ("C. elegans", ("B", "C. elegans"), 1.0),
+        ("5", ("B", "5"), 1.0),
+        ("-5", ("B", "5"), 0.0),
+        ("15", ("B", "1.5"), 0.0),
+        ("!", ("B", "The"), 0.0),
+        ("(A) or (B)", ("A", "Paris"), 0.0),
+        ("(1)", ("1", "Paris"), 1.0),
+    ],
+)
+async def test_choice_takes_the_letter_or_the_text(
+    answer: str, accepted: tuple[str, ...], expected: float
+) -> None:
+    assert await value(answer, *accepted, scorer="choice") == expected
 
 
 async def test_further_right_answers_count() -> None:
