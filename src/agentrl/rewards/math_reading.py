@@ -72,6 +72,7 @@ _NAMES = re.compile(
     r"infinity|theta|infty)(?![A-Za-z])"
 )
 _ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s*\(([^()]*)\)")
+_ROOT_SIGN = re.compile(r"√\s*(\d+|[A-Za-z]|(?=\())", re.ASCII)
 _PRIME = re.compile(r"(?<=[A-Za-z])('+)")
 _POWER_SIGN = re.compile(r"\^\s*(-\s*\w+)")
 _PRODUCT = re.compile(r"((?<![\w^{}.])\d+|(?<=\)))\s*(?=\(|\\[dt]?(?:frac|binom))", re.ASCII)
@@ -80,7 +81,7 @@ _BINOMIAL = re.compile(rf"\\[dt]?binom.{{0,50}}?\d{{{_MAX_BINOMIAL_DIGITS + 1}}}
 _COMPLEX = re.compile(r"(?<![A-Za-z\\_])i(?![A-Za-z])|\\(?:imath|det|Re|Im|arg)\b|\\mathbb\{C\}")
 _SIGNS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "∞": r"\infty ", "π": r"\pi "}  # noqa: RUF001
-    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "√": r"\sqrt ", "²": "^2"}  # noqa: RUF001
+    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "²": "^2"}  # noqa: RUF001
     | {"³": "^3", "½": " 1/2", "¼": " 1/4", "¾": " 3/4"}
 )
 
@@ -146,6 +147,7 @@ def _bare(text: str) -> str:
     text = _INTRODUCTION.sub("", text.strip(_EMPHASIS), count=1).strip(_EMPHASIS)
     text = _FULL_STOP.sub("", text).strip(_EMPHASIS)
     text = _NUMBER_AS_TEXT.sub(r"\1", _formula(text))
+    text = _ROOT_SIGN.sub(lambda root: f"\\sqrt{{{root[1]}}}" if root[1] else "sqrt", text)
     return text.translate(_SIGNS).replace("\\!", "").replace("**", "^").strip()
 
 

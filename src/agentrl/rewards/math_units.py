@@ -41,7 +41,7 @@ _SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3} | {
 }
 _SHORT = {"mph": "mile/hour", "kmh": "km/h", "kph": "km/h", "sqft": "square feet"}
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_NO_BASES = {"unit", "of"}
+_NO_BASES = {"unit", "of", "st", "nd", "rd", "th"}
 _NO_UNITS = frozenset(
     [
         "and",
@@ -104,7 +104,7 @@ def parse_unit(text: str, *, is_marked: bool) -> Unit | None:
     for token in _TOKEN.finditer(_written_out(text)):
         word = _spelled(token["word"] or "per")
         words.append(word)
-        if word == "per":
+        if word == "per" or (word == "a" and len(words) > 1):
             sign = -1
         elif word in _POWERS:
             power = _POWERS[word]
