@@ -9,8 +9,11 @@ import pytest
 
 from agentrl import plugin_registry
 from agentrl.cli.main import commands
+from agentrl.config.loading import build_config
 from agentrl.errors import ConfigError
 from agentrl.plugin_registry import Plugin, PluginCommand, hooks, imported, loaded_hook
+from agentrl.renderers.tool_calls.call_format_registry import get_tool_call_format
+from agentrl.renderers.tool_calls.json_calls import HERMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +101,22 @@ def test_a_plugin_cannot_replace_a_command(monkeypatch: pytest.MonkeyPatch) -> N
         assert "new" in commands()
     finally:
         commands.cache_clear()
+
+
+def test_a_format_of_tool_calls_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = "agentrl.renderers.tool_calls.json_calls:HERMES"
+    mine = Plugin(tool_call_formats={"mine": target})
+    monkeypatch.setattr(plugin_registry, "installed_plugins", lambda: {"mine": mine})
+    assert get_tool_call_format("mine") is HERMES
+    with pytest.raises(ConfigError, match=r"did you mean 'mine'\?"):
+        get_tool_call_format("mines")
+
+
+def test_an_unknown_server_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--inference_backend vllm: unknown \(known: sglang, emb"
+    ):
+        build_config({"inference_backend": "vllm", "model_name_or_path": "m"})
 
 
 def test_everything_that_agentrls_own_plugins_name_exists() -> None:

@@ -187,9 +187,9 @@ class AgentSection(ConfigSection):
 class InferenceSection(ConfigSection):
     """The inference servers."""
 
-    inference_backend: Literal["embedded", "sglang"] = "embedded"
+    inference_backend: str = "embedded"
     """`embedded`: the engine that ships with AgentRL (CPU, small models); `sglang`: SGLang on
-    GPUs."""
+    GPUs; or a server that a plugin adds."""
     inference_urls: tuple[str, ...] = ()
     """Running servers to use instead of starting any (comma separated)."""
     inference_gateway: str | None = None

@@ -32,7 +32,7 @@ from agentrl.config.validation.placement_checks import (
     with_implied_processes,
 )
 from agentrl.errors import ConfigError
-from agentrl.plugin_registry import loaded_hook
+from agentrl.plugin_registry import hooks, loaded_hook
 from agentrl.schema.answer_form import is_answer_schema
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
@@ -243,7 +243,12 @@ def _model_contradictions(model: ModelSection) -> Iterator[str]:
 
 
 def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
-    """Find settings of SGLang that would have no effect because AgentRL starts no SGLang server."""
+    """Find an unknown kind of server, and settings of SGLang without an SGLang server to start."""
+    known = ["sglang", *hooks("servers")]
+    if inference.inference_backend not in known:
+        yield (
+            f"--inference_backend {inference.inference_backend}: unknown (known: {', '.join(known)})"
+        )
     if inference.inference_urls:
         reason = "AgentRL does not start the servers of --inference_urls; remove the flag"
     elif inference.inference_backend == "embedded":

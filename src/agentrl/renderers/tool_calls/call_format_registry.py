@@ -7,6 +7,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 from agentrl.errors import ConfigError
+from agentrl.plugin_registry import hooks, loaded_hook
 from agentrl.renderers.tool_calls.call_format import ToolCallFormat
 from agentrl.renderers.tool_calls.gemma_calls import GEMMA4
 from agentrl.renderers.tool_calls.harmony import HARMONY
@@ -78,7 +79,11 @@ def get_tool_call_format(
         return next(by_template, next(by_token, HERMES))
     if name in _FORMATS:
         return _FORMATS[name]
-    near = get_close_matches(name, [AUTO, *_FORMATS], n=1)
+    added: ToolCallFormat | None = loaded_hook("tool_call_formats", name)
+    if added is not None:
+        return added
+    names = [AUTO, *_FORMATS, *hooks("tool_call_formats")]
+    near = get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    known = ", ".join(sorted([AUTO, *_FORMATS]))
+    known = ", ".join(sorted(names))
     raise ConfigError(f"unknown tool-call parser {name!r}{hint} (known: {known})")
