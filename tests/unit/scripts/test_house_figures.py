@@ -2,8 +2,11 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 SCRIPT = Path(__file__).parents[3] / "scripts/house_figures"
 
@@ -11,41 +14,119 @@ SOURCES = {
     "__init__": "",
     "cli/__init__": "",
     "cli/main": "def main():\n    return 0\n",
-    "cli/train": """
-from agentrl.trainer import train
+    "cli/commands": """
+from agentrl.config.loading import write_config
 
 
-def main(argv):
-    return train(argv)
+def run(config):
+    write_config(config)
+
+
+def train(config):
+    from agentrl.trainer import train
+
+    return train(config)
 """,
+    "config/__init__": "",
+    "config/command_line": """
+from agentrl.config.loading import load_config
+
+
+class FlagCommand:
+    def invoke(self):
+        return load_config({})
+""",
+    "config/loading": """
+from agentrl.config.validation.checks import check
+
+
+def load_config(values):
+    check(values)
+
+
+def write_config(config):
+    return config
+""",
+    "config/validation/__init__": "",
+    "config/validation/checks": "def check(values):\n    return values\n",
     "trainer/__init__": "from agentrl.trainer.process import train\n",
     "trainer/process": """
 from agentrl.data.batch import make_batch
-from agentrl.trainer.team import Team
+from agentrl.data.groups import GroupReader
+from agentrl.trainer.self_test import test_gradient
+from agentrl.trainer.team import Member, Team
+from agentrl.trainer.ranks import on_ranks
 
 
-class Loop:
+class TrainLoop:
     def __init__(self, team: Team):
         self._team = team
+        self._reader = GroupReader()
 
-    def step(self):
-        self._team.train(make_batch([1]))
+    def run(self):
+        self._step(1)
+
+    def _step(self, step):
+        groups = self._reader.read(max_staleness=step)
+        self._team.train(make_batch(groups))
 
 
-def train(argv):
-    Loop(Team()).step()
+def train(config):
+    test_gradient()
+    on_ranks(lambda: TrainLoop(Team()).run())
+""",
+    "trainer/ranks": "def on_ranks(work):\n    return work()\n",
+    "trainer/self_test": """
+from agentrl.data.batch import Batch
+from agentrl.trainer.passes import accumulate
+
+
+def test_gradient():
+    accumulate(Batch())
 """,
     "trainer/team": """
+from agentrl.trainer.passes import Passes, WholePasses
+
+
+class Member:
+    def __init__(self):
+        self._passes: Passes = WholePasses()
+
+    def train(self, batch):
+        self._passes.forward_backward(batch)
+
+
+class Team:
+    def train(self, batch):
+        self._on_all(Member.train, batch)
+
+    def _on_all(self, operation, batch):
+        operation(Member(), batch)
+""",
+    "trainer/passes": """
+from typing import Protocol
+
 from agentrl.data.batch import Batch
 from agentrl.models.policy import loss
 
 
-class Team:
-    def train(self, batch: Batch):
-        loss(batch).backward()
+class Passes(Protocol):
+    def forward_backward(self, batch): ...
+
+
+class WholePasses:
+    def forward_backward(self, batch):
+        accumulate(batch)
+
+
+def accumulate(batch: Batch):
+    loss(batch).backward()
 """,
     "data/__init__": "",
     "data/batch": """
+from collections.abc import Sequence
+
+from agentrl.data.groups import Group
 from agentrl.data.packing import pack
 
 
@@ -53,14 +134,79 @@ class Batch:
     pass
 
 
-def make_batch(rows):
-    pack(rows)
+def make_batch(groups: Sequence[Group]):
+    pack(groups)
     return Batch()
+""",
+    "data/groups": """
+class Group:
+    pass
+
+
+class GroupReader:
+    def read(self, max_staleness):
+        return [Group()]
 """,
     "data/packing": "def pack(rows):\n    return rows\n",
     "models/__init__": "",
     "models/policy": "class Batch:\n    pass\n\n\ndef loss(batch):\n    return batch\n",
     "models/packing": "UNUSED = 1\n",
+    "rollout/__init__": "",
+    "rollout/server": """
+from agentrl.rollout.sampling import AsyncSampler, LoggedSession, Session
+
+
+class APIServer:
+    def _handler_of(self, session: Session):
+        _ChatCall(session).run()
+
+
+class _ChatCall:
+    def __init__(self, session: Session):
+        self._session = session
+
+    def run(self):
+        self._session.chat()
+""",
+    "rollout/sampling": """
+from abc import ABC
+
+from agentrl.rollout.client import SGLangClient, TurnRepository, prompt
+
+
+class AsyncSampler:
+    def __init__(self, client: SGLangClient, turns: TurnRepository):
+        client, self._turns = client, turns
+        self._clients: dict[str, SGLangClient] = {"": client}
+
+    def sample(self):
+        self._clients[""].generate(prompt())
+        self._turns.append()
+
+
+class Session(ABC):
+    def chat(self): ...
+
+
+class LoggedSession(Session):
+    def __init__(self, sampler: AsyncSampler):
+        self._sampler = sampler
+
+    def chat(self):
+        self._sampler.sample()
+""",
+    "rollout/client": """
+from agentrl.rollout.prompts import prompt
+
+
+class SGLangClient:
+    def generate(self, ids): ...
+
+
+class TurnRepository:
+    def append(self): ...
+""",
+    "rollout/prompts": "def prompt():\n    return [1]\n",
 }
 
 
@@ -72,6 +218,11 @@ def run(root: Path, *flags: str) -> str:
 def figures(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(run(root, "--json", "--list"))
     return found
+
+
+@cache
+def of_this_checkout() -> dict[str, Any]:
+    return figures(SCRIPT.parents[1])
 
 
 def write(root: Path, sources: dict[str, str]) -> None:
@@ -88,7 +239,7 @@ def test_counts_lines_modules_and_rooms(tmp_path: Path) -> None:
 
     assert found["lines"] == sum(len(text.splitlines()) for text in SOURCES.values())
     assert found["modules"] == len(SOURCES)
-    assert found["names"]["rooms"] == ["cli", "data", "models", "trainer"]
+    assert found["names"]["rooms"] == ["cli", "config", "data", "models", "rollout", "trainer"]
     assert f"{'lines':34} {found['lines']:>8}" in run(tmp_path)
 
 
@@ -99,13 +250,12 @@ def test_names_what_is_used_twice_and_small_modules_with_one_importer(tmp_path: 
 
     assert names["file_names_used_twice"] == ["packing"]
     assert names["type_names_used_twice"] == ["Batch"]
-    assert [line.split()[0] for line in names["small_modules_with_one_importer"]] == [
-        "agentrl.data.packing",
-        "agentrl.models.policy",
-        # Imported by name from the package: its one user is the command.
-        "agentrl.trainer.process",
-        "agentrl.trainer.team",
-    ]
+    users = {line.split()[0]: line.split()[-1] for line in names["small_modules_with_one_importer"]}
+    assert users["agentrl.data.packing"] == "agentrl.data.batch"
+    # Imported by name from the package: its one user is the command.
+    assert users["agentrl.trainer.process"] == "agentrl.cli.commands"
+    # A constant, a class or a function: what passes it on is not its user, and two users are not one.
+    assert not {"agentrl.models.packing", "agentrl.data.batch", "agentrl.trainer"} & users.keys()
 
 
 def test_a_large_module_is_not_small(tmp_path: Path) -> None:
@@ -117,30 +267,127 @@ def test_a_large_module_is_not_small(tmp_path: Path) -> None:
     assert "agentrl.models.policy" not in listed
 
 
-def test_follows_calls_from_the_command_through_the_batch_to_the_gradient(tmp_path: Path) -> None:
+def modules_of(lines: list[str]) -> list[str]:
+    return [line.split()[0].removeprefix("agentrl.") for line in lines]
+
+
+def test_the_road_to_the_gradient_leads_through_the_step(tmp_path: Path) -> None:
     write(tmp_path, SOURCES)
 
-    chain = figures(tmp_path)["names"]["files_from_train_to_gradient"]
+    found = figures(tmp_path)
 
-    assert [line.split()[0] for line in chain] == [
-        "agentrl.cli.main",
-        "agentrl.cli.train",
-        "agentrl.trainer.process",
-        "agentrl.data.batch",
-        "agentrl.data.packing",
-        "agentrl.trainer.team",
-        "agentrl.models.policy",
+    # Neither `self_test`, which is nearer to the gradient, nor `Protocol`s and values that are
+    # passed hide the road.
+    assert modules_of(found["names"]["files_from_train_to_gradient"]) == [
+        "cli.main",
+        "cli.commands",
+        "trainer.process",
+        "trainer.ranks",
+        "data.groups",
+        "data.batch",
+        "data.packing",
+        "trainer.team",
+        "trainer.passes",
+        "models.policy",
+    ]
+    assert found["longest_on_the_road"] == len(SOURCES["trainer/process"].splitlines())
+    assert found["names"]["longest_on_the_road"] == ["agentrl.trainer.process"]
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "problem"),
+    [
+        ("trainer/process", ("def _step", "def _stride"), "0 modules define TrainLoop._step"),
+        ("trainer/process", ("self._step(1)", "self"), "train does not lead to TrainLoop._step"),
+        ("trainer/team", ("(Member.train, ", "("), "TrainLoop._step does not lead to accumulate"),
+    ],
+)
+def test_a_road_that_misses_a_station_is_an_error(
+    tmp_path: Path, name: str, broken: tuple[str, str], problem: str
+) -> None:
+    text = SOURCES[name].replace(*broken)
+    assert text != SOURCES[name]
+    write(tmp_path, {**SOURCES, name: text})
+
+    command = [sys.executable, str(SCRIPT), "--root", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert (result.returncode, problem in result.stderr) == (1, True), result.stderr
+
+
+def test_the_roads_of_a_request_and_of_a_flag(tmp_path: Path) -> None:
+    write(tmp_path, SOURCES)
+
+    names = figures(tmp_path)["names"]
+
+    request = modules_of(names["modules_an_agent_request_passes"])
+    assert request == ["rollout.server", "rollout.sampling", "rollout.client", "rollout.prompts"]
+    assert modules_of(names["modules_a_flag_passes"]) == [
+        "cli.main",
+        "config.command_line",
+        "config.loading",
+        "cli.commands",
+        "data.groups",
+        "trainer.process",
     ]
 
 
-def test_this_checkout_has_a_chain_to_the_gradient() -> None:
-    root = Path(__file__).parents[3]
+def test_divides_kernel_and_plugins_and_counts_the_imports_between_them(tmp_path: Path) -> None:
+    plugin = "from agentrl.data.packing import pack\nfrom agentrl.plugins.sft import shown\n"
+    sources = {
+        **SOURCES,
+        "plugins/__init__": "",
+        "plugins/engine": plugin,
+        "integrations/__init__": "from agentrl.plugins.engine import pack\n",
+        "models/__init__": """
+from typing import TYPE_CHECKING
 
-    found = figures(root)
+from agentrl import plugins_of_others
 
-    chain = found["names"]["files_from_train_to_gradient"]
-    assert chain[0].startswith("agentrl.cli.main ")
-    assert found["files_from_train_to_gradient"] == len(chain) >= 5
+if TYPE_CHECKING:
+    from agentrl.plugins.engine import pack
+
+
+def lazy():
+    from agentrl import integrations
+    import agentrl.plugins.engine as engine, agentrl.data
+""",
+    }
+    write(tmp_path, SOURCES)
+    before = figures(tmp_path)
+    write(tmp_path, sources)
+
+    found = figures(tmp_path)
+
+    assert (before["kernel_lines"], before["plugin_lines"]) == (before["lines"], 0)
+    assert (found["plugin_lines"], found["kernel_imports_of_plugins"]) == (3, 3)
+    assert found["kernel_lines"] == found["lines"] - 3
+    assert [line.split()[0] for line in found["names"]["kernel_imports_of_plugins"]] == [
+        "agentrl.models:7:",
+        "agentrl.models:11:",
+        "agentrl.models:12:",
+    ]
+    write(tmp_path, {"integrations/bridge": ""})
+    assert figures(tmp_path)["kernel_imports_of_plugins"] == 3  # the face's, but not of the face
+
+
+def test_this_checkout_has_every_road() -> None:
+    found = of_this_checkout()
+
+    road = found["names"]["files_from_train_to_gradient"]
+    assert road[0].startswith("agentrl.cli.main ")
+    assert found["files_from_train_to_gradient"] == len(road) >= 10
+    functions = " ".join(road)
+    for name in ("TrainLoop._step", "Learner.train", "loss_of", "GroupReader.read_step"):
+        assert name in functions
+    assert "merge_trial" not in functions
+    request = " ".join(found["names"]["modules_an_agent_request_passes"])
+    assert "Renderer.parse" in request
+    assert "Coalescer.submit" in request
+    assert {"agentrl.config.loading", "agentrl.data.select"} <= set(
+        found["names"]["modules_a_flag_passes"]
+    )
+    assert found["kernel_lines"] + found["plugin_lines"] == found["lines"]
 
 
 def test_benchmarks_import_nothing_of_the_tests() -> None:
@@ -155,5 +402,5 @@ def test_benchmarks_import_nothing_of_the_tests() -> None:
 
 
 def test_no_file_name_and_no_type_name_of_the_package_stands_for_two_things() -> None:
-    names = figures(SCRIPT.parents[1])["names"]
+    names = of_this_checkout()["names"]
     assert (names["file_names_used_twice"], names["type_names_used_twice"]) == ([], [])
