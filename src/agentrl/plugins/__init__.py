@@ -64,11 +64,11 @@ SFT = Plugin(
     },
     run_preparations={"warm_start": "agentrl.plugins.sft.warm_start:warm_start"},
     exports={
-        "chat": "agentrl.plugins.sft.run_formats:export_chat",
-        "dataset": "agentrl.plugins.sft.run_formats:export_dataset",
-        "atif": "agentrl.plugins.sft.run_formats:export_atif",
+        "chat": "agentrl.plugins.sft.demonstration_formats:export_chat",
+        "dataset": "agentrl.plugins.sft.demonstration_formats:export_dataset",
+        "atif": "agentrl.plugins.sft.demonstration_formats:export_atif",
     },
-    imports={"atif": "agentrl.plugins.sft.run_formats:ATIF_IMPORT"},
+    imports={"atif": "agentrl.plugins.sft.demonstration_formats:ATIF_IMPORT"},
 )
 
 TOOL_ENVIRONMENTS = Plugin(
