@@ -245,7 +245,7 @@ def _model_contradictions(model: ModelSection) -> Iterator[str]:
 def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
     """Find an unknown kind of server, and settings of SGLang without an SGLang server to start."""
     known = ["sglang", *hooks("servers")]
-    if inference.inference_backend not in known:
+    if inference.inference_backend not in known and not inference.inference_urls:
         yield (
             f"--inference_backend {inference.inference_backend}: unknown (known: {', '.join(known)})"
         )

@@ -38,6 +38,8 @@ from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
 
+URL_SECONDS = 120.0
+"""How long a server of `--inference_urls`, which responded when the run was checked, may be away."""
 MAX_RESTARTS = 5
 MAX_CRASHES = 20
 """Consecutive deaths of a server while it was serving. Requests may be the cause; samplers stop
@@ -69,7 +71,11 @@ async def run_server(config: RootConfig, uri: str) -> None:
             )
             for plan in plans
         ]
-        start_seconds = server_backend(config.inference.inference_backend).start_seconds
+        start_seconds = (
+            URL_SECONDS
+            if config.inference.inference_urls
+            else server_backend(config.inference.inference_backend).start_seconds
+        )
         async with joint_tasks() as group:
             for supervisor in supervisors:
                 group.create_task(
