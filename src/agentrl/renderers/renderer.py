@@ -516,7 +516,11 @@ class Renderer:
         return conversation, text
 
     def _written(self, conversation: EscapedConversation) -> EscapedConversation:
-        return replace(conversation, messages=self._writer.written(conversation.messages))
+        return replace(
+            conversation,
+            messages=self._writer.written(conversation.messages),
+            given=conversation.messages,
+        )
 
     def _stop_of_next_message(
         self, reply: Message, tools: Tools, following: Sequence[Message]

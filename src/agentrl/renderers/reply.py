@@ -69,11 +69,11 @@ class Reply:
         if not (form.in_channels or (form.structured and self.tool_calls)):
             return form.opened_message or {"role": "assistant", "content": self.text}
         message: Message = {"role": "assistant", "content": self.prose.strip()}
-        if form.reasoning_key is not None and self.reasoning.strip():
-            reasoning, content = self.reasoning.strip(), self.content.strip()
-            if form.in_channels and self.tool_calls and content:
-                # Alongside a call, the template renders one text only.
-                reasoning, content = f"{reasoning}\n\n{content}", ""
+        reasoning, content = self.reasoning.strip(), self.content.strip()
+        if form.in_channels and self.tool_calls:
+            # Alongside a call, the template renders one text only, as thinking.
+            reasoning, content = "\n\n".join(filter(None, (reasoning, content))), ""
+        if form.reasoning_key is not None and reasoning:
             message |= {form.reasoning_key: reasoning, "content": content}
         if not self.tool_calls:
             return message

@@ -72,6 +72,8 @@ class EscapedConversation:
     """Marker -> its literal."""
     dangling: bool
     """A text starts or ends with a part of a literal, which a template could complete."""
+    given: Sequence[Message] = ()
+    """The messages before parts of them were written for the template, once they are."""
 
     def rendered(
         self, template: ChatTemplate, stop: int | None, *, add_generation_prompt: bool

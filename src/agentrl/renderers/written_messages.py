@@ -98,6 +98,7 @@ class MessageWriter:
             alone = self._alone(message, conversation.tools)
             if alone is not None:
                 yield alone
+            yield from self._with_preamble(conversation.given[-1], conversation.tools)
             return
         if not message.get("tool_calls"):
             yield self._as_text(message, "") + (self._traits.close_text or "")
@@ -114,6 +115,17 @@ class MessageWriter:
             end = self.until_stop(calls)[1]
         if self._format.write is not None:
             yield self._as_text(message, self._format.write(calls_of(message))) + end
+
+    def _with_preamble(self, given: Message, tools: Tools) -> Iterator[str]:
+        """Yield a reply whose text stands between its thinking and its call, if it can have one."""
+        content, reasoning = _text_of(given).strip(), reasoning_of(given)
+        if not (content and given.get("tool_calls") and self._format.preamble):
+            return
+        bare = {**_without_reasoning(given), "content": ""}
+        call = self._alone(bare, tools)
+        both = self._alone({**bare, self._key: reasoning}, tools) if reasoning else call
+        if call and both and both.endswith(call):
+            yield both.removesuffix(call) + self._format.preamble % content + call
 
     def until_stop(self, text: str) -> tuple[str, str]:
         """Return a text up to its first end of turn, inclusive, and this end; without one, ''."""

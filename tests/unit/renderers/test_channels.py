@@ -140,6 +140,27 @@ def test_a_demonstration_becomes_what_the_model_would_have_sampled(renderer: Ren
     assert renderer.decode(ids) == f"{said}<|channel|>final<|message|>21<|return|>"
 
 
+@pytest.mark.parametrize(("thinking", "thought"), [("I look it up.", THOUGHT), ("", "")])
+def test_text_beside_a_call_becomes_a_message_of_its_own(
+    renderer: Renderer, thinking: str, thought: str
+) -> None:
+    function = {"name": "price", "arguments": {"item": "lamp"}}
+    reply = {
+        "role": "assistant",
+        "content": "One moment.",
+        "thinking": thinking,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+    ids = renderer.reply_ids([QUESTION], reply, TOOLS)
+    preamble = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
+    assert renderer.decode(ids) == f"{thought}{preamble}{CALLS['recipient in front']}<|call|>"
+    # As in a rollout, the result follows the tokens of the reply.
+    message = renderer.parse(ids, tools=TOOLS).message
+    full = np.concatenate([renderer.render([QUESTION], TOOLS), ids])
+    result = {"role": "tool", "content": "21"}
+    assert renderer.extend_prompt(full, [QUESTION, message], [result], TOOLS).reason is None
+
+
 @pytest.mark.parametrize(
     ("template", "open_", "close"),
     [

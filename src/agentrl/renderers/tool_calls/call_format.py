@@ -328,6 +328,10 @@ class ToolCallFormat:
     """Control tokens that calls consist of: the model may write them, untrusted text may not."""
     write: CallWriter | None = None
     """Writes calls; None if only the model's own chat template can."""
+    preamble: str = ""
+    """How a reply in channels has text before its call, with `%s` for the text; templates leave it
+    out.
+    """
     begin: Callable[[str | None], str] | None = None
     """Start of a call, of the named tool or of any; None if templates disagree."""
     names: tuple[str, ...] = ()

@@ -92,6 +92,7 @@ def _begin(tool: str | None) -> str:
 
 HARMONY = ToolCallFormat(
     split=split_channels,
+    preamble=f"{_CHANNEL}commentary{_MESSAGE}%s{_END}{_START}assistant",
     begin=_begin,
     names=("harmony", "gpt-oss"),
     giveaways=(f"{_CHANNEL}analysis{_MESSAGE}",),
