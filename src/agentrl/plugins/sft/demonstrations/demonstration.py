@@ -162,9 +162,12 @@ def _check_shown(
     """Refuse a conversation of which the model would not see everything.
 
     Raises:
-        RenderError: the template leaves out a text or a name.
+        RenderError: the template leaves out a text or a name, or refuses a message.
     """
-    left_out = renderer.unshown(messages, tools)
+    try:
+        left_out = renderer.unshown(messages, tools)
+    except RenderError as error:
+        raise _first_refusal(error, messages, tools, renderer) from error
     if left_out:
         number = int(left_out[0].partition("[")[2].partition("]")[0])
         raise RenderError(
@@ -172,6 +175,24 @@ def _check_shown(
             f"{messages[number]['role']!r}); remove it, or write it into the content of a message "
             "that is shown"
         )
+
+
+def _first_refusal(
+    error: RenderError,
+    messages: Sequence[Message],
+    tools: tuple[dict[str, Any], ...],
+    renderer: Renderer,
+) -> RenderError:
+    """Return the refusal of a conversation with the message at which it begins."""
+    # From the end: some templates also refuse beginnings that are too short.
+    for stop in range(len(messages) - 1, 0, -1):
+        try:
+            renderer.render(messages[:stop], tools, add_generation_prompt=False)
+        except RenderError as earlier:
+            error = earlier
+        else:
+            return RenderError(f"messages[{stop}]: {error}")
+    return RenderError(f"messages[0]: {error}")
 
 
 def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
