@@ -159,6 +159,8 @@ MISTRAL = """{%- if messages[0].role == 'system' %}
 _FOLDER = Path(os.environ.get("AGENTRL_CHAT_TEMPLATES", "/nonexistent"))
 
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>")
+_QWEN_IMAGE = "<|image_pad|>"
+_QWEN_SEEING = (*_QWEN_SPECIAL, "<|vision_start|>", "<|vision_end|>", _QWEN_IMAGE)
 _QWEN_ADDED = ("<tool_call>", "</tool_call>")
 _QWEN3_ADDED = (*_QWEN_ADDED, "<tool_response>", "</tool_response>", "<think>", "</think>")
 
@@ -191,6 +193,8 @@ class Family:
     """How the model writes its thinking."""
     said: str = "%s"
     """How it writes an answer after that; with a call, it then writes no content."""
+    image: str = ""
+    """The placeholder that its template writes for an image; none for text-only models."""
     moves_words: bool = False
     """The template moves or drops content alongside a call, so its result starts a branch."""
 
@@ -255,7 +259,7 @@ FAMILIES = {
 _XML_CALL = (
     "<tool_call>\n<function=price>\n<parameter=item>\n%s\n</parameter>\n</function>\n</tool_call>"
 )
-_QWEN35 = (_QWEN_SPECIAL, _QWEN3_ADDED, None, "<|im_end|>", True, _XML_CALL)
+_QWEN35 = (_QWEN_SEEING, _QWEN3_ADDED, None, "<|im_end|>", True, _XML_CALL)
 _DEEPSEEK = (
     (
         *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
@@ -275,7 +279,7 @@ _MISTRAL = (
     (
         *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
         *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[TOOL_CONTENT]", "[CALL_ID]"),
-        *("[ARGS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[THINK]", "[/THINK]"),
+        *("[ARGS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[THINK]", "[/THINK]", "[IMG]"),
     ),
     (),
     *("<s>", "</s>", False),
@@ -341,6 +345,7 @@ REAL_FAMILIES = {
     "mistral_small32": Family(
         *("llama.cpp:Mistral-Small-3.2-24B-Instruct-2506", *_MISTRAL),
         "[TOOL_CALLS]price[CALL_ID]abcdefgh1[ARGS]%s",
+        image="[IMG]",
         moves_words=True,
     ),
     "ministral3": Family(
@@ -348,6 +353,7 @@ REAL_FAMILIES = {
         "[TOOL_CALLS]price[ARGS]%s",
         thinks=True,
         thought="[THINK]%s[/THINK]",
+        image="[IMG]",
     ),
     "deepseek31": Family(
         *("llama.cpp:deepseek-ai-DeepSeek-V3.1", *_DEEPSEEK),
@@ -383,9 +389,30 @@ REAL_FAMILIES = {
         begun=True,
         item="%s",
     ),
-    "qwen35": Family("trl:qwen3_5_think", *_QWEN35, thinks=True, begun=True, item="%s"),
-    "qwen36": Family("trl:qwen3_6", *_QWEN35, thinks=True, begun=True, item="%s"),
-    "qwen38": Family("trl:qwen3_8", *_QWEN35, thinks=True, begun=True, item="%s"),
+    "qwen35": Family(
+        *("trl:qwen3_5_think", *_QWEN35), thinks=True, begun=True, item="%s", image=_QWEN_IMAGE
+    ),
+    "qwen36": Family(
+        *("trl:qwen3_6", *_QWEN35), thinks=True, begun=True, item="%s", image=_QWEN_IMAGE
+    ),
+    "qwen38": Family(
+        *("trl:qwen3_8", *_QWEN35), thinks=True, begun=True, item="%s", image=_QWEN_IMAGE
+    ),
+    "qwen25_vl": Family(
+        *("trl:qwen2_5_vl", _QWEN_SEEING, _QWEN_ADDED, None, "<|im_end|>", True, _HERMES_CALL),
+        image=_QWEN_IMAGE,
+    ),
+    "qwen3_vl": Family(
+        *("trl:qwen3_vl", _QWEN_SEEING, _QWEN_ADDED, None, "<|im_end|>", True, _HERMES_CALL),
+        image=_QWEN_IMAGE,
+    ),
+    "gemma3": Family(
+        "trl:gemma3",
+        ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>"),
+        (),
+        *("<bos>", "<end_of_turn>", False, _HERMES_CALL),
+        image="<start_of_image>",
+    ),
     "nemotron3": Family("trl:nemotron_3_nano", *_QWEN35, thinks=True, begun=True, item="%s"),
     "nemotron3_super": Family("trl:nemotron_3_super", *_QWEN35, thinks=True, begun=True, item="%s"),
     "lfm2": Family(
@@ -399,7 +426,7 @@ REAL_FAMILIES = {
         (
             *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>"),
             *("<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>', "<|channel>"),
-            *("<channel|>", "<|think|>"),
+            *("<channel|>", "<|think|>", "<|image|>"),
         ),
         (),
         *("<bos>", "<turn|>", False),
@@ -407,6 +434,7 @@ REAL_FAMILIES = {
         extra_stops=("<|tool_response>",),
         stops=("<turn|>", "<|tool_response>"),
         item='<|"|>%s<|"|>',
+        image="<|image|>",
         moves_words=True,
     ),
 }
@@ -443,4 +471,7 @@ def write_family(directory: Path, name: str) -> Path:
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     stops = [tokenizer.token_to_id(text) for text in (family.eos, *family.extra_stops)]
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    if family.image:
+        image = {"image_token_id": tokenizer.token_to_id(family.image)}
+        (directory / "config.json").write_text(json.dumps(image))
     return directory
