@@ -280,7 +280,11 @@ class Renderer:
         for text in self._writer.reply_texts(conversation, closed):
             sampled, stop = self._writer.until_stop(text)
             if not stop:
-                sampled += self._stop_of_next_message(reply, tools, following)
+                stop = self._stop_of_next_message(reply, tools, following)
+                sampled += stop
+            if not stop:
+                differences.append("the template ends a reply with none of the model's stop tokens")
+                continue
             ids = _int32(self._untrusted.encode(sampled, conversation.literals, after_token=True))
             difference = self._writer.difference(reply, self.parse(ids, tools=tools), tools)
             if difference is None:
@@ -525,7 +529,7 @@ class Renderer:
     def _stop_of_next_message(
         self, reply: Message, tools: Tools, following: Sequence[Message]
     ) -> str:
-        """Return the stop token with which the template starts the next message."""
+        """Return the stop token with which the template starts the next message, or ''."""
         # Without thinking and history: templates that remove earlier thinking would rewrite them.
         calls = reply.get("tool_calls")
         bare: Message = {"role": "assistant", "content": "" if calls else "x"}
@@ -537,7 +541,7 @@ class Renderer:
         for literal in self._stop_literals.values():
             if following_text.startswith(literal):
                 return literal
-        raise RenderError("the template ends a reply with none of the model's stop tokens")
+        return ""
 
     def _branch(
         self,

@@ -263,6 +263,24 @@ def test_a_text_that_the_template_leaves_out_is_refused_by_its_place(
         turns_of(renderer_of(tmp_path, "qwen25"), ({**HELLO[1], "name": "ann"}, HELLO[4]))
 
 
+def test_an_empty_reply_of_which_the_template_writes_nothing_is_the_end_of_a_turn(
+    tmp_path: Path,
+) -> None:
+    # Gemma 4's template continues the turn of the call, and then does not close it.
+    renderer = renderer_of(tmp_path, "gemma4")
+    call = {"id": "c", "type": "function", "function": {"name": "price", "arguments": {}}}
+    turns = turns_of(
+        renderer,
+        (
+            HELLO[1],
+            {"role": "assistant", "content": "one moment", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "7"},
+            {"role": "assistant", "content": None},
+        ),
+    )
+    assert renderer.decode(turns[1].output_ids) == "<turn|>"
+
+
 def test_a_message_that_the_template_refuses_is_named(tmp_path: Path) -> None:
     picture = {"role": "user", "content": [image_part("data:image/png;base64,iVBORw0KGgo=")]}
     with pytest.raises(RenderError, match=r"^messages\[2\]: the model reads text only"):
