@@ -561,9 +561,8 @@ class Renderer:
             "role": role,
             "content": [{"type": "image_url", "image_url": {"url": ""}}],
         }
-        messages: list[Message] = [{"role": "user", "content": "x"}, image]
-        if role == "tool":
-            messages = answered_call(self._format.call_id(0, 0), image)
+        # Alone: some templates refuse two questions in a row.
+        messages = answered_call(self._format.call_id(0, 0), image) if role == "tool" else [image]
         try:
             ids = self.render(messages)
         except RenderError:

@@ -187,7 +187,7 @@ async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(
     bad = tmp_path / "bad.jsonl"
     reply = talk(1)["messages"][2]
     bad.write_text(json.dumps({"messages": [{"role": "oracle", "content": "x"}, reply]}))
-    with pytest.raises(ConfigError, match=r"bad.jsonl: line 1: unknown message role 'oracle'"):
+    with pytest.raises(ConfigError, match=r"line 1: messages\[0\]: unknown message role 'oracle'"):
         await tune(make_sft(train_file=bad))
     long = tmp_path / "long.jsonl"
     long.write_text(json.dumps({"messages": [{"role": "user", "content": "ab" * 300}, reply]}))

@@ -295,5 +295,6 @@ def test_a_message_that_the_template_refuses_is_named(tmp_path: Path) -> None:
 def test_random_demonstrations_go_there_and_back_or_are_refused_by_name(name: str) -> None:
     counts = held(model(name).renderer, 15)
     assert (counts.wrong, counts.first_wrong) == (0, "")
+    assert model(name).renderer.shows_images_of("user") == bool(model(name).family.image)
     assert set(counts.refused) <= MAY_REFUSE.get(name, set())
     assert counts.there_and_back >= 4
