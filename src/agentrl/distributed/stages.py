@@ -41,6 +41,10 @@ def _identity(part: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def _no_loss(_number: int, output: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), device=output.device)
+
+
 class Stages:
     """The stages of one model, from the point of view of one stage's rank."""
 
@@ -78,8 +82,8 @@ class Stages:
             compute: called for every row, in order.
         """
         for rows in self._rounds(len(lengths)):
-            schedule = ScheduleGPipe(self._stage(rows, lengths, compute), len(rows))
-            self._run(schedule, rows)
+            stage = self._stage(rows, lengths, compute, _no_loss)
+            self._run(ScheduleGPipe(stage, len(rows)), rows)
 
     def forward_backward(self, lengths: Sequence[int], compute: Compute, loss: Loss) -> None:
         """Pass rows forward and gradients back (collective); a stage ends rows in their order.
@@ -91,12 +95,10 @@ class Stages:
             loss: called on the last stage.
         """
         for rows in self._rounds(len(lengths)):
-            stage = self._stage(rows, lengths, compute)
-            numbers = iter(rows)
             schedule = Schedule1F1B(
-                stage,
+                self._stage(rows, lengths, compute, loss),
                 len(rows),
-                loss_fn=lambda output, _target, numbers=numbers: loss(next(numbers), output),
+                loss_fn=lambda computed, _target: computed,
                 scale_grads=False,
             )
             self._run(schedule, rows, has_target=self.is_last)
@@ -183,20 +185,22 @@ class Stages:
         for start, end in pairwise(edges):
             yield range(start, end)
 
-    def _stage(self, rows: range, lengths: Sequence[int], compute: Compute) -> PipelineStage:
+    def _stage(
+        self, rows: range, lengths: Sequence[int], compute: Compute, loss: Loss
+    ) -> PipelineStage:
         """Return torch's stage for rows of these lengths."""
         longest = max(lengths[number] for number in rows)
         hidden = torch.empty(1, longest, self._width, dtype=self._dtype, device="meta")
         hidden.requires_grad_(torch.is_grad_enabled())
         number = torch.zeros(1, dtype=torch.int64)
         return PipelineStage(
-            _Stage(rows, lengths, longest, compute, is_last=self.is_last),
+            _Stage(rows, lengths, longest, compute, loss if self.is_last else None),
             self.number,
             self.count,
             self._device,
             input_args=number if self.number == 0 else hidden,
-            # The last stage's output is not sent, so its shape may differ from row to row.
-            output_args=torch.zeros((), dtype=self._dtype) if self.is_last else hidden,
+            # torch wants one shape for all rows, which the inputs of the loss do not have.
+            output_args=torch.zeros(()) if self.is_last else hidden,
             group=self._group,
         )
 
@@ -236,19 +240,17 @@ class _Stage(nn.Module):
         lengths: Sequence[int],
         longest: int,
         compute: Compute,
-        *,
-        is_last: bool,
+        loss: Loss | None,
     ) -> None:
         super().__init__()
         self._numbers = iter(rows)
         self._lengths, self._longest = lengths, longest
-        self._compute = compute
-        self._is_last = is_last
+        self._compute, self._loss = compute, loss
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         number = next(self._numbers)
         is_first = not hidden.is_floating_point()
         output = self._compute(number, None if is_first else hidden[:, : self._lengths[number]])
-        if self._is_last:
-            return output
+        if self._loss is not None:
+            return self._loss(number, output)
         return pad(output, (0, 0, 0, self._longest - output.shape[1])).contiguous()
