@@ -142,7 +142,7 @@ def _packages(config: RootConfig) -> Iterator[CheckResult]:
 
 def _torch() -> Iterator[CheckResult]:
     script = "import torch; print(torch.__version__, torch.version.cuda or torch.version.hip or '')"
-    version, _, toolkit = _output([sys.executable, "-c", script]).partition(" ")
+    version, _, toolkit = _of_torch(script).partition(" ")
     if version and toolkit and not machine_gpus():
         yield (
             "note",
@@ -163,7 +163,7 @@ def _gpus() -> Iterator[CheckResult]:
         used = f", {gpu.used_mib} of {gpu.total_mib} MiB used" if gpu.total_mib else ""
         yield "ok", f"{number}: {gpu.name}{used}"
     script = "import torch; print(torch.__version__, torch.cuda.device_count())"
-    version, _, count = _output([sys.executable, "-c", script]).partition(" ")
+    version, _, count = _of_torch(script).partition(" ")
     if count == "0":
         yield (
             "FAIL",
@@ -264,11 +264,19 @@ async def _tool_server(tools: ToolsConfig) -> CheckResult:
     return "ok", f"{counted(len(specs), 'tool')}: {', '.join(spec.name for spec in specs)[:200]}"
 
 
-def _output(argv: list[str]) -> str:
+def _of_torch(script: str) -> str:
+    """Return what a script that imports torch prints: nothing without torch."""
     try:
         process = subprocess.run(
-            argv, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=CHECK_SECONDS,
+            check=False,
         )
-    except (subprocess.TimeoutExpired, OSError):
-        return ""
+    except subprocess.TimeoutExpired:
+        raise AgentRLError(
+            f"`import torch` takes longer than {CHECK_SECONDS:.0f} s, as the first import after an "
+            "installation can: run `agentrl doctor` again"
+        ) from None
     return process.stdout.strip()

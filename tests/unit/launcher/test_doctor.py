@@ -100,6 +100,16 @@ async def test_a_slow_reader_is_not_taken_for_a_slow_check(mongo_uri: str) -> No
             assert diagnosis.state == "ok"
 
 
+async def test_a_slow_import_of_torch_is_named(
+    mongo_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CHECK_SECONDS", 0.01)
+    config = parse_flags(["--db_connection_string", mongo_uri])
+    lines = [line async for line in examine(config, 120) if line.subject == "torch"]
+    assert [line.state for line in lines] == ["FAIL"]
+    assert "`import torch` takes longer than 0 s" in lines[0].text
+
+
 def test_sources_without_the_distribution_are_examined_and_can_train(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
