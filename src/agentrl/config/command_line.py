@@ -271,6 +271,15 @@ def usage_problem(error: click.UsageError) -> str:
     return unknown_flag(name)
 
 
+def option_value(option: click.Parameter) -> str:
+    """Return the placeholder of an option's value, its choices, or nothing for a switch."""
+    if isinstance(option, click.Option) and option.is_flag:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return "|".join(option.type.choices)
+    return option.metavar or ("N" if isinstance(option.type, Count) else "TEXT")
+
+
 def _flag_options() -> list[click.Option]:
     """Return one option per flag; values remain text until `load_config` converts them."""
     value_is_optional = {name for name, flag in FLAGS.items() if flag.is_bool}
@@ -315,12 +324,7 @@ def _show_all_help(ctx: click.Context, _: click.Parameter, is_requested: bool) -
 
 def _option_usage(option: click.Parameter) -> str:
     """Return an option's name, with a placeholder for its value if it takes one."""
-    name, kind = option.opts[0], option.type
-    if isinstance(option, click.Option) and option.is_flag:
-        return name
-    if isinstance(kind, click.Choice):
-        return f"{name} {'|'.join(kind.choices)}"
-    return f"{name} {option.metavar or ('N' if isinstance(kind, Count) else 'TEXT')}"
+    return f"{option.opts[0]} {option_value(option)}".rstrip()
 
 
 def _help_entry(head: str, text: str) -> list[str]:

@@ -102,15 +102,24 @@ class Flag:
         return get_args(self._type) if get_origin(self._type) is Literal else ()
 
     @property
-    def help(self) -> str:
-        """The field's docstring with its default."""
+    def description(self) -> str:
+        """The field's docstring."""
+        return " ".join((self.field.description or "").split())
+
+    @property
+    def default(self) -> str:
+        """The default as it would be typed; empty if there is none."""
         default: Any = self.field.default
-        text = " ".join((self.field.description or "").split())
-        if default is None or default == () or default == "":
-            return text
+        if default is None:
+            return ""
         if isinstance(default, tuple):
-            default = ",".join(default)
-        return f"{text} [{str(default).lower() if self.is_bool else default}]"
+            return ",".join(default)
+        return str(default).lower() if self.is_bool else str(default)
+
+    @property
+    def help(self) -> str:
+        """The description with the default."""
+        return f"{self.description} [{self.default}]" if self.default else self.description
 
     @property
     def _type(self) -> Any:
