@@ -13,8 +13,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from agentrl import AgentTrainer
-from agentrl.schema import GroundTruth, MCPTask
-from agentrl.schema.agent_endpoint import AgentEndpoint
+from agentrl.schema import AgentEndpoint, GroundTruth, MCPTask
 
 STOCK = {"honey": 13, "candles": 48, "corn": 25, "silk": 39, "rice": 15}
 MAX_CALLS = 5

@@ -6,8 +6,7 @@ from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set
 from openai import AsyncOpenAI
 
 from agentrl import AgentTrainer
-from agentrl.schema import GroundTruth, MCPTask
-from agentrl.schema.agent_endpoint import AgentEndpoint
+from agentrl.schema import AgentEndpoint, GroundTruth, MCPTask
 
 set_tracing_disabled(True)
 

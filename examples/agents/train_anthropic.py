@@ -6,8 +6,7 @@ from anthropic import AsyncAnthropic
 from anthropic.types import MessageParam
 
 from agentrl import AgentTrainer
-from agentrl.schema import GroundTruth, MCPTask
-from agentrl.schema.agent_endpoint import AgentEndpoint
+from agentrl.schema import AgentEndpoint, GroundTruth, MCPTask
 
 
 async def play(task: MCPTask, endpoint: AgentEndpoint) -> str:

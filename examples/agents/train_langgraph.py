@@ -7,8 +7,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 from agentrl import AgentTrainer
-from agentrl.schema import GroundTruth, MCPTask
-from agentrl.schema.agent_endpoint import AgentEndpoint
+from agentrl.schema import AgentEndpoint, GroundTruth, MCPTask
 
 
 async def play(task: MCPTask, endpoint: AgentEndpoint) -> str:

@@ -4,6 +4,7 @@ This package defines only what processes exchange through the store. `store` kno
 stored, claimed and changed.
 """
 
+from agentrl.schema.agent_endpoint import AgentEndpoint
 from agentrl.schema.agent_result import AgentResult, SeatResult
 from agentrl.schema.base import Logprobs, Message, TokenIds, utc_now
 from agentrl.schema.fork import Fork
@@ -73,6 +74,7 @@ __all__ = [
     "TASK_TYPES",
     "TERMINAL_STATUSES",
     "TOKEN_USES",
+    "AgentEndpoint",
     "AgentResult",
     "Attempt",
     "ConfigChange",
