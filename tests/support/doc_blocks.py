@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,12 +26,17 @@ def write_blocks(page: str, folder: Path) -> tuple[int, list[str]]:
     return len(blocks), commands
 
 
+def documented_blocks(language: str) -> Iterator[tuple[str, str]]:
+    """Yield the blocks of a language in README.md and the pages, each with the name of its page."""
+    for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
+        for name, text in _BLOCK.findall(page.read_text()):
+            if name == language:
+                yield page.name, text
+
+
 def documented_queries() -> list[str]:
     """Return the statements of all `js` blocks of README.md and the pages; each begins with `db.`."""
-    pages = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
-    blocks = [
-        text for page in pages for name, text in _BLOCK.findall(page.read_text()) if name == "js"
-    ]
+    blocks = [text for _, text in documented_blocks("js")]
     lines = [line for block in blocks for line in block.splitlines() if not line.startswith("//")]
     parts = re.split(r"^(?=db\.)", "\n".join(lines), flags=re.MULTILINE)
     return [part.strip() for part in parts if part.strip()]
