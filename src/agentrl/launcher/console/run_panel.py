@@ -150,9 +150,9 @@ def step_line(step: Mapping[str, Any], max_steps: int) -> str:
 
 def standing_lines(view: RunView) -> list[str]:
     """Return the state of the run as lines, for the time between two steps."""
-    parts = [f"{duration(view.seconds):>6}  {phase_text(view)}"]
-    if view.phase_seconds >= 1:
-        parts[0] += f" for {duration(view.phase_seconds)}"
+    phase, colon, details = phase_text(view).partition(":")
+    since = f" for {duration(view.phase_seconds)}" if view.phase_seconds >= 1 else ""
+    parts = [f"{duration(view.seconds):>6}  {phase}{since}{colon}{details}"]
     if view.progress is not None and view.phase in ("sampling", "evaluating"):
         parts.append(_rollouts(view))
     further = []

@@ -11,6 +11,7 @@ from agentrl.runtime.invocation import typed_command
 from agentrl.schema.base import Value
 from agentrl.store.database import RunDatabase
 from agentrl.store.documents.codec import Document
+from agentrl.store.repositories.turns import TurnRepository
 from agentrl.store.views.answer_figures import ANSWER_FIELDS, AnswerFigures, answer_figures, share
 from agentrl.store.views.learning_signal import (
     NUM_EXAMPLES,
@@ -21,6 +22,7 @@ from agentrl.store.views.learning_signal import (
 
 MAX_ANSWERS = 512
 """Attempts that the report reads."""
+_NEARLY_ALL = 0.8
 
 
 class FirstAnswers(Value):
@@ -70,11 +72,11 @@ class FirstAnswers(Value):
         figures = self.figures
         if figures.num_above_0 == figures.num_answers:
             return ["  what to try: harder questions; these are answered correctly already"]
-        if figures.num_without_answer == figures.num_answers:
+        if figures.num_without_answer > _NEARLY_ALL * figures.num_answers:
             run = ("--run_name", self.run_name)
             shown = typed_command("inspect", "record", self.examples[0].record_id, *run)
             first = (
-                "no answer was found in any reply: tell the model how to answer with --system_prompt, "
+                "hardly any reply has an answer: tell the model how to answer with --system_prompt, "
                 f"or look for what it writes with --default_answer_schema; {shown}"
             )
         else:
@@ -85,7 +87,7 @@ class FirstAnswers(Value):
         return [f"  what to try: {line}" for line in (*lines, *ways_to_a_signal())]
 
 
-async def read_first_answers(database: RunDatabase) -> FirstAnswers | None:
+async def read_first_answers(database: RunDatabase, turns: TurnRepository) -> FirstAnswers | None:
     """Return the report on the scored training attempts of policy version 0; None without any."""
     attempts: Document = {
         "status": "scored",
@@ -103,7 +105,10 @@ async def read_first_answers(database: RunDatabase) -> FirstAnswers | None:
     every = [score for group in scores.values() for score in group]
     first_ids = {record["task_id"]: record["_id"] for record in reversed(found)}
     ids = [first_ids[task_id] for task_id in [*scores][:NUM_EXAMPLES]]
-    examples = [document async for document in database.records.find({"_id": {"$in": ids}})]
+    examples = [
+        await _example(document, turns)
+        async for document in database.records.find({"_id": {"$in": ids}})
+    ]
     run = await database.runs.find_one({}, {"config.max_new_tokens": 1}) or {}
     return FirstAnswers(
         run_name=database.name,
@@ -114,5 +119,14 @@ async def read_first_answers(database: RunDatabase) -> FirstAnswers | None:
         least_score=min(every),
         most_score=max(every),
         max_new_tokens=run.get("config", {}).get("max_new_tokens"),
-        examples=tuple(scored_answer(document) for document in examples),
+        examples=tuple(examples),
     )
+
+
+async def _example(document: Document, turns: TurnRepository) -> ScoredAnswer:
+    """Return a record as an example; without an answer, with what the model wrote instead."""
+    found = scored_answer(document)
+    if found.answer is not None:
+        return found
+    replies = await turns.of_record(found.record_id)
+    return found.model_copy(update={"reply": replies[-1].output_text if replies else None})

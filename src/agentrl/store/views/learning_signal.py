@@ -31,6 +31,8 @@ class ScoredAnswer(Value):
     outcome: str | None = None
     """Why there is no answer."""
     error: str | None = None
+    reply: str | None = None
+    """The last reply, of a record without an answer."""
 
     def __str__(self) -> str:
         score = "no score" if self.score is None else f"score {self.score:g}"
@@ -40,7 +42,10 @@ class ScoredAnswer(Value):
             else f"answered {_shortened(self.answer, _ANSWER_CHARACTERS)!r}"
         )
         reason = "" if self.error is None else f" ({_shortened(self.error, _ERROR_CHARACTERS)})"
-        return f"{self.record_id}: {answer}, {score}{reason}"
+        wrote = (
+            "" if not self.reply else f"; it wrote {_shortened(self.reply, _ANSWER_CHARACTERS)!r}"
+        )
+        return f"{self.record_id}: {answer}, {score}{reason}{wrote}"
 
 
 class LearningSignal(Value):

@@ -266,7 +266,7 @@ class ReportRepository(Repository):
     @operation("read the first answers")
     async def first_answers(self) -> FirstAnswers | None:
         """Return what the starting weights answered so far; None before the first score."""
-        return await read_first_answers(self._db)
+        return await read_first_answers(self._db, self._turns)
 
     @operation("read how sampling goes")
     async def sampling(self, consumer: str = DEFAULT_CONSUMER) -> SamplingProgress:

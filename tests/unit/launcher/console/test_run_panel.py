@@ -115,7 +115,7 @@ def test_trouble_is_on_the_panel_for_as_long_as_it_lasts() -> None:
     text = " ".join(" ".join(drawn(shown)).replace("│", "").split())
     assert "; ".join(said) in text
     line = standing_lines(shown)[0]
-    assert line.startswith("   0 s  sampling: 3 of 4 groups ready for 12 s, 12 running")
+    assert line.startswith("   0 s  sampling for 12 s: 3 of 4 groups ready, 12 running")
     assert all(one in line for one in said)
 
 
@@ -160,7 +160,7 @@ def waiting(num_ready: int, *, scored: int, dropped: int = 0, seconds: float = 6
 
 def test_before_the_first_step_it_shows_what_is_sampled_and_when_the_step_is_due() -> None:
     assert standing_lines(waiting(1, scored=16)) == [
-        "   0 s  sampling: 1 of 4 groups ready for 60 s, 24 running, 16 scored, 70 tokens/s, "
+        "   0 s  sampling for 60 s: 1 of 4 groups ready, 24 running, 16 scored, 70 tokens/s, "
         "step 1 in about 60 s",
         "        last 64: reward 0.125, 25 % without an answer; 50 % reached the limit of tokens; "
         "tokens: median 180, longest 256 (--max_new_tokens 256 a reply)",

@@ -1,7 +1,7 @@
 """What the console says while a run goes on."""
 
 import pytest
-from support.stored import claim, make_task, play
+from support.stored import claim, make_task, make_turn, play
 
 from agentrl.launcher.console import run_warnings
 from agentrl.launcher.console.run_warnings import RunWarnings
@@ -250,6 +250,22 @@ async def test_a_first_step_that_is_done_at_once_does_not_hide_the_first_answers
     assert "(pass@2)" in str(found)
     # A run that is resumed at a later step has shown them before.
     assert await first_answers(RunWarnings(store)) is None
+
+
+async def test_replies_without_an_answer_are_shown_as_they_came(store: TrajectoryStore) -> None:
+    await store.runs.create(Run(name="test", status="training", admitted_groups=9))
+    await store.tasks.add([make_task(0, num_generations=2)])
+    for _ in range(2):
+        record = await claim(store)
+        turn = make_turn(record, 0).model_copy(update={"output_text": "It must be forty-two."})
+        await store.turns.append(turn, record.fence)
+        await store.records.finish(
+            record.id, record.fence, outcome="no_answer", final_answer=None, lease_seconds=60
+        )
+        await store.scores.set(record.id, record.fence, Score(scorer="exact", value=0.0))
+    found = await first_answers(RunWarnings(store))
+    assert "no answer (no_answer), score 0; it wrote 'It must be forty-two.'" in str(found)
+    assert "hardly any reply has an answer: tell the model how to answer" in str(found)
 
 
 async def test_shares_of_questions_name_unequal_numbers_of_attempts(
