@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from harness.trees import VOCABULARY, make_turn, random_group
@@ -166,3 +169,13 @@ def test_greedy_turns_are_not_scaled() -> None:
 def test_broken_turns_are_refused(turns: list[DispatchedSamplingTask], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         turn_tokens(turns)
+
+
+def test_trees_and_batches_are_built_without_torch() -> None:
+    program = """
+import sys
+for name in ("torch", "transformers", "accelerate"):
+    sys.modules[name] = None
+import agentrl.data.random_groups, agentrl.algorithms.filters
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
