@@ -24,7 +24,7 @@ import numpy as np
 from agentrl.data.rows import PackedRow
 from agentrl.data.shown_images import PlacedImage, RowImages, ShownImage, rotary_positions
 from agentrl.data.tokens import TurnTokens, turn_tokens
-from agentrl.schema import DispatchedSamplingTask
+from agentrl.schema import DispatchedSamplingTask, num_shared_ids
 
 Merge = Literal["tree", "linear", "none"]
 
@@ -242,8 +242,5 @@ def _depth_first_key(branch: Branch) -> tuple[bytes, str]:
 def _with_shared_lengths(branches: list[Branch]) -> list[Branch]:
     merged = branches[:1]
     for before, branch in pairwise(branches):
-        size = min(len(before.key), len(branch.key))
-        differs = before.key[:size] != branch.key[:size]
-        shared = int(differs.argmax()) if differs.any() else size
-        merged.append(replace(branch, shared=shared))
+        merged.append(replace(branch, shared=num_shared_ids(before.key, branch.key)))
     return merged

@@ -2,8 +2,9 @@
 
 Input: turns. Output: a flat list of nodes. A node is a range of tokens shared by the same rollouts;
 its score and advantage are the means over them, and the node whose children's scores differ most is
-the decisive branch point. The trainer's tree (`agentrl.data`) needs torch, and cuts turns for the
-loss; this one is for reading.
+the decisive branch point. The trainer's tree (`agentrl.data`) has the tokens that a model reads: it
+ends a turn before its last sampled token, and omits turns that are not trained on. Here, answers
+that differ in that token part, and every turn is shown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
