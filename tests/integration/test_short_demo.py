@@ -20,9 +20,9 @@ from pymongo import MongoClient
 from support.demo_run import config_path, database_uri, logs, run_command
 from support.patience import PATIENCE
 
+from agentrl.addresses import is_loopback
 from agentrl.cli.main import main
 from agentrl.config.loading import load_config
-from agentrl.config.validation.checks import is_loopback
 from agentrl.data import TokenTree
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy

@@ -8,19 +8,10 @@ from typing import Self
 
 import psutil
 
+from agentrl.addresses import family_of
 from agentrl.errors import ConfigError
 
 _NUM_CANDIDATES = 50
-
-
-def family_of(host: str) -> socket.AddressFamily:
-    """Return the family of an address to listen on."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def http_address(host: str, port: int) -> str:
-    """Return the URL of a server at an address, without a path."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:

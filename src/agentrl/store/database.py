@@ -37,11 +37,10 @@ from pymongo.errors import (
 )
 from pymongo.write_concern import WriteConcern
 
+from agentrl.addresses import host_name, is_loopback
 from agentrl.config.secret_text import redact
 from agentrl.config.sections.run_sections import MONGODB_DATABASES
-from agentrl.config.validation.checks import is_loopback
 from agentrl.errors import ConfigError, StoreError, StoreUnreachable
-from agentrl.runtime.http.http_guard import host_name
 from agentrl.store.documents.codec import Document
 from agentrl.store.server_clock import FreshLeases, ServerClock
 

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentrl.config.validation.checks import is_loopback
+from agentrl.addresses import family_of, http_address, is_loopback
 from agentrl.errors import APIError, ConfigError
 from agentrl.inference import openapi
 from agentrl.inference.dialects import (
@@ -36,7 +36,6 @@ from agentrl.inference.dialects.session import ModelSession, session_over
 from agentrl.inference.request_bodies import read_json_object
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.http.request_deadlines import server_config
-from agentrl.runtime.ports import family_of, http_address
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 DIALECTS = (

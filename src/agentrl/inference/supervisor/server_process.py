@@ -7,8 +7,8 @@ therefore reserved, and a response counts only if this process's own child is li
 from pathlib import Path
 from typing import Self
 
+from agentrl.addresses import is_loopback
 from agentrl.config.sections import InferenceSection, ModelSection
-from agentrl.config.validation.checks import is_loopback
 from agentrl.errors import ConfigError
 from agentrl.inference.supervisor.server_backend import server_backend
 from agentrl.runtime.ports import ReservedPort, listens

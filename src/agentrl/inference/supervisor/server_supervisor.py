@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.addresses import http_address
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection, RootConfig
 from agentrl.errors import InferenceError, ServerUnreachable, ServerUnusable
 from agentrl.inference.client.sglang_client import SGLangClient
@@ -29,7 +30,6 @@ from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.ending_tasks import end_tasks, joint_tasks
-from agentrl.runtime.ports import http_address
 from agentrl.runtime.processes.child_processes import Supervisor
 from agentrl.runtime.processes.restarts import ending
 from agentrl.runtime.processes.signals import stop_on_signals

@@ -11,15 +11,15 @@ from urllib.parse import quote
 
 from uvicorn.config import LOGGING_CONFIG
 
+from agentrl.addresses import http_address, is_loopback
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
-from agentrl.config.validation.checks import is_loopback
 from agentrl.errors import StoreError
 from agentrl.plugins.inspector.inspector_app import InspectorApp
 from agentrl.plugins.inspector.reader_access import TOKEN_VARIABLE, kept_token
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.http.signalled_server import serve_until_signalled
-from agentrl.runtime.ports import http_address, listening, listening_near
+from agentrl.runtime.ports import listening, listening_near
 
 logger = logging.getLogger(__name__)
 

@@ -63,9 +63,10 @@ async def env_up(
     variables of this process. Prints the connection as JSON. The token is MCP_SERVER_TOKEN, or a
     new one.
     """
+    from agentrl.addresses import http_address
     from agentrl.plugins.tool_environments.environment import Environment, serve
     from agentrl.runtime.logs import setup_logging
-    from agentrl.runtime.ports import http_address, listening, listening_near
+    from agentrl.runtime.ports import listening, listening_near
     from agentrl.runtime.processes.confinement import confinement_gap
     from agentrl.tools import ToolsConfig, load_mcp_servers
     from agentrl.tools.agent_environment import (

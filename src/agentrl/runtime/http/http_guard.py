@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from agentrl.config.validation.checks import is_loopback
+from agentrl.addresses import host_name, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +69,3 @@ class HttpGuard:
         if has_body and kind != "application/json" and not kind.endswith("+json"):
             return 415, "the body must be JSON, with Content-Type: application/json"
         return None
-
-
-def host_name(host: str) -> str:
-    """Return a Host header's name without the port and an IPv6 address's brackets."""
-    if host.startswith("["):
-        name, end, port = host[1:].partition("]")
-        return name if end and port[:1] in ("", ":") else host
-    return host.partition(":")[0]

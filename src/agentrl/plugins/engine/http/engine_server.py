@@ -9,7 +9,7 @@ import torch
 import uvicorn
 import uvloop
 
-from agentrl.config.validation.checks import is_loopback
+from agentrl.addresses import is_loopback
 from agentrl.errors import ConfigError
 from agentrl.plugins.engine.engine_config import EngineConfig
 from agentrl.plugins.engine.generation.model_runner import load_model

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from agentrl.addresses import http_address
 from agentrl.config.atomic_file import write_atomically
 from agentrl.errors import ConfigError, ToolError
-from agentrl.runtime.ports import http_address, listening_near
+from agentrl.runtime.ports import listening_near
 from agentrl.runtime.printable import one_line
 from agentrl.runtime.processes.child_processes import end_with_parent
 from agentrl.runtime.processes.confinement import Confinement, confinement_gap
