@@ -142,6 +142,8 @@ def expanded(
         token_ids: int32, one placeholder per image.
         places: index of each placeholder, rising, and its image.
     """
+    if not places:
+        return token_ids, ()
     parts: list[np.ndarray] = []
     placed: list[PlacedImage] = []
     copied = length = 0

@@ -18,7 +18,7 @@ from agentrl.data.shown_images import (
     expanded,
     processor_key,
 )
-from agentrl.schema import DispatchedSamplingTask, token_versions
+from agentrl.schema import DispatchedSamplingTask, rebuild_full_ids, token_versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,8 @@ def turn_tokens(
 
 
 def _record_tokens(turns: Sequence[DispatchedSamplingTask], book: ImageBook) -> list[TurnTokens]:
-    lengths = _full_lengths(turns)
+    stored = rebuild_full_ids(turns)
+    lengths = [len(ids) for ids in stored]
     chains, extended_by = _chains(turns, lengths)
     places = _image_places(turns, book)
     full: dict[int, np.ndarray] = {}
@@ -113,9 +114,7 @@ def _record_tokens(turns: Sequence[DispatchedSamplingTask], book: ImageBook) -> 
             full[index] = full[extension][: lengths[index] + num_more]
             images[index] = images[extension][: len(own_places)]
         else:
-            full[index], images[index] = expanded(
-                _gather_ids(turns, index, lengths[index]), own_places
-            )
+            full[index], images[index] = expanded(stored[index], own_places)
     return [
         _to_turn_tokens(turn, chains[turn.index], full[turn.index], images[turn.index])
         for turn in turns
@@ -146,25 +145,6 @@ def _image_places(
     return places
 
 
-def _full_lengths(turns: Sequence[DispatchedSamplingTask]) -> list[int]:
-    """Return the length of prompt and output of every turn."""
-    lengths: list[int] = []
-    for position, turn in enumerate(turns):
-        if turn.index != position:
-            raise ValueError(f"turn {turn.id}: expected index {position}, found {turn.index}")
-        available = 0
-        if turn.parent is not None:
-            if not 0 <= turn.parent < position:
-                raise ValueError(f"turn {turn.id}: its parent {turn.parent} does not precede it")
-            available = lengths[turn.parent]
-        if turn.shared_len > available:
-            raise ValueError(
-                f"turn {turn.id} shares {turn.shared_len} tokens of a parent that has {available}"
-            )
-        lengths.append(turn.shared_len + len(turn.added_ids) + len(turn.output_ids))
-    return lengths
-
-
 def _chains(
     turns: Sequence[DispatchedSamplingTask], lengths: Sequence[int]
 ) -> tuple[list[int], dict[int, int]]:
@@ -187,20 +167,6 @@ def _chains(
         else:
             chains.append(turn.index)
     return chains, extended_by
-
-
-def _gather_ids(turns: Sequence[DispatchedSamplingTask], index: int, length: int) -> np.ndarray:
-    """Return the full ids of a turn, filled from its end back to the root of its ancestors."""
-    ids = np.empty(length, dtype=np.int32)
-    turn, end = turns[index], length
-    while True:
-        start = turn.shared_len
-        if end > start:
-            ids[start:end] = np.concatenate([turn.added_ids, turn.output_ids])[: end - start]
-            end = start
-        if end == 0 or turn.parent is None:
-            return ids
-        turn = turns[turn.parent]
 
 
 def _to_turn_tokens(

@@ -191,28 +191,62 @@ def rebuild_images(turns: Sequence[DispatchedSamplingTask]) -> list[tuple[str, .
 def rebuild_prompts(turns: Sequence[DispatchedSamplingTask]) -> list[np.ndarray]:
     """Return the prompt ids of every turn of one attempt, int32 [P_i], as sent to the engine.
 
+    Args, Raises: see `rebuild_full_ids`.
+    """
+    full = rebuild_full_ids(turns)
+    return [ids[: len(ids) - len(turn.output_ids)] for ids, turn in zip(full, turns, strict=True)]
+
+
+def rebuild_full_ids(turns: Sequence[DispatchedSamplingTask]) -> list[np.ndarray]:
+    """Return the prompt with the output of every turn of one attempt, int32 [P_i + T_i].
+
+    Turns that extend each other in full are views of one array, so that memory grows with the
+    tokens of an attempt rather than with tokens times turns.
+
     Args:
         turns: all turns of the attempt, in order of `index` from 0.
 
     Raises:
-        ValueError: a turn names a parent that does not precede it, or shares more tokens than the
-            parent has.
+        ValueError: a turn is missing, names a parent that does not precede it, or shares more
+            tokens than the parent has.
     """
-    prompts: list[np.ndarray] = []
+    lengths = _full_lengths(turns)
+    chains: list[list[DispatchedSamplingTask]] = []
+    by_last_turn: dict[int, list[DispatchedSamplingTask]] = {}
+    for turn in turns:
+        parent = turn.parent
+        if parent in by_last_turn and turn.shared_len == lengths[parent]:
+            chain = by_last_turn.pop(parent)
+        else:
+            chain = []
+            chains.append(chain)
+        chain.append(turn)
+        by_last_turn[turn.index] = chain
+    full: dict[int, np.ndarray] = {}
+    # A chain's parent belongs to a chain that began before it.
+    for chain in chains:
+        parent, shared_len = chain[0].parent, chain[0].shared_len
+        parts = [] if parent is None else [full[parent][:shared_len]]
+        parts += [ids for turn in chain for ids in (turn.added_ids, turn.output_ids)]
+        ids_of_chain = np.concatenate(parts)
+        full |= {turn.index: ids_of_chain[: lengths[turn.index]] for turn in chain}
+    return [full[turn.index] for turn in turns]
+
+
+def _full_lengths(turns: Sequence[DispatchedSamplingTask]) -> list[int]:
+    """Return the length of prompt and output of every turn."""
+    lengths: list[int] = []
     for position, turn in enumerate(turns):
         if turn.index != position:
             raise ValueError(f"turn {turn.id}: expected index {position}, found {turn.index}")
-        if turn.parent is None:
-            shared = np.empty(0, dtype=np.int32)
-        else:
+        available = 0
+        if turn.parent is not None:
             if not 0 <= turn.parent < position:
                 raise ValueError(f"turn {turn.id}: its parent {turn.parent} does not precede it")
-            parent_full = np.concatenate([prompts[turn.parent], turns[turn.parent].output_ids])
-            if turn.shared_len > len(parent_full):
-                raise ValueError(
-                    f"turn {turn.id}: shares {turn.shared_len} tokens with a parent that has "
-                    f"{len(parent_full)}"
-                )
-            shared = parent_full[: turn.shared_len]
-        prompts.append(np.concatenate([shared, turn.added_ids]).astype(np.int32))
-    return prompts
+            available = lengths[turn.parent]
+        if turn.shared_len > available:
+            raise ValueError(
+                f"turn {turn.id} shares {turn.shared_len} tokens of a parent that has {available}"
+            )
+        lengths.append(turn.shared_len + len(turn.added_ids) + len(turn.output_ids))
+    return lengths

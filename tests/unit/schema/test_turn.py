@@ -67,7 +67,7 @@ def test_prompts_follow_chains_branches_and_fresh_contexts() -> None:
     [
         (turn(1, 1, 0, [], [1]), "its parent 1 does not precede it"),
         (turn(1, -1, 0, [], [1]), "its parent -1 does not precede it"),
-        (turn(1, 0, 4, [], [1]), "shares 4 tokens with a parent that has 3"),
+        (turn(1, 0, 4, [], [1]), "shares 4 tokens of a parent that has 3"),
         (turn(2, 0, 3, [], [1]), "expected index 1, found 2"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from agentrl.schema import DispatchedSamplingTask, num_shared_ids, rebuild_prompts
+from agentrl.schema import DispatchedSamplingTask, num_shared_ids, rebuild_full_ids
 
 MAX_NODES = 1500
 _HEAD_TOKENS, _TAIL_TOKENS = 120, 40
@@ -107,11 +107,7 @@ def group_tree(
 def _paths(turns: Sequence[DispatchedSamplingTask]) -> Iterator[_Path]:
     for record_id, found in groupby(turns, key=lambda turn: turn.record_id):
         of_record = list(found)
-        prompts = rebuild_prompts(of_record)
-        full = [
-            np.concatenate([prompt, turn.output_ids])
-            for prompt, turn in zip(prompts, of_record, strict=True)
-        ]
+        full = rebuild_full_ids(of_record)
         chains: dict[int, tuple[tuple[str, int], ...]] = {}
         extended = set()
         for turn in of_record:
