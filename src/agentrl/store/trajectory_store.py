@@ -7,7 +7,7 @@ be called from any number of processes concurrently.
 import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agentrl.errors import StoreError
 from agentrl.schema import SCHEMA_VERSION
@@ -31,7 +31,6 @@ from agentrl.store.repositories.fleet import (
 )
 from agentrl.store.repositories.forks import ForkRepository, is_of_fork
 from agentrl.store.repositories.ledger import LedgerRepository
-from agentrl.store.repositories.maintenance import MaintenanceRepository
 from agentrl.store.repositories.records import RecordRepository
 from agentrl.store.repositories.runs import (
     DEFAULT_CONSUMER,
@@ -41,12 +40,15 @@ from agentrl.store.repositories.runs import (
 from agentrl.store.repositories.scores import ScoreRepository
 from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
-from agentrl.store.repositories.transfer import TransferRepository
 from agentrl.store.repositories.turns import TurnRepository
-from agentrl.store.views.browsing import BrowseRepository
 from agentrl.store.views.figures import FigureRepository
-from agentrl.store.views.lineage import LineageRepository
-from agentrl.store.views.reports import ReportRepository
+
+if TYPE_CHECKING:
+    from agentrl.store.repositories.maintenance import MaintenanceRepository
+    from agentrl.store.repositories.transfer import TransferRepository
+    from agentrl.store.views.browsing import BrowseRepository
+    from agentrl.store.views.lineage import LineageRepository
+    from agentrl.store.views.reports import ReportRepository
 
 
 class TrajectoryStore:
@@ -74,19 +76,14 @@ class TrajectoryStore:
         services: inference servers.
         samplers: sampler processes.
         tallies: stored counts over finished spans of the run.
-        lineage: from a step to its tool calls, and from a record to its steps.
-        reports: counts and details for display.
-        browse: pages of groups and full-text search, for readers.
         forks: continuations from a turn of a Record.
-        maintenance: sizes, and reclaiming disk space.
-        transfer: export to files and import.
     """
 
     def __init__(self, database: RunDatabase) -> None:
         """Compose the repositories of an open database; callers use `connect` or `from_client`."""
         self.database = self._db = database
         self.clock = database.clock
-        blobs = BlobRepository(database)
+        self._blobs = blobs = BlobRepository(database)
         self.images = ImageRepository(database, blobs)
         self.tallies = TallyRepository(database)
         self.tasks = TaskRepository(database, self.images, self.tallies)
@@ -102,20 +99,7 @@ class TrajectoryStore:
         self.policies = PolicyRepository(database)
         self.services = ServiceRepository(database)
         self.samplers = SamplerRepository(database)
-        self.lineage = LineageRepository(database, self.turns)
-        self.reports = ReportRepository(
-            database,
-            tallies=self.tallies,
-            turns=self.turns,
-            ledger=self.ledger,
-            lineage=self.lineage,
-            services=self.services,
-            samplers=self.samplers,
-        )
-        self.browse = BrowseRepository(database)
         self.forks = ForkRepository(database)
-        self.maintenance = MaintenanceRepository(database)
-        self.transfer = TransferRepository(database, blobs, self.tallies)
 
     @classmethod
     @asynccontextmanager
@@ -205,6 +189,51 @@ class TrajectoryStore:
             f"{SCHEMA_VERSION}: it was written by {release} release; use that release, or another "
             "--run_name"
         )
+
+    # What samplers never use is imported when it is asked for.
+
+    @functools.cached_property
+    def lineage(self) -> "LineageRepository":
+        """From a step to its tool calls, and from a record to its steps."""
+        from agentrl.store.views.lineage import LineageRepository  # noqa: PLC0415
+
+        return LineageRepository(self._db, self.turns)
+
+    @functools.cached_property
+    def reports(self) -> "ReportRepository":
+        """Counts and details for display."""
+        from agentrl.store.views.reports import ReportRepository  # noqa: PLC0415
+
+        return ReportRepository(
+            self._db,
+            tallies=self.tallies,
+            turns=self.turns,
+            ledger=self.ledger,
+            lineage=self.lineage,
+            services=self.services,
+            samplers=self.samplers,
+        )
+
+    @functools.cached_property
+    def browse(self) -> "BrowseRepository":
+        """Pages of groups and full-text search, for readers."""
+        from agentrl.store.views.browsing import BrowseRepository  # noqa: PLC0415
+
+        return BrowseRepository(self._db)
+
+    @functools.cached_property
+    def maintenance(self) -> "MaintenanceRepository":
+        """Sizes, and reclaiming disk space."""
+        from agentrl.store.repositories.maintenance import MaintenanceRepository  # noqa: PLC0415
+
+        return MaintenanceRepository(self._db)
+
+    @functools.cached_property
+    def transfer(self) -> "TransferRepository":
+        """Export to files and import."""
+        from agentrl.store.repositories.transfer import TransferRepository  # noqa: PLC0415
+
+        return TransferRepository(self._db, self._blobs, self.tallies)
 
     @functools.cached_property
     def forked(self) -> "TrajectoryStore":

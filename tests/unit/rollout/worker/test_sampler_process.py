@@ -307,7 +307,7 @@ async def test_an_unknown_scorer_ends_a_sampler_before_it_plays_anything(
     assert {record.attempt for record in await records(store)} == {0}
 
 
-def test_a_sampler_starts_without_torch() -> None:
+def test_a_sampler_starts_without_torch_and_without_reports() -> None:
     program = """
 import sys
 for name in ("torch", "transformers", "accelerate"):
@@ -315,6 +315,7 @@ for name in ("torch", "transformers", "accelerate"):
 import agentrl.rollout.worker.sampler_process
 import agentrl.rollout, agentrl.datasets.task_stream, agentrl.rewards, agentrl.tools
 import agentrl.renderers, agentrl.store, agentrl.inference.client.sglang_client, agentrl.inference.client.pool
+assert "agentrl.store.views.reports" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
