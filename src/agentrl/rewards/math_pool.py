@@ -5,16 +5,15 @@ The workers are processes because only the kernel can end a comparison that hang
 
 import asyncio
 import atexit
-import json
+import os
 import queue
 import signal
-import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from agentrl.errors import ScoringError
+from agentrl.errors import AgentWorkerError, ScoringError
 from agentrl.rewards.factory import MCPScorerFactory, Verdict
+from agentrl.runtime.processes.request_process import RequestProcess
 from agentrl.schema import GroundTruth
 
 _MAX_ANSWER_CHARS = 10_000
@@ -34,7 +33,7 @@ class MathPool:
         self._cpu_seconds = cpu_seconds
         # A separate pool: waiting comparisons must not fill the event loop's default executor.
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="math")
-        self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[RequestProcess] = queue.SimpleQueue()
         atexit.register(self.close)
 
     async def compare(self, answer: str, accepted: tuple[str, ...]) -> Verdict:
@@ -54,68 +53,33 @@ class MathPool:
         """Wait for running comparisons, then stop all workers."""
         self._threads.shutdown()
         while not self._idle.empty():
-            _stop(self._idle.get())
+            self._idle.get().close()
 
     def _compare(self, answer: str, accepted: tuple[str, ...]) -> Verdict:
         worker = self._worker()
-        reply = self._ask(worker, answer, accepted)
-        if reply is None:
-            returncode = _stop(worker)
-            if returncode == -signal.SIGPROF:
+        request = {"answer": answer, "accepted": accepted, "cpu_seconds": self._cpu_seconds}
+        # For a worker that gets no CPU time: its own limit counts CPU time alone.
+        seconds = _START_SECONDS + 20 * self._cpu_seconds
+        try:
+            reply = worker.ask_and_wait(request, seconds)
+        except TimeoutError:
+            worker.close()
+            raise ScoringError(f"the math worker did not reply within {seconds:g} s") from None
+        except AgentWorkerError as end:
+            if worker.exit_status == -signal.SIGPROF:
                 return Verdict(0.0, detail=f"comparison timed out after {self._cpu_seconds:g} s")
-            raise ScoringError(f"the math worker exited with status {returncode}")
+            raise ScoringError(str(end)) from None
         self._idle.put(worker)
         if "error" in reply:
             return Verdict(0.0, detail=f"not comparable: {reply['error']}")
         return Verdict(float(bool(reply["correct"])))
 
-    def _worker(self) -> "subprocess.Popen[str]":
+    def _worker(self) -> RequestProcess:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "agentrl.rewards.math_worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                # Ctrl-C must reach the parent only; a worker ends when its input does.
-                start_new_session=True,
-            )
-
-    def _ask(
-        self, worker: "subprocess.Popen[str]", answer: str, accepted: tuple[str, ...]
-    ) -> dict[str, object] | None:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        request = {"answer": answer, "accepted": accepted, "cpu_seconds": self._cpu_seconds}
-        # Kills a worker that gets no CPU time: its own limit counts CPU time alone.
-        watchdog = threading.Timer(_START_SECONDS + 20 * self._cpu_seconds, worker.kill)
-        watchdog.start()
-        try:
-            worker.stdin.write(json.dumps(request) + "\n")
-            worker.stdin.flush()
-            line = worker.stdout.readline()
-        except OSError:
-            return None
-        finally:
-            watchdog.cancel()
-        return json.loads(line) if line else None
-
-
-def _stop(worker: "subprocess.Popen[str]") -> int:
-    """Stop a worker and return its exit status."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    try:
-        worker.stdin.close()
-    except OSError:
-        worker.kill()
-    worker.stdout.close()
-    try:
-        return worker.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-        return worker.wait()
+            argv = [sys.executable, "-P", "-m", "agentrl.rewards.math_worker"]
+            return RequestProcess("the math worker", argv, os.environ)
 
 
 _pool = MathPool()

@@ -32,7 +32,7 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001  the library fails on odd answers in many ways
             reply = {"error": f"{type(error).__name__}: {error}"[:500]}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.write(json.dumps({"id": request["id"], **reply}) + "\n")
         sys.stdout.flush()
 
 

@@ -93,6 +93,11 @@ class RequestProcess:
         return not self._exit_message and not self._reason and self._process.poll() is None
 
     @property
+    def exit_status(self) -> int | None:
+        """Its exit status as `subprocess` represents it; None while it runs."""
+        return self._process.returncode
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for a reply."""
         return len(self._pending)
