@@ -1,4 +1,4 @@
-"""Fixtures for all rooms: one real mongod a session, one database a test."""
+"""Fixtures for all packages: one real mongod per session, one database per test."""
 
 import gc
 import inspect
@@ -37,7 +37,7 @@ _LONGEST = (
     *("test_random_trees", "test_bring_your_own", "test_agent_frameworks", "test_inspect_commands"),
     *("test_hostile_text", "test_trackers", "test_records", "test_worker_pool", "test_resume"),
 )
-"""Files that take longest, in any room."""
+"""Files that take longest, in any package."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -161,7 +161,7 @@ async def _shape(store: TrajectoryStore) -> dict[str, Any]:
 
 
 _WATCHED = {"inference", "rewards", "rollout", "runtime", "tools"}
-"""Rooms whose code shares an event loop with many rollouts or clients; the trainer's does not."""
+"""Packages whose code shares an event loop with many rollouts or clients; the trainer's does not."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Every error that AgentRL raises on purpose; no other module defines one that crosses a room.
+"""Every error that AgentRL raises on purpose; no other module defines one that crosses a package.
 
     AgentRLError
     ├── ConfigError (ValueError)      a flag, a file or a value that the user gave is wrong
@@ -12,12 +12,12 @@
     ├── InferenceError                an inference server failed or refused a request
     │   ├── NoServerAvailable         no registered server is up
     │   ├── ServerUnreachable         a server gave no answer; another one may
-    │   │   └── ServerLost            it ended the connection with a request in its hands
+    │   │   └── ServerLost            it dropped the connection during a request
     │   ├── ServerRefused             a server answered with an error status
     │   ├── PoisonousRequest          servers died under a request, which is not sent again
     │   └── ServerUnusable            a supervised server must be restarted
     ├── ToolError                     the tools' infrastructure failed (not a tool's own error)
-    ├── ToolCallFailed                a call has no result, though its server is well
+    ├── ToolCallFailed                a call has no result, although the server is healthy
     │   ├── CallTimedOut              the tool took too long
     │   └── InvalidResult             the result breaks MCP or the tool's own schema
     ├── UnreadableReply               a server's reply is compressed, too long or no JSON
@@ -26,10 +26,10 @@
     ├── UserCodeError                 the user's agent or reward function raised; the rollout counts
     ├── APIError                      a model call of an agent is answered with an error
     ├── RenderError                   a chat template or tokenizer cannot do what is asked
-    ├── ImageError                    an image cannot be read, or is too large for it
+    ├── ImageError                    an image cannot be read, or is too large
     ├── ScoringError                  a scorer could not decide; the score stays missing
     │   └── ScorerDefect              a scoring function has a defect that no retry fixes
-    │       └── ScorerTimeout         it takes longer than it may
+    │       └── ScorerTimeout         it exceeded its time limit
     ├── TrainingError                 optimization cannot continue (non-finite losses or gradients)
     ├── WriteError                    a directory of the run could not be written to disk
     ├── UploadError                   the Hugging Face hub refused an upload, or did not answer
@@ -39,8 +39,9 @@ The rules:
 
 - User mistakes are `ConfigError`s, and commands raise them before they start any process.
 - The text is one line that says what is wrong and what to do about it. It never holds a secret.
-- Errors cross processes, so every class survives pickling: all that it takes is in `args`.
-- A room raises the class that names its own trouble; the room above translates it where its
+- Errors cross processes, so every class survives pickling: pass every argument to
+  `super().__init__`.
+- A package raises the class that names its own trouble; the package above translates it where its
   caller needs another word. Exceptions that only steer the control flow inside one module are
   private to that module.
 """
@@ -121,7 +122,7 @@ class ServerUnreachable(InferenceError):
 
 
 class ServerLost(ServerUnreachable):
-    """The server ended the connection with a request in its hands: it may have died of it."""
+    """The server dropped the connection during a request, which may have crashed it."""
 
 
 class PoisonousRequest(InferenceError):
@@ -162,7 +163,7 @@ class ToolError(AgentRLError):
 
 
 class ToolCallFailed(AgentRLError):
-    """A tool call ended without a result, though its server is well. The model is told."""
+    """A tool call has no result, although the server is healthy. The model is told."""
 
 
 class CallTimedOut(ToolCallFailed):
@@ -221,7 +222,7 @@ class ScoringError(AgentRLError):
 
 
 class ScorerDefect(ScoringError):
-    """A scoring function raised, or returned no number, for a reason of its own.
+    """A scoring function raised, or returned no number, because of a bug in it.
 
     Attributes:
         kind: the function, the type of what it raised and where; the same for the same mistake.

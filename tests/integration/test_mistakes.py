@@ -1,6 +1,6 @@
 """Whatever a user gets wrong is answered in one line, before any process starts.
 
-Every case starts the command as a user does, in a folder that is empty but for the files below.
+Every case starts the command as a user does, in a folder that contains only the files below.
 """
 
 import json

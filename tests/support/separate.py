@@ -1,6 +1,6 @@
 """The oracle of merged training: every turn in a row of its own, through stock transformers.
 
-Nothing here knows of trees, layouts, target tokens or micro-batches. Turns are padded on the right, where
+Independent of trees, layouts, target tokens and micro-batches. Turns are padded on the right, where
 causal attention does not look; losses are written down from their formulas.
 """
 

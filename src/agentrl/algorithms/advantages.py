@@ -63,8 +63,8 @@ def returns_to_go(
     T is the longest record's number of turns; past its last turn a record earns R_i.
 
     Args:
-        scores: R, one a record; None gives a row of NaN.
-        step_rewards: r, one sequence a record, one entry a turn.
+        scores: R, one per record; None gives a row of NaN.
+        step_rewards: r, one sequence per record, with one entry per turn.
     """
     num_turns = max((len(rewards) for rewards in step_rewards), default=0)
     earned = np.zeros((len(scores), num_turns))

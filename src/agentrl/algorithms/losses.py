@@ -5,8 +5,8 @@ Notation: mu = behavior policy (the sampler), pi = policy in training, r = pi/mu
 token, each has its own target token. `agentrl.algorithms.reductions` holds the weights: the scalar
 loss is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
 
-The hard drop range is AgentRL's; of the papers, only MiniRL's has one. The other losses bound or
-ignore the ratio by themselves, and an additional range would make them different losses.
+The hard drop range is AgentRL's; of the papers, only MiniRL's has one. The other losses
+already bound or ignore the ratio, and an additional range would make them different losses.
 """
 
 from dataclasses import dataclass

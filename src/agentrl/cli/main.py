@@ -171,7 +171,7 @@ def _escape_unencodable_output() -> None:
         return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
     codecs.register_error("agentrl-escaped", escape)
-    # Standard error escapes by itself.
+    # Standard error already escapes.
     if (
         isinstance(sys.stdout, io.TextIOWrapper)
         and codecs.lookup(sys.stdout.encoding).name != "utf-8"

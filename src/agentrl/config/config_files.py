@@ -1,7 +1,7 @@
 """Configuration files: YAML (or JSON) with one flag per line, read into values by canonical flag name.
 
-Input: a file's path. Output: values as parsed by YAML. This module does not know the meaning of
-flags, but refuses common mistakes: duplicate keys, and flags nested in sections.
+Input: a file's path. Output: values as parsed by YAML. Independent of the
+meaning of flags, but refuses common mistakes: duplicate keys, and flags nested in sections.
 """
 
 from collections.abc import Mapping

@@ -25,7 +25,7 @@ _LIBRARY_FOLDERS = tuple(
 
 
 def load_user_module(source: str | Path, what: str) -> ModuleType:
-    """Import a Python file (`path/to/file.py`) or a module (`package.module`), once a process.
+    """Import a Python file (`path/to/file.py`) or a module (`package.module`), once per process.
 
     A file may import its neighbors, as if it had been started as a program.
 

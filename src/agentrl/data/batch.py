@@ -1,8 +1,8 @@
 """`StepBatch`: everything that one optimizer step trains on, as arrays that ranks can exchange.
 
-In: selected groups. Out: micro-batches for every rank, built on rank 0 and sent to the others. The
-weight of each target token in the loss is fixed here, over the whole step, before the tokens are
-spread over rows and ranks. Works on arrays; does not know the store.
+Input: selected groups. Output: micro-batches for every rank, built on rank 0 and sent to the
+others. The weight of each target token in the loss is fixed here, over the whole step, before the
+tokens are spread over rows and ranks. Works on arrays, independent of the store.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """The blocks of a row's attention matrix that hold a visible pair.
 
-In: a row's subtree intervals. Out: a plan per block, without an N x N mask. The plan drives
+Input: a row's subtree intervals. Output: a plan per block, without an N x N mask. The plan drives
 FlexAttention's kernel and counts its work. Arrays only, no torch.
 
 Shape legend: N tokens of the row, P tokens above it.
@@ -27,7 +27,7 @@ class BlockPlan:
 
     @property
     def num_visited(self) -> int:
-        """Return the number of blocks that the kernel computes."""
+        """The number of blocks that the kernel computes."""
         return int(self.partial.sum() + self.full.sum())
 
 

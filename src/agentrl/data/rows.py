@@ -50,17 +50,17 @@ class PackedRow:
 
     @property
     def num_tokens(self) -> int:
-        """Return N."""
+        """N."""
         return len(self.token_ids)
 
     @property
     def num_targets(self) -> int:
-        """Return T."""
+        """T."""
         return len(self.sources)
 
     @property
     def is_single_path(self) -> bool:
-        """Return whether every token sees all tokens before it."""
+        """Whether every token sees all tokens before it."""
         return bool((self.subtree_ends == self.num_tokens).all())
 
 

@@ -2,7 +2,7 @@
 
 Scores, tokens, logprobs and versions are facts that samplers stored; advantages and drops are
 derived here. Every record and turn that is left out gets a reason, for the ledger and the metrics.
-A pure function of its inputs: works on arrays and does not know the store.
+A pure function of its inputs, which are arrays: independent of the store.
 """
 
 from collections import Counter
@@ -86,7 +86,7 @@ class SelectedGroup:
 
     @property
     def usable(self) -> bool:
-        """Return whether anything is left to train on."""
+        """Whether anything is left to train on."""
         return bool(self.turns)
 
 
@@ -149,8 +149,8 @@ def select_group(
                 drop_counts.most_common(1)[0][0] if drop_counts else "no_targets"
             )
     if not kept and _are_equal(credits):
-        # Its step rewards are as equal as its scores. Different ones, all of them overridden, would
-        # have left zero advantages, too.
+        # All rewards are equal. (Different rewards whose advantages were all overridden would give
+        # zeros as well.)
         dropped_records = {
             record_id: EQUAL_SCORES if reason == "zero_advantage" else reason
             for record_id, reason in dropped_records.items()

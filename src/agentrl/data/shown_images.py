@@ -41,12 +41,12 @@ class ShownImage:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens that replace the placeholder."""
+        """The number of tokens that replace the placeholder."""
         return len(self.before) + self.num_positions + len(self.after)
 
     @property
     def token_ids(self) -> np.ndarray:
-        """Return these tokens, int32."""
+        """These tokens, int32."""
         own = [self.image_token_id] * self.num_positions
         return np.array([*self.before, *own, *self.after], dtype=np.int32)
 
@@ -60,7 +60,7 @@ class PlacedImage:
 
     @property
     def end(self) -> int:
-        """Return the position after its last one."""
+        """The position after its last one."""
         return self.start + self.image.num_positions
 
 
@@ -113,7 +113,7 @@ class RowImages:
 
     @property
     def placed(self) -> list[tuple[int, ShownImage]]:
-        """Return the first token of each shown image, and the image."""
+        """The first token of each shown image, and the image."""
         return [
             (start, self.images[which])
             for start, which in zip(self.starts.tolist(), self.which.tolist(), strict=True)
@@ -121,13 +121,13 @@ class RowImages:
 
     @property
     def spans(self) -> np.ndarray:
-        """Return the first token and the one after the last of each shown image, int64 [K, 2]."""
+        """The first token and the one after the last of each shown image, int64 [K, 2]."""
         lengths = np.array([image.num_positions for image in self.images], dtype=np.int64)
         return np.stack([self.starts, self.starts + lengths[self.which]], axis=1)
 
     @property
     def whole_spans(self) -> np.ndarray:
-        """Return the spans of those whose tokens attend to one another."""
+        """The spans of those whose tokens attend to one another."""
         is_whole = np.array([image.is_whole for image in self.images], dtype=bool)
         spans: np.ndarray = self.spans[is_whole[self.which]]
         return spans

@@ -2,7 +2,7 @@
 
 Turns are stored as additions to their parents; here their full prompts are restored. Turns that
 extend each other are views into one array, so the memory of a record grows with its tokens rather
-than with tokens times turns. Works on arrays; does not know the store.
+than with tokens times turns. Works on arrays, independent of the store.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,22 +49,22 @@ class TurnTokens:
 
     @property
     def num_targets(self) -> int:
-        """Return T: every sampled token is one target token."""
+        """T: every sampled token is one target token."""
         return len(self.full_ids) - self.num_prompt_tokens
 
     @property
     def prompt_ids(self) -> np.ndarray:
-        """Return the prompt, int32 [P]."""
+        """The prompt, int32 [P]."""
         return self.full_ids[: self.num_prompt_tokens]
 
     @property
     def output_ids(self) -> np.ndarray:
-        """Return the sampled tokens, int32 [T]."""
+        """The sampled tokens, int32 [T]."""
         return self.full_ids[self.num_prompt_tokens :]
 
     @property
     def path(self) -> np.ndarray:
-        """Return the tokens that the model reads for this turn, int32 [P + T - 1].
+        """The tokens that the model reads for this turn, int32 [P + T - 1].
 
         The last sampled token is excluded: nothing in this turn is predicted from it. It becomes
         part of a path if a later turn continues this one.

@@ -44,17 +44,17 @@ class Branch:
 
     @property
     def images(self) -> tuple[PlacedImage, ...]:
-        """Return the images of the path."""
+        """The images of the path."""
         return self.turns[-1].images
 
     @property
     def num_new_tokens(self) -> int:
-        """Return the number of tokens that this branch adds to the row."""
+        """The number of tokens that this branch adds to the row."""
         return len(self.path) - self.shared
 
     @property
     def num_new_pairs(self) -> int:
-        """Return the number of visible (query, key) pairs whose query is a new token."""
+        """The number of visible (query, key) pairs whose query is a new token."""
         length, shared = len(self.path), self.shared
         return (length * (length + 1) - shared * (shared + 1)) // 2
 
@@ -101,37 +101,37 @@ class TokenTree:
 
     @cached_property
     def row(self) -> PackedRow:
-        """Return the tokens in depth-first preorder and the targets in branch order."""
+        """The tokens in depth-first preorder and the targets in branch order."""
         return lay_out(self.branches)
 
     @property
     def token_ids(self) -> np.ndarray:
-        """Return the distinct tokens, int64 [N]."""
+        """The distinct tokens, int64 [N]."""
         return self.row.token_ids
 
     @property
     def positions(self) -> np.ndarray:
-        """Return the depth of each token, int64 [N]."""
+        """The depth of each token, int64 [N]."""
         return self.row.positions
 
     @property
     def subtree_ends(self) -> np.ndarray:
-        """Return the index after each token's last descendant, int64 [N]."""
+        """The index after each token's last descendant, int64 [N]."""
         return self.row.subtree_ends
 
     @property
     def num_tokens(self) -> int:
-        """Return N without laying the tree out."""
+        """N without laying the tree out."""
         return sum(branch.num_new_tokens for branch in self.branches)
 
     @property
     def num_flat_tokens(self) -> int:
-        """Return the number of tokens if every turn were a separate row."""
+        """The number of tokens if every turn were a separate row."""
         return sum(len(turn.path) for branch in self.branches for turn in branch.turns)
 
     @property
     def num_targets(self) -> int:
-        """Return T."""
+        """T."""
         return sum(turn.num_targets for branch in self.branches for turn in branch.turns)
 
 

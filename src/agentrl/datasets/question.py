@@ -8,7 +8,7 @@ Images are given as `images` or `image` (one or a list), or as `image_url` parts
 message: http(s) or `data:` URLs, files next to the question file, or the `{"bytes": ..}` of Hugging
 Face datasets. Files are read here, so samplers never open files named by questions.
 
-This module knows nothing of file formats (see `entries`) and of tasks (see `task_stream`).
+Independent of file formats (see `entries`) and tasks (see `task_stream`).
 """
 
 import math

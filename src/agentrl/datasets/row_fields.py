@@ -203,7 +203,7 @@ def function_calls(row: Row, question: str, tools: str, reference: str) -> Row:
     """
     if row.get(reference) is None:
         raise BadEntry(
-            f"no `{reference}`: BFCL keeps the right calls in a file of their own (possible_answer); "
+            f"no `{reference}`: BFCL keeps the right calls in a separate file (possible_answer); "
             "add them to the rows by `id`"
         )
     functions = decoded(row[tools], tools)

@@ -1,7 +1,7 @@
 """Adds training tasks to a run just ahead of its samplers, so they may be many or infinite.
 
 Input: tasks in their order, made on demand. Output: tasks in the store, as the run needs them.
-Knows neither files nor steps.
+Independent of files and steps.
 """
 
 import asyncio

@@ -19,7 +19,7 @@ class TaskSource(Protocol):
 
     @property
     def starts_programs(self) -> bool:
-        """Whether its rollouts start programs of their own, on the cores of the sampler's machine."""
+        """Whether its rollouts start their own programs, on the cores of the sampler's machine."""
 
     def num_tasks(self, uri: str, config: DataSection, flag: str) -> int:
         """Return the number of tasks that `uri`, given as `flag`, has.

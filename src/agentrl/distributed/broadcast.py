@@ -3,8 +3,8 @@
 The group is the one that SGLang forms for `/init_weights_update_group`: a TCP store on the sender's
 side, keys prefixed as `torch.distributed` prefixes them, and one backend on top. It does not use
 torch's global state, so it coexists with the trainer's groups and can be dropped if a receiver is
-lost. Tensors are sent from, and received into, their final memory without a copy. Knows neither
-servers nor policies.
+lost. Tensors are sent from, and received into, their final memory without a copy.
+Independent of servers and policies.
 """
 
 import asyncio

@@ -5,8 +5,8 @@ one shape, while rows differ in length; every rank of a share knows all of its r
 states travel in tensors of the longest row's size and are cut on arrival. Nothing is computed on
 the padding.
 
-In: functions that compute a row on this rank's stage. Out: the last stage's results. Knows neither
-models nor losses.
+Input: functions that compute a row on this rank's stage. Output: the last stage's results.
+Independent of models and losses.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

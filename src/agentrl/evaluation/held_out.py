@@ -6,7 +6,7 @@ token. An evaluation during training (`eval_strategy steps`) does not delay new 
 rollouts continue with the newer version. Every turn stores which version sampled which token, so
 the report counts these rollouts and also gives the figures without them.
 
-The evaluation knows only the store, neither samplers nor trainer.
+The evaluation depends on the store alone, not on samplers or the trainer.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""The OpenAPI description of a server in this room, generated from its request checks.
+"""The OpenAPI description of a server in this package, generated from its request checks.
 
-In: routes, and for each body the JSON schema of its checks. Out: the document of `/openapi.json`.
+Input: routes, and for each body the JSON schema of its checks. Output: the document of
+`/openapi.json`.
 """
 
 from collections.abc import Iterable, Mapping

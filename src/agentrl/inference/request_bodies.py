@@ -1,6 +1,6 @@
 """Reads bodies of untrusted HTTP requests within limits, and notices clients that leave.
 
-Bytes are counted before parsing, and nesting before anything traverses the result. Out: a JSON
+Bytes are counted before parsing, and nesting before anything traverses the result. Output: a JSON
 object whose texts can be encoded and whose numbers are finite.
 """
 

@@ -98,7 +98,7 @@ def _arranged_as_checkpoint(
 
 
 def _with_own_storage(view: torch.Tensor) -> torch.Tensor:
-    """Return the same memory with a storage of its own: transformers copies views of one storage."""
+    """Return the same memory with its own storage: transformers copies views of one storage."""
     if not (view.is_cpu and view.is_contiguous()):
         return view
     data = torch.from_numpy(view.detach().view(-1).view(torch.uint8).numpy())

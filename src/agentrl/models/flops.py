@@ -67,7 +67,7 @@ class FlopCount:
 
     @property
     def attention_cost(self) -> float:
-        """Return the cost of one visible pair, in units of one token's cost outside attention."""
+        """The cost of one visible pair, in units of one token's cost outside attention."""
         return self.per_pair / self.per_token
 
     def row(self, row: PackedRow) -> float:

@@ -181,7 +181,7 @@ def _experts_in_autocast_precision(
 ) -> torch.Tensor:
     """Compute experts by grouped matrix products, in autocast's precision.
 
-    Autocast does not know these products. transformers gives them inputs in the precision of the
+    Autocast does not cover these products. transformers gives them inputs in the precision of the
     weights, and float32 products take many times as long on a GPU.
     """
     device = hidden_states.device.type

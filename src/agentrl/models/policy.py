@@ -72,7 +72,7 @@ class PolicyModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the parameters."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def forward(

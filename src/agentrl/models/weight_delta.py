@@ -4,7 +4,7 @@ Input: the tensors of a version, and of the previous one, under their names in t
 Output: a directory with one safetensors file: for each changed tensor, the changed positions and
 values, or the whole tensor if that is smaller; and a checksum (CRC-32) of every tensor of the new
 version, changed or not. With the checksums, a reader can verify that its result equals the version
-bit for bit. Knows neither servers nor policies.
+bit for bit. Independent of servers and policies.
 
 At the learning rates of reinforcement learning, most float32 values change in a step, but few of
 the bfloat16 values that they round to.

@@ -2,7 +2,7 @@
 
 Input: messages. Output: prompts as token ids. The caller adds messages in order, so the turn that
 a prompt continues is known; `inference.dialects.continuation` infers it for clients that resend all
-messages with every call. Knows neither servers nor documents.
+messages with every call. Independent of servers and documents.
 """
 
 from collections.abc import Sequence

@@ -195,7 +195,7 @@ class Renderer:
         }
 
     def shows_images_of(self, role: str) -> bool:
-        """Whether images in messages of `role` (`user` or `tool`) reach the model."""
+        """Return whether images in messages of `role` (`user` or `tool`) reach the model."""
         return role in self._image_roles
 
     def check_shows_results(self) -> None:

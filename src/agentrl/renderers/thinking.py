@@ -17,12 +17,12 @@ class ThinkingMarks:
 
     @cached_property
     def either(self) -> re.Pattern[str]:
-        """Return the pattern that finds the next mark."""
+        """The pattern that finds the next mark."""
         return re.compile(f"{re.escape(self.open)}|{re.escape(self.close)}")
 
     @cached_property
     def empty(self) -> re.Pattern[str]:
-        """Return the pattern that finds empty thinking and the space after it."""
+        """The pattern that finds empty thinking and the space after it."""
         return re.compile(rf"{re.escape(self.open)}\s*{re.escape(self.close)}\s*")
 
     def ends_inside(self, text: str) -> bool:

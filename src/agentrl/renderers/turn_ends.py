@@ -1,7 +1,7 @@
 """What a chat template writes at the end of a model's turn.
 
 The ids that end a turn are named in a checkpoint's files (`eos_token_id`), and written by its chat
-template. The two disagree for base models whose template ends turns with a token of its own, and for
+template. The two disagree for base models whose template ends turns with its own token, and for
 tokenizers read out of GGUF files. Replies would then run on to the limit.
 """
 

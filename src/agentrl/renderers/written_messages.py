@@ -335,7 +335,7 @@ def marked_texts(messages: Sequence[Message]) -> tuple[list[Message], dict[str, 
 
 
 def reasoning_of(message: Message) -> str:
-    """Return the thinking that a message holds in a field of its own."""
+    """Return the thinking that a message holds in a separate field."""
     texts = (message.get(key) for key in REASONING_KEYS)
     return next((text for text in texts if isinstance(text, str) and text.strip()), "")
 

@@ -2,7 +2,7 @@
 
 math-verify rounds numbers to six decimals before it compares them, so any two small numbers are equal
 to it (1/2^99 and 1/2^98). Here numbers without a decimal point must be equal, and others must agree to
-six significant digits, each element of a tuple or set by itself.
+six significant digits, each element of a tuple or set separately.
 
 A unit on one side alone is no difference: the question may have named it. Units on both sides must
 agree or convert into each other. A percentage equals its fraction (50% is 1/2), and also the number

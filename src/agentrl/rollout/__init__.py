@@ -2,7 +2,7 @@
 
 `AsyncSampler` and its subclasses run a rollout, `worker` claims slots for them, and `agent` records
 the agents of other frameworks. Importing this package loads the sampler worker and the MCP SDK, so
-code that only reads Records belongs in other rooms (`evaluation`, `datasets.demonstrations`).
+code that only reads Records belongs in other packages (`evaluation`, `datasets.demonstrations`).
 """
 
 from agentrl.renderers.conversation import Conversation, Prompt

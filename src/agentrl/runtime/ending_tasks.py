@@ -1,4 +1,4 @@
-"""How background tasks end: with their own error, and for certain if they are cancelled."""
+"""Ends background tasks reliably, and raises their errors unwrapped."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection

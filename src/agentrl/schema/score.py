@@ -32,7 +32,7 @@ class Score(Value):
     """`value` is the whole return, including step scores, as in Gym-style environments; by default
     it is added to them."""
     seats_keep_rewards: bool = False
-    """Turns of seats that have rewards of their own (`Seat.reward`) are trained on these, not on
+    """Turns of seats that have their own rewards (`Seat.reward`) are trained on these, not on
     `value`. True for scores that are the environment's own reward; a scorer's value reaches the
     turns of all seats."""
     scored_at: datetime = Field(default_factory=utc_now)

@@ -103,10 +103,9 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
 
 @contextmanager
 def _flushed_subnormals() -> Iterator[None]:
-    """Replace subnormal results of this thread, and of those that it starts, by zero.
+    """Flush subnormal results to zero in this thread and its children.
 
-    Decays of recurrent layers lead to many, and a CPU takes up to 17 times as long for products with
-    them.
+    Recurrent decays produce many, and multiplying them is up to 17 times slower on a CPU.
     """
     torch.set_flush_denormal(True)
     try:

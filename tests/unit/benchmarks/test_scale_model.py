@@ -36,7 +36,7 @@ PLANNED = Planned(
     conversations=10,
     weight_bytes=2 * (256 << 20),
 )
-# 3,000 sampled tokens a record: 3 s of a server for 1 s of a trainer's GPU.
+# 3,000 sampled tokens per record: 3 s of a server for 1 s of a trainer's GPU.
 WORK = Workload(tokens=6000, turns=5)
 
 

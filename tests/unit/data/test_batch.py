@@ -52,7 +52,7 @@ def test_weights_of_a_step_add_up() -> None:
 
 
 def dropped_and_kept() -> SelectedGroup:
-    """Three records of two tokens a turn: the second turn of the first is left out, and the third."""
+    """Three records of two tokens per turn: the second turn of the first is left out, and the third."""
     turns = [
         make_turn("train/0/q0/0", 0, [1], [2, 3]),
         make_turn("train/0/q0/0", 1, [4], [5, 6], parent=0, shared_len=3, advantage=0.0),

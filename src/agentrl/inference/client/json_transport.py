@@ -1,6 +1,6 @@
 """JSON over HTTP to one server, through one pool of connections.
 
-Knows how connections, timeouts and error bodies behave; knows no routes and no keys.
+Handles connections, timeouts and error bodies. Independent of routes and keys.
 """
 
 import socket

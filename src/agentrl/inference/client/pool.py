@@ -1,7 +1,7 @@
 """Generations over all registered servers, which may fail or be updated during a generation.
 
-In: the store's records of the servers (`ServerPool.update`), and requests. Out: complete
-generations. The pool knows neither the store nor rollouts.
+Input: the store's records of the servers (`ServerPool.update`), and requests. Output: complete
+generations. Independent of the store and of rollouts.
 """
 
 import asyncio

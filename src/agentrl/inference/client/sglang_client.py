@@ -1,7 +1,7 @@
 """Client of one inference server: SGLang's native HTTP API, which the embedded engine shares.
 
-In: requests as values. Out: results and errors as values of `wire` and `errors`. Nothing here knows
-policies, the store, or other servers. No other module uses these routes.
+Input: requests as values. Output: results and errors as values of `wire` and `errors`. Independent
+of policies, the store, and other servers. No other module uses these routes.
 """
 
 from collections.abc import Callable, Mapping, Sequence

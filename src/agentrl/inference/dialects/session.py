@@ -1,7 +1,8 @@
 """One rollout's calls to its model, independent of the protocol.
 
 Dialects convert a client's request to a `ChatRequest` or `TextRequest`, and write the `Completion`
-that answers it in the client's format. A `ModelSession` answers the requests and knows no protocol.
+that answers it in the client's format. A `ModelSession` answers the requests, whatever
+their protocol.
 """
 
 import asyncio

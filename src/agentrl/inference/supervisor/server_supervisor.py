@@ -159,7 +159,7 @@ class ServerPlan:
 
 @dataclass(frozen=True)
 class _End:
-    """How a server ended: by itself, or because it must be restarted."""
+    """How a server ended: on its own, or because it must be restarted."""
 
     reason: str
     is_death: bool = False

@@ -94,7 +94,7 @@ class WeightCatchUp:
     async def retire_adapters(self, client: SGLangClient, served: ServedPolicy) -> None:
         """Start unloading every adapter of the run that is older than the newest two.
 
-        Samplers that do not know the newest yet still request the one before it. The server unloads
+        Samplers that have not yet heard of the newest still request the one before it. The server unloads
         an adapter once the generations that use it have ended, without this call waiting for it.
         """
         if served.adapter is None or served.adapter == self.newest_adapter:

@@ -6,8 +6,8 @@ What happens to generations in flight while a server is paused:
     in_place  they continue with the cache of the old weights
     abort     they are cut; the client resumes them where they were cut
 
-In: a client and a policy. Out: a server that serves it, or an `InferenceError`. Nothing here knows
-the store or other servers.
+Input: a client and a policy. Output: a server that serves it, or an `InferenceError`. Independent
+of the store and other servers.
 """
 
 import asyncio

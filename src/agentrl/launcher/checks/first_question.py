@@ -1,4 +1,4 @@
-"""What the start of a run says of how its questions are read: one short block for the first of them."""
+"""What the start of a run says about how its questions are read: a short block for the first one."""
 
 from pathlib import Path
 from typing import Any

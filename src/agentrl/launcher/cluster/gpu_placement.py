@@ -5,8 +5,8 @@ with as many servers as the machine has room for, and the map from processes to 
 receive as `CUDA_VISIBLE_DEVICES`. Nothing is started.
 
     GPUs     0  1  2  3 │ 4  5 │ 6  7
-    trainer  0  1  2  3 │      │         a rank each
-    servers             │  0   │  1      --inf_tp_size 2: a group each, kept together
+    trainer  0  1  2  3 │      │         one rank each
+    servers             │  0   │  1      --inf_tp_size 2: one group each, kept together
 """
 
 import os

@@ -224,7 +224,7 @@ class LocalCluster:
     async def start_servers(self) -> None:
         """Start one `agentrl serve` for each server, or a single one for all `--inference_urls`.
 
-        Every server chooses its port by itself.
+        Every server chooses its own port.
         """
         inference = self.config.inference
         num_supervisors = 1 if inference.inference_urls else inference.num_inference_servers
@@ -243,7 +243,7 @@ class LocalCluster:
             await self._supervisor.start(child)
 
     async def start_samplers(self) -> None:
-        """Start the sampler processes; they wait for servers and tasks by themselves."""
+        """Start the sampler processes, which wait for servers and tasks."""
         for number in range(self.config.rollout.num_samplers):
             flags = self._metrics_flags(number + 1)
             argv = agentrl_command("sample", self.config_path, *flags)

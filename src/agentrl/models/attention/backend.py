@@ -8,7 +8,7 @@ Further requirements of a layer (a sliding window, sinks, a cap on scores) arriv
 keywords. They become an `AttentionVariant`; a back end declares those that it computes, and the
 adapter refuses all others. Latent attention differs only in the sizes of its heads.
 
-A back end does not know about ranks, chunks or autocast; the adapter handles them with `RowContext`.
+Back ends are independent of ranks, chunks and autocast; the adapter handles them with `RowContext`.
 
 Shape legend: H query heads, K key-value heads, N tokens of the row, P tokens above the row, D head
 dimension, V head dimension of values; batch is always 1.
@@ -158,7 +158,7 @@ class RowContext:
 
     @property
     def num_above(self) -> int:
-        """Return the number of tokens on the path above the row."""
+        """The number of tokens on the path above the row."""
         return 0 if self.states is None else self.states.num_above
 
     @cached_property

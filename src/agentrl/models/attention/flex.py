@@ -26,7 +26,7 @@ _KERNEL_OPTIONS: Any = {"FORCE_USE_FLEX_ATTENTION": True, "IS_DIVISIBLE": True}
 compile with windows and capped scores. Queries and keys are padded to whole blocks, which a kernel
 for every length cannot know: without bounds to check, it takes a fifth less time."""
 _MOST_KERNELS = 64
-"""Windows, capped scores, chunks and passes without gradients have kernels of their own."""
+"""Windows, capped scores, chunks and passes without gradients have their own kernels."""
 
 
 class FlexBackend:

@@ -3,7 +3,7 @@
 A *segment* is a maximal stretch of the row in which every token is the first child of the token
 before it. Its queries attend to the whole path above the segment and causally to the segment itself.
 For kernels that need a mask, long segments are cut into blocks, which bounds the size of a mask.
-Works on arrays; knows no tensors and no devices.
+Works on arrays, independent of tensors and devices.
 """
 
 from dataclasses import dataclass

@@ -89,7 +89,7 @@ class RowLayout:
 
     @property
     def has_segments(self) -> bool:
-        """Return whether the device's kernel returns the normalizers that segments need.
+        """Whether the device's kernel returns the normalizers that segments need.
 
         Segments see all of their own tokens, so an image longer than the window is not a segment.
         """

@@ -34,7 +34,7 @@ class Box:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Return the exclusive end along each dimension."""
+        """The exclusive end along each dimension."""
         return tuple(map(sum, zip(self.offsets, self.shape, strict=True)))
 
     def slices_from(self, origin: tuple[int, ...]) -> tuple[slice, ...]:

@@ -1,7 +1,7 @@
 """Models in GGUF files, and models that Python packages carry, as checkpoints.
 
 A GGUF file is converted once into a directory in Hugging Face's layout, in bfloat16, which lies in
-the user's cache (`$XDG_CACHE_HOME/agentrl/models`). The conversion runs in a process of its own, so
+the user's cache (`$XDG_CACHE_HOME/agentrl/models`). The conversion runs in a separate process, so
 this module does not import torch.
 """
 

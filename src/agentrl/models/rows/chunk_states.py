@@ -137,7 +137,7 @@ class ChunkStates:
 
     @property
     def num_above(self) -> int:
-        """Return P."""
+        """P."""
         return len(self.chunk.above)
 
     def created(self) -> Iterator[torch.Tensor]:

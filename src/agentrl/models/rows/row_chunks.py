@@ -29,7 +29,7 @@ class RowChunk:
 
     @cached_property
     def stretches_above(self) -> list[slice]:
-        """Return `above` as slices of the row: its stretches between earlier branches."""
+        """`above` as slices of the row: its stretches between earlier branches."""
         ends = np.flatnonzero(np.diff(self.above) != 1) + 1
         return [
             slice(int(stretch[0]), int(stretch[-1]) + 1) for stretch in np.split(self.above, ends)
@@ -37,12 +37,12 @@ class RowChunk:
 
     @property
     def tokens(self) -> slice:
-        """Return the slice of the whole row that the chunk's tokens fill."""
+        """The slice of the whole row that the chunk's tokens fill."""
         return slice(self.start, self.start + self.row.num_tokens)
 
     @property
     def exported(self) -> np.ndarray:
-        """Return the indices of `exports` in the whole row."""
+        """The indices of `exports` in the whole row."""
         return self.exports + self.start
 
 

@@ -63,12 +63,12 @@ class RowShare:
 
     @property
     def num_own_tokens(self) -> int:
-        """Return how many tokens this rank computes between blocks, padding included."""
+        """How many tokens this rank computes between blocks, padding included."""
         return (self._end - self._start) // _size(self._tensor)
 
     @property
     def stretch(self) -> slice | None:
-        """Return the tokens of this `cp` rank, padding included; None: all of the row."""
+        """The tokens of this `cp` rank, padding included; None: all of the row."""
         return None if self._context is None else slice(self._start, self._end)
 
     def own(self, values: np.ndarray) -> np.ndarray:

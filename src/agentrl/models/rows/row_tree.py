@@ -6,7 +6,7 @@ between states: its segments are also cut after every token from which a later o
 the tokens whose states a later chunk continues. Segments that do not depend on one another form a
 *round*: one call of the layer.
 
-Works on arrays; knows no tensors and no layers.
+Works on arrays, independent of tensors and layers.
 
 Shape legend: N tokens of the row, P tokens on the path above it (the row is a chunk), S segments of a
 round, I tokens above whose states the row continues, E own tokens whose states a later chunk

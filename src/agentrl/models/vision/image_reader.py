@@ -45,7 +45,7 @@ class ImageReader:
 
     @property
     def token_id(self) -> int:
-        """Return the token that represents each feature of an image."""
+        """The token that represents each feature of an image."""
         token_id: int = self._config.image_token_id
         return token_id
 
@@ -119,7 +119,7 @@ class ImageReader:
 
     @cached_property
     def _surrounding_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens that the model's processor writes before and after an image."""
+        """The tokens that the model's processor writes before and after an image."""
         kind = self._config.model_type
         if kind not in ("gemma3", "gemma4"):
             return (), ()

@@ -15,7 +15,7 @@ class EnvironmentFacts:
     is_seeded: bool = False
     """Whether its tasks are drawn with a seed."""
     starts_programs: bool = False
-    """Whether its rollouts start programs of their own, on the cores of the sampler's machine."""
+    """Whether its rollouts start their own programs, on the cores of the sampler's machine."""
 
 
 ENVIRONMENTS = {

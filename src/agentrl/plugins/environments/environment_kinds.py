@@ -161,8 +161,8 @@ def _game_text(game: Any) -> str:
 class Verifiers:
     """`verifiers:TASKSET?size=...`: a task set with its rubric; each of its rewards is a metric.
 
-    If its environment has several agents, each one has a seat at the policy's endpoint, and a reward
-    of its own.
+    If its environment has several agents, each one has a seat at the policy's endpoint and its own
+    reward.
     """
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
@@ -240,8 +240,8 @@ class Verifiers:
         """Return the fields of a result.
 
         Args:
-            traces: those of the episode, one a run of an agent.
-            minted: also those of runs that the environment abandoned or tried again.
+            traces: those of the episode, one per agent run.
+            minted: these, and those of runs that the environment abandoned or retried.
         """
         order = list(self._agents)
         traces = sorted(traces, key=lambda trace: order.index(trace.agent.name))

@@ -1,7 +1,7 @@
 """`EnvironmentProcess`: an environment in the interpreter that has its package.
 
-It lists and runs tasks; the model is reached through the rollout's `AgentEndpoint`. Knows neither
-store nor samplers.
+It lists and runs tasks; the model is reached through the rollout's `AgentEndpoint`.
+Independent of the store and samplers.
 """
 
 import asyncio

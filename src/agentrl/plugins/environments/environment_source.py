@@ -25,7 +25,7 @@ class EnvironmentSource:
 
     def __init__(self, kind: str) -> None:
         self.starts_programs = ENVIRONMENTS[kind].starts_programs
-        """Whether its rollouts start programs of their own."""
+        """Whether its rollouts start their own programs."""
 
     def num_tasks(self, uri: str, config: DataSection, flag: str) -> int:
         """Return how many tasks an environment has."""

@@ -81,7 +81,7 @@ class RunSources:
         return sorted(path.name for path in PRIVATE_MONGO_ROOT.glob("*/"))
 
     def is_served(self, name: str) -> bool:
-        """Whether the run can be read without starting a mongod."""
+        """Return whether the run can be read without starting a mongod."""
         return self._uri is not None or running_port(self._data_dir(name)) is not None
 
     @asynccontextmanager

@@ -35,14 +35,14 @@ class TrainerProcessor(ABC):
 
     @abstractmethod
     def check_agent(self, agent: Any) -> None:
-        """Take the agent: an object, or the path of a description.
+        """Accept the agent: an object, or the path of a description.
 
         Raises:
             ConfigError: this engine cannot run it.
         """
 
     def check_environment(self, env: str) -> None:
-        """Take an environment, which provides agent, training data and reward.
+        """Accept an environment, which provides agent, training data and reward.
 
         Raises:
             ConfigError: it does not exist, or this engine supports no environments.
@@ -54,7 +54,7 @@ class TrainerProcessor(ABC):
 
     @abstractmethod
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
-        """Take the questions: objects or paths; None if the configuration names them.
+        """Accept the questions: objects or paths; None if the configuration names them.
 
         Raises:
             ConfigError: one of them is missing, malformed or empty.
@@ -62,7 +62,7 @@ class TrainerProcessor(ABC):
 
     @abstractmethod
     def check_reward(self, reward_func: Any) -> None:
-        """Take the reward: a function, or `file.py:function`; None leaves it to the data.
+        """Accept the reward: a function, or `file.py:function`; None leaves it to the data.
 
         Raises:
             ConfigError: it cannot be found or called.
@@ -70,7 +70,7 @@ class TrainerProcessor(ABC):
 
     @abstractmethod
     def check_config(self, config: Any) -> Any:
-        """Take the configuration and return it complete: loaded, defaults filled in, checked.
+        """Accept the configuration and return it complete: loaded, defaults filled in, checked.
 
         Raises:
             ConfigError: it cannot be read, or contains an invalid value.

@@ -86,7 +86,7 @@ class Servers:
 
     @property
     def count(self) -> int:
-        """Return the number of servers."""
+        """The number of servers."""
         return len(self.inference.inference_urls) or self.inference.num_inference_servers
 
     @property

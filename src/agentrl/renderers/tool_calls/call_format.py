@@ -1,6 +1,7 @@
 """`ToolCallFormat`: the definition of a tool-call format, and what all formats share.
 
-The shared part decodes the values of calls and rejects malformed calls. Knows no format by name.
+The shared part decodes the values of calls and rejects malformed calls, whatever their
+format.
 """
 
 import json

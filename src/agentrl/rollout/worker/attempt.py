@@ -319,7 +319,7 @@ class RolloutAttempt:
         try:
             await write
         except StoreError as error:
-            # The lease expires by itself, and the slot is claimed again.
+            # The lease will expire, and the slot is claimed again.
             log.warning("%s: leaving the lease to expire (%s)", self.record.id, error)
 
 

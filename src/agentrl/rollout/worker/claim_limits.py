@@ -35,7 +35,7 @@ WaitReason = Literal[
 ]
 """Keys of `SamplerInfo.seconds_waiting`; `trouble` is the backoff after failures."""
 
-_WAITING_TEXT: dict[WaitReason, str] = {  # `no_server` is a warning of its own
+_WAITING_TEXT: dict[WaitReason, str] = {  # `no_server` has its own warning
     "no_run": "the run has not started",
     "paused": "sampling is paused (control.sampling_paused of the run)",
     "no_task": "no slot to claim",
@@ -109,8 +109,8 @@ class ConcurrencyLimit:
     """Number of concurrent rollouts of a sampler, updated after every refresh of the servers.
 
     Additive increase and multiplicative decrease (Chiu and Jain 1989), as TCP finds its window: the
-    limit settles around the load that the servers take, and samplers that do not know each other
-    reach equal shares of it. Until the servers are first saturated, the limit doubles (slow start).
+    limit settles around the load that the servers take, and independent samplers reach equal
+    shares of it. Until the servers are first saturated, the limit doubles (slow start).
 
     Args:
         per_server: rollouts per server, fixed; None follows the servers' load.

@@ -1,8 +1,8 @@
 """The sampler process of `agentrl sample`: from its configuration to its exit status. Torch-free.
 
 It assembles a `SamplingScheduler` from the flags (scorers, summarizer, agent gateway) and serves
-its metrics. The scheduler does not know the gateway or the metrics: programs that embed it need
-neither.
+its metrics. The scheduler is independent of the gateway and the metrics: programs that embed it
+need neither.
 """
 
 import asyncio

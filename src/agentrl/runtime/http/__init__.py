@@ -1,1 +1,1 @@
-"""HTTP of every room: guarded servers, clients that respect proxies, and bounded replies."""
+"""HTTP of every package: guarded servers, clients that respect proxies, and bounded replies."""

@@ -12,7 +12,7 @@ def keep_memory_private() -> None:
     """Prevent other programs of this user from reading this process, and disable core files.
 
     Children inherit the limit on core files. On Linux, reading memory, environment or open files of
-    the process, also with a debugger, then requires root. The ranks of a trainer stay readable to one
+    the process then requires root, even with a debugger. The ranks of a trainer stay readable to one
     another, because GPU libraries share memory through the right to read a process.
     """
     _, hard_limit = resource.getrlimit(resource.RLIMIT_CORE)

@@ -1,7 +1,7 @@
 """Restart limits and delays of processes that exited.
 
 A process that fails occasionally is restarted for the whole run; one that fails repeatedly is not.
-This module does not know which processes are supervised, or how they start.
+Independent of which processes are supervised, and of how they start.
 """
 
 import signal

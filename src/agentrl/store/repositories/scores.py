@@ -1,6 +1,7 @@
 """Scores of Records. Every score names its scorer; a missing score is retried and never becomes 0.
 
-Input: claims for scoring, first scores, further scores and postponements. Knows no scorer.
+Input: claims for scoring, first scores, further scores and postponements. Independent
+of scorers.
 """
 
 import secrets

@@ -1,7 +1,7 @@
 """Figures of every optimizer step and evaluation, stored for readers that only see the database.
 
 A figure is a number, a text or a mapping of names to them, under the names of `metrics.jsonl`. The
-store keeps what it is given and does not know what the names mean. Ids end in the step with leading
+store keeps what it is given, whatever the names mean. Ids end in the step with leading
 zeros, so that they are in the order of the steps and no further index is needed.
 """
 

@@ -42,7 +42,7 @@ class FirstAnswers(Value):
 
     @property
     def lacks_signal(self) -> bool:
-        """Whether all answers score the same; a question with one answer shows nothing of its own."""
+        """Whether all answers score the same; a question with one answer shows nothing by that."""
         return self.least_score == self.most_score
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ from agentrl.tools.servers.server_failures import describe
 Failure = Literal["not_sent", "lost", "refused", "session_ended", "too_large"]
 """`not_sent`: it never reached the server. `lost`: it was sent, but no response was received.
 `refused`: the server rejected the connection (authorization, address). `session_ended`: the server
-does not know the session any more, and did nothing. `too_large`: the response is more than
+no longer has the session, and did nothing. `too_large`: the response is more than
 `admission` accepts."""
 
 _INTERNAL_ERROR = -32603

@@ -1,6 +1,6 @@
 """One rank's model and optimizer: micro-batches in, one optimizer step out.
 
-Knows nothing about the store, the servers, or the origin of the target tokens. The path to the
+Independent of the store, the servers, and the origin of the target tokens. The path to the
 gradient is `Learner.train` -> `passes.forward_backward`.
 """
 

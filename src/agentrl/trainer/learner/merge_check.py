@@ -132,7 +132,7 @@ class TreesCheck:
 
     max_relative_gradient_error: float
     by_packing: dict[str, float]
-    """Largest error of whole trees (`tree`), records merged by themselves (`linear`), trees cut
+    """Largest error of whole trees (`tree`), records merged separately (`linear`), trees cut
     into bins with repeated prefixes (`bins`), and trees in chunks (`chunks`)."""
     trees: int
     tokens_separate: int
@@ -213,7 +213,7 @@ def packing_errors(
 def separate_gradient(
     policy: PolicyModel, group: SelectedGroup, algorithm: AlgorithmSection | None = None
 ) -> torch.Tensor:
-    """Return the gradient [parameters] of a group's turns, each by itself in transformers' layers.
+    """Return the gradient [parameters] of a group's turns, each alone in transformers' layers.
 
     Args:
         policy: the model.

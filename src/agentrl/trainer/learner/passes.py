@@ -1,6 +1,6 @@
 """Forward and backward pass of one micro-batch, which accumulates gradients in the parameters.
 
-Chooses the formulas of `agentrl.algorithms` from the flags. Knows nothing about ranks and
+Chooses the formulas of `agentrl.algorithms` from the flags. Independent of ranks and
 optimizers: gradients are sums whose weights are already normalized over the step.
 """
 

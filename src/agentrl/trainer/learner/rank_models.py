@@ -1,7 +1,7 @@
 """The models of one rank: the policy and the KL penalty's reference, loaded and divided over the mesh.
 
-In: the settings, equal on all ranks, and this rank's place. Out: `RankModels`. Knows neither
-optimizer nor loss.
+Input: the settings, equal on all ranks, and this rank's place. Output: `RankModels`. Independent of
+the optimizer and the loss.
 """
 
 from dataclasses import dataclass

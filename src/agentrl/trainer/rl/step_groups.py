@@ -1,8 +1,8 @@
 """Reads the groups of an optimizer step from the ledger as they become ready.
 
-In: finished groups from the store, each reserved or dropped on reading. Out: `StepGroups` for the
-training loop. The reader also advances the samplers' admission bound as groups are consumed. Knows
-neither the model nor the servers.
+Input: finished groups from the store, each reserved or dropped on reading. Output: `StepGroups` for
+the training loop. The reader also advances the samplers' admission bound as groups are consumed.
+Independent of the model and the servers.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The report of an optimizer step: its metrics, and one `TurnTraining` per turn.
 
-In: groups, batch and outcome of a step. Out: documents and figures. Pure functions.
+Input: groups, batch and outcome of a step. Output: documents and figures. Pure functions.
 """
 
 import math

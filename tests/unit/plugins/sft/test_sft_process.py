@@ -328,7 +328,7 @@ async def test_defaults_are_those_of_fine_tuning(
     config = make_sft(**dict.fromkeys(unset), eval_file=talks)
     result = await tune(config)
     summary = json.loads(result.summary_path.read_text())
-    assert (result.step, summary["epochs"]) == (3, 3)  # 6 conversations, 8 a step
+    assert (result.step, summary["epochs"]) == (3, 3)  # 6 conversations, 8 per step
     # Held-out conversations are used although nothing says when.
     assert list(summary["eval_loss"]) == ["0", "3"]
     assert "6 conversations with 12 replies to learn: 0 tool calls, " in caplog.text

@@ -1,7 +1,7 @@
 """Reads the sampling parameters of a request.
 
-In: the `sampling_params` of a body, types unchecked. Out: `DrawParams`, the number of sequences and
-a compiled grammar. Unknown parameters are refused.
+Input: the `sampling_params` of a body, types unchecked. Output: `DrawParams`, the number of
+sequences and a compiled grammar. Unknown parameters are refused.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Applies weight changes to a serving model: checks them, writes them, and checks the result.
 
-In: a delta (`agentrl.models.weight_delta`) and the model with the version that the delta is based
-on. Out: the model with the new version, bit for bit, or an `InferenceError`.
+Input: a delta (`agentrl.models.weight_delta`) and the model with the version that the delta is
+based on. Output: the model with the new version, bit for bit, or an `InferenceError`.
 """
 
 from collections.abc import Mapping

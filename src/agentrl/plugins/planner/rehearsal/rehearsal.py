@@ -1,8 +1,8 @@
 """Predicts the cost of an optimizer step: runs the real learner on tensors without memory.
 
-In: a learner's inputs, and a mesh. Out: the memory of a rank, part by part, and the places where
-the step waits for its device. No weights are read, nothing is computed, and no GPU is needed: a
-model of any size takes seconds. Memory outside torch's tensors is not counted: the CUDA context,
+Input: a learner's inputs, and a mesh. Output: the memory of a rank, part by part, and the places
+where the step waits for its device. No weights are read, nothing is computed, and no GPU is needed:
+a model of any size takes seconds. Memory outside torch's tensors is not counted: the CUDA context,
 workspaces of kernels, buffers of NCCL, and gaps between tensors.
 """
 

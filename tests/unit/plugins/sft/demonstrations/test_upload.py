@@ -1,4 +1,4 @@
-"""Items of files as Records: a row each, in the tokens of the model that is to learn them."""
+"""Items of files as Records, one row each, in the tokens of the model that is to learn them."""
 
 import asyncio
 import json
