@@ -105,7 +105,7 @@ async def _play(store: TrajectoryStore, number: int) -> None:
             "added_ids": last.added_ids % 500,
             "output_ids": (last.output_ids + number) % 500,
             "reward": 0.25,
-            "seat": Seat(name="<b>\x1bleft</b>", run=1, reward=0.75),
+            "seat": Seat(name="<b>\x1bleft</b>", stint=1, reward=0.75),
             "started_at": first.finished_at + timedelta(seconds=0.3),
             "finished_at": first.finished_at + timedelta(seconds=0.5),
         }

@@ -110,26 +110,28 @@ def seat_turn_advantages(
     *,
     kind: AdvantageKind = "leave_one_out",
 ) -> list[np.ndarray]:
-    """Return the advantages of the turns of each run of a group's seats, float64 [T_i] each.
+    """Return the advantages of the turns of each stint of a group's seats, float64 [T_i] each.
 
-    A run is what one agent did in one rollout. It is compared with the runs of the same seat alone,
-    by `group_turn_advantages`, where t counts the run's own turns. With one run a record, all of
-    the same seat, these are the advantages of the records.
+    A stint is what one agent did in one rollout. It is compared with stints of the same seat alone,
+    by `group_turn_advantages`, where t counts the stint's own turns. With one stint per record, all
+    of the same seat, these are the advantages of the records.
 
     Args:
-        seats: one a run.
-        scores: R, the final reward of each run; None for runs that are in no baseline.
-        step_rewards: r, one sequence a run, one entry a turn of the run.
+        seats: one per stint.
+        scores: R, the final reward of each stint; None for stints that are in no baseline.
+        step_rewards: r, one sequence per stint, with one entry per turn.
         kind: the estimator.
     """
     advantages = [np.full(len(rewards), np.nan) for rewards in step_rewards]
     for seat in dict.fromkeys(seats):
-        runs = [run for run, name in enumerate(seats) if name == seat]
+        stints = [stint for stint, name in enumerate(seats) if name == seat]
         found = group_turn_advantages(
-            [scores[run] for run in runs], [step_rewards[run] for run in runs], kind=kind
+            [scores[stint] for stint in stints],
+            [step_rewards[stint] for stint in stints],
+            kind=kind,
         )
-        for run, row in zip(runs, found, strict=True):
-            advantages[run][:] = row[: len(step_rewards[run])]
+        for stint, row in zip(stints, found, strict=True):
+            advantages[stint][:] = row[: len(step_rewards[stint])]
     return advantages
 
 

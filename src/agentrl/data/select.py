@@ -27,7 +27,7 @@ from agentrl.algorithms.filters import (
 )
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.expert_replay import with_routed_experts
-from agentrl.data.seat_runs import NO_SEAT, SeatRun, seat_runs, step_rewards
+from agentrl.data.seat_stints import NO_SEAT, SeatStint, seat_stints, step_rewards
 from agentrl.data.shown_images import ImageBook
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DBRecordData, DispatchedSamplingTask
@@ -113,8 +113,8 @@ def select_group(
     if len({record.task_id for record in records}) != 1:
         raise ValueError("select_group expects the records of exactly one task")
     ordered = sorted(records, key=lambda record: record.traj_id)
-    runs = [seat_runs(record) for record in ordered]
-    facts = tuple(_facts(record, own) for record, own in zip(ordered, runs, strict=True))
+    stints = [seat_stints(record) for record in ordered]
+    facts = tuple(_facts(record, own) for record, own in zip(ordered, stints, strict=True))
     group = GroupFacts(ordered[0].task_id, facts)
     reasons: tuple[RecordDrop | None, ...] = filter_group(
         group,
@@ -125,7 +125,7 @@ def select_group(
         seed=seed,
     )
     scores = efficiency_shaped(group) if algorithm.efficient_rewarding else group.scores
-    credits = _group_credits(ordered, runs, scores, algorithm)
+    credits = _group_credits(ordered, stints, scores, algorithm)
     kept: list[TurnTokens] = []
     dropped_records: dict[str, str] = {}
     left_out: list[LeftOutTurn] = []
@@ -180,15 +180,15 @@ def turn_staleness(turn: TurnTokens, policy_version: int) -> int:
     return policy_version - int(turn.versions.min())
 
 
-def _facts(record: DBRecordData, own_runs: Sequence[SeatRun]) -> RecordFacts:
+def _facts(record: DBRecordData, own_stints: Sequence[SeatStint]) -> RecordFacts:
     # A record without tokens of the policy carries no information about it and must not shift the
     # others' baseline.
-    runs = [run for run in own_runs if run.is_trained and _has_targets(run)]
-    has_targets = bool(runs)
+    stints = [stint for stint in own_stints if stint.is_trained and _has_targets(stint)]
+    has_targets = bool(stints)
     seat_scores: dict[str, list[float]] = {}
-    for run in runs:
-        if run.seat != NO_SEAT and run.reward is not None:
-            seat_scores.setdefault(run.seat, []).append(run.reward)
+    for stint in stints:
+        if stint.seat != NO_SEAT and stint.reward is not None:
+            seat_scores.setdefault(stint.seat, []).append(stint.reward)
     return RecordFacts(
         record_id=record.record_id,
         score=_score(record) if has_targets else None,
@@ -201,8 +201,8 @@ def _facts(record: DBRecordData, own_runs: Sequence[SeatRun]) -> RecordFacts:
     )
 
 
-def _has_targets(run: SeatRun) -> bool:
-    return any(turn.trainable and len(turn.output_ids) for turn in run.turns)
+def _has_targets(stint: SeatStint) -> bool:
+    return any(turn.trainable and len(turn.output_ids) for turn in stint.turns)
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class _Credit:
 
 def _group_credits(
     records: Sequence[DBRecordData],
-    runs_by_record: Sequence[Sequence[SeatRun]],
+    stints_by_record: Sequence[Sequence[SeatStint]],
     scores: Sequence[float | None],
     algorithm: AlgorithmSection,
 ) -> list[dict[int, _Credit]]:
@@ -226,31 +226,31 @@ def _group_credits(
 
     Args:
         records: those of the group.
-        runs_by_record: their `seat_runs`.
+        stints_by_record: their `seat_stints`.
         scores: their scores, as `efficiency_shaped` may have shifted them.
         algorithm: the estimator.
     """
-    runs = [
-        (position, run, _final_reward(run, record, score))
-        for position, (record, own_runs, score) in enumerate(
-            zip(records, runs_by_record, scores, strict=True)
+    stints = [
+        (position, stint, _final_reward(stint, record, score))
+        for position, (record, own_stints, score) in enumerate(
+            zip(records, stints_by_record, scores, strict=True)
         )
-        for run in own_runs
+        for stint in own_stints
     ]
-    trained = [(position, run, final) for position, run, final in runs if run.is_trained]
+    trained = [(position, stint, final) for position, stint, final in stints if stint.is_trained]
     advantages = seat_turn_advantages(
-        [run.seat for _, run, _ in trained],
+        [stint.seat for _, stint, _ in trained],
         [final for _, _, final in trained],
-        [run.step_rewards for _, run, _ in trained],
+        [stint.step_rewards for _, stint, _ in trained],
         kind=algorithm.advantage_estimator,
     )
     credits: list[dict[int, _Credit]] = [
         {turn.index: _Credit(0.0, is_right=False, is_trained=False) for turn in record.turns}
         for record in records
     ]
-    for (position, run, _), values in zip(trained, advantages, strict=True):
-        is_right = run.reward is not None and run.reward > RIGHT_ABOVE
-        for turn, advantage in zip(run.turns, values.tolist(), strict=True):
+    for (position, stint, _), values in zip(trained, advantages, strict=True):
+        is_right = stint.reward is not None and stint.reward > RIGHT_ABOVE
+        for turn, advantage in zip(stint.turns, values.tolist(), strict=True):
             credits[position][turn.index] = _Credit(advantage, is_right, is_trained=True)
     return credits
 
@@ -265,12 +265,12 @@ def _is_zero(advantage: float) -> bool:
     return bool(np.isclose(advantage, 0.0, rtol=0.0, atol=1e-12))
 
 
-def _final_reward(run: SeatRun, record: DBRecordData, score: float | None) -> float | None:
-    """Return a run's final reward, without step rewards that its record's score includes."""
-    if score is None or record.score is None or run.reward is None or not _has_targets(run):
+def _final_reward(stint: SeatStint, record: DBRecordData, score: float | None) -> float | None:
+    """Return a stint's final reward, without step rewards that its record's score includes."""
+    if score is None or record.score is None or stint.reward is None or not _has_targets(stint):
         return None
-    if run.has_own_reward:
-        return run.reward + (score - record.score.value)
+    if stint.has_own_reward:
+        return stint.reward + (score - record.score.value)
     if record.score.value_includes_steps:
         return score - sum(reward or 0.0 for reward in step_rewards(record))
     return score

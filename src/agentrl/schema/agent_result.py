@@ -22,14 +22,14 @@ MAX_SEATS, MAX_SEAT_CHARS = 1_000, 100
 
 @dataclass(frozen=True)
 class SeatResult:
-    """What a seat earned: an agent of a rollout of several, or one run of it."""
+    """What a seat earned: an agent of a rollout of several, or one stint of it."""
 
     name: str
     """As in the header `X-AgentRL-Seat` of its calls."""
     reward: float | None = None
     """Final reward, on which its turns are trained in place of the rollout's; None: the rollout's."""
-    run: str = ""
-    """As in the header `X-Session-ID` of its calls, by which runs of the same seat differ."""
+    stint: str = ""
+    """As in the header `X-Session-ID` of its calls, by which stints of the same seat differ."""
     trained: bool = True
     """False: its turns are not trained on."""
 
@@ -138,8 +138,8 @@ def _check_size(answer: str | None, metrics: Collection[object]) -> None:
 def _seat(seat: object) -> SeatResult:
     if not isinstance(seat, SeatResult):
         raise ValueError(f"the agent's seats contain a {type(seat).__name__}, not a SeatResult")
-    if {type(seat.name), type(seat.run)} != {str}:
-        raise ValueError("the name and the run of a seat must be text")
+    if {type(seat.name), type(seat.stint)} != {str}:
+        raise ValueError("the name and the stint of a seat must be text")
     reward = _number(f"reward of seat {seat.name[:MAX_METRIC_CHARS]!r}", seat.reward)
     return replace(seat, reward=reward, trained=bool(seat.trained))
 

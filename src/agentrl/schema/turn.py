@@ -86,12 +86,12 @@ class Seat(Value):
 
     name: str
     """The same in all rollouts of a task: a seat is compared with the same seat of its group."""
-    run: int = 0
-    """Which run of the seat made the call; runs are numbered by their first calls, from 0."""
+    stint: int = 0
+    """Which stint of the seat made the call; stints are numbered by their first calls, from 0."""
     reward: float | None = None
-    """Final reward of the run (`Score.seats_keep_rewards`); None: that of the rollout."""
+    """Final reward of the stint (`Score.seats_keep_rewards`); None: that of the rollout."""
     trained: bool = True
-    """False: the run's turns are not trained on, such as those of a simulated user."""
+    """False: the stint's turns are not trained on, such as those of a simulated user."""
 
 
 class DispatchedSamplingTask(Value):

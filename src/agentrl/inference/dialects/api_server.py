@@ -48,8 +48,8 @@ DIALECTS = (
 )
 """The protocols that are served; to add one, write a module and add it here."""
 SESSION_HEADER = "x-agentrl-session"
-SEAT_HEADER, RUN_HEADER = "x-agentrl-seat", "x-session-id"
-"""Which agent calls, in a rollout of several, and in which of its runs. Names are percent-encoded."""
+SEAT_HEADER, STINT_HEADER = "x-agentrl-seat", "x-session-id"
+"""Which agent calls, in a rollout of several, and in which of its stints. Names are percent-encoded."""
 _BACKLOG = 1024
 _GRACE_SECONDS = 1
 _SCHEMA_FIELDS = frozenset({"response_format", "text", "output_config"})
@@ -138,7 +138,7 @@ class APIServer:
                 session = self._session_of(http, dialect.api_key(http.headers))
                 seat = http.headers.get(SEAT_HEADER)
                 if seat is not None:
-                    session = session.in_seat(unquote(seat), http.headers.get(RUN_HEADER, ""))
+                    session = session.in_seat(unquote(seat), http.headers.get(STINT_HEADER, ""))
                 body = await read_json_object(http, _MAX_BODY_BYTES)
                 if body.keys() & _SCHEMA_FIELDS:
                     call = await asyncio.to_thread(dialect.read, body, session)

@@ -133,14 +133,14 @@ class ModelSession(ABC):
         """Model names that a request may use."""
         return (self.model,)
 
-    def in_seat(self, name: str, run: str) -> "ModelSession":
+    def in_seat(self, name: str, stint: str) -> "ModelSession":
         """Return the session that answers the calls of one agent, if the rollout has several.
 
         Most sessions do not tell agents apart.
 
         Args:
             name: the agent's.
-            run: any text by which runs of the agent differ.
+            stint: any text by which stints of the agent differ.
 
         Raises:
             APIError: the rollout cannot have this agent.

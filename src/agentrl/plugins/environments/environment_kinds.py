@@ -240,8 +240,8 @@ class Verifiers:
         """Return the fields of a result.
 
         Args:
-            traces: those of the episode, one per agent run.
-            minted: these, and those of runs that the environment abandoned or retried.
+            traces: those of the episode, one per stint of an agent.
+            minted: these, and those of stints that the environment abandoned or retried.
         """
         order = list(self._agents)
         traces = sorted(traces, key=lambda trace: order.index(trace.agent.name))
@@ -255,7 +255,7 @@ class Verifiers:
         seats = [
             {
                 "name": trace.agent.name,
-                "run": trace.id,
+                "stint": trace.id,
                 "reward": trace.reward if trace.id in trained_ids else None,
                 "trained": trace.id in trained_ids,
             }
@@ -271,7 +271,7 @@ class Verifiers:
                 rewards.setdefault(f"reward{suffix}", []).append(trace.reward)
         return {
             "answer": trained[0].last_reply,
-            # As verifiers reports an episode: runs that are not trained do not count.
+            # As verifiers reports an episode: stints that are not trained do not count.
             "reward": sum(trace.reward for trace in trained) / len(trained),
             "metrics": {
                 key: sum(values) / len(values) for key, values in (figures | rewards).items()

@@ -171,8 +171,8 @@ def _turn(
 
 def _seat(seat: Seat) -> str:
     text = f"seat {seat.name}"
-    if seat.run:
-        text += f", run {seat.run}"
+    if seat.stint:
+        text += f", stint {seat.stint}"
     if not seat.trained:
         return f"{text}, not trained"
     return text if seat.reward is None else f"{text} earned {figure(seat.reward)}"

@@ -205,7 +205,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
 
     def _seats_by_turn(self, result: AgentResult, session: RecordingSession) -> dict[int, Seat]:
         """Return the seat of each turn by index, with what it earned; nothing without seats."""
-        earned = {(seat.name, seat.run): seat for seat in result.seats}
+        earned = {(seat.name, seat.stint): seat for seat in result.seats}
         if not earned:
             return {}
         keys = {seat: key for key, seat in session.seats.items()}
@@ -213,13 +213,13 @@ class AgentSampler(AsyncSampler[MCPTask]):
         for turn in self.turns:
             if turn.seat is None:
                 continue
-            of_run = earned.get(keys[turn.seat])
-            if of_run is None:
+            of_stint = earned.get(keys[turn.seat])
+            if of_stint is None:
                 raise AgentError(
                     f"the seat {turn.seat.name!r} made calls, but the agent returned no result for "
-                    "it; list it in `seats`, with the run that its calls named"
+                    "it; list it in `seats`, with the stint that its calls named"
                 )
-            update = {"reward": of_run.reward, "trained": of_run.trained}
+            update = {"reward": of_stint.reward, "trained": of_stint.trained}
             seats[turn.index] = turn.seat.model_copy(update=update)
         return seats
 

@@ -67,7 +67,7 @@ _CAUSED_BY_POLICY = frozenset(
 
 
 @dataclass(frozen=True)
-class _CallsOfRun:
+class _CallsOfStint:
     """Where a call belongs: only earlier calls of the same place can be continued."""
 
     history: CallHistory
@@ -83,7 +83,7 @@ class RecordingSession(ModelSession):
     Attributes:
         limit: the limit that the last refused call reached.
         refusal: why a call was refused because of the agent's own settings.
-        seats: the seats that made calls, by name and the text by which their runs differ.
+        seats: the seats that made calls, by name and the text by which their stints differ.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RecordingSession(ModelSession):
         self._sampler = sampler
         self._section = section
         self._forwarded = ForwardedCalls(sampler, forwarded)
-        self._place = _CallsOfRun(CallHistory(sampler.context.renderer))
+        self._place = _CallsOfStint(CallHistory(sampler.context.renderer))
         self._seat_sessions: dict[tuple[str, str], _SeatSession] = {}
         self._num_calls = 0
         self._num_sampling = 0
@@ -133,24 +133,24 @@ class RecordingSession(ModelSession):
         """Whether the agent is waiting for the policy, or a limit stopped the policy."""
         return self._num_sampling > 0 or self.limit is not None
 
-    def in_seat(self, name: str, run: str) -> ModelSession:
-        """Return the session of one run of a seat, whose calls continue only its own.
+    def in_seat(self, name: str, stint: str) -> ModelSession:
+        """Return the session of one stint of a seat, whose calls continue only its own.
 
         Raises:
             APIError: the name is empty or too long, or the rollout has too many seats.
         """
-        key = name, run
+        key = name, stint
         if key not in self._seat_sessions:
-            if not 0 < len(name) <= MAX_SEAT_CHARS or len(run) > MAX_SEAT_CHARS:
+            if not 0 < len(name) <= MAX_SEAT_CHARS or len(stint) > MAX_SEAT_CHARS:
                 raise APIError(
-                    f"the name of a seat has 1 to {MAX_SEAT_CHARS} characters, and that of its run "
-                    f"up to {MAX_SEAT_CHARS}; these have {len(name)} and {len(run)}"
+                    f"the name of a seat has 1 to {MAX_SEAT_CHARS} characters, and that of its stint "
+                    f"up to {MAX_SEAT_CHARS}; these have {len(name)} and {len(stint)}"
                 )
             if len(self.seats) == MAX_SEATS:
-                raise APIError(f"a rollout has at most {MAX_SEATS:,} seats and runs of seats")
+                raise APIError(f"a rollout has at most {MAX_SEATS:,} seats and stints of seats")
             number = sum(seat.name == name for seat in self.seats.values())
-            self.seats[key] = Seat(name=name, run=number)
-            place = _CallsOfRun(CallHistory(self._sampler.context.renderer), self.seats[key])
+            self.seats[key] = Seat(name=name, stint=number)
+            place = _CallsOfStint(CallHistory(self._sampler.context.renderer), self.seats[key])
             self._seat_sessions[key] = _SeatSession(self, place)
         return self._seat_sessions[key]
 
@@ -179,7 +179,7 @@ class RecordingSession(ModelSession):
         return await self.count_tokens_at(self._place, request)
 
     async def chat_at(
-        self, place: _CallsOfRun, request: ChatRequest, on_delta: OnDelta | None
+        self, place: _CallsOfStint, request: ChatRequest, on_delta: OnDelta | None
     ) -> Completion:
         """Continue a conversation of a place; see `chat`."""
         call_key = json.dumps([request.model, request.raw], sort_keys=True, default=str)
@@ -189,7 +189,7 @@ class RecordingSession(ModelSession):
         return await self._guarded(place, call_key, self._forward(place, request))
 
     async def complete_at(
-        self, place: _CallsOfRun, request: TextRequest, on_delta: OnDelta | None
+        self, place: _CallsOfStint, request: TextRequest, on_delta: OnDelta | None
     ) -> Completion:
         """Continue a text of a place; see `complete`."""
         if request.model != self.model:
@@ -198,7 +198,7 @@ class RecordingSession(ModelSession):
         call = self._complete(place, request, on_delta)
         return await self._guarded(place, f"{request.prompt}", call)
 
-    async def count_tokens_at(self, place: _CallsOfRun, request: ChatRequest) -> int:
+    async def count_tokens_at(self, place: _CallsOfStint, request: ChatRequest) -> int:
         """Return how many tokens the prompt of a conversation has; see `count_tokens`."""
         if request.model != self.model:
             raise APIError(
@@ -224,12 +224,12 @@ class RecordingSession(ModelSession):
                 param="model",
             )
 
-    async def _forward(self, place: _CallsOfRun, request: ChatRequest) -> Completion:
+    async def _forward(self, place: _CallsOfStint, request: ChatRequest) -> Completion:
         messages = await self._with_stored_images(request.messages)
         return await self._forwarded.ask(request, messages, place.seat)
 
     async def _guarded(
-        self, place: _CallsOfRun, call_key: str, call: Coroutine[Any, Any, Completion]
+        self, place: _CallsOfStint, call_key: str, call: Coroutine[Any, Any, Completion]
     ) -> Completion:
         """Await a call; raise its errors as API errors, and remember infrastructure failures."""
         failed = (place.seat, call_key)
@@ -276,7 +276,7 @@ class RecordingSession(ModelSession):
             log.warning("the agent's model call was refused: %s (logged once)", error)
 
     async def _chat(
-        self, place: _CallsOfRun, request: ChatRequest, on_delta: OnDelta | None
+        self, place: _CallsOfStint, request: ChatRequest, on_delta: OnDelta | None
     ) -> Completion:
         messages = await self._with_stored_images(request.messages)
         self._check_images_visible(messages)
@@ -305,7 +305,7 @@ class RecordingSession(ModelSession):
         return self._completion(request, plan, turn, delivered, reply.text)
 
     async def _complete(
-        self, place: _CallsOfRun, request: TextRequest, on_delta: OnDelta | None
+        self, place: _CallsOfStint, request: TextRequest, on_delta: OnDelta | None
     ) -> Completion:
         renderer = self._sampler.context.renderer
         prompt, max_tokens = request.prompt, self._sampler.context.max_prompt_len
@@ -332,7 +332,7 @@ class RecordingSession(ModelSession):
 
     async def _sample(
         self,
-        place: _CallsOfRun,
+        place: _CallsOfStint,
         plan: Plan,
         request: ChatRequest | TextRequest,
         deltas: DeltaStream | None,
@@ -461,9 +461,9 @@ class RecordingSession(ModelSession):
 
 
 class _SeatSession(ModelSession):
-    """Answers the calls of one run of a seat; limits and failures are those of the rollout."""
+    """Answers the calls of one stint of a seat; limits and failures are those of the rollout."""
 
-    def __init__(self, rollout: RecordingSession, place: _CallsOfRun) -> None:
+    def __init__(self, rollout: RecordingSession, place: _CallsOfStint) -> None:
         super().__init__(rollout.model)
         self._rollout = rollout
         self._place = place

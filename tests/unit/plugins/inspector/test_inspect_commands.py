@@ -53,7 +53,7 @@ async def fill_run(uri: str, name: str, *, status: RunStatus = "completed") -> N
         )
         await store.turns.append(make_turn(record, 1), record.fence)
         earned = {f"{record.id}/{record.fence}/1": -0.25}
-        seats = {f"{record.id}/{record.fence}/1": Seat(name="left", run=1, reward=0.5)}
+        seats = {f"{record.id}/{record.fence}/1": Seat(name="left", stint=1, reward=0.5)}
         await store.turns.set_rewards(earned, record.id, record.fence, seats=seats)
         await store.records.finish(
             record.id,
@@ -164,7 +164,7 @@ def test_a_record_is_told_turn_by_turn(inspect: Callable[..., str]) -> None:
         "the server [bold]left",
         "<answer>4</answer>",
         "metrics  moves 3.000",
-        " · seat left, run 1 earned 0.500 · reward -0.250",
+        " · seat left, stint 1 earned 0.500 · reward -0.250",
     ):
         assert part in page
     story = json.loads(inspect("record", RECORD, "--json"))

@@ -81,7 +81,7 @@ def test_the_way_leads_from_a_run_to_a_token_and_back(page: Page, inspector: str
     expect(figures.locator("b")).to_have_count(0)
     turn = page.get_by_role("region", name="Turn 1")
     expect(turn).to_contain_text("reward 0.250")
-    expect(turn).to_contain_text("seat <b>ESCleft</b>, run 1, earned 0.750")
+    expect(turn).to_contain_text("seat <b>ESCleft</b>, stint 1, earned 0.750")
     page.get_by_label("Colour tokens by").select_option("logprob")
     token = page.locator(".token").first
     seen = "logprob -0.* version 0; advantage 0.700, ratio 0.500, entropy 0, ratio out of range"

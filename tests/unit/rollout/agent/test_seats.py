@@ -29,9 +29,9 @@ from agentrl.store import TrajectoryStore
 TASK = MCPTask(id="train/0/q1", query="Your move?", num_generations=1, answer="7")
 
 
-async def ask(endpoint: AgentEndpoint, seat: str, *later: str, run: str = "") -> None:
+async def ask(endpoint: AgentEndpoint, seat: str, *later: str, stint: str = "") -> None:
     """Ask the policy as a seat, and go on with what it says."""
-    headers = {"X-AgentRL-Seat": quote(seat, safe="")} | ({"X-Session-ID": run} if run else {})
+    headers = {"X-AgentRL-Seat": quote(seat, safe="")} | ({"X-Session-ID": stint} if stint else {})
     messages: list[Any] = [{"role": "user", "content": TASK.query}]
     async with openai.AsyncOpenAI(
         base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0, default_headers=headers
@@ -73,19 +73,19 @@ async def test_seats_that_say_the_same_at_once_are_trees_of_their_own(
         assert first.seat == second.seat == Seat(name=name, reward=reward)
 
 
-async def test_runs_of_one_seat_are_told_apart_and_one_that_was_given_up_is_not_trained(
+async def test_stints_of_one_seat_are_told_apart_and_one_that_was_given_up_is_not_trained(
     store: TrajectoryStore, renderer: Renderer
 ) -> None:
     async def agent(task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
-        for run in ("f00", "ba4", "f00"):
-            await ask(endpoint, "solver", run=run)
-        seats = [SeatResult("solver", 1.0, "f00"), SeatResult("solver", run="ba4", trained=False)]
+        for stint in ("f00", "ba4", "f00"):
+            await ask(endpoint, "solver", stint=stint)
+        seats = [SeatResult("solver", 1.0, "f00"), SeatResult("solver", stint="ba4", trained=False)]
         return AgentResult("x", 1.0, seats=seats)
 
     _, turns = await played(store, renderer, agent)
     assert [turn.seat for turn in turns] == [
         Seat(name="solver", reward=1.0),
-        Seat(name="solver", run=1, trained=False),
+        Seat(name="solver", stint=1, trained=False),
         Seat(name="solver", reward=1.0),
     ]
 
@@ -163,7 +163,7 @@ async def test_a_limit_leaves_every_seat_with_the_score_of_the_rollout(
     ("seats", "problem"),
     [
         ([SeatResult("b", 1.0)], "the seat 'a' made calls, but the agent returned no result"),
-        ([SeatResult("a", 1.0, run="1")], "the seat 'a' made calls, but the agent returned no"),
+        ([SeatResult("a", 1.0, stint="1")], "the seat 'a' made calls, but the agent returned no"),
         ([SeatResult("a", float("nan"))], "the agent's reward of seat 'a' is nan, not a finite"),
         ([SeatResult("a", "high")], "the agent's reward of seat 'a' is a str"),  # type: ignore[arg-type]
         ([{"name": "a"}], "the agent's seats contain a dict, not a SeatResult"),
@@ -182,13 +182,13 @@ async def test_a_result_that_says_nothing_of_a_seat_ends_the_attempt(
         await played(store, renderer, agent)
 
 
-@pytest.mark.parametrize(("seat", "run"), [("x" * 101, ""), ("", "1"), ("a", "x" * 101)])
+@pytest.mark.parametrize(("seat", "stint"), [("x" * 101, ""), ("", "1"), ("a", "x" * 101)])
 async def test_a_name_that_cannot_be_is_refused(
-    store: TrajectoryStore, renderer: Renderer, seat: str, run: str
+    store: TrajectoryStore, renderer: Renderer, seat: str, stint: str
 ) -> None:
     async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
         with pytest.raises(openai.BadRequestError, match="the name of a seat has 1 to 100 char"):
-            await ask(endpoint, seat, run=run)
+            await ask(endpoint, seat, stint=stint)
         await ask(endpoint, "a")
         return "x"
 

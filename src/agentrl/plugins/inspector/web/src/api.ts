@@ -201,7 +201,7 @@ export interface Training {
 /** An agent's place in a rollout of several agents. */
 export interface Seat {
   name: string;
-  run: number;
+  stint: number;
   reward: number | null;
   trained: boolean;
 }

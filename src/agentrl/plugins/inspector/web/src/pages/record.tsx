@@ -170,7 +170,7 @@ function SeatBadge({ seat }: { seat: Seat }) {
   const earned = seat.reward === null ? "" : `, earned ${number(seat.reward)}`;
   return (
     <Badge kind="plain">
-      seat {visible(seat.name)}{seat.run > 0 && `, run ${seat.run}`}{seat.trained ? earned : ", not trained"}
+      seat {visible(seat.name)}{seat.stint > 0 && `, stint ${seat.stint}`}{seat.trained ? earned : ", not trained"}
     </Badge>
   );
 }

@@ -1,6 +1,6 @@
-"""The turns of a record by the seats that made them: each run of a seat has a return of its own.
+"""Groups a record's turns by seat; each stint of a seat has its own return.
 
-Input: a record. Output: its `SeatRun`s. A record of one agent is one run, of all of its turns.
+Input: a record. Output: its `SeatStint`s. A record of one agent is one stint, of all of its turns.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ NO_SEAT = ""
 
 
 @dataclass(frozen=True)
-class SeatRun:
-    """One run of a seat in one record."""
+class SeatStint:
+    """What a seat did in one record, from its first to its last call."""
 
     seat: str
     turns: tuple[DispatchedSamplingTask, ...]
@@ -24,20 +24,20 @@ class SeatRun:
     reward: float | None
     """Final reward; None if the record has no score."""
     has_own_reward: bool
-    """The final reward is the run's own, not the record's score."""
+    """The final reward is the stint's own, not the record's score."""
     is_trained: bool
 
 
-def seat_runs(record: DBRecordData) -> list[SeatRun]:
-    """Return the runs of a record's seats, in the order of their first turns."""
-    by_run: dict[tuple[str, int], list[DispatchedSamplingTask]] = {}
+def seat_stints(record: DBRecordData) -> list[SeatStint]:
+    """Return the stints of a record's seats, in the order of their first turns."""
+    by_stint: dict[tuple[str, int], list[DispatchedSamplingTask]] = {}
     for turn in record.turns:
-        key = (NO_SEAT, 0) if turn.seat is None else (turn.seat.name, turn.seat.run)
-        by_run.setdefault(key, []).append(turn)
-    if not by_run:
-        by_run[NO_SEAT, 0] = []
+        key = (NO_SEAT, 0) if turn.seat is None else (turn.seat.name, turn.seat.stint)
+        by_stint.setdefault(key, []).append(turn)
+    if not by_stint:
+        by_stint[NO_SEAT, 0] = []
     steps = step_rewards(record)
-    return [_run(record, name, turns, steps) for (name, _), turns in by_run.items()]
+    return [_stint(record, name, turns, steps) for (name, _), turns in by_stint.items()]
 
 
 def step_rewards(record: DBRecordData) -> list[float | None]:
@@ -50,18 +50,18 @@ def step_rewards(record: DBRecordData) -> list[float | None]:
     ]
 
 
-def _run(
+def _stint(
     record: DBRecordData,
     name: str,
     turns: Sequence[DispatchedSamplingTask],
     steps: Sequence[float | None],
-) -> SeatRun:
+) -> SeatStint:
     seat = turns[0].seat if turns else None
     score = record.score
     keeps_own = seat is not None and score is not None and score.seats_keep_rewards
     own = seat.reward if seat is not None and keeps_own else None
     value = None if score is None else score.value
-    return SeatRun(
+    return SeatStint(
         seat=name,
         turns=tuple(turns),
         step_rewards=tuple(steps[turn.index] for turn in turns),

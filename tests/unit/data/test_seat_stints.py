@@ -22,7 +22,7 @@ def played(
     *,
     keeps: bool = True,
 ) -> DBRecordData:
-    """A record whose turn i was made by a seat, and earned a step reward of its own."""
+    """A record whose turn i was made by a seat, and earned its own step reward."""
     record_id = f"{TASK}/{traj_id}"
     turns = [
         make_turn(record_id, index, [index + 1], [4, 5], versions=[(3, 0, 2)]).model_copy(
@@ -84,15 +84,15 @@ def test_a_group_is_dropped_if_no_seat_differs_from_itself() -> None:
     assert set(select(records).dropped_records.values()) == {"zero_variance"}
 
 
-def test_runs_of_one_seat_in_one_record_are_compared_with_all_of_them() -> None:
-    """Best of two: G of the four runs is 1, 0, 0, 0."""
+def test_stints_of_one_seat_in_one_record_are_compared_with_all_of_them() -> None:
+    """Best of two: G of the four stints is 1, 0, 0, 0."""
     records = [
         played(
             n,
             best / 2,
             [
-                (Seat(name="solver", run=0, reward=best), None),
-                (Seat(name="solver", run=1, reward=0.0), None),
+                (Seat(name="solver", stint=0, reward=best), None),
+                (Seat(name="solver", stint=1, reward=0.0), None),
             ],
         )
         for n, best in enumerate((1.0, 0.0))
