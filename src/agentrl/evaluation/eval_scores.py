@@ -139,7 +139,7 @@ def score_row(tasks: Iterable[TaskScores]) -> ScoreRow | None:
 
 
 def rows_by_scorer(tasks: Sequence[TaskScores]) -> dict[str, ScoreRow]:
-    """Return a row for each scorer that judged any of the questions."""
+    """Return a row for each scorer of any of the questions."""
     names = sorted({task.scorer for task in tasks if task.scorer})
     return _rows({name: [task for task in tasks if task.scorer == name] for name in names})
 

@@ -151,16 +151,16 @@ class Scorer:
 
     async def _run(self, max_seconds: float, *arguments: Any) -> list[Verdict]:
         if self.source is None or not self.isolated:
-            return await self.judge_here(max_seconds, *arguments)
+            return await self.score_here(max_seconds, *arguments)
         if self.source not in _processes:
             _processes[self.source] = ScorerProcess(self.source)
-        verdicts = await _processes[self.source].judge(self.name, max_seconds, *arguments)
+        verdicts = await _processes[self.source].score(self.name, max_seconds, *arguments)
         return [Verdict(**one) for one in verdicts]
 
-    async def judge_here(
+    async def score_here(
         self,
         max_seconds: float,
-        judged: str | tuple[Record, ...],
+        scored: str | tuple[Record, ...],
         truth: GroundTruth,
         config: AgentConfig | None,
     ) -> list[Verdict]:
@@ -169,27 +169,27 @@ class Scorer:
         Raises:
             ScoringError: see `score`.
         """
-        result = await self._call(max_seconds, judged, truth, config)
-        if isinstance(judged, str):
+        result = await self._call(max_seconds, scored, truth, config)
+        if isinstance(scored, str):
             return [self._as_verdict(result)]
         is_list = isinstance(result, Iterable) and not isinstance(result, str | Mapping)
-        items = list(islice(result, len(judged) + 1)) if is_list else []
+        items = list(islice(result, len(scored) + 1)) if is_list else []
         verdicts = [self._as_verdict(one) for one in items]
-        if len(verdicts) != len(judged):
+        if len(verdicts) != len(scored):
             got = len(verdicts) if is_list else f"a {type(result).__name__}"
-            text = f"scorer {self.name!r} returned {got} for {len(judged)} records"
+            text = f"scorer {self.name!r} returned {got} for {len(scored)} records"
             raise ScorerDefect(text, kind=text)
         return verdicts
 
     async def _call(
         self,
         max_seconds: float,
-        judged: str | tuple[Record, ...],
+        scored: str | tuple[Record, ...],
         truth: GroundTruth,
         config: AgentConfig | None,
     ) -> Any:
         """Return the function's result; its exceptions become `ScoringError`s."""
-        arguments = (judged, truth, config) if self.takes_config else (judged, truth)
+        arguments = (scored, truth, config) if self.takes_config else (scored, truth)
         label = f"scorer {self.name!r}"
         limit = asyncio.timeout(max_seconds)
         try:
@@ -212,11 +212,11 @@ class Scorer:
                 raise
             raise failure from error
 
-    def _call_function(self, judged: str | tuple[Record, ...], *arguments: Any) -> Any:
+    def _call_function(self, scored: str | tuple[Record, ...], *arguments: Any) -> Any:
         """Call the function; if it is a generator, collect its values here, where its code runs."""
-        result = self.function(judged, *arguments)
+        result = self.function(scored, *arguments)
         if self.sees_group and isinstance(result, Iterator):
-            return list(islice(result, len(judged) + 1))
+            return list(islice(result, len(scored) + 1))
         return result
 
     def _as_verdict(self, result: object) -> Verdict:

@@ -35,7 +35,7 @@ class ScorerProcess:
         self._isolated_retries = asyncio.Semaphore(_MAX_ISOLATED_RETRIES)
         atexit.register(self.close)
 
-    async def judge(self, name: str, max_seconds: float, *arguments: Any) -> list[dict[str, Any]]:
+    async def score(self, name: str, max_seconds: float, *arguments: Any) -> list[dict[str, Any]]:
         """Return the fields of the `Verdict`s on one answer, or on the rollouts of a group.
 
         Args:

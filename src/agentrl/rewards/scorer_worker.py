@@ -61,7 +61,7 @@ class ScorerWorker:
     async def _run(self, name: str, max_seconds: float, arguments: Any) -> dict[str, Any]:
         scorer = MCPScorerFactory.get_scorer(name)
         try:
-            verdicts = await scorer.judge_here(max_seconds, *arguments)
+            verdicts = await scorer.score_here(max_seconds, *arguments)
         except ScorerDefect as defect:
             timed_out = isinstance(defect, ScorerTimeout)
             if timed_out:

@@ -42,7 +42,7 @@ from agentrl.schema.routed_experts import first_routed, pack_experts
 
 TaskType = TypeVar("TaskType", bound=Task)
 _T = TypeVar("_T")
-Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
+AdvantageOverride = Callable[[DispatchedSamplingTask, Reply], float | None]
 _LONG_REPLY_TOKENS = 8192
 """Replies of this length or more are parsed in a thread."""
 
@@ -170,7 +170,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self,
         conversation: Conversation,
         *,
-        judge: Judge | None = None,
+        advantage_override: AdvantageOverride | None = None,
         min_room: int = 1,
         **sampling: Any,
     ) -> tuple[DispatchedSamplingTask, Reply]:
@@ -181,7 +181,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
 
         Args:
             conversation: the model's input; the reply is appended to it.
-            judge: returns the turn's advantage override (0 for a format error), or None.
+            advantage_override: returns the turn's advantage override (0 for a format error), or None.
             min_room: tokens that must be left for the reply; with less, the context is full.
             **sampling: fields of `SamplingParams` that differ from the configuration.
 
@@ -198,13 +198,13 @@ class AsyncSampler(ABC, Generic[TaskType]):
             raise LimitReached("length_limit")
         prompt = self._recorded.prompt(len(self.turns), conversation, self.context.renderer)
         if len(self.turns) < len(self._recorded.turns):
-            turn, reply = await self._replay_turn(judge)
+            turn, reply = await self._replay_turn(advantage_override)
         else:
             turn, reply = await self.sample(
                 prompt,
                 messages=conversation.pending,
                 tools=conversation.tools,
-                judge=judge,
+                advantage_override=advantage_override,
                 min_room=min_room,
                 **sampling,
             )
@@ -218,7 +218,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         *,
         messages: Sequence[Message] = (),
         tools: Tools = (),
-        judge: Judge | None = None,
+        advantage_override: AdvantageOverride | None = None,
         min_room: int = 1,
         on_partial: OnPartial | None = None,
         seat: Seat | None = None,
@@ -233,7 +233,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
             prompt: the ids, int32 [P], and how they continue an earlier turn.
             messages: the messages that the prompt adds to the turn it continues.
             tools: schemas of the tools that the prompt shows.
-            judge: see `generate`.
+            advantage_override: see `generate`.
             min_room: see `generate`.
             on_partial: receives the growing reply.
             seat: the agent that calls, in a rollout of several.
@@ -290,8 +290,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
                 num_retractions=result.num_retractions,
                 started_at=started_at,
             )
-            if judge is not None:
-                turn = turn.model_copy(update={"advantage": judge(turn, reply)})
+            if advantage_override is not None:
+                turn = turn.model_copy(update={"advantage": advantage_override(turn, reply)})
             turn = await self._append(turn)
             traces.describe_turn(span, turn, len(prompt.ids), messages)
         if prompt.images:
@@ -346,11 +346,15 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """Return the database server's time, which dates records and turns."""
         return self.context.store.clock.now()
 
-    async def _replay_turn(self, judge: Judge | None) -> tuple[DispatchedSamplingTask, Reply]:
+    async def _replay_turn(
+        self, advantage_override: AdvantageOverride | None
+    ) -> tuple[DispatchedSamplingTask, Reply]:
         turn = self._recorded.turns[len(self.turns)]
         reply = self.context.renderer.parse(turn.output_ids, turn=turn.index)
-        if judge is not None:
-            judge(turn, reply)  # called for its side effects; the turn already has its result
+        if advantage_override is not None:
+            advantage_override(
+                turn, reply
+            )  # called for its side effects; the turn already has its result
         if self._recorded.are_copied:
             turn = await self._writes.append(turn.model_copy(update=self._ownership()))
         else:

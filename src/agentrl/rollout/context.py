@@ -22,7 +22,7 @@ class Scoring(Protocol):
     """Answer extraction and scorers, as rollouts use them."""
 
     def check(self, scorer: str) -> None:
-        """Raise ConfigError unless answers can be judged by this scorer."""
+        """Raise ConfigError unless this scorer can score answers."""
         ...
 
     def extract_answer(self, text: str, schema: str) -> str | None:
@@ -30,7 +30,7 @@ class Scoring(Protocol):
         ...
 
     async def score(self, task: MCPTask, answer: str) -> Score:
-        """Judge an answer.
+        """Score an answer.
 
         Raises:
             ScoringError: the scorer could not decide; the score stays missing and scoring is retried.
@@ -38,11 +38,11 @@ class Scoring(Protocol):
         ...
 
     def sees_group(self, scorer: str) -> bool:
-        """Return whether a scorer judges all Records of a question together."""
+        """Return whether a scorer scores all Records of a question together."""
         ...
 
     async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
-        """Judge all finished Records of a task, in order.
+        """Score all finished Records of a task, in order.
 
         Raises:
             ScoringError: see `score`.
@@ -173,7 +173,7 @@ class RolloutContext:
         return await self.scoring.score(task, answer)
 
     def scorer_of(self, task: MCPTask) -> str:
-        """Return the name of the scorer that judges a task's answers now."""
+        """Return the name of the scorer that scores a task's answers now."""
         other = self.live.current.scorer
         return task.scorer if other is None or task.split != "train" else other
 

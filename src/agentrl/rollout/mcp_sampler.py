@@ -1,4 +1,4 @@
-"""`MCPSampler`: a question, tool calls over several turns, an answer that a scorer judges."""
+"""`MCPSampler`: a question, tool calls over several turns, an answer for a scorer."""
 
 from collections import Counter
 
@@ -99,17 +99,17 @@ class MCPSampler(AsyncSampler[MCPTask]):
     async def _generate(self, conversation: Conversation) -> tuple[DispatchedSamplingTask, Reply]:
         mode = self.context.rollout.new_context
         if mode == "disabled":
-            return await self.generate(conversation, judge=self._advantage_override)
+            return await self.generate(conversation, advantage_override=self._advantage_override)
         reserve = min(CONTEXT_RESERVE, self.context.sampling.max_new_tokens)
         try:
             return await self.generate(
-                conversation, judge=self._advantage_override, min_room=reserve
+                conversation, advantage_override=self._advantage_override, min_room=reserve
             )
         except LimitReached as limit:
             if limit.outcome != "length_limit":
                 raise
         await self._renew(conversation, conversation.history, mode)
-        return await self.generate(conversation, judge=self._advantage_override)
+        return await self.generate(conversation, advantage_override=self._advantage_override)
 
     async def _compress(self, conversation: Conversation) -> None:
         """Renew the context without the repetitions, and count repetitions from zero."""
@@ -133,7 +133,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
         conversation.rewrite(only_the_opening(opening, self._summary), reason)
 
     def _advantage_override(self, turn: DispatchedSamplingTask, reply: Reply) -> float | None:
-        """Count a reply; return 0 as its advantage if it is malformed or a repetition (a `Judge`)."""
+        """Count a reply; return 0 as its advantage if it is malformed or a repetition."""
         self._replies[reply.text.strip()] += 1
         malformed = any(call.format_error is not None for call in turn.tool_calls)
         return 0.0 if malformed or self._num_seen(reply) > 1 else None

@@ -46,7 +46,7 @@ class Task(Value):
 
 
 class MCPTask(Task):
-    """A question answered with MCP tools and judged by a scorer."""
+    """A question answered with MCP tools and scored by a scorer."""
 
     kind: ClassVar[str] = "mcp"
 

@@ -38,7 +38,7 @@ _MAX_COMPARED = 2000
 async def check_questions(
     config: RootConfig, renderer: Renderer | None = None, *, trains: bool
 ) -> list[str]:
-    """Check the questions, and that each has a scorer that judges it.
+    """Check the questions, and that each has a scorer.
 
     Args:
         config: the checked configuration.

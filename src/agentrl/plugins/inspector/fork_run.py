@@ -24,7 +24,7 @@ from agentrl.models.checkpoints.adapter_files import is_adapter
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.rollout.worker.fork_player import play, store_fork
 from agentrl.rollout.worker.resources import open_context, tools_config
-from agentrl.rollout.worker.sampler_process import open_judgment
+from agentrl.rollout.worker.sampler_process import open_scoring
 from agentrl.schema import Fork, InferenceService, Message, Record
 from agentrl.schema.fork import check_fork_turn, shown_before
 from agentrl.store import TrajectoryStore
@@ -90,7 +90,7 @@ async def run_fork(
                 lone_server(cluster.config, weights.path, version=version, adapter=weights.adapter)
             )
             serving = [server]
-        scoring, summarizer = await stack.enter_async_context(open_judgment(cluster.config))
+        scoring, summarizer = await stack.enter_async_context(open_scoring(cluster.config))
         context = await stack.enter_async_context(open_context(cluster.config, scoring, summarizer))
         context.servers.update(serving)
         if weights is None:

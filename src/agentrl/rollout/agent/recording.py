@@ -346,7 +346,7 @@ class RecordingSession(ModelSession):
                     plan.prompt,
                     messages=plan.added,
                     tools=tools,
-                    judge=_format_error_advantage if may_call else None,
+                    advantage_override=_format_error_advantage if may_call else None,
                     on_partial=None if deltas is None else _on_partial(deltas),
                     seat=place.seat,
                     **fields,
@@ -515,7 +515,7 @@ def _with_addresses(
 
 
 def _format_error_advantage(turn: DispatchedSamplingTask, reply: Reply) -> float | None:
-    """Return the advantage 0 for a reply with a malformed call, None for any other (a `Judge`)."""
+    """Return the advantage 0 for a reply with a malformed call, None for any other."""
     return 0.0 if any(call.format_error is not None for call in reply.tool_calls) else None
 
 

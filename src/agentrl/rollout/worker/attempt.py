@@ -37,7 +37,7 @@ SCORING_RETRY_SECONDS = 10.0
 
 GROUP_SECONDS = 15.0
 """How long a Record waits for the rest of its group before a sampler checks again. The process that
-has the group judged scores the Record at once; the check covers a process that died or failed.
+scores the group scores its Records at once; the check covers a process that died or failed.
 """
 
 DEFECT_RETRY_SECONDS = 1.0
@@ -227,7 +227,7 @@ class RolloutAttempt:
     async def _evaluate(
         self, sampler: AsyncSampler[Any], result: RolloutResult, group: GroupVerdict | None
     ) -> Score | None:
-        """Return the score; None while a task whose Records are judged together waits for others.
+        """Return the score; None while a task whose Records are scored together waits for others.
 
         Raises:
             ScorerDefect: scoring raised the same error twice (once may be an accident), hangs, or

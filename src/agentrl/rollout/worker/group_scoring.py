@@ -1,8 +1,8 @@
 """Scoring by a scorer that sees the whole group: decided once, when the last rollout has ended.
 
-Every attempt asks for its own score. The one that finds all rollouts ended has the group judged and
+Every attempt asks for its own score. The one that finds all rollouts ended has the group scored and
 stores the scores with the Task before any Record has a score. A crash in between, or a second
-process that judges at the same moment, therefore cannot mix two verdicts.
+process that scores at the same moment, therefore cannot mix two verdicts.
 """
 
 from typing import Self
@@ -28,7 +28,7 @@ class GroupVerdict:
 
     @classmethod
     def of(cls, context: RolloutContext, task: Task) -> Self | None:
-        """Return the verdict of a task whose Records are judged together; None for any other."""
+        """Return the verdict of a task whose Records are scored together; None for any other."""
         if isinstance(task, MCPTask) and context.scoring.sees_group(context.scorer_of(task)):
             return cls(context, task)
         return None

@@ -68,7 +68,7 @@ def collect_less_garbage() -> None:
 
 
 @asynccontextmanager
-async def open_judgment(
+async def open_scoring(
     config: RootConfig,
 ) -> AsyncIterator[tuple[RegisteredScoring, ModelSummarizer | None]]:
     """Load the scorers and, if configured, the summarizer.
@@ -95,7 +95,7 @@ async def _sample(config: RootConfig) -> int:
     async with AsyncExitStack() as stack:
         stack.enter_context(watch.watching(asyncio.get_running_loop()))
         agents = stack.enter_context(AgentThread.open())
-        scoring, summarizer = await stack.enter_async_context(open_judgment(config))
+        scoring, summarizer = await stack.enter_async_context(open_scoring(config))
         scheduler = SamplingScheduler(
             config,
             await _agent_sampler(config, agents, stack),

@@ -130,7 +130,7 @@ def without_none(**conditions: Any) -> Document:
 
 
 def task_version(document: Mapping[str, Any]) -> str:
-    """Return a short hash of a stored Task's content: what was asked and how it is judged."""
+    """Return a short hash of a stored Task's content: what was asked and how it is scored."""
     content = {name: value for name, value in document.items() if name not in _TASK_POSITION_FIELDS}
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
