@@ -61,7 +61,7 @@ class RegisteredScoring:
     def sees_group(self, scorer: str) -> bool:
         """Return whether a scorer scores all rollouts of a question together.
 
-        An unknown name may belong to a user's sampler, which does its own scoring.
+        An unknown name may belong to a user's sampler class, which does its own scoring.
         """
         try:
             return MCPScorerFactory.get_scorer(scorer).sees_group

@@ -82,7 +82,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
     and never become a score.
 
     If the tools are declared resumable, another process resumes the rollout of a process that died
-    (see `resume`). Use a sampler that keeps state outside its turns only without that flag.
+    (see `resume`). Use a class that keeps state outside its turns only without that flag.
 
     Example:
         ```python
@@ -122,7 +122,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """Resume an attempt whose holder died or released it.
 
         `run` starts from the beginning, but `generate` replays these turns instead of asking a
-        server, and `recorded_result` the results of their tools, until they are used up. A sampler
+        server, and `recorded_result` the results of their tools, until they are used up. A rollout
         whose next step depends on these alone arrives where the other one stopped.
 
         Args:
@@ -154,7 +154,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """
 
     async def create_chat_completions(self, *_: object, **__: object) -> NoReturn:
-        """Reject the call that samplers of the original AgentRL made to the model.
+        """Reject the call that sampler classes of the original AgentRL made to the model.
 
         Raises:
             ConfigError: always; the message names the replacement.

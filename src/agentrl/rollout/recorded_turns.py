@@ -1,6 +1,6 @@
 """Turns that a rollout replays before it samples: of a resumed attempt, or before a fork.
 
-A sampler's `run` starts from the beginning; `AsyncSampler.generate` looks up each prompt here and
+A rollout's `run` starts from the beginning; `AsyncSampler.generate` looks up each prompt here and
 uses the recorded turns as replies until none are left.
 """
 
@@ -59,7 +59,7 @@ class ResumedTurns:
                 raise RenderError(
                     f"{turn.record_id} cannot be resumed: its turn {turn.index} was sampled from "
                     "a different prompt than this process renders (different tools, template or "
-                    f"sampler): {_first_difference(turn, prompt, renderer)}"
+                    f"sampler class): {_first_difference(turn, prompt, renderer)}"
                 )
         return prompt
 

@@ -5,7 +5,7 @@
       execute_tool NAME         a tool call; its context travels to the MCP server in `_meta`
       evaluate SCORER           the score
 
-Input: the steps of samplers. Output: spans, or nothing without `--otlp_endpoint`. Texts of messages,
+Input: the steps of rollouts. Output: spans, or nothing without `--otlp_endpoint`. Texts of messages,
 arguments and results are omitted unless requested, because they may contain secrets.
 """
 

@@ -1,8 +1,8 @@
 """The writes of one rollout: its turns in order, and their tool results and rewards.
 
 Input: turns without an index, tool results, rewards. Output: durable turns. Each write runs in its
-own task, which survives the cancellation of its caller. Knows the store; servers and prompts belong
-to the sampler.
+own task, which survives the cancellation of its caller. Depends on the store; servers and prompts
+belong to the rollout.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Environments as samplers: the environment's own process runs a task, and its calls are recorded."""
+"""Environments as rollouts: the environment's own process runs a task, and its calls are recorded."""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
@@ -79,7 +79,7 @@ class EnvironmentProcesses:
     def sampler(
         self, task: EnvironmentTask, record: Record, context: RolloutContext
     ) -> EnvironmentSampler:
-        """Return the sampler of a task; a `MakeSampler` for environments.
+        """Return the rollout of a task; a `MakeSampler` for environments.
 
         Args:
             task: names its environment, with arguments and row.

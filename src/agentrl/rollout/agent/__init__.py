@@ -1,4 +1,4 @@
-"""Agents of any framework as samplers: they call the policy over HTTP and are recorded."""
+"""Agents of any framework as rollouts: they call the policy over HTTP and are recorded."""
 
 from agentrl.rollout.agent.agent_command import configured_agent
 from agentrl.rollout.agent.agent_loading import AgentFunction, load_agent

@@ -97,7 +97,7 @@ class RecordingSession(ModelSession):
         """Start without any calls.
 
         Args:
-            sampler: samples and stores the calls.
+            sampler: the rollout, which samples and stores the calls.
             section: how the agent's calls are answered.
             model: name of the trained model.
             forwarded: the models that calls are forwarded to.

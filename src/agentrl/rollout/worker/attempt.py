@@ -51,7 +51,7 @@ MAX_CLAIMS_PER_ATTEMPT = 3
 as an attempt as well.
 """
 
-# `Any`, because each sampler accepts its own kind of task.
+# `Any`, because each sampler class accepts its own kind of task.
 MakeSampler = Callable[[Any, Record, RolloutContext], AsyncSampler[Any]]
 CancelReason = Literal["lease_lost", "release", "abandon"]
 
@@ -84,7 +84,7 @@ class RolloutAttempt:
         task: the question.
         record: the claimed slot.
         context: clients and settings of the process.
-        make_sampler: builds the slot's sampler.
+        make_sampler: makes the slot's rollout.
         counts: counters for the outcome.
         on_generated: called when the rollout no longer needs the servers.
     """
@@ -146,7 +146,7 @@ class RolloutAttempt:
         except asyncio.CancelledError:
             await self._try_write(self._after_cancel())
         except Exception as error:  # noqa: BLE001
-            # Outermost handler of an attempt: an error in a user's sampler or scorer ends this
+            # Outermost handler of an attempt: an error in a user's rollout or scorer ends this
             # attempt only.
             await self._try_write(self._after_failure(error))
 

@@ -116,7 +116,7 @@ async def _sample(config: RootConfig) -> int:
 async def _agent_sampler(
     config: RootConfig, agents: AgentThread, stack: AsyncExitStack
 ) -> MakeSampler | None:
-    """Return the sampler factory for the configured agent and environments; None without either."""
+    """Return what makes rollouts of the configured agent and environments; None without either."""
     if not config.agents.has_agent and not config.data.environments:
         return None
     agent = agents.wrapped(configured_agent(config.agents)) if config.agents.has_agent else None

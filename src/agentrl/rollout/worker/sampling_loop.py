@@ -72,7 +72,7 @@ class SamplingLoop:
     Args:
         context: clients and settings of the process.
         owner: the process's name in leases.
-        make_sampler: builds a slot's sampler.
+        make_sampler: makes a slot's rollout.
         splits: claim only slots of these splits; None means any.
         times: intervals and patience.
         notice: returns what users should know about the process, or "".

@@ -40,7 +40,7 @@ def sampler_class_for(task: Task) -> SamplerClass:
     """Return the sampler class registered for the nearest of the task's classes.
 
     Raises:
-        ConfigError: no sampler is registered for this kind of task.
+        ConfigError: no sampler class is registered for this kind of task.
     """
     if isinstance(task, EnvironmentTask):
         raise ConfigError(
@@ -51,7 +51,7 @@ def sampler_class_for(task: Task) -> SamplerClass:
         if cls in _SAMPLERS:
             return _SAMPLERS[cls]
     raise ConfigError(
-        f"task {task.id} has kind {task.kind!r}, which has no registered sampler (register one "
+        f"task {task.id} has kind {task.kind!r}, which has no registered sampler class (register one "
         "with agentrl.rollout.register_sampler)"
     )
 
@@ -66,7 +66,7 @@ class SamplingScheduler:
 
     Args:
         config: the process's configuration.
-        sampler_class: makes a slot's sampler: a class, or a function of the same arguments; by
+        sampler_class: makes a slot's rollout: a class, or a function of the same arguments; by
             default the class registered for the task's kind.
         dataset: tasks to add to the run first (idempotent, by their ids).
         split: claim only slots of this split; None means any.
