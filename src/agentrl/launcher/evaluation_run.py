@@ -32,7 +32,7 @@ from agentrl.launcher.console.progress_display import QUIET_SECONDS
 from agentrl.launcher.console.run_panel import duration
 from agentrl.launcher.console.run_report import print_gpus, report_if_slow, say
 from agentrl.launcher.console.run_warnings import RunWarnings
-from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.launcher.model_limits import fitted_to_model
 from agentrl.models.checkpoints.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
 from agentrl.runtime.invocation import typed_command

@@ -21,7 +21,7 @@ from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.console.lasting_output import run_console
 from agentrl.launcher.console.run_report import print_gpus
-from agentrl.launcher.fitted_values import FITTED_OF_TRAINER
+from agentrl.launcher.model_limits import FITTED_OF_TRAINER
 from agentrl.launcher.training_run import already_done
 from agentrl.runtime.processes.signals import INTERRUPTED
 

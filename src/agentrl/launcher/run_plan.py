@@ -23,7 +23,7 @@ from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import Finding, findings, findings_on_ranks
 from agentrl.launcher.checks.run_check import RunCheck, run_checks
 from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap, placed
-from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.launcher.model_limits import fitted_to_model
 from agentrl.runtime.printable import counted
 
 _NAME_WIDTH = 34

@@ -44,7 +44,7 @@ from agentrl.launcher.console.run_report import (
     report_if_slow,
     say,
 )
-from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.launcher.model_limits import fitted_to_model
 from agentrl.plugin_registry import hooks, imported
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.processes.child_processes import Child

@@ -65,7 +65,7 @@ def plan(
     seconds for a model of any size. The exit status is 2 if the run does not fit.
     """
     from agentrl.launcher.cluster.gpu_placement import placed
-    from agentrl.launcher.fitted_values import fitted_to_model
+    from agentrl.launcher.model_limits import fitted_to_model
     from agentrl.plugins.planner.cluster import GB, named_gpu, this_machine
     from agentrl.plugins.planner.cluster_plan import plan_cluster, usual_workload
 

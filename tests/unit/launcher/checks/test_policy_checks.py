@@ -12,7 +12,7 @@ from agentrl.config.loading import build_config, write_config
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.launcher.checks.policy_checks import check_policy
-from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.launcher.model_limits import fitted_to_model
 from agentrl.plugins.integrations import AgentTrainer
 
 DEMO = Path(__file__).parents[4] / "assets/demo/model"
