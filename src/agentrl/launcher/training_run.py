@@ -26,7 +26,7 @@ from agentrl.launcher.checks.run_check import run_checks
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import GpuMap, placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
-from agentrl.launcher.cluster.second_start import (
+from agentrl.launcher.cluster.resume_checks import (
     changes_since,
     check_checkpoints,
     check_no_trainer,

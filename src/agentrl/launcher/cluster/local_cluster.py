@@ -32,7 +32,7 @@ from agentrl.launcher.cluster.child_commands import (
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap
 from agentrl.launcher.cluster.recovery import keep_running, was_interrupted
-from agentrl.launcher.cluster.second_start import already_running
+from agentrl.launcher.cluster.resume_checks import already_running
 from agentrl.launcher.cluster.tool_server_start import wait_for_tools
 from agentrl.rollout.worker.resources import check_shown_tools, tools_config
 from agentrl.runtime.ports import free_port

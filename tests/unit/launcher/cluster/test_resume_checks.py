@@ -10,9 +10,9 @@ import pytest
 from agentrl.config.loading import build_config, flat_values
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
-from agentrl.launcher.cluster import second_start
+from agentrl.launcher.cluster import resume_checks
 from agentrl.launcher.cluster.local_cluster import LocalCluster
-from agentrl.launcher.cluster.second_start import (
+from agentrl.launcher.cluster.resume_checks import (
     changes_since,
     check_checkpoints,
     check_no_trainer,
@@ -84,7 +84,7 @@ async def test_files_and_database_that_do_not_belong_together_are_told(
     config = config_in(tmp_path)
     kept = Checkpoint(tmp_path / "out/checkpoints/000003", 3, History())
     with monkeypatch.context() as patched:
-        patched.setattr(second_start, "latest_checkpoint", lambda path: kept)
+        patched.setattr(resume_checks, "latest_checkpoint", lambda path: kept)
         with pytest.raises(ConfigError, match="of a run whose database is empty; use another"):
             await check_checkpoints(config, store)
     assert await check_checkpoints(config, store) is None
