@@ -19,7 +19,7 @@ from agentrl.launcher.checks.preflight import check_ranks
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
-from agentrl.launcher.console.lasting_output import run_console
+from agentrl.launcher.console.run_console import run_console
 from agentrl.launcher.console.run_report import print_gpus
 from agentrl.launcher.model_limits import FITTED_OF_TRAINER
 from agentrl.launcher.training_run import already_done

@@ -32,8 +32,8 @@ from agentrl.launcher.cluster.resume_checks import (
     check_no_trainer,
     check_not_running,
 )
-from agentrl.launcher.console.lasting_output import run_console
 from agentrl.launcher.console.progress_display import ProgressDisplay
+from agentrl.launcher.console.run_console import run_console
 from agentrl.launcher.console.run_report import (
     add_to_summary,
     finished,

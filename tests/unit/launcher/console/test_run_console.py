@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl.launcher.console.lasting_output import LastingOutput, run_console
+from agentrl.launcher.console.run_console import FailSafeOutput, run_console
 
 
 def test_a_closed_pipe_is_reported_once_and_never_raised(caplog: pytest.LogCaptureFixture) -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
-        console = Console(file=LastingOutput(stream))  # type: ignore[arg-type]
+        console = Console(file=FailSafeOutput(stream))  # type: ignore[arg-type]
         console.print("step 1")
         assert os.read(reader, 100) == b"step 1\n"
         os.close(reader)
@@ -25,7 +25,7 @@ def test_a_closed_pipe_is_reported_once_and_never_raised(caplog: pytest.LogCaptu
 
 def test_a_full_disk_ends_the_output_only(caplog: pytest.LogCaptureFixture) -> None:
     with Path("/dev/full").open("w") as stream:
-        console = Console(file=LastingOutput(stream))  # type: ignore[arg-type]
+        console = Console(file=FailSafeOutput(stream))  # type: ignore[arg-type]
         console.print("step 1")
         console.print("step 2")
     assert "No space left on device" in caplog.text

@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 def run_console() -> Console:
     """Return a console on standard output whose write errors are logged once, and not raised."""
-    return Console(file=cast(TextIO, LastingOutput(sys.stdout)))
+    return Console(file=cast(TextIO, FailSafeOutput(sys.stdout)))
 
 
-class LastingOutput(io.TextIOBase):
+class FailSafeOutput(io.TextIOBase):
     """A text stream that discards its text after the first write error."""
 
     def __init__(self, stream: TextIO) -> None:
