@@ -61,7 +61,7 @@ async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
     Raises:
         StoreError: the run is active; the message names its start time and place.
     """
-    for process in await store.reports.living():
+    for process in await store.reports.live_processes():
         is_here = process.kind == "trainer" and is_alive(process.id)
         if is_here and process.consumer == config.trainer.consumer:
             host, pid, *_ = process.id.split(":")

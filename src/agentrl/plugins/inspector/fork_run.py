@@ -29,7 +29,7 @@ from agentrl.schema import Fork, InferenceService, Message, Record
 from agentrl.schema.fork import check_fork_turn, shown_before
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.forks import new_fork_id
-from agentrl.store.repositories.living import ALIVE_SECONDS
+from agentrl.store.repositories.liveness import ALIVE_SECONDS
 from agentrl.store.views.reports import RecordDetail
 from agentrl.tools import probe
 

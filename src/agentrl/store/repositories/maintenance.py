@@ -11,7 +11,7 @@ from agentrl.store.database import UNAUTHORIZED, Repository, operation
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import lookup, shown
 from agentrl.store.documents.packed_turns import blob_keys
-from agentrl.store.repositories.living import living_processes
+from agentrl.store.repositories.liveness import live_processes
 
 DELETE_BATCH = 1000
 
@@ -86,7 +86,7 @@ class MaintenanceRepository(Repository):
             index_bytes=stats["totalIndexSize"],
         )
 
-    @operation("look for living processes")
+    @operation("look for live processes")
     async def check_idle(self) -> None:
         """Make sure that no process works on the run.
 
@@ -97,7 +97,7 @@ class MaintenanceRepository(Repository):
                 is leased; the text names one such process and its start time.
         """
         forks = self._db.of_forks()
-        for process in [*await living_processes(self._db), *await living_processes(forks)]:
+        for process in [*await live_processes(self._db), *await live_processes(forks)]:
             raise StoreError(
                 f"run {self._db.name!r} is active: {process}; stop its processes first"
             )

@@ -24,7 +24,7 @@ from agentrl.store.documents.codec import Document, from_document, require, task
 from agentrl.store.documents.expressions import FAILED_ENDS, HAS_FAILURE, lookup
 from agentrl.store.repositories.fleet import SamplerRepository, ServiceRepository
 from agentrl.store.repositories.ledger import LedgerRepository
-from agentrl.store.repositories.living import LivingProcess, living_processes, state_of
+from agentrl.store.repositories.liveness import LiveProcess, live_processes, state_of
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
 from agentrl.store.repositories.tallies import RecordCounts, SplitCounts, TallyRepository
 from agentrl.store.repositories.turns import TurnRepository
@@ -287,10 +287,10 @@ class ReportRepository(Repository):
             samplers=sorted(await self._samplers.all(), key=lambda one: one.started_at),
         )
 
-    @operation("look for living processes")
-    async def living(self) -> list[LivingProcess]:
+    @operation("look for live processes")
+    async def live_processes(self) -> list[LiveProcess]:
         """Return the processes that work on the run now."""
-        return await living_processes(self._db)
+        return await live_processes(self._db)
 
     @operation("list runs")
     async def run_names(self) -> list[str]:

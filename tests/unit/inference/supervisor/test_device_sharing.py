@@ -46,7 +46,7 @@ async def supervised(store: TrajectoryStore, model: Path, folder: Path) -> Async
 
 @pytest.fixture
 async def publisher(store: TrajectoryStore, tmp_path: Path) -> PolicyPublisher:
-    """Of a living trainer, with version 1 to be announced."""
+    """Of a live trainer, with version 1 to be announced."""
     await store.runs.create(Run(name=store.database_name))
     await store.trainer_leases.acquire("trainer", "host:1:a", 60)
     made = PolicyPublisher(store, tmp_path / "policy", publish=PUBLISH, inference=INFERENCE)

@@ -20,7 +20,7 @@ START_SECONDS = 60.0
 """How long `agentrl run` may take until one of its processes has registered."""
 
 
-class LivingProcess(Value):
+class LiveProcess(Value):
     """One process that works on a run."""
 
     kind: Literal["trainer", "sampler", "inference server", "holder"]
@@ -42,19 +42,19 @@ class LivingProcess(Value):
         return f"{self.kind} {self.id} has been active since {self.since:%Y-%m-%d %H:%M:%S} UTC"
 
 
-async def living_processes(database: RunDatabase) -> list[LivingProcess]:
+async def live_processes(database: RunDatabase) -> list[LiveProcess]:
     """Return the run's processes: trainers, then samplers, servers and holders of records."""
     now = await database.server_time()
     found = await _trainers(database, now) + await _samplers(database, now)
     # A server out of service is still supervised; one that was ended has the error `stopped`.
     servers = database.services.find({**_reported(now), "error": {"$ne": "stopped"}})
     found += [
-        LivingProcess(kind="inference server", id=one["_id"], since=one["started_at"])
+        LiveProcess(kind="inference server", id=one["_id"], since=one["started_at"])
         async for one in servers
     ]
     leased = {"status": {"$in": ["running", "finished"]}, "lease.expires_at": {"$gt": now}}
     owners = await database.records.distinct("lease.owner", leased)
-    found += [LivingProcess(kind="holder", id=one) for one in owners if one and not is_dead(one)]
+    found += [LiveProcess(kind="holder", id=one) for one in owners if one and not is_dead(one)]
     return found
 
 
@@ -75,10 +75,10 @@ async def state_of(database: RunDatabase, run: Document) -> RunState:
     return status if alive else "interrupted"
 
 
-async def _trainers(database: RunDatabase, now: datetime) -> list[LivingProcess]:
+async def _trainers(database: RunDatabase, now: datetime) -> list[LiveProcess]:
     run = await database.runs.find_one({}, {"trainer_leases": 1}) or {}
     return [
-        LivingProcess(
+        LiveProcess(
             kind="trainer",
             id=lease["owner"],
             since=lease.get("since"),
@@ -90,10 +90,10 @@ async def _trainers(database: RunDatabase, now: datetime) -> list[LivingProcess]
     ]
 
 
-async def _samplers(database: RunDatabase, now: datetime) -> list[LivingProcess]:
+async def _samplers(database: RunDatabase, now: datetime) -> list[LiveProcess]:
     found = database.samplers.find({**_reported(now), "status": {"$ne": "stopped"}})
     return [
-        LivingProcess(kind="sampler", id=one["_id"], since=one["started_at"])
+        LiveProcess(kind="sampler", id=one["_id"], since=one["started_at"])
         async for one in found
         if not is_dead(one["_id"])
     ]

@@ -10,7 +10,7 @@ from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.schema import Run, SamplerInfo
 from agentrl.schema.run import RunStatus
 from agentrl.store import TrajectoryStore
-from agentrl.store.repositories import living
+from agentrl.store.repositories import liveness
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ async def begin(store: TrajectoryStore, owner: str) -> None:
 async def test_a_run_is_training_while_its_trainer_lives(store: TrajectoryStore) -> None:
     await begin(store, new_lease_owner())
     assert await state(store) == "training"
-    (trainer,) = await store.reports.living()
+    (trainer,) = await store.reports.live_processes()
     assert (trainer.kind, trainer.consumer) == ("trainer", "trainer")
     assert trainer.since is not None
     await store.trainer_leases.release("trainer")  # Ctrl-C
@@ -59,7 +59,7 @@ async def test_a_run_that_is_starting_again_is_not_interrupted(
     await begin(store, dead_owner)
     await store.runs.set_phase("starting")
     assert await state(store) == "training"
-    monkeypatch.setattr(living, "START_SECONDS", 0.0)  # it was killed while it started
+    monkeypatch.setattr(liveness, "START_SECONDS", 0.0)  # it was killed while it started
     assert await state(store) == "interrupted"
 
 
