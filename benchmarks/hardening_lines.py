@@ -130,7 +130,7 @@ CRITICAL = (
         "no access",
         (
             f"{_NEIGHBOURS}::test_another_user_reads_alters_stops_and_impersonates_nothing",
-            f"{_UNIT}/inference/test_vouching.py::"
+            f"{_UNIT}/inference/test_server_keys.py::"
             "test_a_stranger_in_the_database_is_sent_no_request",
         ),
     ),

@@ -168,7 +168,7 @@ class InferenceService(Value):
     error: str | None = None
     data_proof: str | None = None
     control_proof: str | None = None
-    """Proofs that the process that registered it has the keys (`agentrl.inference.vouching`)."""
+    """Proofs that the process that registered it has the keys (`agentrl.inference.server_keys`)."""
     load: ServerLoad | None = None
     """From the last heartbeat; None during an update, or if the server does not report it."""
     started_at: datetime = Field(default_factory=utc_now)

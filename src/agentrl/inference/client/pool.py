@@ -24,7 +24,7 @@ from agentrl.errors import (
 from agentrl.inference.client.load_balancing import LoadBalancer, Pressure
 from agentrl.inference.client.quarantine import Quarantine
 from agentrl.inference.client.sglang_client import OnPartial, SGLangClient
-from agentrl.inference.vouching import with_data_key
+from agentrl.inference.server_keys import with_data_key
 from agentrl.inference.wire import MIN_SEED, GenerateRequest, GenerateResult, join_results, new_rid
 from agentrl.schema import InferenceService
 

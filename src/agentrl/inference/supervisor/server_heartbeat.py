@@ -19,9 +19,9 @@ from agentrl.errors import (
     StoreError,
 )
 from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.server_keys import proof
 from agentrl.inference.supervisor.device_sharing import DeviceSharing
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
-from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import ServedPolicy, served_policy
 from agentrl.schema import InferenceService, ServerLoad
 from agentrl.store import TrajectoryStore

@@ -21,12 +21,12 @@ from agentrl.addresses import http_address
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection, RootConfig
 from agentrl.errors import InferenceError, ServerUnreachable, ServerUnusable
 from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.server_keys import proof
 from agentrl.inference.supervisor.device_sharing import DeviceSharing
 from agentrl.inference.supervisor.server_backend import server_backend
 from agentrl.inference.supervisor.server_heartbeat import BEAT_SECONDS, ServerHeartbeat
 from agentrl.inference.supervisor.server_process import ServerProcess, check_keys
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
-from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.ending_tasks import end_tasks, joint_tasks

@@ -15,7 +15,7 @@ from pathlib import Path
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.errors import InferenceError
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.inference.vouching import with_control_key
+from agentrl.inference.server_keys import with_control_key
 from agentrl.inference.weight_sync.delivery import Delivery, DiskDelivery, report
 from agentrl.inference.weight_sync.server_operations import put_to_sleep, wake
 from agentrl.inference.weight_sync.version_files import (

@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from agentrl.inference.client.pool import ServerPool
-from agentrl.inference.vouching import proof, with_control_key, with_data_key
+from agentrl.inference.server_keys import proof, with_control_key, with_data_key
 from agentrl.schema import InferenceService
 
 KEY = SecretStr("the key of the data routes")
