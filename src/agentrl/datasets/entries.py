@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from agentrl.errors import DatasetError
-from agentrl.runtime.http.outside import no_answer
+from agentrl.runtime.http.reachability import unreachable_reason
 
 _CHUNK_CHARS = 1 << 16
 _WHITESPACE = " \t\r\n"
@@ -333,7 +333,7 @@ def _read_hub(source: Path) -> Iterator[Entry]:
 
 def _check_hub_reachable(source: Path) -> None:
     hub = _import_optional("huggingface_hub.constants", source)
-    reason = None if hub.HF_HUB_OFFLINE else no_answer(hub.ENDPOINT)
+    reason = None if hub.HF_HUB_OFFLINE else unreachable_reason(hub.ENDPOINT)
     if reason is not None:
         raise DatasetError(
             f"{source}: no such file or folder here, and the hub at {hub.ENDPOINT} cannot be "

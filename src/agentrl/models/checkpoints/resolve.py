@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import raw_config
 from agentrl.models.checkpoints.checkpoint_files import check_is_checkpoint, tensor_names
 from agentrl.models.checkpoints.gguf import PACKAGE, converted, gguf_of, packaged_model
-from agentrl.runtime.http.outside import no_answer
+from agentrl.runtime.http.reachability import unreachable_reason
 
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -111,7 +111,7 @@ def _fetch(hub_id: str, with_weights: bool, given: str) -> Path:
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
-    offline_reason = None if constants.HF_HUB_OFFLINE else no_answer(constants.ENDPOINT)
+    offline_reason = None if constants.HF_HUB_OFFLINE else unreachable_reason(constants.ENDPOINT)
     try:
         ignored = ["*.pth", "original/*", "*.gguf"]
         if not with_weights:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from agentrl.config.validation.checks import BUILT_IN_REPORTS
 from agentrl.errors import ConfigError
-from agentrl.runtime.http.outside import no_answer
+from agentrl.runtime.http.reachability import unreachable_reason
 
 _SERVERS = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}
 """Tracker -> the environment variable of its server."""
@@ -37,7 +37,7 @@ def _check_server(name: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
         return
-    reason = no_answer(url)
+    reason = unreachable_reason(url)
     if reason is not None:
         address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         raise ConfigError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError
-from agentrl.runtime.http.outside import no_answer
+from agentrl.runtime.http.reachability import unreachable_reason
 
 _SETTINGS_SCRIPT = """
 import json, wandb
@@ -60,7 +60,7 @@ def check_login(trackers: Collection[str]) -> None:
             f"--report_to wandb: no login for {server}; run `wandb login`, set WANDB_API_KEY, or "
             f"{_OFFLINE}"
         )
-    failure = no_answer(server)
+    failure = unreachable_reason(server)
     if failure is not None:
         raise ConfigError(f"--report_to wandb: {server} cannot be reached ({failure}); {_OFFLINE}")
 

@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.runtime.http.http_clients import check_proxy, open_client
-from agentrl.runtime.http.outside import no_answer
 from agentrl.runtime.http.proxies import direct_to_this_machine
+from agentrl.runtime.http.reachability import unreachable_reason
 
 PROXY = "http://127.0.0.1:9"
 
@@ -63,7 +63,7 @@ def test_a_proxy_that_cannot_be_used_is_a_mistake_of_one_line(
 def test_a_socks_proxy_is_named_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "socksio", None)
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
-    assert "SOCKS proxy" in str(no_answer("http://hub.example"))
+    assert "SOCKS proxy" in str(unreachable_reason("http://hub.example"))
 
 
 def test_a_client_without_a_proxy_is_httpxs_own() -> None:

@@ -12,7 +12,7 @@ import httpx
 ANSWER_SECONDS = 3.0
 
 
-def no_answer(url: str) -> str | None:
+def unreachable_reason(url: str) -> str | None:
     """Return why an address does not respond, or None if it does.
 
     Args:
