@@ -39,7 +39,7 @@ from tree_workloads import Workload, make_groups
 from agentrl.data import build_step
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout.worker.claim_limits import SERVER_SILENCE_SECONDS
+from agentrl.rollout.worker.admission_limits import SERVER_SILENCE_SECONDS
 from agentrl.schema import InferenceService, MCPTask, Policy, SamplerInfo, ServerLoad
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo

@@ -18,7 +18,7 @@ from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext
-from agentrl.rollout.worker import claim_limits
+from agentrl.rollout.worker import admission_limits
 from agentrl.rollout.worker.sampling_loop import LoopTimes, SamplingLoop
 from agentrl.schema import MCPTask, Outcome, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
@@ -131,7 +131,7 @@ async def test_rollouts_end_in_a_named_outcome_whatever_the_tools_do(
     seconds: float,
 ) -> None:
     # Failures are the rule here, and say nothing about whether to go on.
-    monkeypatch.setattr(claim_limits, "MAX_FAILURES_IN_A_ROW", 1000)
+    monkeypatch.setattr(admission_limits, "MAX_FAILURES_IN_A_ROW", 1000)
     renderer = Renderer.load(write_tokenizer(tmp_path / "model"))
     with serve_script(renderer, look_twice) as engine:
         records = await soak(store, chaos_url, engine, num_rollouts, seconds)

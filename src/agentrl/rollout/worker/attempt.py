@@ -25,7 +25,7 @@ from agentrl.errors import (
 from agentrl.rewards.scoring_failures import as_number, as_scoring_error
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.worker.claim_limits import FailureBackoff
+from agentrl.rollout.worker.admission_limits import FailureBackoff
 from agentrl.rollout.worker.group_scoring import GroupVerdict
 from agentrl.schema import MCPTask, Outcome, Record, Score, Task
 from agentrl.store import TrajectoryStore

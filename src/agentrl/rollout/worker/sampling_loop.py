@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from agentrl.errors import StoreError
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.worker.attempt import LeaseRenewal, MakeSampler, RolloutAttempt, SlotCounts
-from agentrl.rollout.worker.claim_limits import (
+from agentrl.rollout.worker.admission_limits import (
     ConcurrencyLimit,
     RunWatch,
     WaitingTimes,
     WaitReason,
 )
+from agentrl.rollout.worker.attempt import LeaseRenewal, MakeSampler, RolloutAttempt, SlotCounts
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.schema import TERMINAL_STATUSES, Record, SamplerInfo, Split, Task, utc_now
 

@@ -352,7 +352,8 @@ async def test_a_sampler_without_a_live_server_says_so_at_once_and_every_half_mi
     caplog.set_level(logging.INFO)
     passed = 0.0
     monkeypatch.setattr(
-        "agentrl.rollout.worker.claim_limits.time.monotonic", lambda: time.perf_counter() + passed
+        "agentrl.rollout.worker.admission_limits.time.monotonic",
+        lambda: time.perf_counter() + passed,
     )
 
     def said() -> list[float]:

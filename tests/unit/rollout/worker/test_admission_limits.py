@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from agentrl.inference.client.load_balancing import Pressure
-from agentrl.rollout.worker.claim_limits import (
+from agentrl.rollout.worker.admission_limits import (
     START_PER_SERVER,
     UNKNOWN_PER_SERVER,
     ConcurrencyLimit,
