@@ -24,7 +24,7 @@ from agentrl.errors import CallTimedOut, InvalidResult, ToolError, UnreadableRep
 from agentrl.runtime.http.bounded_replies import density, num_marks, read_reply
 from agentrl.runtime.http.http_clients import open_client
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, excess, listing_problem
-from agentrl.tools.servers.json_repair import repaired
+from agentrl.tools.servers.mcp_repair import repaired
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig, http_headers
 from agentrl.tools.servers.server_failures import CircuitBreaker, describe, pause_before_retry
 

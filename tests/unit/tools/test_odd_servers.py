@@ -13,7 +13,7 @@ from support.patience import PATIENCE
 
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools
-from agentrl.tools.servers.json_repair import repaired, repaired_lines
+from agentrl.tools.servers.mcp_repair import repaired, repaired_lines
 from agentrl.tools.servers.server_failures import describe
 
 SERVER = str(Path(__file__).parent / "odd_server.py")

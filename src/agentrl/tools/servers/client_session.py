@@ -27,7 +27,7 @@ from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.confinement import Confinement
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.servers.http_transport import FailureReportingTransport
-from agentrl.tools.servers.json_repair import repairing
+from agentrl.tools.servers.mcp_repair import repairing
 from agentrl.tools.servers.server_config import ROLLOUT_DIR, McpServer, ToolsConfig, http_headers
 from agentrl.tools.servers.server_failures import describe
 from agentrl.tools.servers.server_requests import PolledTasks, ServerQuestions

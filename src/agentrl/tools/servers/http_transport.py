@@ -17,7 +17,7 @@ from yarl import URL
 
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.tools.servers.admission import FAILURE_KEY, MAX_MESSAGE_BYTES
-from agentrl.tools.servers.json_repair import repaired, repaired_lines
+from agentrl.tools.servers.mcp_repair import repaired, repaired_lines
 from agentrl.tools.servers.server_failures import describe
 
 Failure = Literal["not_sent", "lost", "refused", "session_ended", "too_large"]

@@ -27,7 +27,7 @@ from agentrl.errors import ToolError
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.runtime.printable import one_line
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
-from agentrl.tools.servers.json_repair import refused_line
+from agentrl.tools.servers.mcp_repair import refused_line
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ async def _read(stream: asyncio.StreamReader, incoming: Any) -> None:
 
 
 def _parsed(line: bytes) -> SessionMessage | ValueError:
-    """Return a line's message, or the error from which `json_repair` recovers."""
+    """Return a line's message, or the error from which `mcp_repair` recovers."""
     if (reason := density(num_marks(line))) is not None:
         return refused_line(line, reason)
     try:
