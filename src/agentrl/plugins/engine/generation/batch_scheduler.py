@@ -26,8 +26,8 @@ from agentrl.models.attention.attention_registry import attention_of
 from agentrl.plugins.engine.generation.cached_attention import ENGINE_ATTENTION, Chunk
 from agentrl.plugins.engine.generation.kv_cache import KVCache, PrefixStore, RowLimits, kv_shape
 from agentrl.plugins.engine.generation.memory_saver import MemorySaver
+from agentrl.plugins.engine.generation.model_caches import ModelCacheRunner, ModelCaches
 from agentrl.plugins.engine.generation.model_runner import ModelRunner
-from agentrl.plugins.engine.generation.own_caches import OwnCacheRunner, OwnCaches
 from agentrl.plugins.engine.generation.running_batch import RunningBatch
 from agentrl.plugins.engine.generation.token_sampling import SamplingBatch
 from agentrl.plugins.engine.generation.token_sequence import FinishReason, TokenSequence
@@ -91,8 +91,8 @@ class BatchScheduler:
         self._vocab_size = int(config.get_text_config().vocab_size)
         is_plain = attention_of(model) == ENGINE_ATTENTION
         shape = kv_shape(model, is_plain=is_plain)
-        self._kv: KVCache | OwnCaches
-        self._runner: ModelRunner | OwnCacheRunner
+        self._kv: KVCache | ModelCaches
+        self._runner: ModelRunner | ModelCacheRunner
         num_tokens = limits.kv_cache_bytes // shape.token_bytes
         row_limits = RowLimits(limits.max_running, limits.context_length, num_tokens)
         self.max_tokens = row_limits.max_tokens
@@ -101,8 +101,8 @@ class BatchScheduler:
             self._kv = KVCache(shape, row_limits)
             self._runner = ModelRunner(model, self._kv)
         else:
-            self._kv = OwnCaches(model, row_limits)
-            self._runner = OwnCacheRunner(model, self._kv)
+            self._kv = ModelCaches(model, row_limits)
+            self._runner = ModelCacheRunner(model, self._kv)
         self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
         self._memory = MemorySaver(model, self._kv, self._prefixes)
         self._batch = RunningBatch(self._kv, self._prefixes)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
 from agentrl.plugins.engine.generation.kv_cache import KVCache, PrefixStore
-from agentrl.plugins.engine.generation.own_caches import OwnCaches
+from agentrl.plugins.engine.generation.model_caches import ModelCaches
 from agentrl.runtime.processes.heap import return_freed_memory
 
 WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
@@ -30,7 +30,7 @@ class MemorySaver:
     """
 
     def __init__(
-        self, model: PreTrainedModel, kv: KVCache | OwnCaches, prefixes: PrefixStore
+        self, model: PreTrainedModel, kv: KVCache | ModelCaches, prefixes: PrefixStore
     ) -> None:
         self._model = model
         self._kv = kv

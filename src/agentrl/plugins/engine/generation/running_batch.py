@@ -9,7 +9,7 @@ from agentrl.plugins.engine.generation.kv_cache import (
     PrefixStore,
     common_prefix,
 )
-from agentrl.plugins.engine.generation.own_caches import OwnCaches
+from agentrl.plugins.engine.generation.model_caches import ModelCaches
 from agentrl.plugins.engine.generation.token_sequence import TokenSequence
 
 
@@ -23,7 +23,7 @@ class RunningBatch:
         prefixes: receives the cache of ended sequences.
     """
 
-    def __init__(self, kv: KVCache | OwnCaches, prefixes: PrefixStore) -> None:
+    def __init__(self, kv: KVCache | ModelCaches, prefixes: PrefixStore) -> None:
         self._kv = kv
         self._prefixes = prefixes
         self._epoch = 0

@@ -10,8 +10,8 @@ from harness.tiny_families import VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 
 from agentrl.plugins.engine.generation.batch_scheduler import BatchScheduler, SchedulerLimits
+from agentrl.plugins.engine.generation.model_caches import ModelCaches
 from agentrl.plugins.engine.generation.model_runner import load_model
-from agentrl.plugins.engine.generation.own_caches import OwnCaches
 from agentrl.plugins.engine.generation.token_sequence import DrawParams, TokenSequence
 
 torch.set_num_threads(1)
@@ -65,7 +65,7 @@ def own_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> np.ndarray:
 @pytest.mark.parametrize("family", ["gpt_oss", "nemotron_h", "lfm2"])
 def test_logprobs_of_first_and_later_turns_are_the_models_own(tmp_path: Path, family: str) -> None:
     scheduler, model = served(tmp_path, family)
-    assert isinstance(scheduler._kv, OwnCaches)
+    assert isinstance(scheduler._kv, ModelCaches)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCABULARY, size=size).tolist() for size in (20, 1, 9, 15)]
     first = sample(scheduler, prompts, scored=True)

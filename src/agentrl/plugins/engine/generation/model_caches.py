@@ -48,7 +48,7 @@ class KeptCache:
         return continued
 
 
-class OwnCaches:
+class ModelCaches:
     """The caches of running sequences by their rows; has the interface of `KVCache`."""
 
     can_be_cut = False
@@ -87,10 +87,10 @@ class OwnCaches:
         return self._rows[row]
 
 
-class OwnCacheRunner:
-    """Runs a model over `OwnCaches`; has the interface of `ModelRunner`."""
+class ModelCacheRunner:
+    """Runs a model over `ModelCaches`; has the interface of `ModelRunner`."""
 
-    def __init__(self, model: PreTrainedModel, caches: OwnCaches) -> None:
+    def __init__(self, model: PreTrainedModel, caches: ModelCaches) -> None:
         _clamp_time_steps(model)
         self._model = model
         self._reader = ImageReader(model.config)
