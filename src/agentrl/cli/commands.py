@@ -25,7 +25,7 @@ from agentrl.config.sections import RootConfig
 from agentrl.config.shipped_files import existing_or_shipped, shipped_file
 from agentrl.errors import ConfigError
 from agentrl.plugin_registry import required_hook
-from agentrl.runtime.kept_imports import kept_imports
+from agentrl.runtime.frozen_imports import frozen_imports
 from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 
 DEMO_CONFIG = "assets/demo/grpo.yaml"
@@ -103,7 +103,7 @@ def sample(config: RootConfig) -> int:
     config = _with_agent(joined(config))
     from agentrl.runtime.logs import setup_logging
 
-    with kept_imports():
+    with frozen_imports():
         from agentrl.rollout.worker.sampler_process import run_sampler
 
     setup_logging("sampler")
@@ -117,7 +117,7 @@ def train(context: click.Context, config: RootConfig) -> int:
     refuse_placement_flags(context)
     config = joined(config)
     log_by_rank(config.run)
-    with kept_imports():
+    with frozen_imports():
         from agentrl.trainer.rl.train_process import train
 
     result = train(config)

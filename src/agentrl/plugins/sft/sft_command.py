@@ -12,7 +12,7 @@ from agentrl.config.command_line import FlagCommand
 from agentrl.config.sections import RootConfig
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.errors import ConfigError
-from agentrl.runtime.kept_imports import kept_imports
+from agentrl.runtime.frozen_imports import frozen_imports
 from agentrl.runtime.processes.signals import INTERRUPTED
 
 
@@ -48,7 +48,7 @@ def sft(context: click.Context, config: RootConfig) -> int:
         if config.data.records_of is not None and os.environ.get("RANK", "0") == "0":
             source = config.run.model_copy(update={"run_name": config.data.records_of})
             uri = stack.enter_context(served_uri(config.model_copy(update={"run": source})))
-        with kept_imports():
+        with frozen_imports():
             from agentrl.plugins.sft.sft_process import fine_tune
 
         result = fine_tune(config, uri)

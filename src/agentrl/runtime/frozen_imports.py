@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def kept_imports() -> Iterator[None]:
+def frozen_imports() -> Iterator[None]:
     """Disable collection in the block, and exempt all objects that exist at its end."""
     gc.disable()
     try:

@@ -1,11 +1,11 @@
 import gc
 
-from agentrl.runtime.kept_imports import kept_imports
+from agentrl.runtime.frozen_imports import frozen_imports
 
 
 def test_what_a_block_imports_is_collected_neither_within_it_nor_later() -> None:
     before = gc.get_freeze_count()
-    with kept_imports():
+    with frozen_imports():
         assert not gc.isenabled()
         made = [[number] for number in range(1000)]
     assert gc.isenabled()
