@@ -185,7 +185,7 @@ async def test_views_show_a_person_what_happened(store: TrajectoryStore) -> None
     assert (failure["_id"], failure["error"]) == ("train/0/q0/1", "tools are down")
 
 
-async def test_a_device_is_a_living_trainers_alone(store: TrajectoryStore) -> None:
+async def test_a_device_is_a_live_trainers_alone(store: TrajectoryStore) -> None:
     await store.runs.create(Run(name="run"))
     with pytest.raises(LeaseLost):
         await store.trainer_leases.set_has_device(True)
