@@ -303,7 +303,7 @@ function Images({ run, addresses }: { run: string; addresses: string[] }) {
   );
 }
 
-/** When the model, the tools and the judge were active. */
+/** When the model, the tools and the scorer were active. */
 function Timeline({ turns, value }: { turns: Turn[]; value: RecordAnswer }) {
   const first = turns[0];
   if (!first) return null;
@@ -319,14 +319,14 @@ function Timeline({ turns, value }: { turns: Turn[]; value: RecordAnswer }) {
     }
   }
   const ended = value.record.finished_at;
-  const judged = between(ended, value.record.score?.scored_at ?? null);
-  if (ended && judged !== null && judged >= 0) {
+  const scored = between(ended, value.record.score?.scored_at ?? null);
+  if (ended && scored !== null && scored >= 0) {
     const from = (Date.parse(ended) - start) / 1000;
-    spans.push({ kind: "judge", from, to: from + judged, text: `judge ${seconds(judged)}` });
+    spans.push({ kind: "scorer", from, to: from + scored, text: `scorer ${seconds(scored)}` });
   }
   const end = Math.max(...spans.map((span) => span.to), 1e-3);
   const spent = (kind: string) => spans.filter((span) => span.kind === kind).reduce((sum, span) => sum + span.to - span.from, 0);
-  const words = ["model", "tool", "judge"].map((kind) => `${kind} ${seconds(spent(kind))}`).join(", ");
+  const words = ["model", "tool", "scorer"].map((kind) => `${kind} ${seconds(spent(kind))}`).join(", ");
   return (
     <Section title="Time" aside={<span class="quiet">{words}</span>}>
       <div class="timeline" role="img" aria-label={`Time line: ${words}`}>
