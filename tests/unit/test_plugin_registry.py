@@ -124,5 +124,5 @@ def test_everything_that_agentrls_own_plugins_name_exists() -> None:
         for command in plugin.commands.values():
             assert callable(imported(command.target))
     for kind in ("servers", "task_sources", "run_checks", "run_preparations", "exports", "imports"):
-        for name in hooks(kind):  # type: ignore[arg-type]
-            assert loaded_hook(kind, name) is not None  # type: ignore[arg-type]
+        for name in hooks(kind):
+            assert loaded_hook(kind, name) is not None

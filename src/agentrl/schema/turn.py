@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from agentrl.schema.base import Logprobs, Message, TokenIds, Value, utc_now
 from agentrl.schema.grammar import Grammar
@@ -86,7 +86,8 @@ class Seat(Value):
 
     name: str
     """The same in all rollouts of a task: a seat is compared with the same seat of its group."""
-    stint: int = 0
+    # Stored as `run` by earlier releases.
+    stint: int = Field(default=0, validation_alias=AliasChoices("stint", "run"))
     """Which stint of the seat made the call; stints are numbered by their first calls, from 0."""
     reward: float | None = None
     """Final reward of the stint (`Score.seats_keep_rewards`); None: that of the rollout."""

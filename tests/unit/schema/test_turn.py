@@ -6,6 +6,7 @@ import pytest
 from agentrl.schema import (
     DispatchedSamplingTask,
     SamplingParams,
+    Seat,
     VersionSpan,
     rebuild_prompts,
     token_versions,
@@ -82,3 +83,8 @@ def test_every_token_has_the_version_of_its_span() -> None:
     spans = (VersionSpan(version=3, start=0, end=2), VersionSpan(version=4, start=2, end=5))
     versions = token_versions(turn(0, None, 0, [1], [1, 2, 3, 4, 5], spans))
     assert versions.tolist() == [3, 3, 4, 4, 4]
+
+
+def test_a_seat_that_an_earlier_release_stored_keeps_its_stint() -> None:
+    assert Seat.model_validate({"name": "b", "run": 2}) == Seat(name="b", stint=2)
+    assert Seat(name="b", stint=2).model_dump()["stint"] == 2

@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, make_asgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from agentrl.addresses import family_of
 from agentrl.errors import ConfigError
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.http.request_deadlines import server_config
-from agentrl.runtime.ports import family_of
 
 logger = logging.getLogger(__name__)
 
