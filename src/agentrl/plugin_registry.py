@@ -76,18 +76,17 @@ class Plugin:
     """Formats of tool calls, by `--tool_call_parser`: an `agentrl.renderers.ToolCallFormat`."""
 
 
-@cache
 def installed_plugins() -> Mapping[str, Plugin]:
     """Return the plugins that can be imported, by name.
 
     One that cannot be is named in a warning: a defect of it stops nothing that does without it.
     """
-    found = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        plugin = _loaded(entry)
-        if plugin is not None:
-            found[entry.name] = plugin
-    return found
+    return {name: one for name, one in _found().items() if isinstance(one, Plugin)}
+
+
+def broken_plugins() -> Mapping[str, str]:
+    """Return why plugins are left out, by name."""
+    return {name: one for name, one in _found().items() if isinstance(one, str)}
 
 
 def hooks(kind: Hook) -> dict[str, str]:
@@ -147,17 +146,21 @@ def imported(target: str) -> Any:
         raise ConfigError(f"a plugin names {target}, which does not exist: {error}") from error
 
 
-def _loaded(entry: EntryPoint) -> Plugin | None:
+@cache
+def _found() -> Mapping[str, Plugin | str]:
+    """Return each plugin, or the problem with it."""
+    found = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        one = found[entry.name] = _loaded(entry)
+        if isinstance(one, str):
+            logger.warning("the plugin %r %s and is left out", entry.name, one)
+    return found
+
+
+def _loaded(entry: EntryPoint) -> Plugin | str:
     owner = entry.dist.name if entry.dist is not None else "an unknown distribution"
     try:
         plugin = entry.load()
     except Exception as error:  # noqa: BLE001 - code of somebody else, which may raise anything
-        logger.warning(
-            "the plugin %r of %s cannot be imported (%s: %s) and is left out",
-            *(entry.name, owner, type(error).__name__, error),
-        )
-        return None
-    if not isinstance(plugin, Plugin):
-        logger.warning("the plugin %r of %s is no Plugin and is left out", entry.name, owner)
-        return None
-    return plugin
+        return f"of {owner} cannot be imported ({type(error).__name__}: {error})"
+    return plugin if isinstance(plugin, Plugin) else f"of {owner} is no Plugin"

@@ -1,6 +1,7 @@
 """Plugins: found, left out if broken, and used like AgentRL's own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,8 @@ def test_a_plugin_that_cannot_be_imported_is_named_and_left_out(
         listed.stderr
     )
     assert "inspect" in listed.stdout
+    examined = agentrl(site, "doctor", cwd=tmp_path)
+    assert re.search(r"FAIL +plugins +the plugin 'sums' of agentrl-sums cannot", examined.stdout)
 
 
 def test_two_plugins_with_the_same_name_are_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from agentrl.launcher.checks.extras import (
 from agentrl.launcher.checks.preflight import findings
 from agentrl.launcher.checks.server_checks import check_servers
 from agentrl.launcher.cluster.gpu_placement import placed
+from agentrl.plugin_registry import broken_plugins, installed_plugins
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.gpus import machine_gpus
 from agentrl.runtime.ports import is_taken
@@ -79,6 +80,7 @@ async def examine(
     checks: list[tuple[str, CheckFunction]] = [
         ("python", _python),
         ("packages", lambda: _packages(config)),
+        ("plugins", _plugins),
         ("torch", _torch),
         ("GPUs", _gpus),
         ("placement", lambda: _placement(config)),
@@ -138,6 +140,12 @@ def _packages(config: RootConfig) -> Iterator[CheckResult]:
     for name, missing in extras.items():
         if missing:
             yield "FAIL" if name in needed else "note", what_to_install(name, missing)
+
+
+def _plugins() -> Iterator[CheckResult]:
+    yield "ok", ", ".join(installed_plugins()) or "none"
+    for name, problem in broken_plugins().items():
+        yield "FAIL", f"the plugin {name!r} {problem}"
 
 
 def _torch() -> Iterator[CheckResult]:
