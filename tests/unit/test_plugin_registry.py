@@ -108,11 +108,11 @@ def test_a_plugin_cannot_replace_a_command(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_format_of_tool_calls_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     target = "agentrl.renderers.tool_calls.json_calls:HERMES"
-    mine = Plugin(tool_call_formats={"mine": target})
+    mine = Plugin(tool_call_formats={"from_a_plugin": target})
     monkeypatch.setattr(plugin_registry, "installed_plugins", lambda: {"mine": mine})
-    assert get_tool_call_format("mine") is HERMES
-    with pytest.raises(ConfigError, match=r"did you mean 'mine'\?"):
-        get_tool_call_format("mines")
+    assert get_tool_call_format("from_a_plugin") is HERMES
+    with pytest.raises(ConfigError, match=r"did you mean 'from_a_plugin'\?"):
+        get_tool_call_format("from_a_plugins")
 
 
 def test_an_unknown_server_is_refused_with_the_known_ones() -> None:

@@ -3,9 +3,9 @@
 import subprocess
 import sys
 import venv
+from importlib import metadata
 from pathlib import Path
 
-import pip
 import pytest
 
 from agentrl.errors import ConfigError
@@ -13,7 +13,8 @@ from agentrl.inference.supervisor import sglang_backend
 from agentrl.inference.supervisor.script_interpreter import script_interpreter
 
 PRINT = "import sys; print(sys.prefix)"
-PIP = str(Path(pip.__file__).parents[1])
+# Importing pip would switch off setuptools' own distutils for every later test of this process.
+PIP = str(metadata.distribution("pip").locate_file(""))
 
 
 def written(folder: Path, text: str) -> Path:

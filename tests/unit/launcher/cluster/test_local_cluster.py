@@ -19,7 +19,7 @@ from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.processes.confinement import confinement_gap
 from agentrl.tools import connect_tools
 
-PRYING = Path(__file__).parents[2] / "tools/prying_server.py"
+PRYING = Path(__file__).parents[3] / "support/prying_server.py"
 
 
 def config_in(folder: Path, **flags: str) -> RootConfig:
