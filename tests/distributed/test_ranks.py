@@ -217,6 +217,8 @@ async def test_two_ranks_fine_tune_as_one_process_does(
             train_file=talks,
             eval_file=talks,
             eval_strategy="ends",
+            num_train_epochs=1,
+            per_device_train_batch_size=1,
             gradient_accumulation_steps=4 // (num_ranks // pp_size),
             pp_size=pp_size,
             max_tokens=48,
