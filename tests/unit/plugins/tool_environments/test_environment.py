@@ -216,7 +216,10 @@ async def test_it_ends_while_clients_and_a_call_are_there(
     await asyncio.wait({calling})
 
 
-PRYING = {"command": sys.executable, "args": [str(Path(__file__).parents[3] / "support/prying_server.py")]}
+PRYING = {
+    "command": sys.executable,
+    "args": [str(Path(__file__).parents[3] / "support/prying_server.py")],
+}
 
 
 async def test_servers_of_one_client_reach_neither_secrets_nor_what_belongs_to_another(
