@@ -58,8 +58,7 @@ class Plugin:
     task_sources: Mapping[str, str] = field(default_factory=dict)
     """Sources of tasks, by the KIND of `--env KIND:NAME`: an `agentrl.datasets.task_source.TaskSource`."""
     run_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks before a run starts, by subject: functions `(config, gpus, model_path)` that return an
-    `agentrl.launcher.checks.run_check.RunCheck` or None."""
+    """Checks before a run starts, by subject: an `agentrl.launcher.checks.run_check.CheckRun`."""
     run_preparations: Mapping[str, str] = field(default_factory=dict)
     """Work before a run's processes start: functions `(config)` that return an
     `agentrl.launcher.training_run.Preparation` or None."""

@@ -62,14 +62,14 @@ def commands() -> dict[str, PluginCommand]:
 
     A plugin cannot replace a command of another owner.
     """
-    found = {
+    own = {
         name: PluginCommand(f"agentrl.cli.{target}", summary)
         for name, (target, summary) in _OWN.items()
     }
+    added: dict[str, PluginCommand] = {}
     for plugin in installed_plugins().values():
-        found = {**plugin.commands, **found}
-    own = {name: found.pop(name) for name in _OWN}
-    return own | dict(sorted(found.items()))
+        added = {**plugin.commands, **added}
+    return own | {name: added[name] for name in sorted(added.keys() - own.keys())}
 
 
 class _Commands(click.Group):

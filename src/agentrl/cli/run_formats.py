@@ -51,15 +51,13 @@ def import_of(path: Path) -> RunImport:
         ConfigError: no plugin reads any.
         DatasetError: the files are malformed.
     """
-    formats: list[RunImport] = [imported(target) for target in hooks("imports").values()]
-    if not formats:
-        raise ConfigError(f"{path} is no export of `agentrl store export`")
-    *others, last = formats
-    for one in others:
+    problem = ConfigError(f"{path} is no export of `agentrl store export`")
+    for target in hooks("imports").values():
+        found: RunImport = imported(target)
         try:
-            one.check(path)
-        except ConfigError:
-            continue
-        return one
-    last.check(path)
-    return last
+            found.check(path)
+        except ConfigError as error:
+            problem = error
+        else:
+            return found
+    raise problem

@@ -24,6 +24,7 @@ from agentrl.launcher.checks.preflight import Finding, findings, findings_on_ran
 from agentrl.launcher.checks.run_check import RunCheck, run_checks
 from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap, placed
 from agentrl.launcher.model_limits import fitted_to_model
+from agentrl.plugin_registry import hooks
 from agentrl.runtime.printable import counted
 
 _NAME_WIDTH = 34
@@ -48,8 +49,8 @@ class RunPlan:
     """Origin of each value, by flag."""
     gpus: GpuMap
     findings: tuple[Finding, ...]
-    checked: Mapping[str, RunCheck] = field(default_factory=dict)
-    """What plugins found out, by subject."""
+    checked: Mapping[str, RunCheck | None] = field(default_factory=dict)
+    """What the checks of plugins found out, by subject; None of those that do not apply."""
     first_question: tuple[str, ...] = ()
     """How the first question is read; empty without a file, or if a question has a problem."""
 
@@ -69,7 +70,10 @@ class RunPlan:
             },
             "processes": [vars(process) for process in self._processes()],
             "gpus": dict(self.gpus.rows()),
-            **{subject: found.parts() for subject, found in self.checked.items()},
+            **{
+                subject: None if found is None else found.parts()
+                for subject, found in self.checked.items()
+            },
             "first_question": list(self.first_question),
             "checks": [
                 {
@@ -98,8 +102,9 @@ class RunPlan:
             yield f"  {name:12} {text}"
         yield from self.first_question
         for subject, found in self.checked.items():
-            yield f"{subject}:"
-            yield from (f"  {line}" for line in found.lines())
+            if found is not None:
+                yield f"{subject}:"
+                yield from (f"  {line}" for line in found.lines())
         yield "checks:"
         for finding in self.findings:
             result = "ok" if finding.problem is None else f"PROBLEM {finding.problem}"
@@ -139,7 +144,7 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
     """
     found: list[Finding] = []
     gpus = NO_GPUS
-    checked: dict[str, RunCheck] = {}
+    checked: dict[str, RunCheck | None] = dict.fromkeys(hooks("run_checks"))
     try:
         config, gpus = placed(config)
         found.append(Finding("GPUs"))
@@ -158,28 +163,29 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
                 samples_on=gpus.samples_on(config.inference),
             )
             found.append(Finding("limits", notes=tuple(notes)))
-            checked = await asyncio.to_thread(_checked, config, gpus, path, found)
+            checked |= await asyncio.to_thread(_checked, config, gpus, path, found)
     are_read = any(one.subject == "questions" and one.problem is None for one in found)
     first = first_question_lines(config, config.data.train_file) if are_read else []
     return RunPlan(config, origins(typed, config), gpus, tuple(found), checked, tuple(first))
 
 
 def _checked(
-    config: RootConfig, gpus: GpuMap, path: Path, found: list[Finding]
+    config: RootConfig, gpus: GpuMap, path: Path, findings: list[Finding]
 ) -> dict[str, RunCheck]:
-    """Return what plugins found out, and append their findings to `found`."""
+    """Return what the checks of plugins found out, and append their findings to `findings`."""
     checked = {}
-    try:
-        for subject, one in run_checks(config, gpus, path):
-            if one is not None:
-                problem = ConfigError("; ".join(one.problems)) if one.problems else None
-                found.append(Finding(subject, problem))
-                checked[subject] = one
-            elif gpus.names:
-                note = "GPU model unknown; name it with `agentrl plan --gpu`"
-                found.append(Finding(subject, notes=(note,)))
-    except AgentRLError as error:
-        found.append(Finding("plugins", error))
+    for subject, check in run_checks().items():
+        try:
+            found = check(config, gpus, path)
+        except AgentRLError as error:
+            findings.append(Finding(subject, error))
+            continue
+        if isinstance(found, str):
+            findings.append(Finding(subject, notes=(found,)))
+        elif found is not None:
+            problem = ConfigError("; ".join(found.problems)) if found.problems else None
+            findings.append(Finding(subject, problem))
+            checked[subject] = found
     return checked
 
 

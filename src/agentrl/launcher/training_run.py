@@ -176,11 +176,13 @@ def _checked(config: RootConfig, gpus: GpuMap, model_path: Path) -> Iterator[str
     Raises:
         ConfigError: a check found a problem.
     """
-    for _, found in run_checks(config, gpus, model_path):
-        if found is not None and found.problems:
+    for check in run_checks().values():
+        found = check(config, gpus, model_path)
+        if found is None or isinstance(found, str):
+            continue  # the note is for those who plan
+        if found.problems:
             raise ConfigError(f"{found.problems[0]}{found.hint}")
-        if found is not None:
-            yield found.note
+        yield found.note
 
 
 async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore) -> int:

@@ -1,6 +1,6 @@
 """Checks of plugins before a run starts."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,13 +31,12 @@ class RunCheck(Protocol):
         """Return everything as lines, for `--dry_run`."""
 
 
-def run_checks(
-    config: RootConfig, gpus: GpuMap, model_path: Path
-) -> Iterator[tuple[str, RunCheck | None]]:
-    """Yield the subject of each check and what it found, None where it does not apply.
+CheckRun = Callable[[RootConfig, GpuMap, Path], RunCheck | str | None]
+"""A check: returns what it found; a note on why it does not apply, or None if there is none to make.
+Raises `ConfigError` if it cannot be made.
+"""
 
-    Raises:
-        ConfigError: a check cannot be made.
-    """
-    for subject, target in hooks("run_checks").items():
-        yield subject, imported(target)(config, gpus, model_path)
+
+def run_checks() -> dict[str, CheckRun]:
+    """Return the checks of all plugins, by subject."""
+    return {subject: imported(target) for subject, target in hooks("run_checks").items()}

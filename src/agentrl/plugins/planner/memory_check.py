@@ -8,8 +8,8 @@ from agentrl.plugins.planner.cluster import this_machine
 from agentrl.plugins.planner.cluster_plan import ClusterPlan, plan_cluster
 
 
-def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> ClusterPlan | None:
-    """Return the plan for the GPUs of this machine; None without known GPUs.
+def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> ClusterPlan | str | None:
+    """Return the plan for the GPUs of this machine; a note if they are unknown, None without any.
 
     Args:
         config: the checked configuration, with its number of servers.
@@ -20,4 +20,6 @@ def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> Cluste
         ConfigError: the model cannot be planned for.
     """
     cluster = this_machine(has_gpus=True) if gpus.trainer else None
-    return None if cluster is None else plan_cluster(config, model_path, cluster)
+    if cluster is None:
+        return "GPU model unknown; name it with `agentrl plan --gpu`" if gpus.names else None
+    return plan_cluster(config, model_path, cluster)

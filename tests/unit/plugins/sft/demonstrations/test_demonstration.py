@@ -297,4 +297,5 @@ def test_random_demonstrations_go_there_and_back_or_are_refused_by_name(name: st
     assert (counts.wrong, counts.first_wrong) == (0, "")
     assert model(name).renderer.shows_images_of("user") == bool(model(name).family.image)
     assert set(counts.refused) <= MAY_REFUSE.get(name, set())
-    assert counts.there_and_back >= 3
+    # Gemma 3 refuses results of tools, which most demonstrations have.
+    assert counts.there_and_back >= (3 if name == "gemma3" else 4)
