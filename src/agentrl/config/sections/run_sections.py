@@ -92,9 +92,9 @@ class ModelSection(ConfigSection):
     """Run Python code shipped with a checkpoint. Enable only for checkpoints that you trust."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Training precision; `auto` is bfloat16 on CUDA and float32 on CPU."""
-    attention_implementation: Literal["sdpa", "flex", "varlen"] = "sdpa"
-    """Attention back end of the trainer. `sdpa`: SDPA along the paths of a tree; `flex`:
-    FlexAttention with a block mask (CUDA only); `varlen`: variable-length flash attention with keys
+    attention_implementation: Literal["auto", "sdpa", "flex", "varlen"] = "auto"
+    """Attention back end of the trainer. `auto`: the fastest on the device for each row; `sdpa`:
+    SDPA along the paths of a tree; `flex`: FlexAttention with a block mask (CUDA only); `varlen`: variable-length flash attention with keys
     gathered along the paths (CUDA, bfloat16)."""
     chat_template: str | None = None
     """Chat template that replaces the model's own: a file, whose text is stored with the run and

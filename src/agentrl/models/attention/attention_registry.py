@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from agentrl.data.rows import PackedRow
 from agentrl.errors import ConfigError
+from agentrl.models.attention.automatic import AUTOMATIC
 from agentrl.models.attention.backend import CONTEXT, AttentionBackend, RowContext
 from agentrl.models.attention.flex import FLEX
 from agentrl.models.attention.sdpa import SDPA
@@ -22,9 +23,9 @@ from agentrl.models.rows.row_split import RowShare
 from agentrl.models.vision.image_encoders import reads_images
 from agentrl.models.vision.image_reader import sees_images_whole
 
-BACKENDS: tuple[AttentionBackend, ...] = (SDPA, FLEX, VARLEN)
+BACKENDS: tuple[AttentionBackend, ...] = (AUTOMATIC, SDPA, FLEX, VARLEN)
 """The first is the default."""
-TREE_ATTENTION = SDPA.implementation
+TREE_ATTENTION = AUTOMATIC.implementation
 
 _BY_FLAG = {backend.flag: backend for backend in BACKENDS}
 _BY_IMPLEMENTATION = {backend.implementation: backend for backend in BACKENDS}
@@ -45,7 +46,7 @@ def check_device(implementation: str, device: torch.device) -> None:
     refusal = None if backend is None else backend.refusal(device)
     if backend is not None and refusal is not None:
         raise ConfigError(
-            f"--attention_implementation {backend.flag} {refusal}; use {SDPA.flag}, which computes the "
+            f"--attention_implementation {backend.flag} {refusal}; use {AUTOMATIC.flag}, which computes the "
             "same on every device"
         )
 
@@ -56,10 +57,10 @@ def check_images(implementation: str, config: PretrainedConfig) -> None:
     Raises:
         ConfigError: it supports only paths; the message names one that supports images.
     """
-    if implementation != TREE_ATTENTION and sees_images_whole(config):
+    if implementation in (FLEX.implementation, VARLEN.implementation) and sees_images_whole(config):
         raise ConfigError(
             f"--attention_implementation {_BY_IMPLEMENTATION[implementation].flag}: the tokens of an "
-            f"image attend to one another in {config.model_type} models; use {SDPA.flag}"
+            f"image attend to one another in {config.model_type} models; use {AUTOMATIC.flag}"
         )
 
 
