@@ -22,6 +22,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,9 +108,22 @@ class Measured:
         self._device = torch.device(device)
         self._repeats = repeats
 
-    def row(self, workload: str, way: Way, *, checkpointing: bool) -> dict[str, Any]:
-        """Return the figures of one row."""
+    def rows(
+        self, workloads: Sequence[str], way: Way, *, checkpointing: bool
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the figures of workloads, with kernels that are compiled once."""
         policy = self._policy(way, checkpointing)
+        for workload in workloads:
+            try:
+                found = self._row(policy, workload, way)
+            except torch.OutOfMemoryError:
+                found = {"failed": "out of memory"}
+            yield workload, found | {"gradient_checkpointing": checkpointing}
+            policy.zero_grad(set_to_none=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _row(self, policy: PolicyModel, workload: str, way: Way) -> dict[str, Any]:
         trainer = Trainer(policy, self._device.type)
         batches = step_of(workload, way.merge).micro_batches[0]
         first = self._seconds(trainer, batches)
@@ -125,7 +139,6 @@ class Measured:
             "seconds": round(seconds, 4),
             "first_seconds": round(first, 2),
             "mfu": None if peak is None else round(work / seconds / peak / 1e12, 4),
-            "gradient_checkpointing": checkpointing,
             **({} if self._device.type == "cpu" else self._profile(trainer, batches)),
         }
 
@@ -133,7 +146,7 @@ class Measured:
         torch.compiler.reset()
         set_attention(self._model, implementation_of(way.attention))
         for module in self._model.modules():
-            module._compiled_call_impl = None
+            module.__dict__.pop("forward", None)  # compiled
             module.gradient_checkpointing = False
         policy = wrap_policy(self._model, gradient_checkpointing=checkpointing)
         policy.zero_grad(set_to_none=True)
@@ -181,16 +194,11 @@ class Measured:
 def measure(arguments: argparse.Namespace) -> None:
     """Measure the ways of one model; print a JSON line a row."""
     measured = Measured(arguments.model, arguments.device, arguments.repeats)
-    for workload in arguments.only:
-        for name in arguments.ways:
-            try:
-                found = measured.row(
-                    workload, WAYS[name], checkpointing=arguments.checkpointing
-                )
-            except torch.OutOfMemoryError:
-                found = {"failed": "out of memory"}
-            gc.collect()
-            torch.cuda.empty_cache()
+    for name in arguments.ways:
+        way = WAYS[name]
+        for workload, found in measured.rows(
+            arguments.only, way, checkpointing=arguments.checkpointing
+        ):
             print(json.dumps([workload, name, found]), flush=True)
 
 

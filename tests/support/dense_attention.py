@@ -40,6 +40,9 @@ class DenseBackend:
         assert num_above == 0, "the oracle computes whole rows"
         return torch.from_numpy(visibility(row, window))
 
+    def is_traceable(self, layout: torch.Tensor) -> bool:
+        return False
+
     def attend(
         self,
         query: torch.Tensor,

@@ -1,13 +1,17 @@
-"""Compiles what a policy computes around its attention and its matrix products.
+"""Compiles a policy's layers.
 
 Norms, rotary embedding, gates, residual sums and the softmax over the vocabulary are many small
-kernels, each of which reads and writes all tokens; torch's compiler fuses them. Attention and
-recurrent layers, which follow a row's tree, stay as they are. Kernels are compiled for every length
-at once, and gradients differ from those without compilation by rounding only.
+kernels, each of which reads and writes all tokens; torch's compiler fuses them, and calls a layer's
+kernels without Python between them. A layer contains its attention where the back end can be traced
+(see `models.attention.backend`); recurrent layers, which follow a row's tree, stay as they are.
+Kernels are compiled for every length at once, and gradients differ from those without compilation by
+rounding only.
 """
 
 import os
 import shutil
+from functools import partial
+from typing import Any
 
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -21,7 +25,7 @@ that they try without it."""
 
 
 def compile_policy(policy: PolicyModel, device: torch.device) -> None:
-    """Compile the parts of a policy's layers, and the scores of its head.
+    """Compile a policy's layers, and the scores of its head.
 
     Compilation takes place in the first passes.
 
@@ -33,12 +37,25 @@ def compile_policy(policy: PolicyModel, device: torch.device) -> None:
         ConfigError: torch's compiler needs one for C or C++, and there is none.
     """
     _check_compiler(device)
+    windows = {None}
     for layer in policy.model.get_decoder().modules():
-        # The parts, not the layer: recomputation takes place around them.
+        windows.add(getattr(layer, "sliding_window", None))
         if isinstance(layer, GradientCheckpointingLayer):
-            for part in layer.children():
-                part.compile(dynamic=True)
+            _compile_layer(layer)
+    policy.traced_windows = tuple(windows)
     policy.score_logits = torch.compile(policy.score_logits, dynamic=True)
+
+
+def _compile_layer(layer: GradientCheckpointingLayer) -> None:
+    """Compile a layer's forward pass; recomputation and the hooks of shards stay around it."""
+    recompute: Any = layer._gradient_checkpointing_func if layer.gradient_checkpointing else None
+    layer.gradient_checkpointing = False  # would be within the compiled function
+    compiled = torch.compile(layer.forward, dynamic=True)
+
+    def recomputed(*arguments: Any, **keywords: Any) -> Any:
+        return recompute(partial(compiled, **keywords), *arguments)
+
+    layer.forward = compiled if recompute is None else recomputed
 
 
 def _check_compiler(device: torch.device) -> None:

@@ -69,6 +69,8 @@ class PolicyModel(nn.Module):
         """The part of the model that this pipeline stage has."""
         self.score_logits = score_logits
         """Computes the head's results; `models.compilation` compiles it."""
+        self.traced_windows: tuple[int | None, ...] = ()
+        """Windows of the layers that are compiled together with their attention."""
 
     @property
     def device(self) -> torch.device:
@@ -175,7 +177,9 @@ class PolicyModel(nn.Module):
         """Return the last hidden states of this rank's tokens [N, D]."""
         device = self.device
         implementation = attention_of(self.model)
-        extra = layer_keywords(implementation, row, device, share, states)
+        extra = layer_keywords(
+            implementation, row, device, share, states, traced_windows=self.traced_windows
+        )
         positions_N = torch.from_numpy(share.own(row.positions)).to(device)[None]
         if row.rotary_positions is not None:
             positions_N = torch.from_numpy(share.own(row.rotary_positions.T).T).to(device)[:, None]

@@ -4,7 +4,7 @@ The model's loader selects a back end by name; the forward pass asks here for th
 a row's layout to the layers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,7 +71,12 @@ def own_attention(model: PreTrainedModel) -> str:
 
 
 def set_attention(model: PreTrainedModel, implementation: str) -> None:
-    """Select the attention of a model's decoder; an image encoder keeps its own."""
+    """Select the attention of a model's decoder; an image encoder keeps its own.
+
+    FlexAttention does not compute float64, so the default is SDPA for such models.
+    """
+    if implementation == AUTOMATIC.implementation and model.dtype == torch.float64:
+        implementation = SDPA.implementation
     if reads_images(model.config):
         model.set_attn_implementation(
             {"text_config": implementation, "vision_config": own_attention(model)}
@@ -112,6 +117,8 @@ def layer_keywords(
     device: torch.device,
     share: RowShare,
     states: ChunkStates | None = None,
+    *,
+    traced_windows: Iterable[int | None] = (),
 ) -> dict[str, Any]:
     """Return the keywords of a model's forward pass that describe a row to its layers.
 
@@ -122,10 +129,13 @@ def layer_keywords(
         device: where the model computes.
         share: this rank's part of the row.
         states: what the row shares with earlier chunks; None for a whole row.
+        traced_windows: windows of compiled layers.
     """
     backend = _BY_IMPLEMENTATION.get(implementation)
     if backend is not None:
-        return {CONTEXT: RowContext(backend, row, device, share, states)}
+        context = RowContext(backend, row, device, share, states)
+        context.lay_out(traced_windows)
+        return {CONTEXT: context}
     assert row.is_single_path, "the model's own attention computes one turn a row"
     assert states is None, "the model's own attention computes whole rows"
     return {}

@@ -10,13 +10,17 @@ adapter refuses all others. Latent attention differs only in the sizes of its he
 
 Back ends are independent of ranks, chunks and autocast; the adapter handles them with `RowContext`.
 
+A compiled layer contains its attention if the row is whole, on one rank, and has a layout that torch's
+compiler can trace. Otherwise the layer falls into the parts before and after its attention, and the
+kernels between them are called one by one.
+
 Shape legend: H query heads, K key-value heads, N tokens of the row, P tokens above the row, D head
 dimension, V head dimension of values; batch is always 1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -83,6 +87,9 @@ class AttentionBackend(Protocol):
             num_above: P; tokens on the path above the row if it is a chunk, else 0.
             window: most tokens that a query sees; None: its whole path.
         """
+
+    def is_traceable(self, layout: Any) -> bool:
+        """Return whether torch's compiler can trace `attend` with a layout."""
 
     def attend(
         self,
@@ -155,6 +162,8 @@ class RowContext:
         """Number of the recurrent layer that is being computed."""
         self._backend = backend
         self._layouts: dict[int | None, Any] = {}
+        self.traced: dict[int | None, Any] = {}
+        """Window -> layout with which compiled layers trace their attention."""
 
     @property
     def num_above(self) -> int:
@@ -176,6 +185,12 @@ class RowContext:
                 self.row, self.device, self.num_above, window
             )
         return self._layouts[window]
+
+    def lay_out(self, windows: Iterable[int | None]) -> None:
+        """Create the layouts that compiled layers trace; a compiler cannot create them on first use."""
+        if self.states is None and self.share.is_whole:
+            layouts = {window: self.layout(window) for window in windows}
+            self.traced = {w: one for w, one in layouts.items() if self._backend.is_traceable(one)}
 
 
 def register_attention(
@@ -212,8 +227,26 @@ def register_attention(
 def register_backend(backend: Backend) -> Backend:
     """Register a back end with transformers, with support for rows that are split over ranks."""
     # What attention does depends on the row's tree; back ends compile their own kernels.
-    function = partial(torch.compiler.disable(_attend_to_row), backend)
-    register_attention(backend.implementation, function, backend.computes)
+    untraced = torch.compiler.disable(_attend_to_row)
+
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        variant: AttentionVariant,
+        context: RowContext,
+    ) -> torch.Tensor:
+        layout = context.traced.get(variant.sliding_window)
+        if layout is None:
+            return untraced(backend, module, query, key, value, variant=variant, context=context)
+        size = value.shape[-1]
+        states = (_to_autocast_dtype(tensor) for tensor in _pad_heads(query, key, value))
+        output: torch.Tensor = backend.attend(*states, variant=variant, layout=layout)
+        return output[..., :size]
+
+    register_attention(backend.implementation, attend, backend.computes)
     return backend
 
 

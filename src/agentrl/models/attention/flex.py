@@ -82,6 +82,10 @@ class FlexBackend:
             seq_lengths=(num_queries, num_keys),
         )
 
+    def is_traceable(self, layout: BlockMask) -> bool:
+        """Return True: a row's tree is data of its mask."""
+        return True
+
     def attend(
         self,
         query: torch.Tensor,
@@ -92,8 +96,10 @@ class FlexBackend:
         layout: BlockMask,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
-        # Uncompiled, FlexAttention computes all N x N scores; tests on CPU check masks with it.
-        kernel = _compiled() if query.is_cuda else flex_attention
+        # A compiled layer contains the kernel. Uncompiled, FlexAttention computes all N x N scores;
+        # tests on CPU check masks with it.
+        is_compiled = torch.compiler.is_compiling() or not query.is_cuda
+        kernel = flex_attention if is_compiled else _compiled()
         num_queries = query.shape[2]
         result = kernel(
             *(_padded(states) for states in (query, key, value)),

@@ -132,6 +132,10 @@ class SDPABackend:
         """Return the row's segments and blocks, created when a layer needs them."""
         return RowLayout(row, device, num_above, window)
 
+    def is_traceable(self, layout: RowLayout) -> bool:
+        """Return False: the calls depend on the tree."""
+        return False
+
     def attend(
         self,
         query: torch.Tensor,

@@ -65,6 +65,10 @@ class VarlenBackend:
             window=window,
         )
 
+    def is_traceable(self, layout: VarlenLayout) -> bool:
+        """Return False: lengths are read on the host."""
+        return False
+
     def attend(
         self,
         query: torch.Tensor,

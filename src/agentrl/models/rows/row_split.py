@@ -62,6 +62,11 @@ class RowShare:
         self._targets = np.flatnonzero((row.sources >= self._start) & (row.sources < self._end))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether this rank computes all of the row."""
+        return self._context is None and self._tensor is None
+
+    @property
     def num_own_tokens(self) -> int:
         """How many tokens this rank computes between blocks, padding included."""
         return (self._end - self._start) // _size(self._tensor)
