@@ -31,6 +31,7 @@ import torch
 import transformers
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
+from transformers.modeling_layers import GradientCheckpointingLayer
 from tree_row import SHAPES, Trainer, make_model
 from tree_workloads import LARGE, Workload, make_groups, of_tree_size
 
@@ -147,7 +148,8 @@ class Measured:
         set_attention(self._model, implementation_of(way.attention))
         for module in self._model.modules():
             module.__dict__.pop("forward", None)  # compiled
-            module.gradient_checkpointing = False
+            if isinstance(module, GradientCheckpointingLayer):
+                module.gradient_checkpointing = False
         policy = wrap_policy(self._model, gradient_checkpointing=checkpointing)
         policy.zero_grad(set_to_none=True)
         if way.compiled:
@@ -210,7 +212,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=HERE / "results/shapes_cuda.json")
     parser.add_argument("--models", nargs="+", default=["smollm2-135m", "qwen3-0.6b", "qwen3-4b"])
-    parser.add_argument("--only", nargs="+", default=["agents", "star", "long", "conversations"])
+    parser.add_argument("--only", nargs="+", default=["shop", "agents", "star", "conversations", "long"])
     parser.add_argument("--ways", nargs="+", default=["merged", "packed"], choices=WAYS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--checkpointing", action="store_true", help="recompute layers")

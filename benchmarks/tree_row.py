@@ -346,7 +346,7 @@ class Trainer:
         self._device = device
         is_cuda = device == "cuda"
         self._autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=is_cuda)
-        self._optimizer = make_optimizer(policy.parameters(), TrainerSection())
+        self._optimizer = make_optimizer(policy.parameters(), TrainerSection(), policy.device)
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
         """Run a step; return its seconds as `step_seconds` does."""

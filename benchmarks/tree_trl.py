@@ -130,7 +130,7 @@ def measure(row: Row, output_dir: str) -> dict[str, Any]:
     model = trainer.model
     assert isinstance(model, PreTrainedModel)
     parameters = list(model.parameters())
-    optimizer = make_optimizer(parameters, TrainerSection())
+    optimizer = make_optimizer(parameters, TrainerSection(), torch.device("cpu"))
 
     def accumulate(of: Sequence[dict[str, torch.Tensor]]) -> None:
         for batch in of:

@@ -39,7 +39,9 @@ def main() -> None:
         mesh = ranks.shape.build(ranks.device)
         model = shard_model(Model(), ranks, mesh, compute_dtype=torch.bfloat16)
         weight = next(model.parameters())
-        optimizer = make_optimizer(model.parameters(), TrainerSection(learning_rate=1e-3))
+        optimizer = make_optimizer(
+            model.parameters(), TrainerSection(learning_rate=1e-3), ranks.device
+        )
         output = model(torch.full((4,), 2.0 ** (-10 * ranks.rank)))
         assert output.dtype == torch.bfloat16, "computed in bfloat16"
         output.sum().backward()

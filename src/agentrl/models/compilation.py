@@ -16,18 +16,39 @@ from typing import Any
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agentrl.config.sections import TrainerSection
 from agentrl.errors import ConfigError
 from agentrl.models.policy import PolicyModel
+from agentrl.runtime.user_cache import user_cache
 
 _COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang"))}
 """Type of device -> the variable that names the compiler that torch or Triton calls, and the names
 that they try without it."""
 
 
+LEAST_STEPS = 100
+"""Steps from which compiling repays itself: it takes about half a minute."""
+
+
+def compiles_layers(trainer: TrainerSection, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether a run compiles its layers: as told, else on GPUs where it repays itself."""
+    if trainer.torch_compile is not None:
+        return trainer.torch_compile
+    return (
+        device.type == "cuda"
+        and trainer.max_steps >= LEAST_STEPS
+        and trainer.tp_size == 1  # torch cannot compile layers that tensor parallelism splits
+        and dtype != torch.float64  # compiled kernels round where a modeling file does
+        and not trainer.full_determinism
+        and _missing_compiler(device) is None
+    )
+
+
 def compile_policy(policy: PolicyModel, device: torch.device) -> None:
     """Compile a policy's layers, and the scores of its head.
 
-    Compilation takes place in the first passes.
+    Compilation takes place in the first passes. Kernels are kept in the user's cache, which later runs
+    read; torch's own choice, a folder in /tmp with a known name, could be another user's.
 
     Args:
         policy: with all hooks and shards in place; tensor parallelism does not split it.
@@ -36,7 +57,10 @@ def compile_policy(policy: PolicyModel, device: torch.device) -> None:
     Raises:
         ConfigError: torch's compiler needs one for C or C++, and there is none.
     """
-    _check_compiler(device)
+    missing = _missing_compiler(device)
+    if missing is not None:
+        raise ConfigError(f"--torch_compile true needs a compiler, and {missing}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache("torch_compile")))
     windows = {None}
     for layer in policy.model.get_decoder().modules():
         windows.add(getattr(layer, "sliding_window", None))
@@ -58,12 +82,14 @@ def _compile_layer(layer: GradientCheckpointingLayer) -> None:
     layer.forward = compiled if recompute is None else recomputed
 
 
-def _check_compiler(device: torch.device) -> None:
+def _missing_compiler(device: torch.device) -> str | None:
+    """Return what a machine without a compiler lacks, and what to do; None: there is one."""
     variable, names = _COMPILERS[device.type]
     if variable in os.environ:
         names = (os.environ[variable],)
-    if not any(map(shutil.which, names)):
-        raise ConfigError(
-            f"--torch_compile true needs a compiler, and there is no {' or '.join(names)}; install "
-            f"it, set {variable} to another, or give --torch_compile false"
-        )
+    if any(map(shutil.which, names)):
+        return None
+    return (
+        f"there is no {' or '.join(names)}; install it, set {variable} to another, or give "
+        "--torch_compile false"
+    )

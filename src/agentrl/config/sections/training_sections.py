@@ -178,9 +178,9 @@ class TrainerSection(ConfigSection):
     """Compute and log the policy's entropy."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
-    torch_compile: bool = False
-    """Compile norms, rotary embedding, gates and the head's softmax with torch's compiler; the first
-    steps take longer. Gradients differ by rounding."""
+    torch_compile: bool | None = None
+    """Compile the layers and the head's softmax with torch's compiler; the first steps take longer,
+    and gradients differ by rounding. By default on GPUs, for runs of at least 100 steps."""
     activation_offloading: bool = False
     """Keep activations for the backward pass, and what passes between the chunks of a long row, in
     host memory. Slower, with the same gradients; with gradient_checkpointing, only the layers'

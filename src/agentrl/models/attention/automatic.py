@@ -41,8 +41,9 @@ class AutomaticBackend:
         window: int | None = None,
     ) -> RowLayout | BlockMask:
         """Return the layout of the back end that computes the row."""
-        backend = SDPA if needs_no_mask(row, device, num_above, window) else FLEX
-        return backend.layout(row, device, num_above, window)
+        if masks_blocks(device) and not needs_no_mask(row, num_above, window):
+            return FLEX.layout(row, device, num_above, window)
+        return SDPA.layout(row, device, num_above, window)
 
     def is_traceable(self, layout: RowLayout | BlockMask) -> bool:
         """Return whether the back end's attention can be traced."""
@@ -63,13 +64,18 @@ class AutomaticBackend:
         return SDPA.attend(query, key, value, variant=variant, layout=layout)
 
 
-def needs_no_mask(row: PackedRow, device: torch.device, num_above: int, window: int | None) -> bool:
+def needs_no_mask(row: PackedRow, num_above: int, window: int | None) -> bool:
     """Return whether SDPA computes a row in few kernels, or alone computes it."""
-    if device.type != "cuda" or len(whole_images(row)):
+    if len(whole_images(row)):
         return True
     starts = segment_starts(row)
     is_unbranched = not num_above and not row.positions[starts].any()
     return is_unbranched and window is None and row.num_tokens >= LEAST_CONVERSATION * len(starts)
+
+
+def masks_blocks(device: torch.device) -> bool:
+    """Return whether a device has kernels with block masks."""
+    return device.type == "cuda"
 
 
 AUTOMATIC = register_backend(AutomaticBackend())

@@ -240,11 +240,13 @@ def register_backend(backend: Backend) -> Backend:
     ) -> torch.Tensor:
         layout = context.traced.get(variant.sliding_window)
         if layout is None:
-            return untraced(backend, module, query, key, value, variant=variant, context=context)
+            output: torch.Tensor = untraced(
+                backend, module, query, key, value, variant=variant, context=context
+            )
+            return output
         size = value.shape[-1]
         states = (_to_autocast_dtype(tensor) for tensor in _pad_heads(query, key, value))
-        output: torch.Tensor = backend.attend(*states, variant=variant, layout=layout)
-        return output[..., :size]
+        return backend.attend(*states, variant=variant, layout=layout)[..., :size]
 
     register_attention(backend.implementation, attend, backend.computes)
     return backend

