@@ -59,7 +59,24 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 VIEWS = frozenset(
-    ["view", "t", "transpose", "slice", "unsqueeze", "squeeze", "expand", "alias", "detach", "_unsafe_view", "split", "permute", "select", "as_strided", "lift_fresh", "device"]
+    [
+        "view",
+        "t",
+        "transpose",
+        "slice",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "alias",
+        "detach",
+        "_unsafe_view",
+        "split",
+        "permute",
+        "select",
+        "as_strided",
+        "lift_fresh",
+        "device",
+    ]
 )
 
 

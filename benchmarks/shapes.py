@@ -212,7 +212,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=HERE / "results/shapes_cuda.json")
     parser.add_argument("--models", nargs="+", default=["smollm2-135m", "qwen3-0.6b", "qwen3-4b"])
-    parser.add_argument("--only", nargs="+", default=["shop", "agents", "star", "conversations", "long"])
+    parser.add_argument(
+        "--only", nargs="+", default=["shop", "agents", "star", "conversations", "long"]
+    )
     parser.add_argument("--ways", nargs="+", default=["merged", "packed"], choices=WAYS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--checkpointing", action="store_true", help="recompute layers")

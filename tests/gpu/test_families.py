@@ -6,7 +6,8 @@ from harness.tiny_families import FAMILIES, tiny_model
 from harness.trees import gradient, random_group, relative_error
 
 from agentrl.data import build_step
-from agentrl.models.attention.attention_registry import TREE_ATTENTION
+from agentrl.models.attention.attention_registry import TREE_ATTENTION, set_attention
+from agentrl.models.attention.sdpa import SDPA
 from agentrl.models.compilation import compile_policy
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
@@ -22,7 +23,7 @@ WHOLE, IN_CHUNKS = 10**6, 12
 def policy_of(family: str, dtype: torch.dtype, attention: str, *, recomputed: bool) -> PolicyModel:
     torch.manual_seed(0)
     model = tiny_model(family, dtype)
-    model.set_attn_implementation(attention)
+    set_attention(model, attention)
     return wrap_policy(model, gradient_checkpointing=recomputed)
 
 
@@ -43,7 +44,7 @@ def test_gradients_are_those_of_the_cpu(family: str) -> None:
 def test_flex_computes_sinks_caps_windows_and_latent_heads(family: str, token_budget: int) -> None:
     step = build_step(GROUPS, policy_version=3, token_budget=token_budget)
     gradients = []
-    for attention in ("agentrl_flex", TREE_ATTENTION):
+    for attention in (TREE_ATTENTION, SDPA.implementation):
         policy = policy_of(family, torch.float32, attention, recomputed=False)
         gradients.append(gradient(policy.cuda(), step, kind="REINFORCE")[1])
     assert relative_error(*gradients) <= 1e-4
@@ -55,7 +56,7 @@ def test_flex_computes_sinks_caps_windows_and_latent_heads(family: str, token_bu
 def test_compiled_gradients_are_those_without_compilation(family: str, token_budget: int) -> None:
     step = build_step(GROUPS, policy_version=3, token_budget=token_budget)
     plain, compiled = (
-        policy_of(family, torch.float32, "agentrl_flex", recomputed=True).cuda() for _ in range(2)
+        policy_of(family, torch.float32, TREE_ATTENTION, recomputed=True).cuda() for _ in range(2)
     )
     compile_policy(compiled, torch.device("cuda"))
     expected, found = (gradient(policy, step, kind="REINFORCE")[1] for policy in (plain, compiled))
