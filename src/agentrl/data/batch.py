@@ -14,11 +14,10 @@ import numpy as np
 from agentrl.algorithms.reductions import Reduction, reduction_kind, target_weights
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.blocks import BLOCK, plan_blocks
-from agentrl.data.expert_replay import agree_on_experts
 from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.rows import PackedRow, empty_row
 from agentrl.data.select import SelectedGroup, normalized_over_step
-from agentrl.data.tokens import TurnTokens
+from agentrl.data.tokens import TurnTokens, agree_on_experts
 from agentrl.data.tree import Merge, TokenTree, lay_out
 
 

@@ -26,10 +26,9 @@ from agentrl.algorithms.filters import (
     filter_group,
 )
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data.expert_replay import with_routed_experts
 from agentrl.data.seat_stints import NO_SEAT, SeatStint, seat_stints, step_rewards
 from agentrl.data.shown_images import ImageBook
-from agentrl.data.tokens import TurnTokens, turn_tokens
+from agentrl.data.tokens import TurnTokens, turn_tokens, with_routed_experts
 from agentrl.schema import DBRecordData, DispatchedSamplingTask
 from agentrl.schema.training import EQUAL_SCORES
 from agentrl.schema.turn import NO_VERSION

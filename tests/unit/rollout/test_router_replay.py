@@ -17,8 +17,7 @@ from support.stub_server import generation, stub_server
 from support.training import write_model, write_moe_model
 
 from agentrl.config.sections import RolloutSection, SamplingSection
-from agentrl.data.expert_replay import with_routed_experts
-from agentrl.data.tokens import turn_tokens
+from agentrl.data.tokens import turn_tokens, with_routed_experts
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.inference import ServerPool

@@ -5,9 +5,8 @@ import pytest
 from harness.trees import make_record, make_turn
 
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data.expert_replay import with_routed_experts
 from agentrl.data.select import select_group
-from agentrl.data.tokens import TurnTokens, turn_tokens
+from agentrl.data.tokens import TurnTokens, turn_tokens, with_routed_experts
 from agentrl.schema import DispatchedSamplingTask
 from agentrl.schema.routed_experts import pack_experts, stored_experts
 
