@@ -22,9 +22,9 @@ from tree_workloads import VOCABULARY, Workload, make_groups, single_row
 
 from agentrl.config.sections import AlgorithmSection, TrainerSection
 from agentrl.data import MicroBatch, SelectedGroup, StepBatch, build_step
+from agentrl.data.rows import Merge
 from agentrl.data.shown_images import ShownImage, expanded
 from agentrl.data.tokens import TurnTokens
-from agentrl.data.tree import Merge
 from agentrl.distributed import clip_gradients
 from agentrl.models.attention.attention_registry import implementation_of, set_attention
 from agentrl.models.compilation import compile_policy

@@ -6,7 +6,7 @@ from harness.trees import gradient, random_group, relative_error, tiny_policy
 from support.separate import sampled_by, separate_gradient
 
 from agentrl.data import build_step
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 
 pytestmark = pytest.mark.gpu
 

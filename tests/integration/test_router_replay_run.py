@@ -11,9 +11,8 @@ import torch
 from support.demo_run import ROOT, RUN_NAME, logs, run_command
 from support.mixtures import write_demo_mixture
 
-from agentrl.data.rows import PackedRow
+from agentrl.data.rows import PackedRow, TokenTree
 from agentrl.data.tokens import turn_tokens, with_routed_experts
-from agentrl.data.tree import TokenTree
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
 from agentrl.models.router_replay import make_routers_replay

@@ -14,7 +14,7 @@ from agentrl.data import (
     build_training_step,
     select_group,
 )
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 
 GROUPS = [random_group(seed) for seed in range(3)]
 

@@ -5,9 +5,9 @@ import pytest
 from harness.trees import make_turn, random_group
 from support.dense_attention import visibility
 
-from agentrl.data.packing import Bin, plan_bins
+from agentrl.data.batch import Bin, plan_bins
+from agentrl.data.rows import Branch, TokenTree, lay_out
 from agentrl.data.tokens import turn_tokens
-from agentrl.data.tree import Branch, TokenTree, lay_out
 
 TREES = [TokenTree.from_tokens(random_group(seed, num_turns=5).turns) for seed in range(4)]
 BRANCHES = [branch for tree in TREES for branch in tree.branches]

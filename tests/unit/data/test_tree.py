@@ -7,8 +7,8 @@ from harness.trees import VOCABULARY, make_turn, random_group
 
 from agentrl.data import TokenTree
 from agentrl.data.random_groups import MOVES, random_turns
+from agentrl.data.rows import Merge
 from agentrl.data.tokens import turn_tokens
-from agentrl.data.tree import Merge
 from agentrl.schema import DispatchedSamplingTask, rebuild_prompts
 
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from harness.trees import flat_gradient, random_group, relative_error, tiny_policy
 
-from agentrl.data.rows import PackedRow
-from agentrl.data.tree import TokenTree
+from agentrl.data.rows import PackedRow, TokenTree
 from agentrl.models.attention.sdpa import SDPABackend
 from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import wrap_policy

@@ -13,7 +13,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from agentrl.data.tree import TokenTree
+from agentrl.data.rows import TokenTree
 from agentrl.errors import ConfigError, WriteError
 from agentrl.models.checkpoint_export import read_tokenizer_files, save_hf
 from agentrl.models.load import load_policy, wrap_policy

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections import AlgorithmSection, ModelSection
 from agentrl.data.batch import StepBatch, build_step
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.adapter_files import AdapterShape
 from agentrl.models.checkpoints.resolve import check_adapter_targets

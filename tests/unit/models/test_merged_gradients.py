@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.algorithms.reductions import Reduction
 from agentrl.data.batch import MicroBatch, StepBatch, build_step
-from agentrl.data.tree import Merge, TokenTree
+from agentrl.data.rows import Merge, TokenTree
 from agentrl.models.attention.backend import AttentionVariant
 from agentrl.models.attention.sdpa import BlockLayout, SDPABackend, block_layout
 from agentrl.models.load import wrap_policy

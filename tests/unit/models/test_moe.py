@@ -5,7 +5,7 @@ import torch
 from harness.trees import gradient, random_group, relative_error, tiny_policy
 
 from agentrl.data.batch import build_step
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 
 torch.set_num_threads(1)
 GROUPS = [random_group(seed) for seed in range(2)]

@@ -7,7 +7,7 @@ from harness.tiny_vision import vision_config
 from harness.trees import random_group
 from transformers import Qwen3Config, Qwen3MoeConfig
 
-from agentrl.data.tree import TokenTree
+from agentrl.data.rows import TokenTree
 from agentrl.distributed import MeshShape
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import check_parallel_support

@@ -5,8 +5,7 @@ import torch
 from harness.trees import flat_gradient, random_group, tiny_policy
 from support.dense_attention import DENSE_ATTENTION
 
-from agentrl.data.rows import empty_row
-from agentrl.data.tree import TokenTree
+from agentrl.data.rows import TokenTree, empty_row
 from agentrl.models.policy import target_logprobs
 
 torch.set_num_threads(1)

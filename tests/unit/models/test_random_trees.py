@@ -17,8 +17,8 @@ from support.separate import sampled_by, separate_gradient
 
 from agentrl.data.batch import StepBatch, build_step
 from agentrl.data.random_groups import MAX_BACK, MOVES, group_of_moves
+from agentrl.data.rows import Merge, TokenTree
 from agentrl.data.select import SelectedGroup
-from agentrl.data.tree import Merge, TokenTree
 
 torch.set_num_threads(1)
 MAX_RECORDS, MAX_TURNS = 8, 20

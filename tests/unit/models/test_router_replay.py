@@ -16,9 +16,8 @@ from harness.trees import (
 )
 
 from agentrl.data.batch import build_step
-from agentrl.data.rows import PackedRow
+from agentrl.data.rows import Merge, PackedRow, TokenTree
 from agentrl.data.tokens import TurnTokens, agree_on_experts
-from agentrl.data.tree import Merge, TokenTree
 from agentrl.errors import TrainingError
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel, target_logprobs

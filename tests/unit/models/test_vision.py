@@ -20,7 +20,7 @@ from harness.trees import flat_gradient, relative_error
 from PIL import Image as PillowImage
 from transformers import AutoImageProcessor, PreTrainedModel
 
-from agentrl.data import tree
+from agentrl.data import rows
 from agentrl.data.batch import MicroBatch, build_step
 from agentrl.data.random_groups import random_group
 from agentrl.data.select import SelectedGroup
@@ -180,7 +180,7 @@ def of_another_branch(patch: pytest.MonkeyPatch) -> None:
         before.append(images)
         return rotary_positions(length, before[-2])
 
-    patch.setattr(tree, "rotary_positions", mistaken)
+    patch.setattr(rows, "rotary_positions", mistaken)
 
 
 def of_another_record(patch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def of_another_record(patch: pytest.MonkeyPatch) -> None:
         shown = [placed.image for turn in turns for placed in turn.images]
         return {image.key: -image.num_positions for image in shown}
 
-    patch.setattr(tree, "_image_numbers", by_length)
+    patch.setattr(rows, "_image_numbers", by_length)
 
 
 def shown_in_the_wrong_place(patch: pytest.MonkeyPatch) -> None:

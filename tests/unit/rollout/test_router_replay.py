@@ -17,8 +17,8 @@ from support.stub_server import generation, stub_server
 from support.training import write_model, write_moe_model
 
 from agentrl.config.sections import RolloutSection, SamplingSection
+from agentrl.data.rows import TokenTree
 from agentrl.data.tokens import turn_tokens, with_routed_experts
-from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.inference import ServerPool
 from agentrl.models.checkpoints.resolve import check_router_replay

@@ -16,8 +16,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
-from agentrl.data.rows import PackedRow
+from agentrl.data.rows import BLOCK, PackedRow, key_ends, plan_blocks
 from agentrl.models.attention.backend import AttentionVariant, register_backend, unless_cuda
 from agentrl.models.torch_features import has_keyword, with_recompile_limit
 

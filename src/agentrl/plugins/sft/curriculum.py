@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from agentrl.data import SelectedGroup, StepBatch, build_step
+from agentrl.data.rows import Merge
 from agentrl.data.shown_images import ImageBook, processor_key
 from agentrl.data.tokens import TurnTokens, turn_tokens
-from agentrl.data.tree import Merge
 from agentrl.errors import ConfigError, ImageError, RenderError
 from agentrl.models.vision.image_reader import ImageReader
 from agentrl.plugins.sft.demonstrations.demonstration import (

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch, SelectedGroup, TokenTree, build_step
 from agentrl.data.random_groups import random_group
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 from agentrl.distributed import Ranks, Stages, squared_norms
 from agentrl.models.attention.attention_registry import (
     TREE_ATTENTION,

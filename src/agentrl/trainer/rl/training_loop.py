@@ -20,7 +20,7 @@ from typing import Any
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import StepBatch, build_training_step
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.inference.weight_sync import PolicyFiles, PolicyPublisher, WriteFiles
 from agentrl.runtime.ending_tasks import end_tasks

@@ -7,7 +7,7 @@ import torch
 from harness.trees import random_group, tiny_policy
 from support.dense_attention import DENSE_ATTENTION
 
-from agentrl.data.tree import TokenTree
+from agentrl.data.rows import TokenTree
 from agentrl.errors import ConfigError
 from agentrl.models.attention.attention_registry import BACKENDS, implementation_of
 from agentrl.models.policy import PolicyModel, target_logprobs

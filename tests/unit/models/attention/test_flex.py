@@ -10,9 +10,7 @@ from harness.trees import random_group, tiny_policy
 from support.dense_attention import DENSE_ATTENTION, visibility
 from torch.nn.attention.flex_attention import flex_attention
 
-from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
-from agentrl.data.rows import PackedRow
-from agentrl.data.tree import TokenTree
+from agentrl.data.rows import BLOCK, PackedRow, TokenTree, key_ends, plan_blocks
 from agentrl.errors import ConfigError
 from agentrl.models.attention.flex import FLEX
 from agentrl.models.chunks import ChunkedPass

@@ -3,8 +3,7 @@ import pytest
 from harness.trees import random_group
 from support.dense_attention import visibility
 
-from agentrl.data.rows import empty_row
-from agentrl.data.tree import Merge, TokenTree
+from agentrl.data.rows import Merge, TokenTree, empty_row
 from agentrl.models.attention.layout import attention_layout
 from agentrl.models.rows.row_tree import segment_starts
 

@@ -8,9 +8,8 @@ import torch
 from harness.trees import flat_gradient, make_turn, random_group, relative_error, tiny_policy
 from support.dense_attention import DENSE_ATTENTION
 
-from agentrl.data.rows import PackedRow
+from agentrl.data.rows import PackedRow, TokenTree
 from agentrl.data.tokens import turn_tokens
-from agentrl.data.tree import TokenTree
 from agentrl.models.attention.sdpa import RowLayout, block_layout
 from agentrl.models.policy import PolicyModel, target_logprobs
 

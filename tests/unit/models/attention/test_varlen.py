@@ -14,7 +14,7 @@ from support.dense_attention import DENSE_ATTENTION
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
-from agentrl.data.tree import TokenTree
+from agentrl.data.rows import TokenTree
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.chunks import ChunkedPass

@@ -12,7 +12,7 @@ from harness.trees import NO_AUTOCAST, random_group, tiny_policy
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step
 from agentrl.data.batch import MicroBatch
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 from agentrl.distributed import Ranks
 from agentrl.models.attention.sdpa import SDPABackend
 from agentrl.models.policy import PolicyModel

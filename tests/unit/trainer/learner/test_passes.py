@@ -8,7 +8,7 @@ from harness.trees import NO_AUTOCAST, flat_gradient, random_group, relative_err
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step, normalized_over_step
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 from agentrl.models import offloading
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel

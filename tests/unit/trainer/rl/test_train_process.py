@@ -14,7 +14,7 @@ from support.training import MakeConfig, Player, train_tasks
 from agentrl.algorithms.losses import TargetLosses, policy_loss
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.data.batch import StepBatch, build_training_step
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 from agentrl.datasets.task_stream import train_tasks as question_tasks
 from agentrl.distributed import Ranks, read_state
 from agentrl.errors import (
