@@ -5,8 +5,7 @@ import torch
 from harness.trees import flat_gradient, random_group, relative_error, tiny_policy
 
 from agentrl.data.rows import PackedRow, TokenTree
-from agentrl.models.chunks import ChunkedPass
-from agentrl.models.policy import PolicyModel, target_logprobs
+from agentrl.models.policy import ChunkedPass, PolicyModel, target_logprobs
 
 pytestmark = pytest.mark.gpu
 ROWS = [

@@ -7,7 +7,7 @@ tokens are spread over rows and ranks. Works on arrays, independent of the store
 A bin holds the consecutive branches of one row in depth-first order. Where a tree is cut, the next
 bin repeats the shared prefix. Every target token is in exactly one bin, so the sum over bins is
 exact. A tree with a path longer than the token budget becomes one bin and is computed in chunks
-(`models.chunks`); cutting it would repeat its long prefix.
+(`models.policy`); cutting it would repeat its long prefix.
 
 The budget bounds memory, which grows with the number of tokens. Time also grows with the pairs that
 attention visits, which dominate on long paths. Ranks wait for each other in every layer, so the bins

@@ -15,8 +15,7 @@ from torch import nn
 
 from agentrl.data.rows import PackedRow
 from agentrl.distributed import Stages
-from agentrl.models.chunks import ChunkedPass
-from agentrl.models.policy import TargetLogprobs
+from agentrl.models.policy import ChunkedPass, TargetLogprobs
 from agentrl.models.rows.row_split import RowSplit
 
 RowLoss = Callable[[int, torch.Tensor], torch.Tensor]

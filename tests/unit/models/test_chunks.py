@@ -9,9 +9,8 @@ from harness.trees import flat_gradient, random_group, relative_error, tiny_poli
 
 from agentrl.data.rows import PackedRow, TokenTree
 from agentrl.models.attention.sdpa import SDPABackend
-from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import wrap_policy
-from agentrl.models.policy import PolicyModel, target_logprobs
+from agentrl.models.policy import ChunkedPass, PolicyModel, target_logprobs
 from agentrl.models.rows.chunk_states import RowStates, TokenValues
 from agentrl.models.rows.row_chunks import cut_row
 

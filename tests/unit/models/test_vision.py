@@ -28,9 +28,8 @@ from agentrl.data.shown_images import PlacedImage, RowImages, ShownImage, rotary
 from agentrl.data.tokens import TurnTokens
 from agentrl.models.attention import layout
 from agentrl.models.attention.attention_registry import TREE_ATTENTION, set_attention
-from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import wrap_policy
-from agentrl.models.policy import PolicyModel, target_logprobs
+from agentrl.models.policy import ChunkedPass, PolicyModel, target_logprobs
 from agentrl.models.rows.row_chunks import cut_row
 from agentrl.models.unrounded import unrounded
 

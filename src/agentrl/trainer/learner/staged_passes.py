@@ -16,10 +16,15 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.data.batch import empty_batch
 from agentrl.distributed import Stages, clip_gradients
-from agentrl.models.offloading import activations_in_host_memory, chunk_states_device
 from agentrl.models.policy import PolicyModel
 from agentrl.models.staged_rows import StagedChunks, StagedRows
-from agentrl.trainer.learner.passes import PassLoss, PassOutcome, loss_of
+from agentrl.trainer.learner.passes import (
+    PassLoss,
+    PassOutcome,
+    activations_in_host_memory,
+    chunk_states_device,
+    loss_of,
+)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from agentrl.data.rows import BLOCK, PackedRow, TokenTree, key_ends, plan_blocks
 from agentrl.errors import ConfigError
 from agentrl.models.attention.flex import FLEX
-from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import load_policy
-from agentrl.models.policy import target_logprobs
+from agentrl.models.policy import ChunkedPass, target_logprobs
 from agentrl.models.rows.row_chunks import cut_row
 
 # On CPU the uncompiled computation is meant: it is what the masks are checked with.

@@ -17,9 +17,8 @@ from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSecti
 from agentrl.data.rows import TokenTree
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
-from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import load_policy
-from agentrl.models.policy import PolicyModel, target_logprobs
+from agentrl.models.policy import ChunkedPass, PolicyModel, target_logprobs
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 

@@ -9,9 +9,9 @@ from harness.trees import NO_AUTOCAST, flat_gradient, random_group, relative_err
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step, normalized_over_step
 from agentrl.data.rows import Merge
-from agentrl.models import offloading
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
+from agentrl.trainer.learner import passes
 from agentrl.trainer.learner.passes import forward_backward
 
 torch.set_num_threads(1)
@@ -178,13 +178,13 @@ def test_activations_in_host_memory_change_no_bit_of_a_gradient(
     monkeypatch: pytest.MonkeyPatch, token_budget: int, recomputes: bool
 ) -> None:
     saved: list[torch.Tensor] = []
-    to_host = offloading._to_host
+    to_host = passes._to_host
 
     def noted(tensor: torch.Tensor) -> Any:
         saved.append(tensor)
         return to_host(tensor)
 
-    monkeypatch.setattr(offloading, "_to_host", noted)
+    monkeypatch.setattr(passes, "_to_host", noted)
     algorithm = AlgorithmSection(kl_coefficient=0.1)
     policy = wrap_policy(tiny_policy().model, gradient_checkpointing=recomputes)
     plain = train_step(policy, algorithm, "tree", token_budget)

@@ -17,9 +17,9 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.integrations import moe
 
-from agentrl.models import load, offloading, parallel
+from agentrl.models import load, parallel
 from agentrl.models.attention import automatic, flex, sdpa, varlen
-from agentrl.trainer.learner import rank_models
+from agentrl.trainer.learner import passes, rank_models
 
 FakeDevice = Literal["cpu", "gpu", "meta"]
 """The simulated device: a CPU; a GPU; or a device that is neither, on which a tensor left in host
@@ -49,7 +49,7 @@ def fake_tensors(device: FakeDevice) -> Iterator[None]:
             (sdpa.RowLayout, "has_segments", False),
             (flex, "flex_attention", _fused_attention),
             (varlen, "varlen_attn", _fused_rows),
-            (offloading, "HOST", torch.device(HOST)),
+            (passes, "HOST", torch.device(HOST)),
         ]
     if device == "meta":
         replacements += [
