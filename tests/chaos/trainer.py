@@ -10,9 +10,9 @@ from typing import Any
 from chaos.journal import Journal
 
 from agentrl.config.command_line import parse_flags
+from agentrl.trainer.bootstrap import WorkerGroup
 from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
 from agentrl.trainer.learner.learner import StepOutcome
-from agentrl.trainer.learner.worker_group import WorkerGroup
 from agentrl.trainer.rl import train_process as process
 from agentrl.trainer.rl.step_groups import GroupReader, StepGroups
 

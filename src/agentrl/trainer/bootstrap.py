@@ -1,61 +1,42 @@
-"""The start of a trainer process, shared by reinforcement learning and supervised fine-tuning.
+"""The ranks of a trainer process: their start, and the calls that they execute together.
 
     run_on_ranks ──rank 0──────> lead: checks, start weights ──> training_session ──> training loop
                └──other ranks──> worker_loop: executes the learner calls that rank 0 broadcasts
 
 `python`, `torchrun` and `accelerate launch` can all start the process. Only rank 0 accesses the
-store and the servers. This module is independent of the source of a step's samples.
+store and the servers. Every operation on the model is collective. Rank 0 broadcasts the call and
+executes it in a worker thread, which keeps its event loop (leases, servers) running. Independent of
+the source of a step's samples: reinforcement learning and supervised fine-tuning start the same way.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.config.optimizer_arguments import parse_optim_args
-from agentrl.config.sections import ModelSection, RootConfig, RunSection, TrainerSection
+from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.config.validation.rank_checks import check_mesh
+from agentrl.data import MicroBatch
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
-from agentrl.errors import ConfigError
-from agentrl.models.checkpoints.adapter_files import (
-    CONFIG_FILE,
-    AdapterShape,
-    is_adapter,
-    read_shape,
-)
-from agentrl.models.checkpoints.architectures import (
-    check_can_be_computed,
-    check_parallel_support,
-    raw_config,
-)
-from agentrl.models.checkpoints.resolve import (
-    check_adapter_targets,
-    check_router_replay,
-    resolve_model,
-)
-from agentrl.models.load import read_config
-from agentrl.models.stage_layers import check_stages
+from agentrl.distributed.broadcast import Bucket
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.processes.heap import keep_freed_memory
 from agentrl.runtime.processes.signals import stop_on_signals
-from agentrl.runtime.telemetry.prometheus import metrics_endpoint
-from agentrl.runtime.telemetry.tracker_checks import check_trackers
-from agentrl.trainer.checkpoint import Checkpoint
-from agentrl.trainer.learner.settings import LearnerSettings, StartWeights, adapter_shape
-from agentrl.trainer.learner.worker_group import WorkerGroup, worker_loop
-from agentrl.trainer.metrics.history import History, StepMetrics
-from agentrl.trainer.metrics.reporting import append_metrics, rewind_metrics
-from agentrl.trainer.metrics.trackers import Trackers, open_trackers
-from agentrl.trainer.metrics.trainer_metrics import trainer_metrics
+from agentrl.trainer.learner.learner import Learner, StepOutcome
+from agentrl.trainer.learner.merge_check import MergeCheck
+from agentrl.trainer.learner.settings import LearnerSettings
 
 T = TypeVar("T")
-
+Shares = Sequence[Sequence[MicroBatch]]
+"""Micro-batches of each share of the work; all shares have the same number."""
 Lead = Callable[[Ranks, asyncio.Event], Awaitable[T]]
 """The work of rank 0; it returns when it is done, or soon after the event is set."""
 
@@ -124,100 +105,6 @@ def ending_ranks_on_error(ranks: Ranks) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True)
-class TrainingSession:
-    """The resources that both training loops use."""
-
-    run: RunSection
-    trainer: TrainerSection
-    group: WorkerGroup
-    history: History
-    trackers: Trackers
-    stop: asyncio.Event
-    """Once it is set, the run ends after the current step, with a checkpoint."""
-
-    @property
-    def output_path(self) -> Path:
-        """Directory of the run's output."""
-        return self.run.output_path
-
-    def report(self, metrics: StepMetrics) -> None:
-        """Write the figures of a step to metrics.jsonl and to the trackers."""
-        append_metrics(self.output_path, metrics)
-        self.trackers.log(metrics.model_dump(exclude_none=True), metrics.step)
-
-
-@asynccontextmanager
-async def learners(
-    ranks: Ranks, settings: LearnerSettings, state_path: Path | None
-) -> AsyncIterator[WorkerGroup]:
-    """Load the model on all ranks, and the optimizer's state if one is given."""
-    ranks.broadcast(_Start(settings))
-    async with WorkerGroup(ranks, settings) as group:
-        if state_path is not None:
-            await group.load_state(state_path)
-        yield group
-
-
-@asynccontextmanager
-async def training_session(
-    config: RootConfig,
-    ranks: Ranks,
-    settings: LearnerSettings,
-    checkpoint: Checkpoint | None,
-    *,
-    state_path: Path | None,
-    stop: asyncio.Event,
-    kind: Literal["rl", "sft"] = "rl",
-) -> AsyncIterator[TrainingSession]:
-    """Load the model on all ranks and open the run's history, trackers and metrics endpoint.
-
-    Args:
-        config: the resolved configuration.
-        ranks: this process, rank 0.
-        settings: settings of every rank's learner.
-        checkpoint: the checkpoint to resume, if there is one.
-        state_path: its optimizer state, see `state_to_resume`.
-        stop: see `TrainingSession`.
-        kind: kind of the run, stored in a new history.
-    """
-    async with learners(ranks, settings, state_path) as group:
-        history = checkpoint.history if checkpoint else History(kind=kind)
-        rewind_metrics(config.run.output_path, history)
-        with ExitStack() as stack:
-            trackers = open_trackers(config)
-            stack.callback(trackers.finish)
-            stack.enter_context(
-                metrics_endpoint(
-                    config.run.metrics_host,
-                    config.run.metrics_port,
-                    lambda: trainer_metrics(history),
-                )
-            )
-            yield TrainingSession(config.run, settings.trainer, group, history, trackers, stop)
-
-
-def state_to_resume(checkpoint: Checkpoint | None, max_steps: int) -> Path | None:
-    """Return the directory of the optimizer state to load, or None if no step needs it.
-
-    Raises:
-        ConfigError: steps remain, but the checkpoint was saved without optimizer state.
-    """
-    if checkpoint is None or checkpoint.step >= max_steps:
-        return None
-    return checkpoint.state_path
-
-
-def check_trainer_flags(trainer: TrainerSection) -> None:
-    """Check the optimizer arguments, and that the trackers are installed.
-
-    Raises:
-        ConfigError: a value cannot be used; the text names the flag.
-    """
-    parse_optim_args(trainer.optim_args)
-    check_trackers(trainer.report_to)
-
-
 def mesh_shape(trainer: TrainerSection, world_size: int) -> MeshShape:
     """Return the mesh of `world_size` ranks.
 
@@ -235,62 +122,181 @@ def mesh_shape(trainer: TrainerSection, world_size: int) -> MeshShape:
     )
 
 
-def start_weights(
-    model: ModelSection, checkpoint: Checkpoint | None, shape: MeshShape
-) -> StartWeights:
-    """Return the weights to start from: the newest checkpoint's, else those of the given model.
+@dataclass(frozen=True)
+class _CollectiveCall:
+    """An operation of the learner, as rank 0 broadcasts it."""
 
-    Args:
-        model: the model, and the adapter if one is trained.
-        checkpoint: the newest checkpoint, if there is one.
-        shape: the mesh, which must divide the model.
+    operation: Callable[..., Any] | None
+    """A method of `Learner`; None ends the loop."""
+    num_batches: int = 0
+    """Leading arguments, scattered after the call: each rank receives only its own share."""
+    arguments: dict[str, Any] | None = None
+    """Keyword arguments, equal on all ranks."""
 
-    Raises:
-        ConfigError: the model is missing or does not fit the mesh, or the checkpoint was trained
-            with other flags.
-    """
-    weights = _find_weights(model, checkpoint)
-    path = weights.model_path
-    if model.router_replay:
-        check_router_replay(path)
-    if model.lora_rank:
-        check_adapter_targets(path, model.lora_target_modules)
-    trusted = model.trust_remote_code
-    check_can_be_computed(path, raw_config(path), trust_remote_code=trusted)
-    config = read_config(path, trust_remote_code=trusted)
-    check_parallel_support(config, shape)
-    check_stages(config, shape.pp, trust_remote_code=trusted)
-    return weights
+    def execute(
+        self, learner: Learner, ranks: Ranks, batches: Sequence[Shares] = (), **on_main: Any
+    ) -> Any:
+        """Execute the call on this rank.
+
+        Args:
+            learner: this rank's learner.
+            ranks: this process among its peers.
+            batches: the arguments to scatter, on rank 0 only.
+            on_main: further keyword arguments, on rank 0 only.
+        """
+        if self.operation is None:
+            return learner.wait_saved()
+        local_batches = [
+            ranks.scatter([list(share) for share in batches[number]] if ranks.is_main else None)
+            for number in range(self.num_batches)
+        ]
+        return self.operation(learner, *local_batches, **(self.arguments or {}), **on_main)
 
 
-def _find_weights(model: ModelSection, checkpoint: Checkpoint | None) -> StartWeights:
-    if checkpoint is None:
-        return StartWeights(resolve_model(model.model_name_or_path))
-    path, adapter = checkpoint.model_path, adapter_shape(model)
-    if adapter is None:
-        if is_adapter(path):
-            raise ConfigError(
-                f"{checkpoint.path} holds an adapter; resume it with --lora_rank "
-                f"{read_shape(path).rank}, or use another --run_name"
-            )
-        return StartWeights(path)
-    if not is_adapter(path):
-        raise ConfigError(
-            f"{checkpoint.path} holds the full weights of a run without an adapter; resume it without "
-            f"--lora_rank, or use another --run_name with --model_name_or_path {path}"
+class WorkerGroup:
+    """The learners of all ranks, as rank 0 sees them (async context manager)."""
+
+    def __init__(self, ranks: Ranks, settings: LearnerSettings) -> None:
+        """Prepare the thread of operations; entering the context loads this rank's model.
+
+        Args:
+            ranks: this process (rank 0) among its peers.
+            settings: the other ranks load their models with the same settings at the same time.
+        """
+        self._ranks = ranks
+        self._settings = settings
+        # One thread, because collectives and random states need one order of operations.
+        self._thread = ThreadPoolExecutor(1, "learner", initializer=ranks.enter_thread)
+        self._is_broken = False
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return self._ranks.world_size
+
+    @property
+    def dp_size(self) -> int:
+        """Number of shares into which a step's work is divided."""
+        return self._ranks.shape.dp_size
+
+    @property
+    def attention_cost(self) -> float:
+        """Cost of a visible pair in units of a token's cost outside attention, for packing."""
+        return self._learner.attention_cost
+
+    async def __aenter__(self) -> Self:
+        self._learner = await asyncio.get_running_loop().run_in_executor(
+            self._thread, Learner, self._settings, self._ranks
         )
-    _check_same_adapter(adapter, read_shape(path), path)
-    return StartWeights(resolve_model(model.model_name_or_path), path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # After a failed operation, the other ranks may be waiting inside it, where a broadcast
+        # would not reach them; they exit when this process closes its connections.
+        if not self._is_broken:
+            await self._on_all_ranks(None)
+        self._thread.shutdown(wait=not self._is_broken)
+
+    async def train(self, shares: Shares) -> StepOutcome:
+        """Make one optimizer step."""
+        return await self._on_all_ranks(Learner.train, shares)
+
+    async def check_merge(self, merged: Shares, separate: Shares) -> MergeCheck:
+        """Compare the gradients of two packings of one step.
+
+        Args:
+            merged: the micro-batches of the step.
+            separate: the same turns, unmerged.
+        """
+        return await self._on_all_ranks(Learner.check_merge, merged, separate)
+
+    async def evaluate(self, shares: Shares) -> float:
+        """Return the mean negative logprob of all target tokens."""
+        return await self._on_all_ranks(Learner.evaluate, shares)
+
+    async def likeliest_token(self, shares: Shares) -> int:
+        """Return the likeliest token at the first target; needs a single rank."""
+        return await self._on_all_ranks(Learner.likeliest_token, shares)
+
+    async def export(self, path: Path) -> None:
+        """Write the weights as a Hugging Face directory."""
+        await self._on_all_ranks(Learner.export, path=path)
+
+    async def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None]) -> None:
+        """Gather the weights in buckets.
+
+        Args:
+            max_bytes: upper bound on a bucket, unless a single tensor is larger.
+            sink: called with every bucket, in the thread of collective operations.
+        """
+        await self._on_all_ranks(Learner.send_weights, on_main={"sink": sink}, max_bytes=max_bytes)
+
+    async def save_state(self, directory: Path, *, in_background: bool) -> None:
+        """Write the state for a later `load_state`.
+
+        Args:
+            directory: created if missing; on a file system that all ranks share.
+            in_background: return as soon as the state is copied; see `wait_saved`.
+        """
+        await self._on_all_ranks(
+            Learner.save_state, directory=directory, in_background=in_background
+        )
+
+    async def load_state(self, directory: Path) -> None:
+        """Restore what `save_state` wrote."""
+        await self._on_all_ranks(Learner.load_state, directory=directory)
+
+    async def move(self, *, to_device: bool) -> None:
+        """Move model and optimizer to the device, or to host memory."""
+        await self._on_all_ranks(Learner.move, to_device=to_device)
+
+    async def wait_saved(self) -> None:
+        """Return when the state is written by all ranks."""
+        # In a different thread than collective operations: the next step trains while the state is
+        # written.
+        await asyncio.to_thread(self._learner.wait_saved)
+
+    async def _on_all_ranks(
+        self,
+        operation: Callable[..., T] | None,
+        *batches: Shares,
+        on_main: dict[str, Any] | None = None,
+        **arguments: Any,
+    ) -> T:
+        call = _CollectiveCall(operation, len(batches), arguments)
+
+        def run() -> T:
+            # Broken unless the call returns: after an exception, ranks may still be inside a
+            # collective.
+            self._is_broken = True
+            self._ranks.broadcast(call)
+            result: T = call.execute(self._learner, self._ranks, batches, **(on_main or {}))
+            self._is_broken = False
+            return result
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
 
 
-def _check_same_adapter(expected: AdapterShape, stored: AdapterShape, path: Path) -> None:
-    if (expected.rank, expected.alpha) != (stored.rank, stored.alpha):
-        raise ConfigError(
-            f"{path} is an adapter of --lora_rank {stored.rank} --lora_alpha {stored.alpha}; resume "
-            "with these, or use another --run_name"
-        )
-    if expected.base != stored.base:
-        raise ConfigError(
-            f"{path} is an adapter of {stored.base}; pass that as --model_name_or_path (or, if it was "
-            f"moved, correct {CONFIG_FILE} in the adapter's directory)"
-        )
+@asynccontextmanager
+async def learners(
+    ranks: Ranks, settings: LearnerSettings, state_path: Path | None
+) -> AsyncIterator[WorkerGroup]:
+    """Load the model on all ranks, and the optimizer's state if one is given."""
+    ranks.broadcast(_Start(settings))
+    async with WorkerGroup(ranks, settings) as group:
+        if state_path is not None:
+            await group.load_state(state_path)
+        yield group
+
+
+def worker_loop(settings: LearnerSettings, ranks: Ranks) -> None:
+    """Load this rank's model and execute the calls of rank 0 until it ends (ranks other than 0)."""
+    learner = Learner(settings, ranks)
+    # Launchers signal all ranks, but only rank 0 decides when to stop: a rank that left during a
+    # collective would leave the others waiting. If rank 0 dies, its closed connection ends this rank.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    call: _CollectiveCall | None = None
+    while call is None or call.operation is not None:
+        call = ranks.broadcast(None)
+        call.execute(learner, ranks)

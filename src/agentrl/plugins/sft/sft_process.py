@@ -33,15 +33,7 @@ from agentrl.plugins.sft.curriculum import (
 from agentrl.plugins.sft.learned import summed_up, suspicions
 from agentrl.renderers.renderer import Renderer
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.bootstrap import (
-    TrainingSession,
-    check_trainer_flags,
-    ending_ranks_on_error,
-    run_on_ranks,
-    start_weights,
-    state_to_resume,
-    training_session,
-)
+from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.checkpoint import Checkpoint, CheckpointSaver, latest_checkpoint
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
@@ -49,6 +41,13 @@ from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, learner_figures
 from agentrl.trainer.metrics.reporting import write_summary
 from agentrl.trainer.record_images import image_reader
+from agentrl.trainer.session import (
+    TrainingSession,
+    check_trainer_flags,
+    start_weights,
+    state_to_resume,
+    training_session,
+)
 
 logger = logging.getLogger(__name__)
 _ANSWER_TOKENS = 48

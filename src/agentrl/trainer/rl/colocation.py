@@ -10,7 +10,7 @@ expires.
 
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.learner.worker_group import WorkerGroup
+from agentrl.trainer.bootstrap import WorkerGroup
 
 
 class SharedDevice:

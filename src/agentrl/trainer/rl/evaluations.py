@@ -8,8 +8,8 @@ from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.evaluation.held_out import evaluate
 from agentrl.schema import Task
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.bootstrap import TrainingSession
 from agentrl.trainer.rl.run_phase import PhaseReporter
+from agentrl.trainer.session import TrainingSession
 
 logger = logging.getLogger(__name__)
 

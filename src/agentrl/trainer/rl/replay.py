@@ -27,22 +27,17 @@ from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.schema import DBRecordData, Run, TurnTraining
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.bootstrap import (
-    ending_ranks_on_error,
-    learners,
-    run_on_ranks,
-    start_weights,
-)
+from agentrl.trainer.bootstrap import WorkerGroup, ending_ranks_on_error, learners, run_on_ranks
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.learner.worker_group import WorkerGroup
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite
 from agentrl.trainer.metrics.reporting import recorded_steps
 from agentrl.trainer.record_images import RecordImages, image_reader
 from agentrl.trainer.rl.step_groups import scored_by
 from agentrl.trainer.rl.train_process import reference_path
+from agentrl.trainer.session import start_weights
 
 logger = logging.getLogger(__name__)
 

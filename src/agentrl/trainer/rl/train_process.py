@@ -1,7 +1,7 @@
 """The trainer process of `agentrl train`: `train(config)` on every rank.
 
 Rank 0 prepares the run in the store, holds the trainer's lease, and drives `TrainLoop`.
-`agentrl.trainer.bootstrap` holds the parts shared with supervised fine-tuning.
+`agentrl.trainer.session` and `bootstrap` hold the parts shared with supervised fine-tuning.
 """
 
 import asyncio
@@ -39,14 +39,7 @@ from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.atomic_directory import clear_leftovers
 from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.trainer.bootstrap import (
-    check_trainer_flags,
-    ending_ranks_on_error,
-    run_on_ranks,
-    start_weights,
-    state_to_resume,
-    training_session,
-)
+from agentrl.trainer.bootstrap import WorkerGroup, ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.checkpoint import (
     Checkpoint,
     check_has_database,
@@ -55,11 +48,16 @@ from agentrl.trainer.checkpoint import (
 )
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.learner.worker_group import WorkerGroup
 from agentrl.trainer.record_images import RecordImages, image_reader
 from agentrl.trainer.rl.colocation import SharedDevice
 from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 from agentrl.trainer.rl.training_loop import TrainLoop, TrainResult
+from agentrl.trainer.session import (
+    check_trainer_flags,
+    start_weights,
+    state_to_resume,
+    training_session,
+)
 from agentrl.trainer.trainer_lease import trainer_lease
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,6 @@ from agentrl.inference.weight_sync import PolicyFiles, PolicyPublisher, WriteFil
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.schema import RunStatus, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.trainer.bootstrap import TrainingSession
 from agentrl.trainer.checkpoint import CheckpointSaver
 from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.metrics.history import StepMetrics
@@ -42,6 +41,7 @@ from agentrl.trainer.rl.evaluations import Evaluations
 from agentrl.trainer.rl.run_phase import PhaseReporter
 from agentrl.trainer.rl.step_groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.rl.step_report import step_metrics, turn_trainings
+from agentrl.trainer.session import TrainingSession
 
 logger = logging.getLogger(__name__)
 

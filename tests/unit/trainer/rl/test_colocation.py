@@ -19,10 +19,9 @@ from agentrl.models.load import load_policy
 from agentrl.models.policy import PolicyModel
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.bootstrap import mesh_shape
+from agentrl.trainer.bootstrap import Shares, WorkerGroup, mesh_shape
 from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.optimizer import move_state
-from agentrl.trainer.learner.worker_group import Shares, WorkerGroup
 from agentrl.trainer.rl.train_process import lead
 
 Trained = tuple[PolicyModel, AdamW]
