@@ -81,9 +81,8 @@ from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
-from agentrl.schema import InferenceService, MCPTask, SamplingParams, Score
-from agentrl.trainer.record_images import RecordImages
-from agentrl.trainer.rl.step_groups import GroupReader, StepControl
+from agentrl.schema import Control, InferenceService, MCPTask, SamplingParams, Score
+from agentrl.trainer.rl.step_groups import GroupReader, RecordImages
 
 _PROMPT = np.zeros(1, np.int32)
 _WARM_STEPS = 1
@@ -265,7 +264,7 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
     publisher = PolicyPublisher(
         cast(Any, store), folder, publish=PublishSection(), inference=InferenceSection()
     )
-    control = StepControl(setting.groups_per_step, setting.max_staleness)
+    control = Control(groups_per_step=setting.groups_per_step, max_staleness=setting.max_staleness)
     await publish(publisher, 0)
     consumed = 0
     await reader.admit(consumed, 1, control)

@@ -20,7 +20,7 @@ from agentrl.models.policy import target_logprobs
 from agentrl.models.vision.image_reader import ImageReader
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.trainer.record_images import RecordImages
+from agentrl.trainer.rl.step_groups import RecordImages
 
 torch.set_num_threads(1)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -1,6 +1,6 @@
 """Sections of the training side: algorithm, training loop and publishing of weights."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from agentrl.config.gpu_lists import GpuList
 from agentrl.config.recipes import RECIPES, expand_recipe
 from agentrl.config.sections.section import ConfigSection
+from agentrl.schema import Control
 from agentrl.schema.formulas import (
     LOSS_KINDS,
     AdvantageKind,
@@ -132,6 +133,14 @@ class AlgorithmSection(ConfigSection):
                 "CrossEntropy is the loss of supervised fine-tuning: use `agentrl sft`",
             )
         return kind
+
+    def control(self, groups_per_step: int) -> Control:
+        """Return the control with which a run starts."""
+        return Control(max_staleness=self.max_staleness, groups_per_step=groups_per_step)
+
+    def under(self, control: Control) -> Self:
+        """Return the section with the freshness that a run's control has now."""
+        return self.model_copy(update={"max_staleness": control.max_staleness})
 
 
 class TrainerSection(ConfigSection):

@@ -26,7 +26,7 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.schema import DispatchedSamplingTask
 from agentrl.schema.image import image_from_data_url
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.record_images import RecordImages
+from agentrl.trainer.rl.step_groups import RecordImages
 
 _NOTHING = Lesson()
 

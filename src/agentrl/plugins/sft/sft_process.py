@@ -40,7 +40,7 @@ from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, learner_figures
 from agentrl.trainer.metrics.reporting import write_summary
-from agentrl.trainer.record_images import image_reader
+from agentrl.trainer.rl.step_groups import image_reader
 from agentrl.trainer.session import (
     TrainingSession,
     check_trainer_flags,

@@ -40,7 +40,7 @@ class LedgerRepository(Repository):
         hydrate: bool = True,
         max_trained_count: int = 1,
         retrained_interval: int = 1,
-        max_staleness: int | None = None,
+        oldest_version: int = 0,
         step: int = 0,
     ) -> list[list[DBRecordData]]:
         """Return complete groups that may be trained, in their order, each by `traj_id`.
@@ -55,8 +55,8 @@ class LedgerRepository(Repository):
             hydrate: fill in `turns` (one query per collection, regardless of the limit).
             max_trained_count: how often a record may be trained.
             retrained_interval: steps between two trainings of a record.
-            max_staleness: leave out records to be trained again that have a turn of more versions
-                behind; None: however old. Records that were never trained are returned in any case.
+            oldest_version: leave out records to be trained again that have a turn of an older
+                version. Records that were never trained are returned in any case.
             step: the step that will train on the groups; used if records may be trained repeatedly.
 
         Returns:
@@ -65,9 +65,10 @@ class LedgerRepository(Repository):
         """
         task_ids = await self._candidate_tasks(_ready(consumer), split, limit)
         if max_trained_count > 1:
-            oldest = 0 if max_staleness is None else max(0, step - 1 - max_staleness)
             last_step = step - retrained_interval
-            for condition in _trained_before(consumer, max_trained_count, last_step, oldest):
+            for condition in _trained_before(
+                consumer, max_trained_count, last_step, oldest_version
+            ):
                 task_ids |= await self._candidate_tasks(condition, split, limit)
         chosen = sorted(task_ids, key=lambda task_id: (task_ids[task_id], task_id))[:limit]
         return await self._read_groups(chosen, hydrate)

@@ -25,7 +25,8 @@ from agentrl.data import SelectedGroup, StepBatch, build_training_step, select_g
 from agentrl.data.shown_images import ImageBook
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
-from agentrl.schema import DBRecordData, Run, TurnTraining
+from agentrl.schema import Control, DBRecordData, Run, TurnTraining
+from agentrl.schema.run import ANY_AGE
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup, ending_ranks_on_error, learners, run_on_ranks
 from agentrl.trainer.checkpoint import latest_checkpoint
@@ -34,8 +35,7 @@ from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite
 from agentrl.trainer.metrics.reporting import recorded_steps
-from agentrl.trainer.record_images import RecordImages, image_reader
-from agentrl.trainer.rl.step_groups import scored_by
+from agentrl.trainer.rl.step_groups import RecordImages, image_reader, scored_by
 from agentrl.trainer.rl.train_process import reference_path
 from agentrl.trainer.session import start_weights
 
@@ -47,10 +47,12 @@ _STEP_FLAGS = {
     *("optim_args", "weight_decay", "max_grad_norm", "max_tokens", "merge", "loss_seq_chunk_size"),
     *("trained_scorer", "torch_dtype", "torch_compile", "lora_alpha", "seed"),
 } - {
-    *("reference_model", "max_staleness", "staleness_policy", "repeat_equal_probability"),
+    *Control.model_fields,
+    *("reference_model", "staleness_policy", "repeat_equal_probability"),
     *("max_trained_count", "retrained_interval"),
 }
-"""Flags that determine a step, given its records. The mesh and paths are those of this start."""
+"""Flags that determine a step, given its records, none of them editable while a run continues. The
+mesh and paths are those of this start."""
 _MAX_REPORTED = 5
 _FIGURES = ("loss", "grad_norm", "learning_rate")
 
@@ -220,9 +222,8 @@ def _select(
     images: ImageBook,
 ) -> tuple[list[SelectedGroup], list[Difference]]:
     """Repeat the selection from the store's data; report differences from the recorded step."""
-    # No staleness limit, because it may have been edited during the run; the records state which
-    # turns the step used.
-    algorithm: AlgorithmSection = config.algorithm.model_copy(update={"max_staleness": step})
+    # The limit may have been edited during the run; the records state which turns the step used.
+    algorithm = config.algorithm.under(ANY_AGE)
     used = {training.turn_id: training for training in trainings}
     groups: list[SelectedGroup] = []
     differences: list[Difference] = []

@@ -2,29 +2,45 @@
 
 Input: finished groups from the store, each reserved or dropped on reading. Output: `StepGroups` for
 the training loop. The reader also advances the samplers' admission bound as groups are consumed.
-Independent of the model and the servers.
+Independent of the model's weights and the servers.
+
+An image is read once, however many records and steps show it; the processor settings stored with
+the turns determine its form.
 """
 
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-from agentrl.config.sections import AlgorithmSection
+from agentrl.config.sections import AlgorithmSection, ModelSection
 from agentrl.data import SelectedGroup, select_group
+from agentrl.data.shown_images import ImageBook, ShownImage, processor_key
 from agentrl.datasets.task_feed import TaskFeed
+from agentrl.errors import ImageError, TrainingError
+from agentrl.models.load import read_config
+from agentrl.models.vision.image_encoders import reads_images
+from agentrl.models.vision.image_reader import ImageReader
 from agentrl.runtime.processes.signals import stopped_within
-from agentrl.schema import ENDED_RUNS, DBRecordData, LedgerEntry, score_of
+from agentrl.schema import (
+    ENDED_RUNS,
+    Control,
+    DBRecordData,
+    DispatchedSamplingTask,
+    LedgerEntry,
+    score_of,
+)
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.trainer.record_images import RecordImages
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _REPORT_SECONDS = 30.0
+_IMAGE_CACHE_BYTES = 256 * 2**20
 
 
 @dataclass
@@ -62,32 +78,78 @@ class StepGroups:
 
 
 @dataclass(frozen=True)
-class StepControl:
-    """Size and freshness of a step; both may change while it waits for samples."""
-
-    groups_per_step: int
-    """Usable groups wanted."""
-    max_staleness: int
-    """Oldest version that may be trained on, in versions behind."""
-
-
-@dataclass(frozen=True)
 class Admission:
     """The inputs of the latest admission bound."""
 
     groups_consumed: int
     step: int
-    control: StepControl
+    control: Control
 
     def bound(self, max_steps: int, max_trained_count: int) -> int:
-        """Return the number of groups that samplers may have claimed by now.
-
-        Samplers supply what (max_staleness + 1) steps consume, with each group lasting for
-        max_trained_count steps; at least one step's worth, or nothing would be trained.
-        """
-        ahead = max(1, (self.control.max_staleness + 1) // max_trained_count)
+        """Return the number of groups that samplers may have claimed by now."""
+        ahead = self.control.steps_ahead(max_trained_count)
         num_steps = max(0, min(ahead, max_steps - self.step + 1))
         return self.groups_consumed + num_steps * self.control.groups_per_step
+
+
+def image_reader(path: Path, model: ModelSection) -> ImageReader | None:
+    """Return the image reader of the model in a directory; None if it reads text only."""
+    config = read_config(path, trust_remote_code=model.trust_remote_code)
+    return ImageReader(config, path) if reads_images(config) else None
+
+
+class RecordImages:
+    """Reads the images of records for one model.
+
+    Args:
+        store: holds the images.
+        reader: of the model; None if it reads text only.
+    """
+
+    def __init__(self, store: TrajectoryStore, reader: ImageReader | None) -> None:
+        self._store = store
+        self._reader = reader
+        self._cache: OrderedDict[tuple[str, str], ShownImage] = OrderedDict()
+
+    async def book(self, turns: Iterable[DispatchedSamplingTask]) -> ImageBook:
+        """Return the images that turns add; those that cannot be read are missing, and logged.
+
+        Raises:
+            TrainingError: the model reads text only.
+        """
+        turn_of_image = {
+            (address, processor_key(turn.image_processor)): turn
+            for turn in turns
+            for address in turn.added_images
+        }
+        if self._reader is None:
+            if not turn_of_image:
+                return ImageBook()
+            record = next(iter(turn_of_image.values())).record_id
+            raise TrainingError(
+                f"record {record} shows images, but the model reads text only; train on questions "
+                "and tools without images (--max_images 0), or train a vision model"
+            )
+        found = {key: self._cache[key] for key in turn_of_image if key in self._cache}
+        missing = [key for key in turn_of_image if key not in found]
+        files = await self._store.images.get([address for address, _ in missing])
+        for key, file in zip(missing, files, strict=True):
+            turn = turn_of_image[key]
+            try:
+                shown = await asyncio.to_thread(self._reader.shown, file.data, turn.image_processor)
+            except ImageError as error:
+                logger.warning(
+                    "%s is left out of training: image %s: %s", turn.record_id, key[0], error
+                )
+                continue
+            found[key] = self._add_to_cache(key, shown)
+        return ImageBook(found, self._reader.token_id)
+
+    def _add_to_cache(self, key: tuple[str, str], shown: ShownImage) -> ShownImage:
+        self._cache[key] = shown
+        while sum(len(one.data) for one in self._cache.values()) > _IMAGE_CACHE_BYTES:
+            self._cache.popitem(last=False)
+        return shown
 
 
 class GroupReader:
@@ -130,11 +192,11 @@ class GroupReader:
         self._admission: Admission | None = None
         self._admission_lock = asyncio.Lock()
 
-    async def admit(self, groups_consumed: int, step: int, control: StepControl) -> None:
+    async def admit(self, groups_consumed: int, step: int, control: Control) -> None:
         """Admit groups for sampling up to the freshness bound.
 
-        Running and finished-but-untrained groups stay within what (max_staleness + 1) steps
-        consume, and within what the remaining steps can consume.
+        Running and finished-but-untrained groups stay within what the steps ahead, of those that
+        remain, can consume.
 
         Args:
             groups_consumed: groups trained on or dropped so far.
@@ -153,7 +215,7 @@ class GroupReader:
                 # One step ahead, so that tasks exist before samplers are admitted to them.
                 await self.feed.fill(bound + control.groups_per_step)
 
-    async def apply_control(self, control: StepControl) -> None:
+    async def apply_control(self, control: Control) -> None:
         """Recompute the admission if the control changed."""
         admission = self._admission
         if admission is not None and control != admission.control:
@@ -164,7 +226,7 @@ class GroupReader:
         step: int,
         *,
         groups_consumed: int,
-        control: Callable[[], StepControl],
+        control: Callable[[], Control],
         stop: asyncio.Event,
     ) -> StepGroups:
         """Read until the step has `groups_per_step` usable groups.
@@ -181,7 +243,7 @@ class GroupReader:
         num_usable = 0
         reported_at = time.monotonic()
         while num_usable < (current := control()).groups_per_step:
-            algorithm = self._algorithm.model_copy(update={"max_staleness": current.max_staleness})
+            algorithm = self._algorithm.under(current)
             # Queried before the groups are read: a group that completes in between then counts as
             # open, which only delays later groups. In the opposite order, they could overtake it.
             first_open = await self._first_open_order()
@@ -190,7 +252,7 @@ class GroupReader:
                 limit=current.groups_per_step - num_usable,
                 max_trained_count=algorithm.max_trained_count,
                 retrained_interval=algorithm.retrained_interval,
-                max_staleness=algorithm.max_staleness,
+                oldest_version=current.oldest_version(step),
                 step=step,
             )
             ready = self._consumable(ready, first_open)
@@ -224,7 +286,7 @@ class GroupReader:
         """Return the groups that may be consumed now.
 
         With `staleness_policy wait`, no group overtakes one that is still running. Admission runs
-        at most max_staleness steps ahead, so groups consumed in order never become stale. A group
+        no further ahead than samples stay fresh, so groups consumed in order never become stale. A group
         without the requested score is skipped with `drop` and waited for with `wait`.
 
         Args:

@@ -48,9 +48,8 @@ from agentrl.trainer.checkpoint import (
 )
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.record_images import RecordImages, image_reader
 from agentrl.trainer.rl.colocation import SharedDevice
-from agentrl.trainer.rl.step_groups import GroupReader, StepControl
+from agentrl.trainer.rl.step_groups import GroupReader, RecordImages, image_reader
 from agentrl.trainer.rl.training_loop import TrainLoop, TrainResult
 from agentrl.trainer.session import (
     check_trainer_flags,
@@ -103,7 +102,8 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             store = await stack.enter_async_context(_connect(config.store, config.run.run_name))
             first_epoch, further_epochs = _training_tasks(config)
             feed = TaskFeed(store, further_epochs, _repeated_questions(store, config))
-            checkpoint = await _open_run(store, config, ranks, first_epoch, feed)
+            control = config.algorithm.control(groups_per_step(config, ranks.shape.dp_size))
+            checkpoint = await _open_run(store, config, control, first_epoch, feed)
             await stack.enter_async_context(
                 trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
             )
@@ -150,9 +150,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             publisher=publisher,
             device=device,
             reader=reader,
-            control=StepControl(
-                groups_per_step(config, session.group.dp_size), config.algorithm.max_staleness
-            ),
+            control=control,
             questions=questions,
         )
         if consumer == DEFAULT_CONSUMER:
@@ -201,7 +199,7 @@ def _repeated_questions(store: TrajectoryStore, config: RootConfig) -> RepeatedQ
 async def _open_run(
     store: TrajectoryStore,
     config: RootConfig,
-    ranks: Ranks,
+    control: Control,
     first_epoch: Iterator[Task],
     feed: TaskFeed,
 ) -> Checkpoint | None:
@@ -221,10 +219,6 @@ async def _open_run(
                 f"--consumer {config.trainer.consumer}"
             )
         return checkpoint
-    control = Control(
-        max_staleness=config.algorithm.max_staleness,
-        groups_per_step=groups_per_step(config, ranks.shape.dp_size),
-    )
     await store.ensure_schema()
     await store.runs.create(
         Run(

@@ -24,7 +24,7 @@ from agentrl.data.rows import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.inference.weight_sync import PolicyFiles, PolicyPublisher, WriteFiles
 from agentrl.runtime.ending_tasks import end_tasks
-from agentrl.schema import RunStatus, Task
+from agentrl.schema import Control, RunStatus, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.checkpoint import CheckpointSaver
 from agentrl.trainer.learner.learner import StepOutcome
@@ -39,7 +39,7 @@ from agentrl.trainer.metrics.reporting import (
 from agentrl.trainer.rl.colocation import SharedDevice
 from agentrl.trainer.rl.evaluations import Evaluations
 from agentrl.trainer.rl.run_phase import PhaseReporter
-from agentrl.trainer.rl.step_groups import GroupReader, StepControl, StepGroups
+from agentrl.trainer.rl.step_groups import GroupReader, StepGroups
 from agentrl.trainer.rl.step_report import step_metrics, turn_trainings
 from agentrl.trainer.session import TrainingSession
 
@@ -76,7 +76,7 @@ class TrainLoop:
         publisher: PolicyPublisher | PolicyFiles,
         device: SharedDevice | None,
         reader: GroupReader,
-        control: StepControl,
+        control: Control,
         questions: Sequence[Task],
     ) -> None:
         """Continue after the steps done so far.
@@ -338,7 +338,7 @@ class TrainLoop:
         """Read size and freshness of steps; users may edit the `runs` document at any time."""
         run = await self._store.runs.get()
         if run is not None:
-            self._control = StepControl(run.control.groups_per_step, run.control.max_staleness)
+            self._control = run.control
 
     async def _follow_control(self) -> None:
         """Apply edits of the controls until cancelled, including during a step."""

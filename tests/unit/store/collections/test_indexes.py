@@ -119,7 +119,7 @@ async def train(store: TrajectoryStore, ids: list[str]) -> None:
     await store.ledger.commit("trainer", 1)
     await store.ledger.put_turn_trainings([trained(record_id) for record_id in ids[:3]])
     assert await store.ledger.ready_groups(limit=2, max_trained_count=3, step=5)
-    await store.ledger.ready_groups(limit=2, max_trained_count=3, max_staleness=9, step=5)
+    await store.ledger.ready_groups(limit=2, max_trained_count=3, oldest_version=1, step=5)
     await store.reports.signal(step=1)
     await store.ledger.num_ready_groups("trainer")
     await store.ledger.num_reserved_groups("trainer")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.stored import claim, fill, make_task, num_consumed
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
-from agentrl.schema import DBRecordData, LedgerEntry, Run
+from agentrl.schema import Control, DBRecordData, LedgerEntry, Run
 from agentrl.store import TrajectoryStore
 
 NAME = "trainer"
@@ -200,8 +200,9 @@ async def test_a_record_that_became_too_old_is_not_read_again(store: TrajectoryS
     record_ids = await fill(store, 1)  # turns of version 0
 
     async def ready(step: int, max_staleness: int) -> bool:
+        oldest_version = Control(max_staleness=max_staleness).oldest_version(step)
         groups = await store.ledger.ready_groups(
-            NAME, limit=5, step=step, max_trained_count=2, max_staleness=max_staleness
+            NAME, limit=5, step=step, max_trained_count=2, oldest_version=oldest_version
         )
         return ids(groups) == record_ids
 

@@ -8,12 +8,11 @@ import pytest
 from support.training import Player, train_tasks
 
 from agentrl.config.sections import AlgorithmSection
-from agentrl.schema import Record
+from agentrl.schema import Control, Record
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.record_images import RecordImages
-from agentrl.trainer.rl.step_groups import Admission, GroupReader, StepControl
+from agentrl.trainer.rl.step_groups import Admission, GroupReader, RecordImages
 
-CONTROL = StepControl(groups_per_step=1, max_staleness=1)
+CONTROL = Control(groups_per_step=1, max_staleness=1)
 
 
 class Reads:
@@ -94,7 +93,10 @@ async def test_with_wait_a_step_fills_up_behind_a_slow_rollout(
     assert await reads.step(1) == []
     await player.finish(store, last, 1.0)
     found = await reads.reader.read_step(
-        1, groups_consumed=0, control=lambda: StepControl(2, 0), stop=asyncio.Event()
+        1,
+        groups_consumed=0,
+        control=lambda: Control(groups_per_step=2, max_staleness=0),
+        stop=asyncio.Event(),
     )
     assert [group.task_id for group in found.groups] == ["train/0/q0", "train/0/q1"]
     assert dict(found.dropped) == {}
@@ -103,7 +105,7 @@ async def test_with_wait_a_step_fills_up_behind_a_slow_rollout(
 
 def test_samplers_bring_what_the_steps_ahead_use_up() -> None:
     def bound(max_staleness: int, max_trained_count: int) -> int:
-        control = StepControl(groups_per_step=4, max_staleness=max_staleness)
+        control = Control(groups_per_step=4, max_staleness=max_staleness)
         admission = Admission(groups_consumed=10, step=5, control=control)
         return admission.bound(max_steps=9, max_trained_count=max_trained_count)
 
