@@ -14,8 +14,7 @@ import click
 
 from agentrl.cli.main import agentrl
 from agentrl.config.command_line import FlagCommand, FlagGroup, option_value
-from agentrl.config.flags import FLAGS
-from agentrl.config.other_names import ALIASES, NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
+from agentrl.config.flags import ALIASES, FLAGS, NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
 from agentrl.config.sections import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,7 +1,7 @@
 """Build hook: puts the files that AgentRL ships into the wheel, below `agentrl/_data`.
 
 `assets/` and `examples/` stay at the top of the repository, where users look for them, and
-`agentrl.config.shipped_files` finds them in either place. An editable install needs no copy.
+`agentrl.config.named_files` finds them in either place. An editable install needs no copy.
 """
 
 from typing import Any

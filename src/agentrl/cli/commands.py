@@ -19,10 +19,9 @@ import click
 from agentrl.cli.databases import joined, store_uri
 from agentrl.cli.one_rank import log_by_rank, refuse_placement_flags
 from agentrl.config.command_line import FlagCommand, given_flags
-from agentrl.config.config_files import read_yaml
-from agentrl.config.loading import load_config
+from agentrl.config.loading import load_config, read_yaml
+from agentrl.config.named_files import existing_or_shipped, shipped_file
 from agentrl.config.sections import RootConfig
-from agentrl.config.shipped_files import existing_or_shipped, shipped_file
 from agentrl.errors import ConfigError
 from agentrl.plugin_registry import required_hook
 from agentrl.runtime.frozen_imports import frozen_imports
@@ -165,7 +164,7 @@ async def doctor(context: click.Context, config: RootConfig, as_json: bool) -> i
     The exit status is 1 if a requirement is missing. Without a model and questions, the
     requirements of the demo are checked. Nothing of the run is started.
     """
-    from agentrl.config.secret_text import redact
+    from agentrl.config.secrets import redact
     from agentrl.launcher.doctor import examine
 
     config, _ = _or_demo(given_flags(context), config, "train_file")

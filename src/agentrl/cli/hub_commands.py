@@ -58,7 +58,7 @@ def _hub() -> "HfApi":
     Raises:
         ConfigError: the token or the client library is missing.
     """
-    from agentrl.config.secret_text import remember
+    from agentrl.config.secrets import remember
 
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:

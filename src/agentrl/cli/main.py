@@ -206,7 +206,7 @@ def _environment_problem(error: OSError) -> str | None:
 
 def _print_error(name: str, problem: str) -> None:
     """Print an error on standard error, without secrets and with external text made printable."""
-    from agentrl.config.secret_text import redact
+    from agentrl.config.secrets import redact
     from agentrl.runtime.printable import printable
 
     print(f"{name}: {printable(redact(problem), _MAX_PROBLEM_CHARS)}", file=sys.stderr)

@@ -46,7 +46,7 @@ def store() -> None:
 )
 def up(config: RootConfig, show_password: bool) -> int:
     """Serve the data of a private mongod to other tools, until Ctrl-C."""
-    from agentrl.config.secret_text import redact
+    from agentrl.config.secrets import redact
     from agentrl.store.database import with_database
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 

@@ -14,9 +14,18 @@ from typing import Any
 
 import click
 
-from agentrl.config.flags import FLAGS, USUAL, canonical_name, unknown_flag
+from agentrl.config.flags import (
+    ALIASES,
+    FLAGS,
+    NO_EFFECT,
+    ONE_VALUE,
+    OPTIM_PARTS,
+    SHORTHANDS,
+    USUAL,
+    canonical_name,
+    unknown_flag,
+)
 from agentrl.config.loading import load_config
-from agentrl.config.other_names import ALIASES, NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import ConfigError
 

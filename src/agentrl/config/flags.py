@@ -1,7 +1,9 @@
 """The table of flags: every field of every section is one flag of the same name.
 
 This module knows names, types and help texts. It parses nothing (`command_line`) and checks no
-values (`loading`, `checks`).
+values (`loading`, `checks`). It also knows the names of other projects' flags: the original AgentRL,
+Hugging Face, TRL, verl, prime-rl, vLLM. An alias is a flag with exactly the same meaning. A flag with
+a different meaning is never accepted silently: `ELSEWHERE` names its replacement.
 """
 
 import difflib
@@ -12,15 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from agentrl.config.other_names import (
-    ALIASES,
-    NO_EFFECT,
-    ONE_VALUE,
-    OPTIM_PARTS,
-    SHORTHANDS,
-    elsewhere,
-)
-from agentrl.config.secret_types import (
+from agentrl.config.secrets import (
     SECRET_TYPES,
     SecretCommand,
     SecretRoutes,
@@ -162,3 +156,260 @@ def unknown_flag(name: str) -> str:
     nearest = nearest_name(name)
     hint = f"; did you mean --{nearest}?" if nearest else "; see --help"
     return f"unknown flag --{name}{hint}"
+
+
+ALIASES = {
+    "loss_calculater": "loss_calculator",
+    "mcp_servers_config": "mcp_servers",
+    "db_uri": "db_connection_string",
+    "lr": "learning_rate",
+    "beta": "kl_coefficient",
+    "kl_loss_coef": "kl_coefficient",
+    "grad_clip": "max_grad_norm",
+    "lr_scheduler": "lr_scheduler_type",
+    "epochs": "num_train_epochs",
+    "total_epochs": "num_train_epochs",
+    "total_training_steps": "max_steps",
+    "save_freq": "save_steps",
+    "group_size": "num_generations",
+    "n_samples_per_prompt": "num_generations",
+    "rollouts_per_example": "num_generations",
+    "model": "model_name_or_path",
+    "model_path": "model_name_or_path",
+    "attn_implementation": "attention_implementation",
+    "lora_r": "lora_rank",
+    "max_model_len": "context_length",
+    "n_gpus_per_node": "num_gpus",
+    "train_files": "train_file",
+    "val_files": "eval_file",
+    "num_generations_eval": "eval_num_generations",
+}
+"""Other spellings of a flag, accepted everywhere; the first is the original AgentRL's."""
+
+OPTIM_PARTS = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "eps"}
+"""Hugging Face's names of AdamW's arguments -> their names in `--optim_args`."""
+
+SHORTHANDS = {"bf16": ("torch_dtype", "bfloat16")}
+"""Switches of the original AgentRL -> the flag and the value that they stand for. A value other
+than `auto` given with the flag itself takes precedence."""
+
+_PACKED = "turns are always packed without padding"
+_STREAMED = "the trainer streams from the store and has no data loader"
+_IN_MONGODB = "everything is in MongoDB, large objects too"
+NO_EFFECT = {
+    "accelerator_config": "batches are planned over all ranks together",
+    "bypass_causal_mask_check": "masks are built from the token tree",
+    "compress_history": "contexts are never rewritten silently; see --new_context",
+    "dataloader_drop_last": _STREAMED,
+    "dataloader_num_workers": _STREAMED,
+    "dataloader_pin_memory": _STREAMED,
+    "dataloader_prefetch_factor": _STREAMED,
+    "dynamic_batching": _PACKED,
+    "enable_loss_parallel": "controlled by --tp_size",
+    "enable_oss": _IN_MONGODB,
+    "oss_connection_string": _IN_MONGODB,
+    "pad_to_maximum": _PACKED,
+    "pad_to_multiple_of": _PACKED,
+    "remove_experience": "unused in the original as well",
+    "remove_unused_columns": _STREAMED,
+    "shift_labels": "targets are always the next token",
+    "trainer": "the model type is read from the checkpoint's config.json",
+    "tune_vision": "unused in the original as well",
+}
+"""Flags of the original AgentRL that are accepted and change nothing -> why."""
+
+ONE_VALUE = {
+    "cpu_ram_efficient_loading": ("true", "every rank reads only its own parts; remove it"),
+    "output_router_logits": ("false", "there is no router loss; see --router_replay"),
+    "resume_from_checkpoint": (
+        "true",
+        "a run resumes from its newest checkpoint when it is started again with the same "
+        "--run_name and --output_dir; --fresh starts over, and the checkpoint of another run can "
+        "be given as --model_name_or_path",
+    ),
+}
+"""Flags of the original AgentRL with one possible value -> that value, and why no other is."""
+
+_GROUPS = (
+    "the size of a step is counted in groups: --groups_per_step N questions with --num_generations "
+    "rollouts each; --max_tokens per forward pass limits memory"
+)
+_QUESTIONS = (
+    "--train_file takes a file, a folder or a Hugging Face dataset (owner/name@config:split), and "
+    "--eval_file the held-out questions"
+)
+_RANKS = (
+    "--trainer_gpus 0-3 and --inference_gpus 4-7 assign a machine's GPUs to the trainer's ranks "
+    "and the servers; --num_processes is the number of ranks on all machines (--num_machines)"
+)
+_SERVERS = (
+    "rollouts run on inference servers: --inference_backend sglang, with --inf_tp_size, "
+    "--inf_mem_ratio and --sglang_args"
+)
+_SHARDED = (
+    "several ranks (--num_processes) are sharded with FSDP2; --cpu_offload and "
+    "--gradient_checkpointing save memory"
+)
+_CLIP_RANGE = (
+    "the clip range is 1 - epsilon to 1 + epsilon + epsilon_higher: give --epsilon and "
+    "--epsilon_higher (0 for a symmetric range)"
+)
+_CLIP_HIGH = (
+    "this is an absolute bound, while --epsilon_higher is added to --epsilon: for 0.28 with "
+    "--epsilon 0.2 give --epsilon_higher 0.08"
+)
+_SCORES = (
+    "--scorer_module FILE registers scoring functions, and --default_scorer selects the one for "
+    "questions that name none"
+)
+_EQUAL_SCORES = (
+    "groups with equal scores are dropped and replaced (--min_score_spread); "
+    "--repeat_equal_probability 0.5 repeats their questions less often in later epochs"
+)
+_HUB = (
+    "nothing is uploaded automatically; after the run: agentrl push_to_hub OWNER/NAME --run_name "
+    "NAME"
+)
+_REUSE = (
+    "--max_trained_count is the number of steps that may use a record, at least "
+    "--retrained_interval steps apart"
+)
+_LENGTH = (
+    "--max_new_tokens limits one model call, and --max_prompt_tokens the conversation before it, "
+    "including tool results"
+)
+_NO_QUANTIZATION = (
+    "weights are not quantized; --lora_rank 16 with --torch_dtype bfloat16 saves memory"
+)
+_TRACKER = (
+    "trackers (--report_to) read their own environment variables, such as WANDB_PROJECT or "
+    "SWANLAB_PROJECT"
+)
+_LOSS = (
+    "--recipe grpo, dapo, dr_grpo, gspo or cispo selects the whole objective of a paper; its parts "
+    "are --loss_calculator (GRPO, MINIRL, GSPO, CISPO or REINFORCE) and --token_level_loss, which "
+    "selects the averaging"
+)
+ELSEWHERE = {
+    "activation_checkpointing": "use --gradient_checkpointing",
+    "adv_estimator": "use --advantage_estimator leave_one_out (RLOO), group_mean, group_std "
+    "(GRPO) or reinforce_plus_plus",
+    "batch_size": _GROUPS,
+    "clip_ratio": _CLIP_RANGE,
+    "clip_ratio_high": _CLIP_HIGH,
+    "clip_ratio_low": _CLIP_RANGE,
+    "data": _QUESTIONS,
+    "data_path": _QUESTIONS,
+    "dataset": _QUESTIONS,
+    "dataset_config": _QUESTIONS,
+    "dataset_name": _QUESTIONS,
+    "dataset_split": _QUESTIONS,
+    "dataset_train_split": _QUESTIONS,
+    "data_seed": "--seed also determines the order of the questions",
+    "decoder_sparse_step": "the layers with experts are read from the checkpoint's config.json",
+    "deepspeed": _SHARDED,
+    "do_eval": "use --eval_strategy, with --eval_file",
+    "do_train": "`agentrl run` trains, `agentrl eval` evaluates",
+    "eval_delay": "give --eval_strategy ends: before the first and after the last step",
+    "entropy_coef": "there is no entropy bonus; a higher --epsilon_higher preserves entropy",
+    "entropy_coeff": "there is no entropy bonus; a higher --epsilon_higher preserves entropy",
+    "epsilon_high": _CLIP_HIGH,
+    "epsilon_low": _CLIP_RANGE,
+    "eval_batch_size": "--max_concurrent_samples_per_process is the number of rollouts at a time",
+    "eval_on_start": "give --eval_strategy ends: before the first and after the last step",
+    "filter_groups": _EQUAL_SCORES,
+    "fp16": "give --torch_dtype bfloat16 or float32; float16 training is not supported",
+    "fsdp": _SHARDED,
+    "fsdp_config": _SHARDED,
+    "generation_batch_size": _GROUPS,
+    "gpu_memory_utilization": _SERVERS,
+    "gpus": _RANKS,
+    "gradient_checkpointing_kwargs": "only --gradient_checkpointing true is supported",
+    "importance_sampling_level": "for token use --loss_calculator GRPO, for sequence GSPO",
+    "kl_coef": "the KL penalty is part of the loss, not of the reward: --kl_coefficient",
+    "load_in_4bit": _NO_QUANTIZATION,
+    "load_in_8bit": _NO_QUANTIZATION,
+    "load_best_model_at_end": "--save_total_limit sets how many checkpoints are kept; compare "
+    "them with `agentrl eval`",
+    "local_rank": _RANKS,
+    "log_completions": "all rollouts are stored; see `agentrl inspect records`",
+    "logging_strategy": "give --logging_steps",
+    "logging_dir": "--logs_dir is the directory of the log files; "
+    "--report_to tensorboard writes to --output_dir",
+    "lora_dropout": "adapters have no dropout, because logprobs must be reproducible; remove it",
+    "loss_type": _LOSS,
+    "mask_truncated_completions": "give --reserve_context_error_count 0",
+    "max_completion_length": _LENGTH,
+    "max_length": _LENGTH,
+    "max_pixels": "image sizes are read from the model's preprocessor_config.json; "
+    "--max_images and --max_image_megabytes set the limits",
+    "max_prompt_length": "questions are never truncated; " + _LENGTH,
+    "max_response_length": _LENGTH,
+    "max_seq_length": _LENGTH,
+    "max_tool_calling_iterations": "use --max_turns, the number of model calls, which is one more",
+    "micro_batch_size": _GROUPS,
+    "mini_batch_size": _GROUPS,
+    "nnodes": _RANKS,
+    "nproc_per_node": _RANKS,
+    "num_iterations": _REUSE,
+    "online_difficulty_filtering": _EQUAL_SCORES,
+    "optim": "the optimizer is AdamW: set --learning_rate, --weight_decay and --optim_args "
+    "beta1=0.9,beta2=0.98,eps=1e-8",
+    "overwrite_output_dir": "give --fresh --delete_existing, which also deletes the run's database",
+    "per_device_eval_batch_size": "--max_concurrent_samples_per_process is the number of rollouts at "
+    "a time",
+    "ppo_epochs": _REUSE,
+    "ppo_mini_batch_size": _GROUPS,
+    "push_to_hub": _HUB,
+    "quantization": _NO_QUANTIZATION,
+    "ref_model": "use --reference_model, the model of the KL penalty (--kl_coefficient)",
+    "reward_func": _SCORES,
+    "reward_funcs": _SCORES,
+    "reward_function": _SCORES,
+    "reward_model": _SCORES,
+    "reward_weights": _SCORES + "; a scorer may combine several rewards itself",
+    "rollout_batch_size": _GROUPS,
+    "rollout_n": "give --num_generations",
+    "save_strategy": "a checkpoint is written every --save_steps steps and at the end",
+    "scale_rewards": "--advantage_estimator group_std divides by the standard deviation of "
+    "the group; leave_one_out (the default) and group_mean do not",
+    "steps_per_generation": "use --max_staleness, the maximum age of a sample in steps",
+    "sync_ref_model": "the reference model is fixed (--reference_model, --kl_coefficient)",
+    "tf32": "give --torch_dtype bfloat16 or float32",
+    "tensor_model_parallel_size": "--tp_size splits the trainer's model, --inf_tp_size a server's",
+    "tensor_parallel_size": "--tp_size splits the trainer's model, --inf_tp_size a server's",
+    "test_freq": "give --eval_strategy steps --eval_steps N",
+    "tools": "configure tools with --mcp_servers FILE, --mcp_manager_url or --tool_server_command",
+    "train_batch_size": _GROUPS,
+    "train_dataset": _QUESTIONS,
+    "use_cpu": "available GPUs are used; CUDA_VISIBLE_DEVICES= hides them",
+    "use_liger_kernel": "the loss is always computed in chunks of --loss_seq_chunk_size",
+    "use_peft": "give --lora_rank 16",
+    "use_vllm": _SERVERS,
+    "wandb_project": _TRACKER,
+    "warmup_ratio": "give --warmup_steps, a number of steps",
+}
+"""Names whose meaning differs from the nearest flag -> the flag to use, and how."""
+
+_PREFIXES = {
+    "dataloader_": _STREAMED + "; remove it",
+    "ddp_": "DDP is not used: ranks form a mesh (--dp_replicate_size and FSDP2); remove it",
+    "hub_": _HUB,
+    "torch_compile_": "give --torch_compile true, which takes no further settings",
+    "vllm_": _SERVERS,
+}
+"""Prefixes of such names -> the replacement."""
+
+
+def elsewhere(name: str) -> str | None:
+    """Return the replacement of another trainer's flag; None for unknown names.
+
+    Args:
+        name: as typed, without dashes; of a dotted one (`actor_rollout_ref.actor.optim.lr`) the
+            last part is looked up.
+    """
+    last = name.rpartition(".")[2]
+    if last != name and last in ALIASES:
+        return f"flags have no dots here: --{ALIASES[last]}"
+    by_prefix = (text for prefix, text in _PREFIXES.items() if last.startswith(prefix))
+    return ELSEWHERE.get(last) or next(by_prefix, None)

@@ -1,7 +1,7 @@
 """Flat values and YAML files to a `RootConfig`, and back to a file for child processes and people.
 
-Input: values by flag name, as typed or from YAML. Output: a configuration that was checked as a
-whole. Command lines are parsed elsewhere (`command_line`).
+Input: values by flag name, as typed or from YAML (or JSON) with one flag per line. Output: a
+configuration that was checked as a whole. Command lines are parsed elsewhere (`command_line`).
 """
 
 import json
@@ -17,15 +17,21 @@ from typing import Any
 import yaml
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from agentrl.config.config_files import canonical_values, read_yaml
-from agentrl.config.flags import FLAGS, Flag, canonical_name, unknown_flag
-from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
+from agentrl.config.flags import (
+    FLAGS,
+    NO_EFFECT,
+    ONE_VALUE,
+    OPTIM_PARTS,
+    SHORTHANDS,
+    Flag,
+    canonical_name,
+    unknown_flag,
+)
+from agentrl.config.named_files import existing_or_shipped, read_text_file
 from agentrl.config.private_files import write_private
 from agentrl.config.recipes import expand_recipe
-from agentrl.config.secret_text import redact, remember
-from agentrl.config.secret_types import published, revealed, secrets_of
+from agentrl.config.secrets import published, redact, remember, revealed, secrets_of
 from agentrl.config.sections import SECTIONS, RootConfig
-from agentrl.config.shipped_files import existing_or_shipped
 from agentrl.config.validation.checks import check_config
 from agentrl.errors import ConfigError
 
@@ -75,6 +81,75 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
         # A recipe has the precedence of its source: a typed one overrides values of the file.
         values = expand_recipe(read_yaml(file)) | _private_values(file) | expand_recipe(values)
     return build_config(values)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the values of a configuration file by canonical flag name.
+
+    Raises:
+        ConfigError: it cannot be read, is not a mapping, or names a flag twice.
+    """
+    try:
+        content = yaml.load(read_text_file(path), _UniqueKeys)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(
+            f"--config {path}: nested too deeply; write `flag: value` lines"
+        ) from None
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
+        raise ConfigError(f"--config {path} is not valid YAML: {problem}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: expected `flag: value` lines")
+    return canonical_values(content, f"--config {path}")
+
+
+def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """Return values by canonical flag name.
+
+    Args:
+        given: values by flag name in any spelling.
+        where: where they come from, for messages.
+
+    Raises:
+        ConfigError: two of the names are one flag, or flags are nested in a section.
+    """
+    values: dict[str, Any] = {}
+    spellings: dict[str, str] = {}
+    for key, value in given.items():
+        text = str(key)
+        if text in SECTIONS and isinstance(value, Mapping):
+            raise ConfigError(
+                f"{where}: flags are not grouped in sections; remove {text!r} and move the lines "
+                "below it to the left margin"
+            )
+        name = canonical_name(text)
+        if name in values:
+            raise ConfigError(
+                f"{where}: {spellings[name]!r} and {text!r} are the same flag; keep one"
+            )
+        values[name], spellings[name] = value, text
+    return values
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses duplicate keys; YAML itself silently uses the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping."""
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    None, None, f"{key.value!r} occurs twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:

@@ -8,9 +8,9 @@ sizes with which it was started.
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.config.config_files import read_yaml
+from agentrl.config.loading import read_yaml
+from agentrl.config.named_files import shipped_file
 from agentrl.config.sections import RootConfig
-from agentrl.config.shipped_files import shipped_file
 from agentrl.config.validation.checks import groups_per_step
 from agentrl.launcher.cpu_limits import SAMPLING_SECONDS, CpuLimits, cpu_limits
 from agentrl.models.checkpoints.architectures import missing_scan_kernels, raw_config

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from agentrl.config.flags import FLAGS
 from agentrl.config.loading import flat_values, origins
-from agentrl.config.secret_text import HIDDEN
+from agentrl.config.secrets import HIDDEN
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.checks.first_question import first_question_lines

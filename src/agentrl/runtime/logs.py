@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from agentrl.config.private_files import make_private
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 from agentrl.runtime.printable import one_line, printable
 
 _NOISY = (

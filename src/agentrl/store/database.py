@@ -38,7 +38,7 @@ from pymongo.errors import (
 from pymongo.write_concern import WriteConcern
 
 from agentrl.addresses import host_name, is_loopback
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 from agentrl.config.sections.run_sections import MONGODB_DATABASES
 from agentrl.errors import ConfigError, StoreError, StoreUnreachable
 from agentrl.store.documents.codec import Document

@@ -4,8 +4,7 @@ import click
 import pytest
 
 from agentrl.config.command_line import FlagCommand, parse_flags
-from agentrl.config.flags import FLAGS
-from agentrl.config.other_names import ALIASES, NO_EFFECT, ONE_VALUE, SHORTHANDS, elsewhere
+from agentrl.config.flags import ALIASES, FLAGS, NO_EFFECT, ONE_VALUE, SHORTHANDS, elsewhere
 from agentrl.errors import ConfigError
 
 

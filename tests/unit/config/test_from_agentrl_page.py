@@ -7,8 +7,7 @@ import pytest
 from support.doc_blocks import DOCS
 
 from agentrl.config.command_line import parse_flags
-from agentrl.config.flags import FLAGS, canonical_name
-from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, SHORTHANDS, elsewhere
+from agentrl.config.flags import FLAGS, NO_EFFECT, ONE_VALUE, SHORTHANDS, canonical_name, elsewhere
 
 PAGE = (DOCS / "from-agentrl.md").read_text()
 

@@ -15,7 +15,7 @@ from agentrl.config.loading import (
     secret_environment,
     write_config,
 )
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.config.validation.checks import groups_per_step
 from agentrl.errors import ConfigError

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import build_config
-from agentrl.config.shipped_files import existing_or_shipped, shipped_file
+from agentrl.config.named_files import existing_or_shipped, shipped_file
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import agentrl, commands
-from agentrl.config.flags import FLAGS, canonical_name
-from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, elsewhere
+from agentrl.config.flags import FLAGS, NO_EFFECT, ONE_VALUE, canonical_name, elsewhere
 
 ROOT = Path(__file__).parents[3]
 TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 from agentrl.runtime.logs import setup_logging
 
 

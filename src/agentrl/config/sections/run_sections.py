@@ -8,10 +8,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
-from agentrl.config.secret_types import SecretUrl
+from agentrl.config.named_files import existing_or_shipped, read_text_file
+from agentrl.config.secrets import SecretUrl
 from agentrl.config.sections.section import ConfigSection
-from agentrl.config.shipped_files import existing_or_shipped
-from agentrl.config.text_files import read_text_file
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MONGODB_DATABASES = frozenset({"admin", "config", "local"})

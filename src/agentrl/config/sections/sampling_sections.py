@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr
 
 from agentrl.config.gpu_lists import GpuList
-from agentrl.config.secret_types import SecretCommand, SecretRoutes, SecretServers, SecretUrl
+from agentrl.config.secrets import SecretCommand, SecretRoutes, SecretServers, SecretUrl
 from agentrl.config.sections.section import ConfigSection
 
 

@@ -1,11 +1,11 @@
-"""Checks of the objective: settings that a loss ignores, or that invalidate its importance ratios.
+"""Checks of the objective: ignored settings, invalid importance ratios, the age of samples.
 
 Input: sections whose values are individually valid. Output: the problems, one per line.
 """
 
 from collections.abc import Iterator
 
-from agentrl.config.sections import AlgorithmSection, SamplingSection
+from agentrl.config.sections import AlgorithmSection, RootConfig, SamplingSection
 from agentrl.errors import ConfigError
 
 _READ_BY = {
@@ -44,6 +44,12 @@ def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
             "--repeat_equal_probability counts the groups that --min_score_spread drops, and 0 "
             "drops none; add --min_score_spread 0.1"
         )
+    yield from _settings_without_effect(algorithm)
+
+
+def freshness_contradictions(config: RootConfig) -> Iterator[str]:
+    """Yield problems in the flags that set how old samples may be."""
+    algorithm = config.algorithm
     if algorithm.max_trained_count > 1 and algorithm.max_staleness < algorithm.retrained_interval:
         yield (
             f"--max_trained_count {algorithm.max_trained_count} cannot use a record twice: "
@@ -51,7 +57,20 @@ def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
             f"{algorithm.max_staleness}; give --max_staleness {algorithm.retrained_interval} or "
             "more"
         )
-    yield from _settings_without_effect(algorithm)
+    is_given = "max_staleness" in algorithm.model_fields_set
+    if config.trainer.sync_sampling and is_given and algorithm.max_staleness:
+        yield (
+            f"--sync_sampling means --max_staleness 0, not {algorithm.max_staleness}; "
+            "remove one of the two"
+        )
+
+
+def with_implied_freshness(config: RootConfig) -> RootConfig:
+    """Return the configuration with the freshness that `--sync_sampling` implies."""
+    if not config.trainer.sync_sampling or config.algorithm.max_staleness == 0:
+        return config
+    algorithm = config.algorithm.model_copy(update={"max_staleness": 0})
+    return config.model_copy(update={"algorithm": algorithm})
 
 
 def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 from agentrl.addresses import is_loopback
 from agentrl.config.optimizer_arguments import parse_optim_args
-from agentrl.config.secret_text import SECRET_NAME, redact
-from agentrl.config.secret_types import SecretUrl, secrets_of
+from agentrl.config.secrets import SECRET_NAME, SecretUrl, redact, secrets_of
 from agentrl.config.sections import (
     AgentSection,
     DataSection,
@@ -24,7 +23,11 @@ from agentrl.config.sections import (
     RootConfig,
     ToolsSection,
 )
-from agentrl.config.validation.algorithm_checks import loss_contradictions
+from agentrl.config.validation.algorithm_checks import (
+    freshness_contradictions,
+    loss_contradictions,
+    with_implied_freshness,
+)
 from agentrl.config.validation.placement_checks import (
     DP_FLAGS,
     PP_FLAGS,
@@ -66,9 +69,7 @@ def check_config(config: RootConfig) -> RootConfig:
         *_contradictions(config),
     ):
         raise ConfigError(problem)
-    if config.trainer.sync_sampling and config.algorithm.max_staleness != 0:
-        algorithm = config.algorithm.model_copy(update={"max_staleness": 0})
-        config = config.model_copy(update={"algorithm": algorithm})
+    config = with_implied_freshness(config)
     if config.data.default_scorer is None and config.rollout.agent_config_path is not None:
         data = config.data.model_copy(update={"default_scorer": JUDGE})
         config = config.model_copy(update={"data": data})
@@ -176,12 +177,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--tool_server_env: the environment variable {missing[0]} is not set"
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command are mutually exclusive; give one"
-    is_staleness_given = "max_staleness" in config.algorithm.model_fields_set
-    if trainer.sync_sampling and is_staleness_given and config.algorithm.max_staleness:
-        yield (
-            f"--sync_sampling means --max_staleness 0, not {config.algorithm.max_staleness}; "
-            "remove one of the two"
-        )
+    yield from freshness_contradictions(config)
     if trainer.groups_per_step is not None and trainer.groups_per_step < 1:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
     if trainer.eval_strategy != "no" and not config.data.has_held_out:

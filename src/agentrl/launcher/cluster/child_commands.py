@@ -5,8 +5,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from agentrl.config.named_files import existing_or_shipped, shipped_file
 from agentrl.config.sections import TrainerSection
-from agentrl.config.shipped_files import existing_or_shipped, shipped_file
 from agentrl.errors import ConfigError
 from agentrl.runtime.processes.child_processes import program
 

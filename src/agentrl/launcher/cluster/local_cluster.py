@@ -20,8 +20,7 @@ from pydantic import SecretStr
 
 from agentrl.config.loading import secret_environment, write_config
 from agentrl.config.private_files import make_private
-from agentrl.config.secret_text import remember
-from agentrl.config.secret_types import SecretUrl
+from agentrl.config.secrets import SecretUrl, remember
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError, ConfigError, DataInUse
 from agentrl.launcher.cluster.child_commands import (

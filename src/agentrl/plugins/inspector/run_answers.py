@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 from agentrl.errors import StoreError
 from agentrl.plugins.inspector.alarms import find_alarms
 from agentrl.schema import Run

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from agentrl.config.shipped_files import existing_or_shipped
+from agentrl.config.named_files import existing_or_shipped
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _MAX_TOKENS_PER_CHARACTER = 8

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
 
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 from agentrl.errors import AgentRLError
 from agentrl.runtime.printable import printable
 

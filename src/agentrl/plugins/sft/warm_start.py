@@ -14,8 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentrl.config.config_files import read_yaml
-from agentrl.config.loading import load_config, secret_environment
+from agentrl.config.loading import load_config, read_yaml, secret_environment
 from agentrl.config.sections import RootConfig
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.errors import AgentRLError, ConfigError, DatasetError

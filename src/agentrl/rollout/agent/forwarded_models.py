@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 
 import httpx
 
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 from agentrl.errors import APIError, InferenceError, UnreadableReply
 from agentrl.inference.dialects.continuation import ContinuationIndex, conversation_key
 from agentrl.inference.dialects.messages import read_message

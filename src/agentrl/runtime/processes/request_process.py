@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 from agentrl.errors import AgentWorkerError, UnreadableReply
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.runtime.printable import one_line

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
-from agentrl.config.text_files import read_text_file
+from agentrl.config.named_files import read_text_file
 from agentrl.errors import ConfigError
 from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.confinement import Confinement

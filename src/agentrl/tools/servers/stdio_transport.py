@@ -22,7 +22,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from agentrl.config.private_files import make_private
-from agentrl.config.secret_text import redact
+from agentrl.config.secrets import redact
 from agentrl.errors import ToolError
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.runtime.printable import one_line

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.config.text_files import read_text_file
+from agentrl.config.named_files import read_text_file
 from agentrl.config.user_code import check_agent_function
 from agentrl.errors import ConfigError
 from agentrl.plugins.integrations.agent_worker.description import AgentDescription, FunctionAgent

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.config.text_files import read_text_file
+from agentrl.config.named_files import read_text_file
 from agentrl.errors import ConfigError
 from agentrl.schema.agent_endpoint import AgentEndpoint
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.command_line import parse_flags
-from agentrl.config.text_files import read_text_file
+from agentrl.config.named_files import read_text_file
 from agentrl.errors import ConfigError
 from agentrl.rewards import AgentConfig
 from agentrl.tools import load_mcp_servers
