@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms.corrections import (
+from agentrl.algorithms.losses import (
+    LossSettings,
+    corrected,
     importance_correction,
     kl_penalty,
+    policy_loss,
     proximal_logprobs,
     sequence_sums,
+    weighted_sum,
 )
-from agentrl.algorithms.losses import LossSettings, corrected, policy_loss, weighted_sum
 from agentrl.errors import ConfigError
 from agentrl.schema.formulas import CorrectionKind, CorrectionLevel, KLEstimator
 

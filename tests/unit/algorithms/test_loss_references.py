@@ -13,16 +13,14 @@ import pytest
 import torch
 
 from agentrl.algorithms.advantages import group_advantages, step_normalized
-from agentrl.algorithms.corrections import (
-    importance_correction,
-    kl_penalty,
-    proximal_logprobs,
-)
 from agentrl.algorithms.losses import (
     LossSettings,
     corrected,
     cross_entropy,
+    importance_correction,
+    kl_penalty,
     policy_loss,
+    proximal_logprobs,
     weighted_sum,
 )
 from agentrl.algorithms.reductions import Reduction, target_weights

@@ -19,13 +19,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from agentrl.algorithms.corrections import importance_correction, kl_penalty, proximal_logprobs
 from agentrl.algorithms.losses import (
     LossSettings,
     TargetLosses,
     corrected,
     cross_entropy,
+    importance_correction,
+    kl_penalty,
     policy_loss,
+    proximal_logprobs,
     weighted_sum,
 )
 from agentrl.config.sections import AlgorithmSection

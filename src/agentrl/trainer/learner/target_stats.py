@@ -11,8 +11,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from agentrl.algorithms.corrections import MAX_LOG_RATIO
-from agentrl.algorithms.losses import TargetLosses
+from agentrl.algorithms.losses import MAX_LOG_RATIO, TargetLosses
 from agentrl.models.policy import TargetLogprobs
 
 _PERCENTILES = (1, 10, 50, 90, 99)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.algorithms.corrections import MAX_LOG_RATIO
+from agentrl.algorithms.losses import MAX_LOG_RATIO
 from agentrl.data import StepBatch, StepStats
 from agentrl.schema import TOKEN_USES, RatioStats, TokenTrainings, TurnTraining
 from agentrl.trainer.learner.learner import StepOutcome
