@@ -3,22 +3,21 @@
 Input: a configuration. Output: the memory of a rank in bytes.
 """
 
-import json
 import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentWorkerError, ConfigError
 from agentrl.runtime.gpus import VISIBLE
+from agentrl.runtime.processes.request_process import RequestProcess
 
 _MODULE = "agentrl.plugins.planner.rehearsal.rehearsal_process"
+_REHEARSAL_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -46,19 +45,13 @@ class RankMemory:
 class Rehearsals:
     """Rehearses one configuration after another."""
 
-    def __init__(self, model_path: Path, *, on_gpu: bool, errors: IO[bytes]) -> None:
+    def __init__(self, model_path: Path, *, on_gpu: bool) -> None:
         self._model_path = model_path
         self._on_gpu = on_gpu
-        self._errors = errors
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            # The process only simulates a GPU.
-            env={**os.environ, VISIBLE: ""},
-        )
+        # The process only simulates a GPU.
+        environment = {**os.environ, VISIBLE: ""}
+        argv = [sys.executable, "-m", _MODULE]
+        self._process = RequestProcess("the rehearsal", argv, environment, quiet=True)
 
     def rank(self, config: RootConfig) -> RankMemory:
         """Return the memory of rank 0.
@@ -101,29 +94,20 @@ class Rehearsals:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.communicate()
+        self._process.close()
 
-    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def _request(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._process_error() from None
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._process_error()
-        answer: dict[str, Any] = json.loads(line)
+            answer = self._process.ask_and_wait(request, _REHEARSAL_SECONDS)
+        except AgentWorkerError as error:
+            raise ConfigError(f"cannot rehearse a step of this model: {error}") from None
+        except TimeoutError:
+            raise ConfigError(
+                f"cannot rehearse a step of this model within {_REHEARSAL_SECONDS:.0f} s"
+            ) from None
         if "problem" in answer:
             raise ConfigError(answer["problem"])
         return answer
-
-    def _process_error(self) -> ConfigError:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return ConfigError(f"cannot rehearse a step of this model: {lines[-1] if lines else '?'}")
 
 
 @contextmanager
@@ -134,9 +118,5 @@ def rehearsals(model_path: Path, *, on_gpu: bool) -> Iterator[Rehearsals]:
         model_path: directory with config.json.
         on_gpu: whether to simulate a GPU instead of a CPU.
     """
-    with tempfile.TemporaryFile() as errors:
-        process = Rehearsals(model_path, on_gpu=on_gpu, errors=errors)
-        try:
-            yield process
-        finally:
-            process.close()
+    with closing(Rehearsals(model_path, on_gpu=on_gpu)) as process:
+        yield process

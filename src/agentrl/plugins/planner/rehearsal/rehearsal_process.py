@@ -1,42 +1,59 @@
-"""The rehearsal process: one request per line on stdin, one answer per line on stdout.
+"""The rehearsal process, which answers the requests of `Rehearsals`.
 
 Planning commands start `python -m agentrl.plugins.planner.rehearsal.rehearsal_process` instead of importing
 torch. It should see no GPU (`CUDA_VISIBLE_DEVICES=`), since it simulates one.
 """
 
-import json
-import sys
+import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.errors import ConfigError
-from agentrl.plugins.planner.rehearsal.rehearsal import rehearse_run
+from agentrl.runtime.printable import one_line
+from agentrl.runtime.processes.request_server import Answer, RequestServer
+from agentrl.runtime.telemetry.loop_watch import LoopWatch
+
+_MAX_PROBLEM_CHARS = 500
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Rehearse the step of a request.
-
-    Args:
-        request: sections `model`, `trainer` and `algorithm`, and the other arguments of
-            `rehearse_run`.
-    """
+def _load() -> Answer:
+    """Import torch; whatever it prints is not taken for a reply."""
     try:
-        memory = rehearse_run(
-            ModelSection.model_validate(request["model"]),
-            TrainerSection.model_validate(request["trainer"]),
-            AlgorithmSection.model_validate(request["algorithm"]),
-            model_path=Path(request["model_path"]),
-            longest=request["longest"],
-            device=request["device"],
-        )
-    except ConfigError as error:
-        return {"problem": str(error)}
-    return {**asdict(memory), "activations": memory.activations, "peak": memory.peak}
+        from agentrl.plugins.planner.rehearsal.rehearsal import rehearse_run  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"{type(error).__name__}: {error}") from None
+
+    def rehearsed(request: Mapping[str, Any]) -> dict[str, Any]:
+        """Rehearse the step of a request.
+
+        Args:
+            request: sections `model`, `trainer` and `algorithm`, and the other arguments of
+                `rehearse_run`.
+        """
+        try:
+            memory = rehearse_run(
+                ModelSection.model_validate(request["model"]),
+                TrainerSection.model_validate(request["trainer"]),
+                AlgorithmSection.model_validate(request["algorithm"]),
+                model_path=Path(request["model_path"]),
+                longest=request["longest"],
+                device=request["device"],
+            )
+        except ConfigError as error:
+            return {"problem": str(error)}
+        except Exception as error:  # noqa: BLE001 - modeling code may raise anything
+            text = one_line(f"{type(error).__name__}: {error}", _MAX_PROBLEM_CHARS)
+            return {"problem": f"cannot rehearse a step of this model: {text}"}
+        return {**asdict(memory), "activations": memory.activations, "peak": memory.peak}
+
+    async def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+        return await asyncio.to_thread(rehearsed, request)
+
+    return answer
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
-        sys.stdout.flush()
+    RequestServer(LoopWatch("the rehearsals' event loop", "rehearse in a thread")).run(_load)
