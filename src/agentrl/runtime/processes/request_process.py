@@ -130,10 +130,14 @@ class RequestProcess:
         finally:
             self._pending.pop(request_id, None)
 
-    def close(self) -> None:
-        """Stop the process and its descendants; pending requests are lost."""
+    def close(self, grace_seconds: float = _END_SECONDS) -> None:
+        """Stop the process and its descendants; pending requests are lost.
+
+        Args:
+            grace_seconds: time to exit by itself once its stdin is closed.
+        """
         self._to_send.put(None)
-        self._watcher.join(_END_SECONDS)
+        self._watcher.join(grace_seconds)
         for kill in (self._kill, self._kill_group):
             if self._watcher.is_alive():
                 kill()

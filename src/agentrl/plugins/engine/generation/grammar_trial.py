@@ -6,18 +6,21 @@ than the parent gives the compiler, and limits on memory and time.
 """
 
 import json
+import os
 import resource
-import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from agentrl.errors import AgentWorkerError
 from agentrl.plugins.engine.generation.grammars import GrammarCompiler
+from agentrl.runtime.processes.request_process import RequestProcess
 from agentrl.schema.grammar import Grammar
 
 COMPILER_STACK_BYTES = 64 << 20
@@ -42,7 +45,7 @@ class GrammarTrial:
     def __init__(self, tokenizer: Path, vocab_size: int, end_ids: frozenset[int]) -> None:
         self._argv = [sys.executable, "-P", "-m", __spec__.name, str(tokenizer), str(vocab_size)]
         self._argv += map(str, sorted(end_ids))
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: RequestProcess | None = None
         self._is_fresh = True
         self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
 
@@ -62,41 +65,37 @@ class GrammarTrial:
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
+            self._child.close(grace_seconds=0)  # it may be compiling
             self._child = None
 
     def _test(self, grammar: Grammar) -> str:
         if self._child is None:
-            self._child = subprocess.Popen(
-                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-            if self._read_answer(_START_SECONDS) is None:
+            self._child = RequestProcess("the grammar trial", self._argv, os.environ, quiet=True)
+            if self._ask({}, _START_SECONDS) is None:
                 raise RuntimeError("the process that tests grammars did not start")
             self._is_fresh = True
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps([grammar.kind, grammar.text]).encode() + b"\n")
-        self._child.stdin.flush()
-        verdict = self._read_answer(_COMPILE_SECONDS)
+        verdict = self._ask({"kind": grammar.kind, "text": grammar.text}, _COMPILE_SECONDS)
         is_fresh, self._is_fresh = self._is_fresh, False
         if verdict is None:
-            self.close()
             # Earlier grammars take memory, too, so a fresh process tests the grammar again.
             return _LIMIT_EXCEEDED if is_fresh else self._test(grammar)
         return verdict
 
-    def _read_answer(self, seconds: float) -> str | None:
-        """Return the child's next answer; None if it dies or the timeout expires."""
+    def _ask(self, request: Mapping[str, Any], seconds: float) -> str | None:
+        """Return the child's problem with a request; None if it died or took too long, and ended."""
         assert self._child is not None
-        assert self._child.stdout is not None
-        with DefaultSelector() as selector:
-            selector.register(self._child.stdout, EVENT_READ)
-            line = self._child.stdout.readline() if selector.select(seconds) else b""
-        return str(json.loads(line)) if line else None
+        try:
+            return str(self._child.ask_and_wait(request, seconds)["problem"])
+        except (AgentWorkerError, TimeoutError):
+            self.close()
+            return None
 
 
 def main(tokenizer: str, vocab_size: str, *end_ids: str) -> None:
-    """Answer every line of stdin (a grammar) with a line that describes its error, if any."""
+    """Answer every line of stdin with a line that has the problem of its grammar, if any.
+
+    Several threads, as those of a `RequestServer`, would share the limits of one grammar.
+    """
     size = int(vocab_size)
     compiler = GrammarCompiler(Tokenizer.from_file(tokenizer), size, frozenset(map(int, end_ids)))
     bits = np.zeros((1, (size + 31) // 32), dtype="<i4")
@@ -106,19 +105,19 @@ def main(tokenizer: str, vocab_size: str, *end_ids: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def test_line(line: str) -> None:
-        kind, text = json.loads(line)
+        request = json.loads(line)
         problem = ""
         try:
-            compiler.start(Grammar(kind=kind, text=text)).allow_next(bits, 0)
+            if "kind" in request:  # the first request only waits for the start
+                grammar = Grammar(kind=request["kind"], text=request["text"])
+                compiler.start(grammar).allow_next(bits, 0)
         except RecursionError:
             problem = _LIMIT_EXCEEDED
         except ValueError as error:
             problem = str(error)
-        sys.stdout.write(json.dumps(problem) + "\n")
+        sys.stdout.write(json.dumps({"id": request["id"], "problem": problem}) + "\n")
         sys.stdout.flush()
 
-    sys.stdout.write('""\n')
-    sys.stdout.flush()
     for line in sys.stdin:
         compiling = threading.Thread(target=test_line, args=(line,))
         compiling.start()

@@ -8,6 +8,7 @@ from harness.attacks.hostile_requests import KILLERS
 from harness.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
+from agentrl.plugins.engine.generation import grammar_trial
 from agentrl.plugins.engine.generation.grammar_trial import GrammarTrial
 from agentrl.schema.grammar import Grammar
 
@@ -35,6 +36,17 @@ def test_a_grammar_that_kills_is_refused_in_one_line(
         with pytest.raises(ValueError, match=r"^[^\n]+$"):  # it is not tried again
             trial.check(grammar)
     trial.check(Grammar(kind="regex", text="[ab]{4}"))
+
+
+def test_after_a_grammar_that_takes_too_long_a_new_process_tests_the_next(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial.check(Grammar(kind="regex", text="[ab]{3}"))
+    monkeypatch.setattr(grammar_trial, "_COMPILE_SECONDS", 0.0)
+    with pytest.raises(ValueError, match="limits"):
+        trial.check(Grammar(kind="regex", text="a{4}"))
+    monkeypatch.undo()
+    trial.check(Grammar(kind="regex", text="[ab]{5}"))
 
 
 def test_a_malformed_grammar_is_told_what_the_compiler_says(trial: GrammarTrial) -> None:
