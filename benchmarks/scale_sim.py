@@ -71,6 +71,7 @@ from agentrl.config.sections import (
     PublishSection,
     RolloutSection,
     SamplingSection,
+    TrainerSection,
 )
 from agentrl.inference import GenerateRequest, ServerPool
 from agentrl.inference.weight_sync import PolicyPublisher
@@ -255,10 +256,11 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
     reader = GroupReader(
         cast(Any, store),
         RecordImages(cast(Any, store), None),
-        consumer="trainer",
         algorithm=AlgorithmSection(max_staleness=setting.max_staleness),
+        trainer=TrainerSection(
+            max_steps=setting.num_steps + (0 if setting.is_whole else setting.max_staleness + 1)
+        ),
         seed=setting.seed,
-        max_steps=setting.num_steps + (0 if setting.is_whole else setting.max_staleness + 1),
         more_may_come=True,
     )
     publisher = PolicyPublisher(

@@ -13,8 +13,9 @@ from agentrl.config.command_line import parse_flags
 from agentrl.trainer.bootstrap import WorkerGroup
 from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
 from agentrl.trainer.learner.learner import StepOutcome
-from agentrl.trainer.rl import train_process as process
+from agentrl.trainer.rl import run_start
 from agentrl.trainer.rl.step_groups import GroupReader, StepGroups
+from agentrl.trainer.rl.training_loop import train as train_run
 
 
 def note_steps(journal: Journal) -> None:
@@ -39,7 +40,7 @@ def note_steps(journal: Journal) -> None:
         return found
 
     for place, name, noted in (
-        (process, "latest_checkpoint", checkpoint),
+        (run_start, "latest_checkpoint", checkpoint),
         (GroupReader, "read_step", read_step),
         (WorkerGroup, "train", train),
     ):
@@ -50,5 +51,5 @@ def main(argv: Sequence[str]) -> int:
     """Train."""
     journal, *flags = argv
     note_steps(Journal(Path(journal)))
-    process.train(parse_flags(flags))
+    train_run(parse_flags(flags))
     return 0

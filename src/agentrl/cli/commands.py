@@ -117,7 +117,7 @@ def train(context: click.Context, config: RootConfig) -> int:
     config = joined(config)
     log_by_rank(config.run)
     with frozen_imports():
-        from agentrl.trainer.rl.train_process import train
+        from agentrl.trainer.rl.training_loop import train
 
     result = train(config)
     statuses = {"stopped": INTERRUPTED, "no_signal": NO_SIGNAL}

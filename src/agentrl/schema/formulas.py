@@ -17,4 +17,4 @@ ProximalKind = Literal["behavior", "recompute", "loglinear"]
 CorrectionKind = Literal["none", "full", "tis", "icepop", "mis"]
 CorrectionLevel = Literal["token", "sequence", "sequence_mean"]
 KLEstimator = Literal["k1", "k2", "k3"]
-"""Policies and weights of off-policy samples, and the penalty, see `algorithms.corrections`."""
+"""Policies and weights of off-policy samples, and the penalty, see `algorithms.losses`."""

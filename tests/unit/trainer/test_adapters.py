@@ -17,7 +17,7 @@ from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.plugins.sft.sft_process import SftResult, lead_sft
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.rl.train_process import lead
+from agentrl.trainer.rl.training_loop import lead
 
 torch.set_num_threads(1)
 ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}

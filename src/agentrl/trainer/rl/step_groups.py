@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agentrl.config.sections import AlgorithmSection, ModelSection
+from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data import SelectedGroup, select_group
 from agentrl.data.shown_images import ImageBook, ShownImage, processor_key
 from agentrl.datasets.task_feed import TaskFeed
@@ -160,35 +160,32 @@ class GroupReader:
         store: TrajectoryStore,
         images: RecordImages,
         *,
-        consumer: str,
         algorithm: AlgorithmSection,
+        trainer: TrainerSection,
         seed: int,
-        max_steps: int,
         more_may_come: bool,
-        scorer: str | None = None,
+        feed: TaskFeed | None = None,
     ) -> None:
         """Start without an admission.
 
         Args:
             store: the run's store.
             images: reads the records' images.
-            consumer: name of the trainer's ledger.
             algorithm: filters and freshness.
+            trainer: its ledger, its steps, and the scorer that it trains on.
             seed: seed of the filters that draw records.
-            max_steps: optimizer steps of the run.
             more_may_come: False if no sampler runs, so no further group becomes ready.
-            scorer: NAME or NAME@VERSION of the scores to train on; None: the samplers' scores.
+            feed: adds further tasks before samplers are admitted to them; None: all are there.
         """
         self._store = store
         self._images = images
-        self._consumer = consumer
+        self._consumer = trainer.consumer
         self._algorithm = algorithm
         self._seed = seed
-        self._max_steps = max_steps
+        self._max_steps = trainer.max_steps
         self._more_may_come = more_may_come
-        self._scorer = scorer
-        self.feed: TaskFeed | None = None
-        """Adds further tasks before samplers are admitted to them."""
+        self._scorer = trainer.trained_scorer
+        self._feed = feed
         self._admission: Admission | None = None
         self._admission_lock = asyncio.Lock()
 
@@ -211,9 +208,9 @@ class GroupReader:
         async with self._admission_lock:
             bound = self._admission.bound(self._max_steps, self._algorithm.max_trained_count)
             await self._store.runs.set_admission(bound)
-            if self.feed is not None:
+            if self._feed is not None:
                 # One step ahead, so that tasks exist before samplers are admitted to them.
-                await self.feed.fill(bound + control.groups_per_step)
+                await self._feed.fill(bound + control.groups_per_step)
 
     async def apply_control(self, control: Control) -> None:
         """Recompute the admission if the control changed."""

@@ -3,6 +3,7 @@
 Input: groups, batch and outcome of a step. Output: documents and figures. Pure functions.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from agentrl.trainer.learner.target_stats import TargetTrace
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite, learner_figures, ratio
 from agentrl.trainer.rl.step_groups import StepGroups
+
+logger = logging.getLogger(__name__)
 
 RATIO_OUT_OF_RANGE = "ratio_out_of_range"
 """The importance ratio left the hard drop range."""
@@ -197,3 +200,28 @@ def _token_trainings(trace: TargetTrace) -> Iterator[tuple[int, TokenTrainings]]
                 uses=uses[indices].astype(np.uint8).tobytes(),
             ),
         )
+
+
+def log_step(metrics: StepMetrics, max_steps: int) -> None:
+    """Write a step's main figures to the log."""
+    staleness = metrics.staleness
+    num_records = sum(staleness.values())
+    logger.info(
+        "step %d/%d reward %s loss %s grad %s lr %.2e entropy %s staleness %.2f "
+        "groups %d dropped %s seconds %s",
+        metrics.step,
+        max_steps,
+        _formatted(metrics.reward_mean),
+        _formatted(metrics.loss),
+        _formatted(metrics.grad_norm),
+        metrics.learning_rate,
+        _formatted(metrics.entropy),
+        sum(key * count for key, count in staleness.items()) / num_records if num_records else 0.0,
+        metrics.num_groups,
+        metrics.dropped or "none",
+        {phase: round(spent, 2) for phase, spent in metrics.seconds.items()},
+    )
+
+
+def _formatted(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""The training loop of reinforcement learning, on rank 0.
+"""The trainer of a run: `train(config)` on every rank, and the loop over its steps on rank 0.
 
     read groups ──reserve──> optimizer step ──> weights written ──(every save_steps)──> checkpoint
          ^                                                                                  │
@@ -12,22 +12,31 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.sections import AlgorithmSection
+from agentrl.config.loading import flat_values
+from agentrl.config.sections import (
+    RootConfig,
+)
 from agentrl.data import StepBatch, build_training_step
 from agentrl.data.rows import Merge
+from agentrl.datasets.task_stream import eval_tasks
+from agentrl.distributed import Ranks
 from agentrl.errors import StoreError, TrainingError
-from agentrl.inference.weight_sync import PolicyFiles, PolicyPublisher, WriteFiles
+from agentrl.inference.weight_sync import PolicyPublisher, WriteFiles
 from agentrl.runtime.ending_tasks import end_tasks
-from agentrl.schema import Control, RunStatus, Task
-from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.trainer.checkpoint import CheckpointSaver
+from agentrl.schema import RunStatus
+from agentrl.store import DEFAULT_CONSUMER
+from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
+from agentrl.trainer.checkpoint import (
+    CheckpointSaver,
+)
 from agentrl.trainer.learner.learner import StepOutcome
+from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite
 from agentrl.trainer.metrics.reporting import (
@@ -39,9 +48,14 @@ from agentrl.trainer.metrics.reporting import (
 from agentrl.trainer.rl.colocation import SharedDevice
 from agentrl.trainer.rl.evaluations import Evaluations
 from agentrl.trainer.rl.run_phase import PhaseReporter
-from agentrl.trainer.rl.step_groups import GroupReader, StepGroups
-from agentrl.trainer.rl.step_report import step_metrics, turn_trainings
-from agentrl.trainer.session import TrainingSession
+from agentrl.trainer.rl.run_start import OpenedRun, learner_settings, opened_run, publisher_of
+from agentrl.trainer.rl.step_groups import GroupReader, RecordImages, StepGroups, image_reader
+from agentrl.trainer.rl.step_report import log_step, step_metrics, turn_trainings
+from agentrl.trainer.session import (
+    TrainingSession,
+    state_to_resume,
+    training_session,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,55 +78,102 @@ class TrainResult:
     picture_path: Path
 
 
+def train(config: RootConfig) -> TrainResult | None:
+    """Train a run, or resume it from its newest checkpoint.
+
+    Args:
+        config: the resolved configuration; components receive their sections from here.
+
+    Returns:
+        The result; None on ranks other than 0.
+
+    Raises:
+        ConfigError: a flag or file cannot be used; neither database nor files were changed.
+        TrainerBusy: another trainer is working on this run.
+        StoreError: the store failed, or an evaluation did not finish in time.
+        TrainingError: losses or gradients stay non-finite.
+    """
+    return run_on_ranks("trainer", config, lambda ranks, stop: lead(config, ranks, stop=stop))
+
+
+async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
+    """Run rank 0's part of `train` in a running event loop.
+
+    Args:
+        config: the resolved configuration.
+        ranks: this process, rank 0.
+        stop: setting it ends the run after the current step, with a checkpoint.
+    """
+    async with AsyncExitStack() as stack:
+        with ending_ranks_on_error(ranks):
+            run = await stack.enter_async_context(opened_run(config, ranks.shape.dp_size))
+            settings = learner_settings(config, run.checkpoint, ranks.shape)
+            settings = await asyncio.to_thread(with_exact_merge, settings, ranks.shape)
+            state_path = state_to_resume(run.checkpoint, config.trainer.max_steps)
+        session = await stack.enter_async_context(
+            training_session(
+                config, ranks, settings, run.checkpoint, state_path=state_path, stop=stop
+            )
+        )
+        last_step = session.history.last_step
+        logger.info("run %s: %d step(s) done so far", config.run.run_name, last_step)
+        images = RecordImages(run.store, image_reader(settings.weights.model_path, config.model))
+        loop = TrainLoop(session, config, run, images)
+        if config.trainer.consumer == DEFAULT_CONSUMER:
+            await run.store.runs.set_config(flat_values(config), last_step)
+        result = await loop.run()
+        logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
+        return result
+
+
 class TrainLoop:
     """Drives the store, the ranks and the servers through the optimizer steps."""
 
     def __init__(
-        self,
-        session: TrainingSession,
-        algorithm: AlgorithmSection,
-        *,
-        store: TrajectoryStore,
-        publisher: PolicyPublisher | PolicyFiles,
-        device: SharedDevice | None,
-        reader: GroupReader,
-        control: Control,
-        questions: Sequence[Task],
+        self, session: TrainingSession, config: RootConfig, run: OpenedRun, images: RecordImages
     ) -> None:
         """Continue after the steps done so far.
 
         Args:
             session: the ranks, and the run's history and trackers.
-            algorithm: turns the groups of a step into its batch.
-            store: the run's store.
-            publisher: delivers the weights of every version to the servers.
-            device: the device shared with the servers; None if they have separate devices.
-            reader: fills the steps with groups.
-            control: initial size and freshness of the steps; the database may change them.
-            questions: held-out questions of the evaluations; if empty, nothing is evaluated.
+            config: the resolved configuration.
+            run: the run in its database.
+            images: reads the images of its records.
         """
         self._session = session
         self._group = session.group
         self._history = session.history
-        self._trainer = session.trainer
-        self._algorithm = algorithm
-        self._store = store
-        self._publisher = publisher
-        self._device = device
-        self._reader = reader
-        self._control = control
-        self._phase = PhaseReporter(store)
-        self._evaluations = Evaluations(session, store, questions, self._phase)
-        self._stop = session.stop
-        self._consumer = session.trainer.consumer
+        self._trainer = config.trainer
+        self._algorithm = config.algorithm
+        self._store = run.store
+        self._control = run.control
+        """Size and freshness of the steps; the database may change them."""
+        self._consumer = config.trainer.consumer
         self._is_leading = self._consumer == DEFAULT_CONSUMER
         """Further consumers only read: they must not change the run's status, phase or admission."""
+        self._publisher = publisher_of(run.store, config, session.group)
+        self._device: SharedDevice | None = None
+        if config.inference.colocated and isinstance(self._publisher, PolicyPublisher):
+            self._device = SharedDevice(run.store, self._publisher, session.group)
+        self._reader = GroupReader(
+            run.store,
+            images,
+            algorithm=config.algorithm,
+            trainer=config.trainer,
+            seed=config.run.seed,
+            more_may_come=config.rollout.enable_sampling,
+            feed=run.feed,
+        )
+        self._phase = PhaseReporter(run.store)
+        questions = eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else []
+        self._evaluations = Evaluations(session, run.store, questions, self._phase)
+        self._stop = session.stop
         self._saver = CheckpointSaver(
             session.output_path,
             group=session.group,
-            trainer=session.trainer,
+            trainer=config.trainer,
             saved_step=session.history.last_step,
-            on_saved=lambda step: store.ledger.commit(self._consumer, step),
+            on_saved=lambda step: run.store.ledger.commit(self._consumer, step),
         )
         self._started = time.monotonic()
 
@@ -277,7 +338,8 @@ class TrainLoop:
         self._session.report(metrics)
         figures = metrics.model_dump(mode="json", exclude_none=True)
         await self._store.figures.put_step(self._consumer, figures)
-        self._log_step(metrics)
+        if step % self._trainer.logging_steps == 0:
+            log_step(metrics, self._trainer.max_steps)
         await self._evaluations.run_if_due(step)
 
     async def _announce(self, step: int, write: WriteFiles | None = None) -> None:
@@ -354,29 +416,6 @@ class TrainLoop:
                     "cannot read the run's controls, keeping the current ones: %s", error
                 )
 
-    def _log_step(self, metrics: StepMetrics) -> None:
-        if metrics.step % self._trainer.logging_steps:
-            return
-        staleness = metrics.staleness
-        num_records = sum(staleness.values())
-        logger.info(
-            "step %d/%d reward %s loss %s grad %s lr %.2e entropy %s staleness %.2f "
-            "groups %d dropped %s seconds %s",
-            metrics.step,
-            self._trainer.max_steps,
-            _formatted(metrics.reward_mean),
-            _formatted(metrics.loss),
-            _formatted(metrics.grad_norm),
-            metrics.learning_rate,
-            _formatted(metrics.entropy),
-            sum(key * count for key, count in staleness.items()) / num_records
-            if num_records
-            else 0.0,
-            metrics.num_groups,
-            metrics.dropped or "none",
-            {phase: round(spent, 2) for phase, spent in metrics.seconds.items()},
-        )
-
 
 @asynccontextmanager
 async def run_concurrently(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
@@ -389,7 +428,3 @@ async def run_concurrently(work: Coroutine[Any, Any, None]) -> AsyncIterator[Non
         await asyncio.wait({task})
         raise
     await task
-
-
-def _formatted(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -27,7 +27,7 @@ from agentrl.plugins.sft.sft_process import SftResult, lead_sft
 from agentrl.renderers import Renderer
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.learner.passes import forward_backward
-from agentrl.trainer.rl.train_process import lead
+from agentrl.trainer.rl.training_loop import lead
 
 torch.set_num_threads(1)
 

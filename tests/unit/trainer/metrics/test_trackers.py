@@ -26,7 +26,7 @@ from agentrl.trainer.metrics.trackers import (
     open_trackers,
     open_values,
 )
-from agentrl.trainer.rl.train_process import lead
+from agentrl.trainer.rl.training_loop import lead
 
 SECRET = "hunter2"
 SECRETS = {

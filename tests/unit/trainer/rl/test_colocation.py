@@ -22,7 +22,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import Shares, WorkerGroup, mesh_shape
 from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.optimizer import move_state
-from agentrl.trainer.rl.train_process import lead
+from agentrl.trainer.rl.training_loop import lead
 
 Trained = tuple[PolicyModel, AdamW]
 

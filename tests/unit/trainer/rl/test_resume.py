@@ -16,13 +16,13 @@ from agentrl.config.sections import RootConfig
 from agentrl.distributed import Ranks
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.trainer.rl.train_process import lead
+from agentrl.trainer.rl.training_loop import lead
 
 MIXED = [1.0, 0.0]
 MAIN = """
 import sys
 from agentrl.config.sections import RootConfig
-from agentrl.trainer.rl.train_process import train
+from agentrl.trainer.rl.training_loop import train
 config = RootConfig.model_validate_json(sys.argv[1])
 store = type(config.store)(db_connection_string=sys.argv[2])
 train(config.model_copy(update={"store": store}))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.training import Player, train_tasks
 
-from agentrl.config.sections import AlgorithmSection
+from agentrl.config.sections import AlgorithmSection, TrainerSection
 from agentrl.schema import Control, Record
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.step_groups import Admission, GroupReader, RecordImages
@@ -25,10 +25,9 @@ class Reads:
         self.reader = GroupReader(
             store,
             RecordImages(store, None),
-            consumer="trainer",
             algorithm=AlgorithmSection(**algorithm),
+            trainer=TrainerSection(max_steps=9),
             seed=0,
-            max_steps=9,
             more_may_come=True,
         )
         self.stop, self.looks = asyncio.Event(), 0

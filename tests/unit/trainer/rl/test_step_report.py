@@ -11,7 +11,7 @@ from support.training import MakeConfig, Player, train_tasks
 from agentrl.distributed import Ranks
 from agentrl.schema import TOKEN_USES
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.rl.train_process import lead
+from agentrl.trainer.rl.training_loop import lead
 
 
 async def test_a_step_leads_to_what_it_made_of_each_turn(

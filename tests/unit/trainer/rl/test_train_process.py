@@ -34,8 +34,7 @@ from agentrl.trainer.learner import passes
 from agentrl.trainer.metrics import measures
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.rl import training_loop as loop
-from agentrl.trainer.rl.train_process import lead
-from agentrl.trainer.rl.training_loop import TrainResult
+from agentrl.trainer.rl.training_loop import TrainResult, lead
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
 

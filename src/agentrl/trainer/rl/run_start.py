@@ -1,13 +1,11 @@
-"""The trainer process of `agentrl train`: `train(config)` on every rank.
+"""The start of a training run on rank 0: its checks, its place in the database, its learners' settings.
 
-Rank 0 prepares the run in the store, holds the trainer's lease, and drives `TrainLoop`.
-`agentrl.trainer.session` and `bootstrap` hold the parts shared with supervised fine-tuning.
+Input: the resolved configuration. Output: the run as the training loop works on it.
 """
 
-import asyncio
-import logging
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from operator import attrgetter
 from pathlib import Path
@@ -28,8 +26,8 @@ from agentrl.config.validation.checks import groups_per_step
 from agentrl.datasets.generated_tasks import generated_tasks
 from agentrl.datasets.repeated_questions import RepeatedQuestions
 from agentrl.datasets.task_feed import TaskFeed
-from agentrl.datasets.task_stream import append_tasks, eval_tasks, train_tasks
-from agentrl.distributed import Ranks
+from agentrl.datasets.task_stream import append_tasks, train_tasks
+from agentrl.distributed import MeshShape
 from agentrl.errors import ConfigError
 from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
@@ -39,27 +37,19 @@ from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.atomic_directory import clear_leftovers
 from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.trainer.bootstrap import WorkerGroup, ending_ranks_on_error, run_on_ranks
+from agentrl.trainer.bootstrap import WorkerGroup
 from agentrl.trainer.checkpoint import (
     Checkpoint,
     check_has_database,
     checkpoints_root,
     latest_checkpoint,
 )
-from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.rl.colocation import SharedDevice
-from agentrl.trainer.rl.step_groups import GroupReader, RecordImages, image_reader
-from agentrl.trainer.rl.training_loop import TrainLoop, TrainResult
 from agentrl.trainer.session import (
     check_trainer_flags,
     start_weights,
-    state_to_resume,
-    training_session,
 )
 from agentrl.trainer.trainer_lease import trainer_lease
-
-logger = logging.getLogger(__name__)
 
 _OUTAGE_SECONDS = 300.0
 """How long the trainer retries while MongoDB is away: as long as a private mongod may take to start.
@@ -68,96 +58,59 @@ A trainer that ends instead loses its steps since the last checkpoint.
 """
 
 
-def train(config: RootConfig) -> TrainResult | None:
-    """Train a run, or resume it from its newest checkpoint.
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run in its database, whose trainer is this process."""
+
+    store: TrajectoryStore
+    feed: TaskFeed
+    control: Control
+    """Initial size and freshness of the steps."""
+    checkpoint: Checkpoint | None
+    """The checkpoint to resume, if there is one."""
+
+
+@asynccontextmanager
+async def opened_run(config: RootConfig, dp_size: int) -> AsyncIterator[OpenedRun]:
+    """Check the flags, connect, prepare the run in the database and hold the trainer's lease.
 
     Args:
-        config: the resolved configuration; components receive their sections from here.
-
-    Returns:
-        The result; None on ranks other than 0.
+        config: the resolved configuration.
+        dp_size: data-parallel ranks, which process different samples.
 
     Raises:
         ConfigError: a flag or file cannot be used; neither database nor files were changed.
         TrainerBusy: another trainer is working on this run.
-        StoreError: the store failed, or an evaluation did not finish in time.
-        TrainingError: losses or gradients stay non-finite.
-    """
-    return run_on_ranks("trainer", config, lambda ranks, stop: lead(config, ranks, stop=stop))
-
-
-async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
-    """Run rank 0's part of `train` in a running event loop.
-
-    Args:
-        config: the resolved configuration.
-        ranks: this process, rank 0.
-        stop: setting it ends the run after the current step, with a checkpoint.
     """
     trainer, consumer = config.trainer, config.trainer.consumer
-    async with AsyncExitStack() as stack:
-        with ending_ranks_on_error(ranks):
-            _check_flags(config.run, trainer)
-            check_training_sampling(config.sampling)
-            store = await stack.enter_async_context(_connect(config.store, config.run.run_name))
-            first_epoch, further_epochs = _training_tasks(config)
-            feed = TaskFeed(store, further_epochs, _repeated_questions(store, config))
-            control = config.algorithm.control(groups_per_step(config, ranks.shape.dp_size))
-            checkpoint = await _open_run(store, config, control, first_epoch, feed)
-            await stack.enter_async_context(
-                trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
-            )
+    _check_flags(config.run, trainer)
+    check_training_sampling(config.sampling)
+    async with _connect(config.store, config.run.run_name) as store:
+        first_epoch, further_epochs = _training_tasks(config)
+        feed = TaskFeed(store, further_epochs, _repeated_questions(store, config))
+        control = config.algorithm.control(groups_per_step(config, dp_size))
+        checkpoint = await _prepare(store, config, control, first_epoch, feed)
+        lease = trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
+        async with lease:
             if consumer == DEFAULT_CONSUMER:
                 await store.runs.reopen()
                 await store.runs.set_phase("loading")
-            settings = LearnerSettings(
-                weights=start_weights(config.model, checkpoint, ranks.shape),
-                model=config.model,
-                trainer=trainer,
-                algorithm=config.algorithm,
-                seed=config.run.seed,
-                reference_path=reference_path(config.model, config.algorithm),
-                starts_in_host_memory=config.inference.colocated,
-            )
-            settings = await asyncio.to_thread(with_exact_merge, settings, ranks.shape)
-            state_path = state_to_resume(checkpoint, trainer.max_steps)
-        session = await stack.enter_async_context(
-            training_session(config, ranks, settings, checkpoint, state_path=state_path, stop=stop)
-        )
-        logger.info(
-            "run %s: %d step(s) done so far", config.run.run_name, session.history.last_step
-        )
-        publisher = _publisher(store, config, session.group)
-        device = None
-        if config.inference.colocated and isinstance(publisher, PolicyPublisher):
-            device = SharedDevice(store, publisher, session.group)
-        reader = GroupReader(
-            store,
-            RecordImages(store, image_reader(settings.weights.model_path, config.model)),
-            consumer=consumer,
-            algorithm=config.algorithm,
-            seed=config.run.seed,
-            max_steps=trainer.max_steps,
-            more_may_come=config.rollout.enable_sampling,
-            scorer=trainer.trained_scorer,
-        )
-        reader.feed = feed
-        questions = eval_tasks(config.data, 0) if trainer.eval_strategy != "no" else []
-        loop = TrainLoop(
-            session,
-            config.algorithm,
-            store=store,
-            publisher=publisher,
-            device=device,
-            reader=reader,
-            control=control,
-            questions=questions,
-        )
-        if consumer == DEFAULT_CONSUMER:
-            await store.runs.set_config(flat_values(config), session.history.last_step)
-        result = await loop.run()
-        logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
-        return result
+            yield OpenedRun(store, feed, control, checkpoint)
+
+
+def learner_settings(
+    config: RootConfig, checkpoint: Checkpoint | None, shape: MeshShape
+) -> LearnerSettings:
+    """Return the settings of every rank's learner; it starts from the checkpoint if there is one."""
+    return LearnerSettings(
+        weights=start_weights(config.model, checkpoint, shape),
+        model=config.model,
+        trainer=config.trainer,
+        algorithm=config.algorithm,
+        seed=config.run.seed,
+        reference_path=reference_path(config.model, config.algorithm),
+        starts_in_host_memory=config.inference.colocated,
+    )
 
 
 def _check_flags(run: RunSection, trainer: TrainerSection) -> None:
@@ -196,7 +149,7 @@ def _repeated_questions(store: TrajectoryStore, config: RootConfig) -> RepeatedQ
     return None if probability == 1 else RepeatedQuestions(store, probability, config.run.seed)
 
 
-async def _open_run(
+async def _prepare(
     store: TrajectoryStore,
     config: RootConfig,
     control: Control,
@@ -252,9 +205,10 @@ def reference_path(model: ModelSection, algorithm: AlgorithmSection) -> Path | N
     return resolve_model(algorithm.reference_model, flag="reference_model")
 
 
-def _publisher(
+def publisher_of(
     store: TrajectoryStore, config: RootConfig, group: WorkerGroup
 ) -> PolicyPublisher | PolicyFiles:
+    """Return what publishes the weights: to the servers, or for a further consumer to files only."""
     root = config.run.output_path / "policy"
     if config.trainer.consumer != DEFAULT_CONSUMER:
         return PolicyFiles(root, keep=config.publish.keep_policies)
