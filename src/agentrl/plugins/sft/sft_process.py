@@ -41,7 +41,7 @@ from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, learner_figures
 from agentrl.trainer.metrics.reporting import write_summary
 from agentrl.trainer.rl.step_groups import image_reader
-from agentrl.trainer.session import (
+from agentrl.trainer.training_session import (
     TrainingSession,
     check_trainer_flags,
     start_weights,

@@ -9,7 +9,7 @@ from agentrl.evaluation.held_out import evaluate
 from agentrl.schema import Task
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.run_phase import PhaseReporter
-from agentrl.trainer.session import TrainingSession
+from agentrl.trainer.training_session import TrainingSession
 
 logger = logging.getLogger(__name__)
 

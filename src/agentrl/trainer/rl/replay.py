@@ -37,7 +37,7 @@ from agentrl.trainer.metrics.measures import finite
 from agentrl.trainer.metrics.reporting import recorded_steps
 from agentrl.trainer.rl.run_start import reference_path
 from agentrl.trainer.rl.step_groups import RecordImages, image_reader, scored_by
-from agentrl.trainer.session import start_weights
+from agentrl.trainer.training_session import start_weights
 
 logger = logging.getLogger(__name__)
 

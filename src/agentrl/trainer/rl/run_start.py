@@ -45,11 +45,11 @@ from agentrl.trainer.checkpoint import (
     latest_checkpoint,
 )
 from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.session import (
+from agentrl.trainer.trainer_lease import trainer_lease
+from agentrl.trainer.training_session import (
     check_trainer_flags,
     start_weights,
 )
-from agentrl.trainer.trainer_lease import trainer_lease
 
 _OUTAGE_SECONDS = 300.0
 """How long the trainer retries while MongoDB is away: as long as a private mongod may take to start.

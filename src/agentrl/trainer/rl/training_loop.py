@@ -51,7 +51,7 @@ from agentrl.trainer.rl.run_phase import PhaseReporter
 from agentrl.trainer.rl.run_start import OpenedRun, learner_settings, opened_run, publisher_of
 from agentrl.trainer.rl.step_groups import GroupReader, RecordImages, StepGroups, image_reader
 from agentrl.trainer.rl.step_report import log_step, step_metrics, turn_trainings
-from agentrl.trainer.session import (
+from agentrl.trainer.training_session import (
     TrainingSession,
     state_to_resume,
     training_session,
