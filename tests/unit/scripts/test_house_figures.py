@@ -411,6 +411,19 @@ def test_this_checkout_has_every_road() -> None:
     assert found["kernel_lines"] + found["plugin_lines"] == found["lines"]
 
 
+def test_the_road_to_the_gradient_is_the_one_that_the_documentation_shows() -> None:
+    page = (SCRIPT.parents[1] / "docs/architecture.md").read_text()
+    _, _, section = page.partition("## The road to the gradient\n")
+    shown = re.findall(r"^\| `([\w.]+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+
+    found = of_this_checkout()
+    road = [line.split()[0] for line in found["names"]["files_from_train_to_gradient"]]
+
+    assert road == [f"agentrl.{name}" for name in shown]
+    assert len(road) <= 14
+    assert found["longest_on_the_road"] <= 500
+
+
 def test_benchmarks_import_nothing_of_the_tests() -> None:
     """What both need lies in `benchmarks/harness`."""
     root = SCRIPT.parents[1]
