@@ -36,7 +36,7 @@ from tree_row import SHAPES, Trainer, make_model
 from tree_workloads import LARGE, Workload, make_groups, of_tree_size
 
 from agentrl.data import StepBatch, build_step
-from agentrl.data.tree import Merge
+from agentrl.data.rows import Merge
 from agentrl.models.attention.attention_registry import implementation_of, set_attention
 from agentrl.models.compilation import compile_policy
 from agentrl.models.flops import FlopCount, peak_tflops
