@@ -58,7 +58,7 @@ class Flag:
     @property
     def is_bool(self) -> bool:
         """Whether the flag may be given without a value."""
-        return self.field.annotation is bool
+        return self._kind is bool
 
     @property
     def is_tuple(self) -> bool:
