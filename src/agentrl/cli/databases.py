@@ -1,5 +1,6 @@
 """The database that a command works on: given, of a running run, or served while it is read."""
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -58,7 +59,7 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
 
     Args:
         config: names the run and, optionally, a database.
-        create: start with empty data if none exist.
+        create: start with empty data if none exist; they are deleted if the block fails.
 
     Raises:
         ConfigError: no data of a run with this name exist, and `create` is false.
@@ -79,8 +80,15 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
     if running is not None:
         yield running
         return
-    with EmbeddedMongo(data_dir) as mongo:
-        yield mongo.uri()
+    is_new, is_ours = not data_dir.exists(), False
+    try:
+        with EmbeddedMongo(data_dir) as mongo:
+            is_ours = True
+            yield mongo.uri()
+    except BaseException:
+        if is_new and is_ours:
+            shutil.rmtree(data_dir, ignore_errors=True)
+        raise
 
 
 def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:

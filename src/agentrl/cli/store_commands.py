@@ -34,6 +34,11 @@ _yes_option: _Decorator = click.option(
     "--yes", "is_confirmed", is_flag=True, help="Delete without asking."
 )
 
+_NO_SNAPSHOT = (
+    "no snapshot: the run was active, and this MongoDB offers no snapshot reads, so documents may "
+    "be missing that others refer to"
+)
+
 
 @click.group("store", cls=FlagGroup, sections=("run", "store", "rollout"))
 def store() -> None:
@@ -214,12 +219,14 @@ async def export_run(
             )
             if left_out
             else ""
-        ),
+        )
+        + ("" if manifest.is_snapshot else f"; {_NO_SNAPSHOT}"),
         {
             "folder": str(folder),
             "num_documents": total,
             "num_left_out": left_out,
             "run": manifest.run,
+            "is_snapshot": manifest.is_snapshot,
         },
         as_json,
     )
@@ -249,7 +256,6 @@ async def import_run(config: RootConfig, path: Path, score: float | None, as_jso
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
             manifest = await opened.transfer.import_run(path)
-            await opened.ensure_schema()
             total = sum(file.num_documents for file in manifest.files.values())
             _report(
                 f"{total} documents of run {manifest.run!r} are in {opened.redacted_uri}",

@@ -77,6 +77,8 @@ _TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
 _FORKED_COLLECTIONS = frozenset({"tasks", "records", "turns", "record_data", "tallies"})
 """Collections that are separate for forks."""
+FORKS_PREFIX = "forks."
+"""Of the names under which the server knows them."""
 
 
 class RunDatabase:
@@ -128,7 +130,7 @@ class RunDatabase:
     def stored_name(self, collection: str) -> str:
         """Return the name under which the server knows a collection."""
         return (
-            f"forks.{collection}"
+            f"{FORKS_PREFIX}{collection}"
             if self._of_forks and collection in _FORKED_COLLECTIONS
             else collection
         )
@@ -154,10 +156,10 @@ class RunDatabase:
         return with_database(redact(self.uri), self.name)
 
     async def aggregate(
-        self, collection: AsyncCollection[Document], pipeline: list[Document]
+        self, collection: AsyncCollection[Document], pipeline: list[Document], session: Any = None
     ) -> list[Document]:
-        """Return all results of an aggregation pipeline."""
-        cursor: Any = collection.aggregate(pipeline)
+        """Return all results of an aggregation pipeline, read in a session if one is given."""
+        cursor: Any = collection.aggregate(pipeline, session=session)
         if inspect.isawaitable(cursor):
             cursor = await cursor  # PyMongo returns a coroutine, Motor the cursor itself
         found: list[Document] = await cursor.to_list()

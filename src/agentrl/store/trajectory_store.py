@@ -233,7 +233,18 @@ class TrajectoryStore:
         """Export to files and import."""
         from agentrl.store.repositories.transfer import TransferRepository  # noqa: PLC0415
 
-        return TransferRepository(self._db, self._blobs, self.tallies)
+        stores = (self, self.forked)
+
+        async def prepare() -> None:
+            for store in stores:
+                await store.ensure_schema()
+
+        return TransferRepository(
+            self._db,
+            self._blobs,
+            prepare=prepare,
+            tallies=[store.tallies for store in stores],
+        )
 
     @functools.cached_property
     def forked(self) -> "TrajectoryStore":

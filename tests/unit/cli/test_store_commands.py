@@ -1,6 +1,7 @@
 """`agentrl store`, through its command line."""
 
 import asyncio
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -76,8 +77,25 @@ def test_an_import_begins_a_private_database_only_for_a_whole_export(
     asyncio.run(fill_run(uri, name))
     words = ["--run_name", name, "--db_connection_string", uri]
     assert main(["store", "export", "copy", *words]) == 0
+    capsys.readouterr()
     assert main(["store", "import", "nowhere", "--run_name", "demo"]) == 2
+    capsys.readouterr()
     assert not (tmp_path / ".agentrl").exists()
+    records, manifest = Path("copy/records.jsonl"), Path("copy/manifest.json")
+    intact, whole = records.read_text(), manifest.read_text()
+    unusable = intact.replace('"value": 1.0', '"value": NaN')
+    of_intact, of_unusable = (
+        hashlib.sha256(text.encode()).hexdigest() for text in (intact, unusable)
+    )
+    records.write_text(unusable)
+    manifest.write_text(whole.replace(of_intact, of_unusable))
+    assert main(["store", "import", "copy", "--run_name", "demo"]) == 2
+    told = capsys.readouterr().err
+    assert "score.value: Value error, a score must be a finite number, not nan" in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / ".agentrl/mongo/demo").exists()
+    records.write_text(intact)
+    manifest.write_text(whole)
     assert main(["store", "import", "copy", "--run_name", "demo"]) == 0
     capsys.readouterr()
     assert main(["store", "stats", "--json", "--run_name", "demo"]) == 0

@@ -71,7 +71,7 @@ def test_any_exported_file_is_read_or_refused_in_one_line(
         problem = ""
         try:
             for document in read_documents(path, "jsonl"):
-                assert isinstance(document["_id"], str)
+                assert isinstance(document["_id"], str | int)
         except ConfigError as error:
             problem = str(error)
         assert "\n" not in problem

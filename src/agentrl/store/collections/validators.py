@@ -32,7 +32,7 @@ from agentrl.store.documents.packed_turns import LIST_FIELDS, WHOLE_FIELDS
 
 logger = logging.getLogger(__name__)
 
-_MODELS: dict[str, type[BaseModel]] = {
+STORED_MODELS: dict[str, type[BaseModel]] = {
     "runs": Run,
     "tasks": Task,
     "records": Record,
@@ -63,7 +63,7 @@ _LEVEL = "moderate"
 
 def validator(collection: str) -> Document:
     """Return the `$jsonSchema` of a collection's documents."""
-    model = _MODELS[collection]
+    model = STORED_MODELS[collection]
     schema = _object_schema(model)
     for name in NOT_STORED.get(model, ()):
         del schema["properties"][name]
@@ -82,7 +82,7 @@ def validator(collection: str) -> Document:
 async def ensure_validators(database: RunDatabase) -> None:
     """Set the validator of every collection; if all are up to date, this is one read."""
     existing = await database.collections()
-    for collection in _MODELS:
+    for collection in STORED_MODELS:
         name, expected = database.stored_name(collection), validator(collection)
         if name not in existing and await database.create_collection(
             name, validator=expected, validationLevel=_LEVEL

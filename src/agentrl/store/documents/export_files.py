@@ -3,17 +3,20 @@
 JSONL files hold one document per line in MongoDB's relaxed Extended JSON (`mongoimport` reads them
 too). Parquet files hold the same in the column `document`, and frequently used values in separate
 columns: scores, lengths and times, and the complete token arrays as int32 and float32 lists.
+
+Field names of the run's own that start with a `$`, such as a model's call of a database tool has
+them, are written with another `$` in front: Extended JSON would take them for types.
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from bson import Binary, Code, Decimal128, ObjectId
+from bson import Binary, Code, DBRef, Decimal128, ObjectId
 from bson.errors import BSONError
 from bson.json_util import RELAXED_JSON_OPTIONS, JSONOptions, dumps, loads
 
@@ -28,7 +31,9 @@ Write = Callable[[list[Document], Mapping[str, Any]], None]
 _JSON: JSONOptions = RELAXED_JSON_OPTIONS.with_options(tz_aware=True)
 _MAX_LINE_CHARS = 128 * 2**20
 """Documents are limited to 16 MB of BSON, which can be several times as long in JSON."""
-_MAX_DEPTH = 100
+_MAX_DEPTH = 180
+"""The server stores no deeper documents."""
+_INT64 = 2**63
 _SCHEMA_KEYWORDS = {
     *("$schema", "$id", "$ref", "$defs", "$comment", "$anchor", "$vocabulary"),
     *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
@@ -110,7 +115,7 @@ def read_documents(path: Path, format_: Format) -> Iterator[Document]:
             problem = _problem_of(document)
             if problem is not None:
                 raise ConfigError(f"{path}: document {number}: {problem}")
-            yield document
+            yield _without_marks(document)
     except ConfigError:
         raise
     except (ValueError, TypeError, KeyError, BSONError, RecursionError) as error:
@@ -120,31 +125,74 @@ def read_documents(path: Path, format_: Format) -> Iterator[Document]:
 
 def _problem_of(document: object) -> str | None:
     """Return why a document cannot belong to a run (code, operators, references); None if it can."""
-    if not isinstance(document, dict) or not isinstance(document.get("_id"), str):
-        return "a document must be an object with a text _id"
+    if not isinstance(document, dict) or type(document.get("_id")) not in (str, int):
+        return "a document must be an object with a text or integer _id"
     level: list[object] = [document]
     for _ in range(_MAX_DEPTH):
-        below: list[object] = []
         for item in level:
-            if isinstance(item, dict):
-                for key in item:
-                    if (key.startswith("$") and key not in _SCHEMA_KEYWORDS) or "\0" in key:
-                        return f"the field name {key[:40]!r} is not allowed"
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-            elif isinstance(item, Code) or not isinstance(item, _DATA_TYPES):
-                return f"values of type {type(item).__name__} are not allowed"
-        if not below:
+            problem = _problem_of_value(item)
+            if problem is not None:
+                return problem
+        level = [below for item in level for below in _values_of(item)]
+        if not level:
             return None
-        level = below
     return f"it is nested deeper than {_MAX_DEPTH} levels"
+
+
+def _problem_of_value(value: object) -> str | None:
+    if isinstance(value, dict):
+        return next((_problem_of_name(name) for name in value if _problem_of_name(name)), None)
+    if isinstance(value, list):
+        return None
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        return f"the integer {value} does not fit into 64 bits"
+    if isinstance(value, Code) or not isinstance(value, _DATA_TYPES):
+        return f"values of type {type(value).__name__} are not allowed"
+    return None
+
+
+def _problem_of_name(name: str) -> str | None:
+    is_type = name.startswith("$") and not name.startswith("$$") and name not in _SCHEMA_KEYWORDS
+    return f"the field name {name[:40]!r} is not allowed" if is_type or "\0" in name else None
+
+
+def _values_of(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _with_marks(value: Any) -> Any:
+    """Return a stored value with another `$` in front of field names that start with one."""
+    if isinstance(value, DBRef):  # what the driver makes of an object with `$ref` and `$id`
+        return {f"${name}": _with_marks(item) for name, item in value.as_doc().items()}
+    if isinstance(value, dict):
+        return {
+            f"${name}" if name.startswith("$") and name not in _SCHEMA_KEYWORDS else name: (
+                _with_marks(item)
+            )
+            for name, item in value.items()
+        }
+    return [_with_marks(item) for item in value] if isinstance(value, list) else value
+
+
+def _without_marks(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name[1:] if name.startswith("$$") else name: _without_marks(item)
+            for name, item in value.items()
+        }
+    return [_without_marks(item) for item in value] if isinstance(value, list) else value
 
 
 @contextmanager
 def _jsonl_writer(path: Path, _collection: str) -> Iterator[Write]:
     with path.open("w", encoding="utf-8") as file:
-        yield lambda batch, _: file.writelines(dumps(d, json_options=_JSON) + "\n" for d in batch)
+        yield lambda batch, _: file.writelines(_line(document) + "\n" for document in batch)
+
+
+def _line(document: Document) -> str:
+    return dumps(_with_marks(document), json_options=_JSON)
 
 
 def _read_jsonl(path: Path) -> Iterator[Document]:
@@ -158,8 +206,9 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
 @contextmanager
 def _parquet_writer(path: Path, collection: str) -> Iterator[Write]:
     arrow = _pyarrow("pyarrow")
-    arrays = ARRAYS if collection == "turns" else {}
-    columns = _COLUMNS.get(collection, {})
+    kind_of_document = collection.rpartition(".")[2]  # those of forks have a prefix
+    arrays = ARRAYS if kind_of_document == "turns" else {}
+    columns = _COLUMNS.get(kind_of_document, {})
     schema = arrow.schema(
         [
             arrow.field("id", arrow.string()),
@@ -188,7 +237,7 @@ def _parquet_writer(path: Path, collection: str) -> Iterator[Write]:
             for name, (_, path) in columns.items():
                 rows[name].append(_value_at(document, path))
             rows["id"].append(str(document["_id"]))
-            rows["document"].append(dumps(rest, json_options=_JSON))
+            rows["document"].append(_line(rest))
         file.write_table(arrow.table(rows, schema=schema))
 
     with _pyarrow("pyarrow.parquet").ParquetWriter(path, schema, compression="zstd") as file:

@@ -1,30 +1,35 @@
 """Export of a run to a folder of files, and import into an empty database.
 
 The folder holds `manifest.json`, with the checksum of each file, and one file per collection
-(`documents.export_files`). Groups that no sampler has started are left out by default, because a
-run adds the questions of its file again when it continues.
+(`documents.export_files`), those of the forks included. Groups that no sampler has started are left
+out by default, because a run adds the questions of its file again when it continues. Tallies are
+left out too: they are counted again.
 """
 
 import asyncio
+import functools
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bson.errors import InvalidDocument
-from pymongo.errors import OperationFailure
+from pymongo.errors import ConfigurationError, OperationFailure
 
 from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.schema import SCHEMA_VERSION
 from agentrl.schema.base import Value
 from agentrl.schema.image import stored_key
-from agentrl.store.collections.validators import ensure_validators
-from agentrl.store.database import Repository, RunDatabase, operation
-from agentrl.store.documents.codec import Document, task_from_document
+from agentrl.store.collections.validators import STORED_MODELS
+from agentrl.store.database import FORKS_PREFIX, Repository, RunDatabase, operation
+from agentrl.store.documents.codec import Document, from_document, task_from_document
 from agentrl.store.documents.export_files import ARRAYS, Format, Write, read_documents, writer
 from agentrl.store.documents.packed_turns import blob_key
 from agentrl.store.repositories.blobs import BlobRepository
+from agentrl.store.repositories.liveness import live_processes
 from agentrl.store.repositories.tallies import TallyRepository
 
 COLLECTIONS = (
@@ -39,6 +44,8 @@ COLLECTIONS = (
     "inference_services",
     "samplers",
     "blobs",
+    "forks",
+    *(f"{FORKS_PREFIX}{name}" for name in ("tasks", "records", "turns", "record_data")),
     # Last, so that an interrupted import is recognizable by the missing run.
     "runs",
 )
@@ -59,6 +66,12 @@ class Manifest(Value):
     """Counts by collection."""
     num_left_out: int = 0
     """Number of groups that no sampler had started."""
+    was_active: bool | None = None
+    """Whether processes worked on the run during the export; None for exports of earlier releases,
+    which did not state it."""
+    is_snapshot: bool | None = None
+    """Whether all files show the run at the same moment: the run was idle, or the server let it be
+    read as it was at the start."""
 
 
 class ExportedFile(Value):
@@ -73,10 +86,24 @@ class TransferRepository(Repository):
     """Copies the run out of the database, and into an empty one."""
 
     def __init__(
-        self, database: RunDatabase, blobs: BlobRepository, tallies: TallyRepository
+        self,
+        database: RunDatabase,
+        blobs: BlobRepository,
+        *,
+        prepare: Callable[[], Awaitable[None]],
+        tallies: Sequence[TallyRepository],
     ) -> None:
+        """Compose the repository.
+
+        Args:
+            database: of the run.
+            blobs: values that turns refer to.
+            prepare: creates validators and indexes, so that the server refuses what they exclude.
+            tallies: of the run, and of its forks.
+        """
         super().__init__(database)
         self._blobs = blobs
+        self._prepare = prepare
         self._tallies = tallies
 
     @operation("export the run", repeatable=False)
@@ -90,8 +117,9 @@ class TransferRepository(Repository):
     ) -> Manifest:
         """Write the run to `folder`, which must not exist yet.
 
-        The collections are written one after another, so documents that a live run adds during the
-        export may be in one file and missing in another.
+        The files show the run at one moment, even if it is active, where the server supports
+        snapshot reads (a replica set since MongoDB 5.0). Elsewhere, documents that a live run adds
+        during the export may be in one file and missing in another; the manifest says so.
 
         Args:
             folder: the folder to create.
@@ -110,14 +138,19 @@ class TransferRepository(Repository):
         if run is None:
             raise self._db.no_run()
         writer(format_)
-        selection = _Selection(groups, None if everything else await self._started_groups())
+        was_active = await self._is_active()
         with atomic_directory(folder) as staging:
-            files = {
-                name: await self._export_collection(
-                    name, staging / f"{name}.{format_}", format_, selection
-                )
-                for name in COLLECTIONS
-            }
+            copy = functools.partial(self._write_files, staging, format_, groups, everything)
+            is_snapshot = True
+            try:
+                async with await self._snapshot() as session:
+                    files = await copy(session)
+            except (ConfigurationError, OperationFailure):
+                # The server supports none, or no longer keeps the state at the start. Another
+                # failure occurs here again.
+                files = await copy(None)
+                is_snapshot = False
+            was_active = await self._is_active() or was_active
             num_tasks = await self._db.tasks.count_documents({})
             manifest = Manifest(
                 run=run["_id"],
@@ -125,25 +158,54 @@ class TransferRepository(Repository):
                 format=format_,
                 files=files,
                 num_left_out=0 if everything else max(0, num_tasks - files["tasks"].num_documents),
+                was_active=was_active,
+                is_snapshot=is_snapshot or not was_active,
             )
             (staging / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 
-    async def _started_groups(self) -> set[str]:
+    async def _is_active(self) -> bool:
+        forks = self._db.of_forks()
+        return bool(await live_processes(self._db) or await live_processes(forks))
+
+    async def _snapshot(self) -> Any:
+        """Return a session whose reads all show the moment of its first read."""
+        session: Any = self._db.client.start_session(snapshot=True)
+        return await session if inspect.isawaitable(session) else session  # Motor's is awaited
+
+    async def _write_files(
+        self,
+        folder: Path,
+        format_: Format,
+        groups: Collection[str] | None,
+        everything: bool,
+        session: Any,
+    ) -> dict[str, ExportedFile]:
+        started = None if everything else await self._started_groups(session)
+        selection = _Selection(groups, started)
+        return {
+            name: await self._export_collection(
+                name, folder / f"{name}.{format_}", format_, selection, session
+            )
+            for name in COLLECTIONS
+        }
+
+    async def _started_groups(self, session: Any) -> set[str]:
         """Return the ids of the tasks of which a slot was claimed at least once."""
         pipeline: list[Document] = [
             {"$match": {"fence": {"$gt": 0}}},
             {"$group": {"_id": "$task_id"}},
         ]
-        return {group["_id"] async for group in await self._db.records.aggregate(pipeline)}
+        found = await self._db.aggregate(self._db.records, pipeline, session=session)
+        return {group["_id"] for group in found}
 
     async def _export_collection(
-        self, name: str, path: Path, format_: Format, selection: "_Selection"
+        self, name: str, path: Path, format_: Format, selection: "_Selection", session: Any
     ) -> ExportedFile:
         num_documents, size = 0, 0
         batch: list[Document] = []
         with writer(format_)(path, name) as write:
-            async for document in self._db[name].find().sort("_id", 1):
+            async for document in self._db[name].find(session=session).sort("_id", 1):
                 if not selection.includes(name, document):
                     continue
                 batch.append(document)
@@ -184,18 +246,18 @@ class TransferRepository(Repository):
                 raise StoreError(
                     f"database {self._db.name!r} is not empty; import under another --run_name"
                 )
-        await self._db.tallies.delete_many({})  # those of an empty run
-        # The server then rejects documents without the required fields.
-        await ensure_validators(self._db)
+        before = await self._db.collections()
         try:
+            await self._prepare()
+            await self._clear_tallies()  # those of an empty run
             await self._insert(manifest, folder)
-        except (ConfigError, StoreError, OperationFailure, InvalidDocument) as error:
-            for name in COLLECTIONS:
-                await self._db[name].delete_many({})
-            if isinstance(error, ConfigError):
+            for tallies in self._tallies:
+                await tallies.prepare()
+        except BaseException as error:  # a Ctrl-C too
+            await self._db.retried(functools.partial(self._restore, before))
+            if not isinstance(error, StoreError | OperationFailure | InvalidDocument):
                 raise
             raise ConfigError(f"{folder}: document rejected: {_rejection_reason(error)}") from error
-        await self._tallies.prepare()
         return manifest
 
     async def _insert(self, manifest: Manifest, folder: Path) -> None:
@@ -203,12 +265,43 @@ class TransferRepository(Repository):
             for batch in _batches(read_documents(folder / file.name, manifest.format)):
                 if name == "runs":
                     batch = [{**one, "_id": self._db.name} for one in batch]
-                if name == "tasks":  # the required fields of a task depend on its kind
-                    for document in batch:
-                        if "kind" not in document:
-                            raise StoreError(f"task {document['_id']!r} has no kind")
-                        task_from_document(document)
+                for document in batch:
+                    _check_document(name, document)
                 await self._db[name].insert_many(batch)
+        if await self._db.runs.find_one({}, {"_id": 1}) is None:
+            raise ConfigError(f"{folder} holds no run")
+
+    async def _restore(self, before: Collection[str]) -> None:
+        """Make the database what it was before the import: these collections, without a run."""
+        if not before:
+            with suppress(OperationFailure):  # logins that may only read and write lack the right
+                await self._db.client.drop_database(self._db.name)
+                return
+        for name in await self._db.collections():
+            if name not in before and not name.startswith("system."):
+                await self._db.handle.drop_collection(name)
+            elif name in COLLECTIONS:
+                await self._db[name].delete_many({})
+        await self._clear_tallies()
+
+    async def _clear_tallies(self) -> None:
+        for database in (self._db, self._db.of_forks()):
+            await database.tallies.delete_many({})
+
+
+def _check_document(name: str, document: Document) -> None:
+    """Refuse what the server's validators accept and the schema does not, such as a score of NaN.
+
+    Raises:
+        StoreError: the document has another form than its collection's documents.
+    """
+    kind = name.removeprefix(FORKS_PREFIX)
+    if kind == "tasks":  # the required fields of a task depend on its kind
+        if "kind" not in document:
+            raise StoreError(f"task {document['_id']!r} has no kind")
+        task_from_document(document)
+    elif kind in STORED_MODELS and kind != "turns":  # a turn's values are in blobs
+        from_document(STORED_MODELS[kind], document)
 
 
 def _rejection_reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ from agentrl.schema import (
     TurnTraining,
 )
 from agentrl.store import TrajectoryStore
-from agentrl.store.collections.validators import _MODELS, ensure_validators, validator
+from agentrl.store.collections.validators import STORED_MODELS, ensure_validators, validator
 from agentrl.store.collections.views import VIEWS, ensure_views
 
 
@@ -60,7 +60,7 @@ async def test_what_a_run_writes_fits(store: TrajectoryStore) -> None:
             )
         ]
     )  # fmt: skip
-    for name in _MODELS:
+    for name in STORED_MODELS:
         total = await store.database[name].count_documents({})
         fitting = await store.database[name].count_documents(validator(name))
         assert (name, fitting) == (name, total)
@@ -95,7 +95,7 @@ async def test_what_does_not_fit_is_refused_by_the_database(
 async def test_a_database_of_an_earlier_release_gets_validators_and_views(
     store: TrajectoryStore,
 ) -> None:
-    for name in _MODELS:
+    for name in STORED_MODELS:
         await store.database.handle.command("collMod", name, validator={})
     await store.database.handle.drop_collection("v_progress")
     await store.database.handle.drop_collection("v_failures")

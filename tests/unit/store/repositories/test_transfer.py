@@ -1,22 +1,37 @@
 """A run goes to files and comes back the same, to the byte."""
 
+import asyncio
 import hashlib
+import itertools
 import json
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import bson
 import pytest
 from support.stored import claim, fill, make_task, make_turn, play, wrong_counts
 
 from agentrl.errors import ConfigError, StoreError
-from agentrl.schema import Record, Run, ToolCall, ToolResult
+from agentrl.runtime.ports import free_port
+from agentrl.schema import (
+    Fork,
+    InferenceService,
+    Policy,
+    Record,
+    Run,
+    SamplerInfo,
+    ToolCall,
+    ToolResult,
+    TurnTraining,
+)
 from agentrl.schema.image import Image
 from agentrl.store import TrajectoryStore
 from agentrl.store.documents.export_files import Format, read_documents
-from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.store.repositories.transfer import COLLECTIONS
+from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
+from agentrl.store.repositories.forks import new_fork_id
 
 
 @pytest.fixture
@@ -28,12 +43,45 @@ async def empty(mongod: EmbeddedMongo, mongo_uri: str) -> AsyncIterator[Trajecto
         await store.drop_database()
 
 
+@pytest.fixture
+async def plain_mongod(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """URI of a server without a replica set, which offers no snapshots."""
+    folder, port = tmp_path_factory.mktemp("plain"), free_port()
+    command = [str(find_mongod()), "--dbpath", str(folder), "--port", str(port)]
+    command += ["--bind_ip", "127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    uri = f"mongodb://127.0.0.1:{port}/?serverSelectionTimeoutMS=20000"
+    try:
+        async with TrajectoryStore.connect(uri, "any", server_selection_timeout=20):
+            yield uri
+    finally:
+        process.kill()
+        process.wait(timeout=60)
+
+
 async def fill_run(store: TrajectoryStore) -> None:
     await store.runs.create(Run(name=store.database_name, config={"pi": 3.25, "n": 2**40}))
     await fill(store, 2, num_turns=3)
     await store.tasks.add([make_task(7, num_generations=1)])
     record = await claim(store)
-    call = ToolCall(id="c", name="f", arguments={"text": "ä\u2028\ud800", "none": None, "x": 0.1})
+    of_a_database = {"$match": {"$$x": [{"$oid": "no"}]}, "at": {"$ref": "users", "$id": 1}}
+    deep: dict[str, Any] = {}
+    for _ in range(150):
+        deep = {"a": deep}
+    call = ToolCall(
+        id="c",
+        name="f",
+        arguments={
+            "text": "ä\u2028\ud800",
+            "none": None,
+            "x": 0.1,
+            "large": 2**70,
+            "nan": float("nan"),
+            "query": of_a_database,
+            "$set": {"$date": 1},
+            "deep": deep,
+        },
+    )
     # Arrays of this size are kept in blobs of several parts.
     turn = make_turn(record, 0, tool_calls=[call], num_added=2_500_000, num_output=300_000)
     await store.turns.append(turn, record.fence)
@@ -41,12 +89,50 @@ async def fill_run(store: TrajectoryStore) -> None:
         record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
     )
     await store.ledger.reserve("trainer", ["train/0/q0/0"], 1)
+    for version in (1, 2):
+        await store.policies.publish(Policy(version=version, path="weights", num_bytes=2**40))
+    await store.figures.put_step("trainer", {"step": 1, "loss": float("nan"), "tokens": 2**40})
+    await store.figures.put_evaluation("trainer", {"version": 1, "scores": {"held_out": 0.5}})
+    server = InferenceService(
+        id="s", base_url="http://127.0.0.1:1", backend="embedded", model_path="m"
+    )
+    await store.services.register(server)
+    await store.samplers.register(SamplerInfo(id="host:1:2", host="host", pid=1))
+    training = TurnTraining(
+        id=f"trainer/1/{turn.id}",
+        consumer="trainer",
+        step=1,
+        turn_id=turn.id,
+        record_id=record.id,
+        task_id=record.task_id,
+        num_tokens=7,
+        num_trained_tokens=7,
+        staleness=0,
+    )
+    await store.ledger.put_turn_trainings([training])
+    (shown,) = await store.images.put([Image(mime_type="image/png", data=b"\0\1")])
+    await _fork(store, record.id, shown)
+
+
+async def _fork(store: TrajectoryStore, parent: str, image: str) -> None:
+    fork_id = new_fork_id(parent, 0)
+    fork = Fork(id=fork_id, record_id=parent, attempt=1, task_id="train/0/q7", turn=0, version=2)
+    await store.forked.ensure_schema()
+    await store.forks.add(fork)
+    task = make_task(7, num_generations=1).model_copy(update={"id": fork_id, "images": (image,)})
+    await store.forked.tasks.add([task])
+    claimed = await store.forked.records.claim(
+        "me", lease_seconds=60, admitted_groups=1, max_attempts=1, task_id=fork_id
+    )
+    assert claimed is not None
+    await play(store.forked, claimed[0])
 
 
 async def raw(store: TrajectoryStore) -> dict[str, list[bytes]]:
-    """Every document of the run as BSON, the run's name left out."""
+    """Every document of the database as BSON; the run's name and what is counted again left out."""
     found: dict[str, list[bytes]] = {}
-    for name in COLLECTIONS:
+    names = await store.database.collections(type="collection")
+    for name in sorted(names.keys() - {"system.views", "tallies", "forks.tallies"}):
         documents = [document async for document in store.database[name].find().sort("_id", 1)]
         if name == "runs":
             documents = [{**document, "_id": ""} for document in documents]
@@ -63,10 +149,11 @@ async def test_what_was_exported_comes_back_byte_for_byte(
     await fill_run(store)
     manifest = await store.transfer.export_run(tmp_path / "export", format_)
     assert manifest.files["turns"].num_documents == 13
-    await empty.ensure_schema()
+    stored = await raw(store)
+    assert all(stored.values()), [name for name, documents in stored.items() if not documents]
     await empty.transfer.import_run(tmp_path / "export")
     assert await wrong_counts(empty) == []
-    assert await raw(empty) == await raw(store)
+    assert await raw(empty) == stored
     run = await empty.runs.get()
     assert run is not None
     assert run.name == empty.database_name
@@ -78,6 +165,60 @@ async def test_what_was_exported_comes_back_byte_for_byte(
     # The copy goes on as the original would.
     await empty.ledger.reserve("trainer", ["train/0/q0/1"], 1)
     await play(empty, await _claim_next(empty))
+
+
+async def test_an_export_of_an_active_run_shows_one_moment(
+    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    await fill(store, 20, num_turns=3)
+
+    async def keep_adding() -> None:
+        for number in itertools.count(100):
+            await store.tasks.add([make_task(number, num_generations=8)])
+
+    await store.tasks.add([make_task(99)])
+    await claim(store, "other-host:1:2")
+    adding = asyncio.create_task(keep_adding())
+    manifest = await store.transfer.export_run(tmp_path / "export", everything=True)
+    adding.cancel()
+    assert (manifest.was_active, manifest.is_snapshot) == (True, True)
+    records = read_documents(tmp_path / "export/records.jsonl", "jsonl")
+    tasks = read_documents(tmp_path / "export/tasks.jsonl", "jsonl")
+    assert {record["task_id"] for record in records} <= {task["_id"] for task in tasks}
+
+
+@pytest.mark.parametrize("is_active", [False, True])
+async def test_an_export_says_what_a_server_without_snapshots_gave(
+    plain_mongod: str, tmp_path: Path, is_active: bool
+) -> None:
+    async with TrajectoryStore.connect(plain_mongod, f"plain_{is_active}") as store:
+        await store.ensure_schema()
+        await store.runs.create(Run(name=store.database_name))
+        await fill(store, 1)
+        await store.tasks.add([make_task(7)])
+        if is_active:
+            await claim(store, "other-host:1:2")
+        manifest = await store.transfer.export_run(tmp_path / "export")
+    assert (manifest.was_active, manifest.is_snapshot) == (is_active, not is_active)
+
+
+async def test_an_export_of_an_earlier_release_is_still_read(
+    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path
+) -> None:
+    folder = tmp_path / "export"
+    await store.runs.create(Run(name=store.database_name))
+    await fill(store, 1)
+    await store.transfer.export_run(folder)
+    earlier = json.loads((folder / "manifest.json").read_text())
+    del earlier["was_active"], earlier["is_snapshot"]
+    for name in [name for name in earlier["files"] if name.startswith("forks")]:
+        (folder / earlier["files"].pop(name)["name"]).unlink()
+    (folder / "manifest.json").write_text(json.dumps(earlier))
+    manifest = await empty.transfer.import_run(folder)
+    assert (manifest.was_active, manifest.is_snapshot) == (None, None)
+    assert await wrong_counts(empty) == []
+    assert len(await empty.records.of_task("train/0/q0")) == 2
 
 
 async def test_groups_that_nobody_began_are_left_out_unless_they_are_asked_for(
@@ -209,9 +350,11 @@ HOSTILE = {
         '"x": {"$regularExpression": {"pattern": "(a+)+", "options": ""}}',
         "values of type Regex are not allowed",
     ),
-    "nested": ('"x": ' + "[" * 150 + "]" * 150, "it is nested deeper than 100 levels"),
+    "nested": ('"x": ' + "[" * 250 + "]" * 250, "it is nested deeper than 180 levels"),
     "deep": ('"x": ' + "[" * 100_000 + "]" * 100_000, "cannot be read"),
     "digits": ('"x": ' + "9" * 5_000, "cannot be read"),
+    "large": ('"x": [9223372036854775808]', "the integer 9223372036854775808 does not fit"),
+    "long": ('"x": {"$numberLong": "-9223372036854775809"}', "does not fit into 64 bits"),
 }
 
 
@@ -219,7 +362,8 @@ HOSTILE_LINES = {
     **{kind: (f'{{"_id": "a", {text}}}', message) for kind, (text, message) in HOSTILE.items()},
     "text": ("no JSON", "cannot be read"),
     "list": ("[1]", "a document must be an object"),
-    "id": ('{"_id": 1}', "a document must be an object with a text _id"),
+    "id": ('{"_id": [1]}', "a document must be an object with a text or integer _id"),
+    "truth": ('{"_id": true}', "a document must be an object with a text or integer _id"),
 }
 
 
@@ -260,6 +404,81 @@ async def test_an_import_takes_data_of_a_run_from_its_folder_and_nothing_else(
         await empty.transfer.import_run(folder)
     assert "\n" not in str(caught.value)
     assert await empty.database.tasks.count_documents({}) == 0
+
+
+UNUSABLE: dict[str, tuple[str, Callable[[dict[str, Any]], None], str]] = {
+    "score": (
+        "records",
+        lambda record: record["score"].update(value=float("nan")),
+        "is not a valid Record: score.value: .*finite",
+    ),
+    "part": (
+        "record_data",
+        lambda record: record["score"].update(parts={"a": float("inf")}),
+        "is not a valid DBRecordData: score.parts.a: .*finite",
+    ),
+    "integer": ("turns", lambda turn: turn.update(index=2**63), "the integer .* does not fit"),
+    "orders": ("tasks", lambda task: task.update(order=1), "duplicate key .*one_order"),
+    "status": (
+        "records",
+        lambda record: record.update(status="x"),
+        "is not a valid Record: status",
+    ),
+    "form": ("policies", lambda policy: policy.update(_id="one"), "is not a valid Policy: version"),
+    "turn": ("turns", lambda turn: turn.update(index="x"), "Document failed validation"),
+    "version": ("policies", lambda policy: policy.update(_id=-(2**64)), "does not fit"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_prepared"), [*((kind, False) for kind in [*UNUSABLE, "no run"]), ("score", True)]
+)
+async def test_an_import_that_fails_leaves_nothing(
+    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path, kind: str, is_prepared: bool
+) -> None:
+    folder = tmp_path / "export"
+    await store.runs.create(Run(name=store.database_name))
+    await fill(store, 2)
+    await store.policies.publish(Policy(version=1, path="weights", num_bytes=1))
+    await store.transfer.export_run(folder)
+    if kind == "no run":
+        name, message = "runs", "holds no run"
+        (folder / "runs.jsonl").write_text("")
+    else:
+        name, alter, message = UNUSABLE[kind]
+        documents = [
+            json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()
+        ]
+        alter(documents[0])
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(d)}\n" for d in documents))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    content = (folder / f"{name}.jsonl").read_bytes()
+    manifest["files"][name]["sha256"] = hashlib.sha256(content).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    if is_prepared:
+        await empty.ensure_schema()
+    before = await empty.database.collections()
+    with pytest.raises(ConfigError, match=message) as caught:
+        await empty.transfer.import_run(folder)
+    assert "\n" not in str(caught.value)
+    assert await empty.database.collections() == before
+    for collection in await empty.database.collections(type="collection"):
+        assert collection == "system.views" or not await empty.database[collection].find_one()
+
+
+async def test_an_import_that_is_interrupted_leaves_nothing(
+    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    await fill(store, 5)
+    await store.transfer.export_run(tmp_path / "export")
+    importing = asyncio.create_task(empty.transfer.import_run(tmp_path / "export"))
+    while await empty.database.tasks.find_one() is None:
+        await asyncio.sleep(0)
+    importing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await importing
+    assert await empty.database.collections() == {}
 
 
 async def test_some_groups_come_with_the_images_that_they_show(
