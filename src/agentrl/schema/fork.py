@@ -15,8 +15,8 @@ from agentrl.schema.turn import CONTINUING, DispatchedSamplingTask, ToolResult
 class Fork(Value):
     """Where its rollouts branch off a Record, and how they differ.
 
-    Its Task, Records and turns are in separate collections, which training, evaluations, counts and
-    exports ignore. Every rollout has a copy of the turns before the fork, so it can be read without
+    Its Task, Records and turns are in separate collections, which training, evaluations and counts
+    ignore. Every rollout has a copy of the turns before the fork, so it can be read without
     its parent.
     """
 

@@ -128,8 +128,16 @@ class Run(Value):
     trainer_has_device: bool = False
     """The servers are asleep or going to sleep, and the trainer computes on their device. Invalid once
     the trainer's lease has expired."""
+    imported_policies: tuple[int, ...] | None = None
+    """Of a run that was imported: the policy versions that came with it. Their files are those of
+    another installation, so nothing reads them. None for a run of this installation."""
     created_at: datetime = Field(default_factory=utc_now)
     updated_at: datetime = Field(default_factory=utc_now)
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether somebody else may have written its documents."""
+        return self.imported_policies is not None
 
     def config_at(self, step: int) -> dict[str, Any]:
         """Return the configuration with which a step was computed."""

@@ -99,8 +99,8 @@ class RunDatabase:
             client: the client that the database belongs to.
             handle: the database; its write concern must be `DURABLE`.
             uri: the address for error messages, which never show its password.
-            of_forks: use the forks' collections of tasks, records and turns, which training, counts
-                and exports ignore.
+            of_forks: use the forks' collections of tasks, records and turns, which training and
+                counts ignore.
             outage_seconds: how long repeatable operations are retried while the server is away.
         """
         self.client = client

@@ -18,6 +18,8 @@ from pydantic import ConfigDict, Field
 
 from agentrl.errors import ConfigError
 from agentrl.plugins.inspector.run_sources import RunSources
+from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.printable import one_line
 from agentrl.schema import Fork, Record
 from agentrl.schema.base import Value
 from agentrl.schema.fork import check_fork_turn, shown_before
@@ -117,12 +119,16 @@ class ForkStarter:
         turns = await store.holding(request.record).turns.of_record(request.record)
         check_fork_turn(turns, request.turn)
         run = await store.runs.get()
-        folder = "" if run is None else str(run.config.get("output_dir") or "")
-        config_path = Path(folder, "config.yaml")
+        if run is not None and run.is_imported:
+            raise ConfigError(
+                f"run {run.name!r} was imported, and pages start nothing for imported runs; type: "
+                + _typed(request, run.name)
+            )
+        config_path = self._sources.config_path(store.database_name)
         if not await asyncio.to_thread(config_path.is_file):
             raise ConfigError(
-                f"the run's configuration is not on this machine ({config_path}); run `agentrl "
-                "fork` on the run's machine"
+                f"the run's configuration is not in {config_path}; start `agentrl ui` with the "
+                f"run's --config, or type: {_typed(request, store.database_name)}"
             )
         if len(self._running) >= MAX_RUNNING:
             raise ConfigError(
@@ -165,6 +171,11 @@ class ForkStarter:
             with suppress(ProcessLookupError):  # it has ended; a child of it has not
                 process.terminate()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+
+def _typed(request: AskedFork, run_name: str) -> str:
+    words = ("fork", request.record, "--turn", str(request.turn), "--run_name", run_name)
+    return one_line(typed_command(*words, "--config", "CONFIG.yaml"))
 
 
 def _command(request: AskedFork, config_path: Path, edit: Path | None) -> Sequence[str]:

@@ -297,7 +297,7 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
             "tree": None,
             "why": "these rollouts are of another model than the policy",
         }
-    tokenizer = None if run is None else tokenizer_of(run.config)
+    tokenizer = tokenizer_of(run)
     advantages = await store.lineage.advantages([one.record_id for one in row.tries])
     tree = await asyncio.to_thread(
         group_tree, turns, scores, advantages, frozenset(forked), tokenizer
@@ -325,7 +325,7 @@ async def _forks(store: TrajectoryStore, request: Request) -> Any:
 async def _tokens(store: TrajectoryStore, request: Request) -> Any:
     turn = await _requested_turn(store, request)
     run = await store.runs.get()
-    tokenizer = None if run is None else tokenizer_of(run.config)
+    tokenizer = tokenizer_of(run)
     training = await store.lineage.last_training(turn)
     seen = None if training is None else training.tokens
     start = _integer_parameter(request, "start", 0)

@@ -55,6 +55,7 @@ class RunSources:
             config.private_mongo_dir if config.store.mongo_data_dir is not None else None
         )
         self._single_run_name = config.run.run_name
+        self._single_output = config.run.output_path
         self._may_write = may_write
         self._open: dict[str, _OpenRun] = {}
         self._opening: dict[str, asyncio.Lock] = {}
@@ -79,6 +80,14 @@ class RunSources:
         if self._single_data_dir is not None:
             return [self._single_run_name]
         return sorted(path.name for path in PRIVATE_MONGO_ROOT.glob("*/"))
+
+    def config_path(self, name: str) -> Path:
+        """Return where this installation keeps a run's configuration.
+
+        The run's documents are not asked, which others may have written.
+        """
+        own = self._single_output if name == self._single_run_name else Path("output", name)
+        return own / "config.yaml"
 
     def is_served(self, name: str) -> bool:
         """Return whether the run can be read without starting a mongod."""

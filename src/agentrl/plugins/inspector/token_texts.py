@@ -4,27 +4,26 @@ Input: token ids. Output: one text per token. A character sampled as several tok
 first of them; the others have an empty text. Models are never fetched from a hub.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from agentrl.config.named_files import existing_or_shipped
+from agentrl.schema import Run
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _MAX_TOKENS_PER_CHARACTER = 8
 """An upper bound."""
 
 
-def tokenizer_of(config: Mapping[str, Any]) -> Tokenizer | None:
+def tokenizer_of(run: Run | None) -> Tokenizer | None:
     """Return the tokenizer of a run's model; None if its directory is not on this machine.
 
-    Args:
-        config: the run's configuration as the database has it.
+    It is None for an imported run too: others wrote where its model is.
     """
-    name = config.get("model_name_or_path")
+    name = None if run is None or run.is_imported else run.config.get("model_name_or_path")
     if not isinstance(name, str):
         return None
     path = existing_or_shipped(Path(name)) / "tokenizer.json"

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import DataSection, RootConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
@@ -123,6 +123,7 @@ class SamplingScheduler:
             async with open_context(self._config, self._scoring, self._summarizer) as context:
                 if self._dataset is not None:
                     log.info("%d new tasks", await context.store.tasks.add(self._dataset))
+                await check_environments(context.store, self._config.data)
                 await self._check_scorers(context.store)
                 self._loop = SamplingLoop(
                     context, self.owner, self._make_sampler, self._splits, notice=self._notice
@@ -140,6 +141,24 @@ class SamplingScheduler:
     def stop(self) -> None:
         """Request a graceful stop; the second call stops immediately."""
         (self._abandoned if self._stop.is_set() else self._stop).set()
+
+
+async def check_environments(store: TrajectoryStore, data: DataSection) -> None:
+    """Refuse tasks of an imported run whose environments, and thus programs, the user has not named.
+
+    Raises:
+        ConfigError: there is such a task.
+    """
+    run = await store.runs.get()
+    if run is None or not run.is_imported:
+        return
+    given = {uri.partition("?")[0] for uri in data.environments.values()}
+    for env_id in await store.tasks.open_environments():
+        if env_id not in given:
+            raise ConfigError(
+                f"run {run.name!r} was imported, and its tasks belong to environment {env_id}; if "
+                f"you trust it, start the run with --env {env_id}"
+            )
 
 
 def _registered_sampler(task: Task, record: Record, context: RolloutContext) -> AsyncSampler[Any]:

@@ -10,7 +10,11 @@ from agentrl.store.documents.expressions import after
 
 
 class PolicyRepository(Repository):
-    """Publishes weights, and keeps them while servers read them."""
+    """Publishes weights, and keeps them while servers read them.
+
+    Versions that were imported with the run are kept, but not returned to those who would read
+    their files.
+    """
 
     @operation("publish a policy")
     async def publish(self, policy: Policy) -> None:
@@ -24,6 +28,8 @@ class PolicyRepository(Repository):
         document = to_document(policy)
         await self._db.policies.replace_one({"_id": policy.version}, document, upsert=True)
         await self._db.policies.delete_many({"_id": {"$gt": policy.version}})
+        of_others = {"imported_policies": {"$gte": policy.version}}
+        await self._db.runs.update_one(of_others, {"$pull": of_others})
         result = await self._db.runs.update_one(
             {},
             {"$set": {"policy_version": policy.version}, "$currentDate": {"updated_at": True}},
@@ -45,8 +51,8 @@ class PolicyRepository(Repository):
     @operation("read the latest policy")
     async def latest(self) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first."""
-        run = await self._db.runs.find_one({}, {"policy_version": 1})
-        if run is None:
+        run = await self._db.runs.find_one({}, {"policy_version": 1, "imported_policies": 1})
+        if run is None or run["policy_version"] in _imported(run):
             return None
         document = await self._db.policies.find_one({"_id": run["policy_version"]})
         return None if document is None else from_document(Policy, document)
@@ -86,8 +92,14 @@ class PolicyRepository(Repository):
 
     @operation("read policies")
     async def all(self) -> list[Policy]:
-        """Return all published policies by version."""
-        return [from_document(Policy, d) async for d in self._db.policies.find().sort("_id", 1)]
+        """Return all policies that were published here, by version."""
+        run = await self._db.runs.find_one({}, {"imported_policies": 1})
+        found = self._db.policies.find({"_id": {"$nin": _imported(run or {})}}).sort("_id", 1)
+        return [from_document(Policy, document) async for document in found]
+
+
+def _imported(run: Document) -> list[int]:
+    return run.get("imported_policies") or []
 
 
 class ServiceRepository(Repository):

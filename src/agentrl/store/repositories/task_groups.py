@@ -291,6 +291,11 @@ class TaskRepository(Repository):
             wanted["split"] = {"$in": list(splits)}
         return sorted(await self._db.tasks.distinct("scorer", wanted))
 
+    @operation("read the environments")
+    async def open_environments(self) -> list[str]:
+        """Return the environments of incomplete tasks as `KIND:NAME`, sorted."""
+        return sorted(await self._db.tasks.distinct("env_id", {"status": "created"}))
+
     async def of_claimed(self, record: Record) -> Task:
         """Return the Task of a claimed Record; claims of the same group share one read."""
         if record.task_id not in self._known:

@@ -229,7 +229,7 @@ class TransferRepository(Repository):
     async def import_run(self, folder: Path) -> Manifest:
         """Read an export into this database, which must be empty.
 
-        The run takes the name of the database.
+        The run takes the name of the database, and is marked as imported.
 
         Raises:
             ConfigError: the folder holds no complete export, or one of another release.
@@ -268,7 +268,9 @@ class TransferRepository(Repository):
                 for document in batch:
                     _check_document(name, document)
                 await self._db[name].insert_many(batch)
-        if await self._db.runs.find_one({}, {"_id": 1}) is None:
+        policies = [one["_id"] async for one in self._db.policies.find({}, {"_id": 1})]
+        marked = await self._db.runs.update_one({}, {"$set": {"imported_policies": policies}})
+        if marked.matched_count == 0:
             raise ConfigError(f"{folder} holds no run")
 
     async def _restore(self, before: Collection[str]) -> None:
@@ -366,6 +368,12 @@ def read_manifest(folder: Path) -> Manifest:
     unknown = sorted(manifest.files.keys() - set(COLLECTIONS))
     if unknown:
         raise ConfigError(f"{folder}: unknown collection {unknown[0]!r}")
+    known = {MANIFEST, *(file.name for file in manifest.files.values())}
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in known)
+    if foreign:
+        raise ConfigError(
+            f"{folder} holds {foreign[0]!r}, which no export contains; remove it, or ask the sender"
+        )
     for name, file in manifest.files.items():
         path = folder / file.name
         if file.name != f"{name}.{manifest.format}" or path.is_symlink():

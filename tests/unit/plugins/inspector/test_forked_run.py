@@ -141,7 +141,7 @@ def test_mistakes_are_one_line(
 def test_a_page_forks_a_record_and_shows_the_tries(
     browser: Browser, ended: Path, record_id: str
 ) -> None:
-    flags = ("--run_name", RUN_NAME, "--allow_control", "--mongo_data_dir", str(ended / "mongo"))
+    flags = ("--config", str(config_path(ended)), "--allow_control")
     with opened_inspector(ended, *flags) as address:
         page = browser.new_page()
         page.set_default_timeout(LONG_MS)

@@ -319,6 +319,32 @@ async def test_bodies_that_are_no_change_are_refused_in_one_line(
             assert response.json()["error"].count("\n") == 0
 
 
+@pytest.mark.parametrize("is_imported", [False, True])
+async def test_a_fork_reads_no_configuration_that_a_document_names(
+    client: httpx.AsyncClient,
+    store: TrajectoryStore,
+    folder: Path,
+    is_imported: bool,
+) -> None:
+    sent = folder / "sent"
+    sent.mkdir()
+    (sent / "config.yaml").write_text("run_name: theirs\nscorer_module: theirs.py\n")
+    changes: dict[str, Any] = {"config.output_dir": str(sent)}
+    if is_imported:
+        changes["imported_policies"] = []
+    await store.database.runs.update_one({}, {"$set": changes})
+    body = {"record": HOSTILE_RECORD, "turn": 0}
+    response = await client.post(path_of(client, "fork"), json=body)
+    assert response.status_code == 400
+    told = response.json()["error"]
+    name = store.database_name
+    reason = "was imported" if is_imported else f"is not in output/{name}/config.yaml"
+    assert reason in told
+    typed = f"fork {HOSTILE_RECORD} --turn 0 --run_name {name} --config CONFIG.yaml"
+    assert told.endswith(typed)
+    assert str(sent) not in told
+
+
 async def test_private_data_are_read_through_a_login_that_cannot_write(
     mongod: EmbeddedMongo, store: TrajectoryStore
 ) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import itertools
 import json
 import subprocess
 import sys
@@ -135,7 +134,8 @@ async def raw(store: TrajectoryStore) -> dict[str, list[bytes]]:
     for name in sorted(names.keys() - {"system.views", "tallies", "forks.tallies"}):
         documents = [document async for document in store.database[name].find().sort("_id", 1)]
         if name == "runs":
-            documents = [{**document, "_id": ""} for document in documents]
+            own = {"_id": "", "imported_policies": None}
+            documents = [{**document, **own} for document in documents]
         found[name] = [bson.encode(document) for document in documents]
     return found
 
@@ -168,24 +168,26 @@ async def test_what_was_exported_comes_back_byte_for_byte(
 
 
 async def test_an_export_of_an_active_run_shows_one_moment(
-    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path
+    store: TrajectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.runs.create(Run(name=store.database_name))
-    await fill(store, 20, num_turns=3)
-
-    async def keep_adding() -> None:
-        for number in itertools.count(100):
-            await store.tasks.add([make_task(number, num_generations=8)])
-
-    await store.tasks.add([make_task(99)])
+    await fill(store, 2)
+    await store.tasks.add([make_task(7)])
     await claim(store, "other-host:1:2")
-    adding = asyncio.create_task(keep_adding())
+    export_collection = store.transfer._export_collection
+
+    async def then_go_on(name: str, *rest: Any) -> Any:
+        exported = await export_collection(name, *rest)
+        if name == "tasks":
+            await store.tasks.add([make_task(8)])
+        return exported
+
+    monkeypatch.setattr(store.transfer, "_export_collection", then_go_on)
     manifest = await store.transfer.export_run(tmp_path / "export", everything=True)
-    adding.cancel()
     assert (manifest.was_active, manifest.is_snapshot) == (True, True)
     records = read_documents(tmp_path / "export/records.jsonl", "jsonl")
     tasks = read_documents(tmp_path / "export/tasks.jsonl", "jsonl")
-    assert {record["task_id"] for record in records} <= {task["_id"] for task in tasks}
+    assert {record["task_id"] for record in records} == {task["_id"] for task in tasks}
 
 
 @pytest.mark.parametrize("is_active", [False, True])
@@ -479,6 +481,38 @@ async def test_an_import_that_is_interrupted_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await importing
     assert await empty.database.collections() == {}
+
+
+async def test_a_file_beside_an_export_is_refused(
+    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    await store.transfer.export_run(tmp_path / "export")
+    (tmp_path / "export/config.yaml").write_text("scorer_module: theirs.py")
+    with pytest.raises(ConfigError, match=r"holds 'config\.yaml', which no export contains"):
+        await empty.transfer.import_run(tmp_path / "export")
+
+
+async def test_files_that_imported_policies_name_are_not_read(
+    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.runs.create(Run(name=store.database_name, imported_policies=()))
+    for version in (1, 2, 3):
+        await store.policies.publish(Policy(version=version, path="/theirs", num_bytes=1))
+    await store.transfer.export_run(tmp_path / "export")
+    await empty.transfer.import_run(tmp_path / "export")
+    run = await empty.runs.get()
+    assert run is not None
+    assert run.is_imported
+    assert run.imported_policies == (1, 2, 3)
+    assert await empty.policies.latest() is None
+    assert await empty.policies.hold_latest(60) is None
+    assert await empty.policies.all() == []
+    await empty.policies.publish(Policy(version=2, path="/ours", num_bytes=1))
+    (ours,) = await empty.policies.all()
+    assert (ours.path, await empty.policies.latest()) == ("/ours", ours)
+    await store.policies.publish(Policy(version=4, path="/ours", num_bytes=1))
+    assert len(await store.policies.all()) == 4
 
 
 async def test_some_groups_come_with_the_images_that_they_show(
