@@ -1,12 +1,22 @@
 """`Run`: the document that controls a run; and the servers and samplers that take part in it."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.schema.base import Value, utc_now
 from agentrl.schema.record import Lease
+from agentrl.schema.sampling_bounds import (
+    MaxNewTokens,
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TokenPenalty,
+    TopK,
+    TopP,
+)
 
 SCHEMA_VERSION = 2
 RunStatus = Literal["created", "training", "completed", "no_signal", "failed"]
@@ -22,7 +32,8 @@ ENDED_RUNS: frozenset[RunStatus] = frozenset({"completed", "no_signal", "failed"
 class Control(Value):
     """Settings that may change during a run; samplers and trainer read them every second.
 
-    None means the value that the process was started with.
+    None means the value that the process was started with. Without a value in the stored document,
+    the others are those of the trainer's flags too.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -35,16 +46,16 @@ class Control(Value):
     """Groups that one optimizer step consumes."""
     concurrency: int | None = Field(default=None, ge=1, le=100_000)
     """Rollouts that one sampler process runs at the same time."""
-    temperature: float | None = Field(default=None, ge=0.0)
+    temperature: Temperature | None = None
     """Of training rollouts, like all sampling parameters below; evaluations keep theirs."""
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=-1, le=1_000_000_000)
-    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
-    max_new_tokens: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    scorer: str | None = Field(default=None, min_length=1)
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: TokenPenalty | None = None
+    frequency_penalty: TokenPenalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    max_new_tokens: MaxNewTokens | None = None
+    scorer: str | None = Field(default=None, min_length=1, max_length=200)
     """Name of the scorer of training rollouts, in place of the one that their task names."""
 
     def oldest_version(self, step: int) -> int:
@@ -63,6 +74,26 @@ class Control(Value):
         """Return the sampling parameters that are set, by their names in `SamplingParams`."""
         values = {name: getattr(self, name) for name in _SAMPLING_CONTROLS}
         return {name: value for name, value in values.items() if value is not None}
+
+
+def usable_control(
+    stored: Mapping[str, Any], of_flags: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the stored controls without those that nobody can follow, and what is wrong with these.
+
+    Args:
+        stored: the controls of a document that anybody may have edited.
+        of_flags: the controls that the trainer was started with, which replace missing ones.
+    """
+    known = {name: stored[name] for name in Control.model_fields if stored.get(name) is not None}
+    try:
+        Control.model_validate(known)
+    except ValidationError as error:
+        found = {str(one["loc"][0]): one for one in error.errors(include_url=False)}
+        problems = (f"{name}: {one['msg']}, got {one['input']!r}" for name, one in found.items())
+        known = {name: value for name, value in known.items() if name not in found}
+        return {**of_flags, **known}, tuple(problems)
+    return {**of_flags, **known}, ()
 
 
 _SAMPLING_CONTROLS = (
@@ -112,6 +143,8 @@ class Run(Value):
     config_log: tuple[ConfigChange, ...] = ()
     """The last changes of `config`, oldest first."""
     control: Control = Field(default_factory=Control)
+    control_problems: tuple[str, ...] = Field(default=(), exclude=True)
+    """What is wrong with values in the stored controls that `control` leaves out."""
     control_log: tuple[ControlChange, ...] = ()
     """The last changes of `control`, oldest first."""
     flag_control: Control | None = None
@@ -133,6 +166,16 @@ class Run(Value):
     another installation, so nothing reads them. None for a run of this installation."""
     created_at: datetime = Field(default_factory=utc_now)
     updated_at: datetime = Field(default_factory=utc_now)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_bad_controls(cls, fields: Any) -> Any:
+        # Any edit of the document would otherwise end all processes that read it.
+        if not isinstance(fields, dict) or not isinstance(stored := fields.get("control"), dict):
+            return fields
+        of_flags = fields.get("flag_control")
+        control, problems = usable_control(stored, of_flags if isinstance(of_flags, dict) else {})
+        return {**fields, "control": control, "control_problems": problems}
 
     @property
     def is_imported(self) -> bool:

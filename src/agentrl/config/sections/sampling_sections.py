@@ -8,28 +8,37 @@ from pydantic import Field, SecretStr
 from agentrl.config.gpu_lists import GpuList
 from agentrl.config.secrets import SecretCommand, SecretRoutes, SecretServers, SecretUrl
 from agentrl.config.sections.section import ConfigSection
+from agentrl.schema.sampling_bounds import (
+    MaxNewTokens,
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TokenPenalty,
+    TopK,
+    TopP,
+)
 
 
 class SamplingSection(ConfigSection):
     """How tokens are sampled."""
 
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: Temperature = 1.0
     """Sampling temperature of training rollouts."""
-    eval_temperature: float = Field(default=0.0, ge=0.0)
+    eval_temperature: Temperature = 0.0
     """Sampling temperature of evaluation rollouts; 0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_p: TopP = 1.0
     """Nucleus sampling threshold. Any value but 1 makes the behavior logprobs approximate."""
-    top_k: int = Field(default=-1, ge=-1)
+    top_k: TopK = -1
     """Number of most likely tokens to sample from; -1 keeps all."""
-    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    min_p: MinP = 0.0
     """Minimum probability of a token, relative to the most likely token."""
-    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    presence_penalty: TokenPenalty = 0.0
     """Penalty on the logits of tokens that have already appeared."""
-    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: TokenPenalty = 0.0
     """Penalty on the logits of tokens for each previous occurrence."""
-    repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0)
+    repetition_penalty: RepetitionPenalty = 1.0
     """Divisor of the logits of tokens that have already appeared; 1 has no effect."""
-    max_new_tokens: int = Field(default=8192, ge=1)
+    max_new_tokens: MaxNewTokens = 8192
     """Maximum number of tokens sampled in one model call."""
     max_prompt_tokens: int = Field(default=128_768, ge=1)
     """Maximum prompt length in tokens; a rollout whose context exceeds it ends with

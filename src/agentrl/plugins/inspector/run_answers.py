@@ -81,6 +81,7 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
         "policy_version": run.policy_version,
         "admitted_groups": run.admitted_groups,
         "control": run.control.model_dump(mode="json"),
+        "control_problems": run.control_problems,
         "control_log": [one.model_dump(mode="json") for one in run.control_log[-20:]],
         "trainer_leases": {
             name: lease.model_dump(mode="json") for name, lease in run.trainer_leases.items()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from agentrl.errors import StoreError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.admission_limits import (
     ConcurrencyLimit,
@@ -23,9 +23,12 @@ from agentrl.rollout.worker.admission_limits import (
 )
 from agentrl.rollout.worker.attempt import LeaseRenewal, MakeSampler, RolloutAttempt, SlotCounts
 from agentrl.runtime.ending_tasks import end_tasks
-from agentrl.schema import TERMINAL_STATUSES, Record, SamplerInfo, Split, Task, utc_now
+from agentrl.runtime.printable import one_line
+from agentrl.schema import TERMINAL_STATUSES, Record, Run, SamplerInfo, Split, Task, utc_now
 
 log = logging.getLogger(__name__)
+
+_BAD_CONTROL = "nothing is sampled until this control is set to a usable value: {}"
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class SamplingLoop:
         self._scoring_checked_at = time.monotonic()
         self._started_groups = 0
         self._wind_up_until: float | None = None
+        self._control_problem = ""
         self._info = SamplerInfo(id=owner, host=socket.gethostname(), pid=os.getpid())
 
     @property
@@ -175,10 +179,10 @@ class SamplingLoop:
         await self._watch.refresh(times.busy_refresh if not idle else times.idle_poll / 2)
         full = self._is_full()
         if self._watch.run is not None:
-            self._context.live.current = self._watch.run.control
+            self._follow(self._watch.run)
         if self._watch.run_ended(times.resume_grace):
             return await self._wind_up()
-        reason = self._watch.hold_reason() or self._backoff_reason()
+        reason = self._hold_reason()
         if reason is None and full:
             self._switch_waiting(None)
             return times.busy_refresh
@@ -191,12 +195,39 @@ class SamplingLoop:
                 return 0.0
             reason = await self._watch.idle_reason()
         self._switch_waiting(reason)
-        if not full and await self._claim_scoring(urgent=idle or scores_only):
+        if (
+            reason != "bad_control"
+            and not full
+            and await self._claim_scoring(urgent=idle or scores_only)
+        ):
             return 0.0
         if reason in ("no_task", "no_scoring") and idle and await self._all_done():
             log.info("no work is left")
             return None
         return times.idle_poll
+
+    def _follow(self, run: Run) -> None:
+        """Follow the run's controls, and warn of values that nobody can follow."""
+        control, problems = run.control, run.control_problems
+        if control.scorer is not None and self._context.rollout.scoring != "elsewhere":
+            try:
+                self._context.scoring.check(control.scorer)
+            except ConfigError as error:
+                problems = (*problems, f"scorer: {error}")
+                # Answers of running rollouts are scored as before.
+                former = self._context.live.current.scorer
+                control = control.model_copy(update={"scorer": former})
+        self._context.live.current = control
+        problem = "; ".join(problems)
+        if problem and problem != self._control_problem:
+            log.warning("run %s: %s", run.name, _BAD_CONTROL.format(one_line(problem)))
+        elif self._control_problem and not problem:
+            log.info("run %s: all controls can be followed; sampling continues", run.name)
+        self._control_problem = problem
+
+    def _hold_reason(self) -> WaitReason | None:
+        bad_control: WaitReason | None = "bad_control" if self._control_problem else None
+        return self._watch.hold_reason() or bad_control or self._backoff_reason()
 
     async def _pause(self, seconds: float, stopped: asyncio.Task[bool]) -> None:
         """Wait, but only until a stop is requested or, at full capacity, a rollout ends."""
@@ -370,11 +401,15 @@ class SamplingLoop:
                 "num_finished": self.counts.finished,
                 "num_output_tokens": self.counts.num_output_tokens,
                 "seconds_waiting": {k: round(v, 3) for k, v in self._waiting.seconds.items()},
-                "notice": self._notice(),
+                "notice": self._control_notice() or self._notice(),
                 "heartbeat_at": utc_now(),
             }
         )
         await self._context.store.samplers.heartbeat(self._info)
+
+    def _control_notice(self) -> str:
+        problem = one_line(self._control_problem)
+        return _BAD_CONTROL.format(problem) if problem else ""
 
     async def _log_progress(self) -> None:
         pause = self._times.log_progress / 8

@@ -108,7 +108,9 @@ def _object_schema(model: type[BaseModel]) -> Document:
     fields = model.model_fields
     schema: Document = {
         "bsonType": "object",
-        "properties": {name: _schema(field.annotation) for name, field in fields.items()},
+        "properties": {
+            name: _schema(field.annotation) for name, field in fields.items() if not field.exclude
+        },
     }
     required = [name for name, field in fields.items() if field.is_required()]
     return {**schema, "required": required} if required else schema

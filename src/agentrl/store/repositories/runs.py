@@ -1,5 +1,6 @@
 """The `runs` document: identity, controls, admission, and trainer leases."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -58,10 +59,10 @@ class RunRepository(Repository):
 
         Args:
             by: author of the change, for `Run.control_log`.
-            **changes: fields of `Control`.
+            **changes: fields of `Control`; None restores the value of the last start.
 
         Raises:
-            ConfigError: a field is unknown or its value has the wrong type.
+            ConfigError: a field is unknown, or its value has the wrong type or is out of range.
             StoreError: there is no run.
         """
         unknown = sorted(changes.keys() - Control.model_fields.keys())
@@ -69,6 +70,8 @@ class RunRepository(Repository):
             raise ConfigError(
                 f"unknown control {unknown[0]!r}; known: {', '.join(Control.model_fields)}"
             )
+        if None in changes.values():
+            changes = {**changes, **await self._at_start(changes)}
         try:
             checked = Control.model_validate(changes, strict=True)
         except ValidationError as error:
@@ -77,6 +80,14 @@ class RunRepository(Repository):
                 f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}"
             ) from None
         return await self._set_control(encode(checked.model_dump(include=set(changes))), by)
+
+    async def _at_start(self, changes: Mapping[str, Any]) -> Document:
+        """Return the values of the last start for the changes to None."""
+        run = await self.get()
+        if run is None:
+            raise self._db.no_run()
+        started = (run.flag_control or Control()).model_dump()
+        return {name: started[name] for name, value in changes.items() if value is None}
 
     @operation("apply the flags to the run's controls")
     async def apply_flags(self, flags: Control) -> Run:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
@@ -283,6 +284,53 @@ async def test_a_paused_run_is_not_sampled(
             await until(store, pending=2)
             await store.runs.update_control(sampling_paused=False)
             await until(store, scored=2)
+
+
+BAD_CONTROLS: dict[str, tuple[Any, str]] = {
+    "max_staleness": (-5, "max_staleness: Input should be greater than or equal to 0, got -5"),
+    "temperature": (1e9, "temperature: Input should be less than or equal to 1000000, got 1"),
+    "top_k": (2**40, "top_k: Input should be less than or equal to 1000000000"),
+    "repetition_penalty": (1e-9, "repetition_penalty: Input should be greater than or equal to"),
+    "groups_per_step": (0, "groups_per_step: Input should be greater than or equal to 1, got 0"),
+    "concurrency": (0, "concurrency: Input should be greater than or equal to 1, got 0"),
+    "scorer": ("nosuch", "scorer: .*nosuch"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CONTROLS)
+async def test_a_bad_control_pauses_the_claims_and_costs_no_attempt(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    value, problem = BAD_CONTROLS[name]
+    edited = {f"control.{name}": value}
+    with serve_script(renderer, look_then_answer, delay_seconds=0.3) as engine:
+        scored = [task(number).model_copy(update={"scorer": "math"}) for number in range(3)]
+        await begin_run(store, engine, *scored)
+        rollout = RolloutSection(max_concurrent_samples_per_process=1)
+        scoring = RegisteredScoring()
+        async with (
+            open_play(store, engine, tools_url, rollout=rollout, scoring=scoring) as context,
+            running(context) as (loop, _),
+        ):
+            await wait_for(lambda: len(engine.requests) > 0)
+            await store.database["runs"].update_one({}, {"$set": edited})
+            await wait_for(lambda: "bad_control" in loop.state.seconds_waiting)
+            await wait_for(lambda: loop.state.num_running == 0)
+            await several_looks(store)
+            (info,) = await store.samplers.all()
+            assert re.search(problem, info.notice)
+            assert re.search(problem, caplog.text)
+            pending = await store.database["records"].count_documents({"status": "pending"})
+            assert pending > 0
+            await several_looks(store)
+            await until(store, pending=pending, scored=6 - pending)
+            await store.runs.update_control(**{name: None})
+            await until(store, scored=6)
+    assert await store.database["records"].count_documents({"attempt": {"$ne": 1}}) == 0
 
 
 async def test_live_changes_reach_rollouts_at_the_next_refresh(

@@ -93,6 +93,10 @@ async def test_an_edit_in_the_database_is_noted_afterwards(store: TrajectoryStor
         {"sampling_paused": 1},
         {"top_p": 1.5},
         {"temperature": True},
+        {"temperature": 1e9},
+        {"temperature": float("nan")},
+        {"repetition_penalty": 1e-9},
+        {"scorer": "s" * 201},
     ],
 )
 async def test_values_of_the_wrong_type_or_range_change_nothing(
@@ -102,6 +106,45 @@ async def test_values_of_the_wrong_type_or_range_change_nothing(
     with pytest.raises(ConfigError, match=next(iter(changes))):
         await store.runs.update_control(**changes)
     assert await store.runs.get() == run
+
+
+@pytest.mark.parametrize("flags", [None, Control(max_staleness=3, groups_per_step=8)])
+async def test_null_restores_the_value_of_the_start(
+    store: TrajectoryStore, flags: Control | None
+) -> None:
+    await store.runs.create(Run(name="run", flag_control=flags))
+    changes = {"max_staleness": 9, "groups_per_step": 9, "sampling_paused": True, "top_k": 5}
+    await store.runs.update_control(**changes)
+    run = await store.runs.update_control(**dict.fromkeys(changes))
+    assert run.control == (flags or Control())
+
+
+@pytest.mark.parametrize(
+    ("edit", "problems"),
+    [
+        ({"$set": {"control.max_staleness": -5}}, 1),
+        ({"$set": {"control.temperature": 1e9, "control.top_p": 0}}, 2),
+        ({"$set": {"control.concurrency": None}}, 0),
+        ({"$unset": {"control.max_staleness": ""}}, 0),
+        ({"$unset": {"control": ""}}, 0),
+    ],
+)
+async def test_a_bad_edit_in_the_database_is_named_and_the_value_of_the_start_applies(
+    store: TrajectoryStore, edit: dict[str, Any], problems: int
+) -> None:
+    flags = Control(max_staleness=3, groups_per_step=8)
+    await store.runs.create(Run(name="run", control=flags, flag_control=flags))
+    await store.database["runs"].update_one({}, edit)
+    run = await store.runs.set_status("training")
+    for read in (run, await store.runs.get()):
+        assert read is not None
+        assert len(read.control_problems) == problems
+        if "control" not in edit.get("$unset", {}):
+            assert read.control == flags
+    names = [problem.partition(":")[0] for problem in run.control_problems]
+    mended = await store.runs.update_control("ada", **dict.fromkeys(names), sampling_paused=True)
+    assert (mended.control_problems, mended.control.sampling_paused) == ((), True)
+    assert not (await store.runs.apply_flags(flags)).control_problems
 
 
 async def test_a_restart_takes_no_live_change_back(store: TrajectoryStore) -> None:
@@ -131,6 +174,12 @@ async def test_the_command_line_changes_a_run(
     assert "unknown control 'max_stalenes'" in capsys.readouterr().err
     assert await command("max_staleness", "many") == 2
     assert "'many' is not JSON" in capsys.readouterr().err
+    assert await command("max_staleness", "null") == 0
+    assert capsys.readouterr().out == f"{store.database_name}: max_staleness 3 -> 1\n"
+    assert await command("temperature", "1e9") == 2
+    assert "temperature: Input should be less than or equal to 1000000" in capsys.readouterr().err
+    assert await command("max_staleness", "3") == 0
+    capsys.readouterr()
     assert await command("scorer", "exactly") == 2
     assert "exact" in capsys.readouterr().err
     assert await command("scorer", "math") == 0
