@@ -27,7 +27,7 @@ from agentrl.config.flags import (
     canonical_name,
     unknown_flag,
 )
-from agentrl.config.named_files import existing_or_shipped, read_text_file
+from agentrl.config.named_files import YamlAsTyped, existing_or_shipped, read_text_file
 from agentrl.config.private_files import write_private
 from agentrl.config.recipes import expand_recipe
 from agentrl.config.secrets import published, redact, remember, revealed, secrets_of
@@ -90,7 +90,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, is not a mapping, or names a flag twice.
     """
     try:
-        content = yaml.load(read_text_file(path), _UniqueKeys)
+        content = yaml.load(read_text_file(path), YamlAsTyped)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except RecursionError:
@@ -133,23 +133,6 @@ def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
             )
         values[name], spellings[name] = value, text
     return values
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses duplicate keys; YAML itself silently uses the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping."""
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    None, None, f"{key.value!r} occurs twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:

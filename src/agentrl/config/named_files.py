@@ -10,12 +10,16 @@ has no end.
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
+
+import yaml
 
 _PACKAGE = Path(__file__).parents[1]
 _ROOTS = (_PACKAGE / "_data", _PACKAGE.parents[1])
 _MAX_CHARS = 16 << 20
+_NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|.*:.*")
 
 
 def shipped_file(name: str) -> Path:
@@ -75,3 +79,44 @@ def read_text_file(path: Path) -> str:
 def _open_at_once(path: str, flags: int) -> int:
     # Opening a pipe would otherwise wait for its writer.
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+class YamlAsTyped(yaml.SafeLoader):
+    """Reads values as a person means them, where YAML 1.1 silently makes something else of them.
+
+    Duplicate keys, of which YAML uses the last one, are refused. Times such as `1:30` (in YAML 90),
+    numbers with a leading zero such as `010` (in YAML 8) and dates stay text, as on the command
+    line.
+    """
+
+    yaml_implicit_resolvers = {
+        start: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+        for start, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping."""
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    None, None, f"{key.value!r} occurs twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _integer(loader: YamlAsTyped, node: yaml.ScalarNode) -> int | str:
+    text: str = node.value
+    return text if _NOT_DECIMAL.fullmatch(text) else loader.construct_yaml_int(node)
+
+
+def _number(loader: YamlAsTyped, node: yaml.ScalarNode) -> float | str:
+    text: str = node.value
+    return text if ":" in text else loader.construct_yaml_float(node)
+
+
+YamlAsTyped.add_constructor("tag:yaml.org,2002:int", _integer)
+YamlAsTyped.add_constructor("tag:yaml.org,2002:float", _number)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from agentrl.config.named_files import read_text_file
+from agentrl.config.named_files import YamlAsTyped, read_text_file
 from agentrl.errors import ConfigError
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -101,7 +101,7 @@ class AgentConfig(BaseModel):
             ConfigError: the file is missing, or is not a YAML mapping.
         """
         try:
-            data = yaml.safe_load(read_text_file(Path(path)))
+            data = yaml.load(read_text_file(Path(path)), YamlAsTyped)
         except OSError as error:
             raise ConfigError(f"--agent_config_path {path}: {error.strerror}") from None
         except RecursionError:

@@ -212,6 +212,32 @@ def test_a_written_configuration_reads_back_the_same(tmp_path: Path) -> None:
     assert parse_flags(["--config", str(path)]) == config
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("max_steps: 1:30", "--max_steps: .*got '1:30'"),
+        ("learning_rate: 1:30.5", "--learning_rate: .*got '1:30.5'"),
+        ("preferred_sampling_params: {temperature: 1:30}", "--temperature: .*got '1:30'"),
+        ("max_steps: 2026-11-27", "--max_steps: .*got '2026-11-27'"),
+    ],
+)
+def test_a_time_or_date_in_a_file_is_no_number(tmp_path: Path, line: str, named: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=named) as caught:
+        parse_flags(["--config", str(path)])
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_and_names_in_a_file_mean_what_they_mean_on_the_command_line(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("max_steps: 010\nrun_name: 2026-11-27\nlearning_rate: 1e-5\nseed: 0\n")
+    typed = ["--max_steps", "010", "--run_name", "2026-11-27", "--learning_rate", "1e-5"]
+    assert parse_flags(["--config", str(path)]) == parse_flags([*typed, "--seed", "0"])
+
+
 def test_flags_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("max-steps: 3\nlearning_rate: 0.1\n")

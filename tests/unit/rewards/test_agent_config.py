@@ -47,6 +47,9 @@ def test_a_mistake_is_reported_by_who_needs_the_section(path: Path) -> None:
     path.write_text("scorer_agent: {models: [{base_url: a, model: b}], max_retry: 1}")
     with pytest.raises(ConfigError, match="max_retry: Extra inputs"):
         AgentConfig.load(path).judge_settings()
+    path.write_text("scorer_agent: {models: [{base_url: a, model: b}], max_retries: 1:30}")
+    with pytest.raises(ConfigError, match="max_retries: Input should be a valid integer"):
+        AgentConfig.load(path).judge_settings()
     path.write_text("")
     with pytest.raises(ConfigError, match="scorer_agent: missing"):
         AgentConfig.load(path).judge_settings()
