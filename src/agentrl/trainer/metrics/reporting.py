@@ -50,10 +50,10 @@ def recorded_steps(config: RootConfig, first: int, last: int) -> dict[int, StepM
         ConfigError: one of the steps `first` to `last` was not trained.
     """
     recorded = read_metrics(config.run.output_path)
-    missing = [step for step in range(first, last + 1) if step not in recorded]
-    if missing:
+    missing = next((step for step in range(first, last + 1) if step not in recorded), None)
+    if missing is not None:
         raise ConfigError(
-            f"step {missing[0]} of {config.run.run_name} was not trained; it has steps 1 to "
+            f"step {missing} of {config.run.run_name} was not trained; it has steps 1 to "
             f"{max(recorded, default=0)}"
         )
     return recorded

@@ -12,6 +12,7 @@ a model is not run.
 """
 
 import asyncio
+import gzip
 import io
 import shutil
 import tarfile
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -46,6 +47,8 @@ _RUN_FLAGS = ("run_name", "seed")
 _EXCLUDED_FLAGS = {"model_name_or_path", "reference_model", "trust_remote_code", "report_to"}
 _MAX_EXPANSION = 50
 _MAX_FILES = 10_000
+_MAX_READ_BYTES = 1 << 20
+_GZIP_START = b"\x1f\x8b"
 _MAX_CONFIG_BYTES = 1 << 16
 _MAX_STEP_DIGITS = 12
 
@@ -129,7 +132,7 @@ def unpacked(file: Path) -> Iterator[Bundle]:
         folder = Path(name)
         try:
             _extract(file, folder)
-        except (tarfile.TarError, EOFError, OSError) as error:
+        except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError) as error:
             reason = str(error).partition(":\n")[0]
             raise ConfigError(f"{file} is not a bundle: {reason}") from None
         _check_config(file, folder / CONFIG_FILE)
@@ -143,7 +146,7 @@ def unpacked(file: Path) -> Iterator[Bundle]:
         if (folder / _REFERENCE_DIR).is_dir():
             values["reference_model"] = str(folder / _REFERENCE_DIR)
         config = load_config(values)
-        yield Bundle(config, (_first_step(file, folder), _last_step(file, folder)))
+        yield Bundle(config, _steps(file, folder))
 
 
 @contextmanager
@@ -161,6 +164,17 @@ async def _import(uri: str, config: RootConfig) -> None:
         await store.ensure_schema()
 
 
+def _steps(file: Path, folder: Path) -> tuple[int, int]:
+    """Return the first and the last step; a replay visits all steps up to the last one."""
+    first, num_steps = _first_step(file, folder), _num_steps(file, folder)
+    if not 1 <= first <= num_steps:
+        raise ConfigError(
+            f"{file} is not a bundle: it starts at step {first}, and its {METRICS_FILE} has steps 1 "
+            f"to {num_steps}"
+        )
+    return first, num_steps
+
+
 def _first_step(file: Path, folder: Path) -> int:
     path = folder / _FIRST_STEP_FILE
     text = path.read_bytes()[: _MAX_STEP_DIGITS + 1] if path.is_file() else b""
@@ -169,14 +183,17 @@ def _first_step(file: Path, folder: Path) -> int:
     return int(text)
 
 
-def _last_step(file: Path, folder: Path) -> int:
+def _num_steps(file: Path, folder: Path) -> int:
     try:
-        return max(read_metrics(folder), default=1)
+        recorded = sorted(read_metrics(folder))
+        if recorded != [*range(1, len(recorded) + 1)]:
+            raise ValueError("it leaves steps out")
     except ValueError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
             f"{file} is not a bundle: its {METRICS_FILE} cannot be read: {reason}"
         ) from None
+    return len(recorded)
 
 
 def _check_config(file: Path, path: Path) -> None:
@@ -238,12 +255,38 @@ def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
+class _SmallReads:
+    """A file of which no more is read at once than a header or a part of a member takes.
+
+    `tarfile` reads the extended header of a member at once, however long it says it is.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.seek, self.tell, self._read = file.seek, file.tell, file.read
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _MAX_READ_BYTES:
+            raise tarfile.ReadError(f"a header is larger than {_MAX_READ_BYTES >> 20} MiB")
+        return self._read(size)
+
+
+@contextmanager
+def _archive(file: Path) -> Iterator[tarfile.TarFile]:
+    """Open an archive of the kinds that `write_bundle` writes; others unpack to far more."""
+    with file.open("rb") as raw:
+        is_compressed = raw.read(len(_GZIP_START)) == _GZIP_START
+        raw.seek(0)
+        unpacked_file: Any = gzip.GzipFile(fileobj=raw) if is_compressed else raw
+        with tarfile.open(fileobj=_SmallReads(unpacked_file), mode="r:") as tar:  # type: ignore[call-overload]
+            yield tar
+
+
 def _extract(file: Path, folder: Path) -> None:
     max_bytes = min(
         shutil.disk_usage(folder).free // 2, _MAX_EXPANSION * max(file.stat().st_size, 1 << 20)
     )
     size = 0
-    with tarfile.open(file) as tar:
+    with _archive(file) as tar:
         for number, member in enumerate(tar, 1):
             size += member.size
             if number > _MAX_FILES:
@@ -254,6 +297,6 @@ def _extract(file: Path, folder: Path) -> None:
                 raise ConfigError(
                     f"{file} holds more than {max_bytes >> 20} MiB; it is not unpacked"
                 )
-            if not (member.isfile() or member.isdir()):
+            if not (member.isfile() or member.isdir()) or member.issparse():
                 raise ConfigError(f"{file}: {member.name!r} is neither a file nor a folder")
             tar.extract(member, folder, filter="data")

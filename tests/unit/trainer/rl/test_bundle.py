@@ -1,7 +1,11 @@
 """Bundles that others made: nothing in them reaches beyond their own folder."""
 
+import gzip
 import io
+import json
+import lzma
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,9 +68,20 @@ def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
         pass
 
 
+def metrics_of(*steps: int) -> bytes:
+    """Figures of these steps as a run records them."""
+    figures = {"reward_mean": 0, "num_groups": 1, "num_records": 1, "num_trained_records": 1}
+    figures |= {"loss": 0, "grad_norm": 0, "learning_rate": 0}
+    return b"".join(json.dumps({"step": step, **figures}).encode() + b"\n" for step in steps)
+
+
 def bundle_of(path: Path, **files: bytes) -> Path:
     """A bundle with these files beside what every bundle has."""
-    whole = {"config.yaml": b"run_name: theirs\nseed: 3\n", "first_step": b"3"}
+    whole = {
+        "config.yaml": b"run_name: theirs\nseed: 3\n",
+        "first_step": b"3",
+        "metrics.jsonl": metrics_of(1, 2, 3, 4),
+    }
     whole |= {name.replace("__", "."): content for name, content in files.items()}
     return write_tar(path, *((tarfile.TarInfo(name), content) for name, content in whole.items()))
 
@@ -75,7 +90,7 @@ def test_a_bundle_is_replayed_from_its_own_folder(tmp_path: Path) -> None:
     with unpacked(bundle_of(tmp_path / "b.tar")) as bundle:
         assert not bundle.config.model.trust_remote_code
         assert bundle.config.run.output_path.name.startswith("agentrl-bundle-")
-        assert bundle.steps == (3, 1)
+        assert bundle.steps == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +109,14 @@ def test_a_bundle_is_replayed_from_its_own_folder(tmp_path: Path) -> None:
         ({"first_step": b"9" * 5000}, "which steps"),
         ({"first_step": b"\xff"}, "which steps"),
         ({"first_step": b"-1"}, "which steps"),
+        ({"first_step": b"0"}, "it starts at step 0, and its metrics.jsonl has steps 1 to 4"),
+        ({"first_step": b"9" * 12}, "it starts at step 999999999999, and its metrics.jsonl has"),
+        ({"metrics__jsonl": b""}, "it starts at step 3, and its metrics.jsonl has steps 1 to 0"),
+        (
+            {"metrics__jsonl": metrics_of(1, 2, 3, 10**12)},
+            "metrics.jsonl cannot be read: it leaves",
+        ),
+        ({"metrics__jsonl": metrics_of(-(10**12), 1, 2, 3)}, "it leaves steps out"),
         ({"metrics__jsonl": b"hm"}, "metrics.jsonl cannot be read"),
         ({"metrics__jsonl": b"\xff"}, "metrics.jsonl cannot be read"),
         ({"metrics__jsonl": b'{"step": ' + b"9" * 5000}, "metrics.jsonl cannot be read"),
@@ -119,3 +142,53 @@ def test_a_file_of_countless_files_is_not_unpacked(
     path = write_tar(tmp_path / "b.tar.gz", *empty, compressed=True)
     with pytest.raises(ConfigError, match="more than 20 files"), unpacked(path):
         pass
+
+
+def long_header() -> bytes:
+    """The start of an archive whose extended header is as long as the zeros that follow."""
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, 1 << 32
+    return header.tobuf()
+
+
+def chain_of_headers() -> bytes:
+    header = tarfile.TarInfo("pax")
+    header.type = tarfile.XHDTYPE
+    return header.tobuf() * 20_000
+
+
+def sparse_map() -> bytes:
+    """A member of a sparse format, whose map says that it has a billion parts."""
+    headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a"}
+    headers["GNU.sparse.realsize"] = "9" * 12
+    member = tarfile.TarInfo("model/weights")
+    member.size, member.pax_headers = 512, headers
+    return member.tobuf(tarfile.PAX_FORMAT) + b"1000000000\n0\n".ljust(512, b"1")
+
+
+def sparse_member() -> bytes:
+    headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,1"}
+    member = tarfile.TarInfo("model/weights")
+    member.pax_headers = headers
+    return member.tobuf(tarfile.PAX_FORMAT)
+
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "long header": (lambda: gzip.compress(long_header() + bytes(100 << 20), 1), "header is larger"),
+    "chain": (lambda: gzip.compress(chain_of_headers(), 1), "recursion"),
+    "sparse map": (sparse_map, "."),
+    "sparse": (sparse_member, "neither a file nor a folder"),
+    "xz": (lambda: lzma.compress(bytes(1 << 20)), "."),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_an_archive_that_takes_time_or_memory_without_end_is_refused(
+    tmp_path: Path, kind: str
+) -> None:
+    make, why = HOSTILE[kind]
+    (tmp_path / "b.tar").write_bytes(make())
+    with pytest.raises(ConfigError, match=why) as refused, unpacked(tmp_path / "b.tar"):
+        pass
+    assert "\n" not in str(refused.value)
