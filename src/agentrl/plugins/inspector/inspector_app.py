@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -41,7 +41,8 @@ from agentrl.plugins.inspector.run_answers import (
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.plugins.inspector.token_texts import tokenizer_of
 from agentrl.runtime.http.http_guard import HttpGuard
-from agentrl.schema import ENDED_RUNS, DispatchedSamplingTask, task_of_record
+from agentrl.schema import ENDED_RUNS, DispatchedSamplingTask, Split, task_of_record
+from agentrl.schema.base import Value
 from agentrl.schema.image import stored_address
 from agentrl.store import TrajectoryStore
 from agentrl.store.views.browsing import GroupFilter, Place
@@ -57,6 +58,15 @@ _NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable"}
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp"})
 
 _Handler = Callable[[TrajectoryStore, Request], Awaitable[Any]]
+
+
+class AskedRetry(Value):
+    """The repetition of failed questions that a page requests."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    split: Split | None = None
+    """None for those of every split."""
 
 
 class InspectorApp:
@@ -359,8 +369,9 @@ async def _set_control(store: TrajectoryStore, request: Request) -> Any:
     return run.control.model_dump(mode="json")
 
 
-async def _retry(store: TrajectoryStore, _: Request) -> Any:
-    return {"num_added": await retry_dead_letters(store)}
+async def _retry(store: TrajectoryStore, request: Request) -> Any:
+    asked = AskedRetry.model_validate(await read_json_object(request, _MAX_BODY_BYTES))
+    return {"num_added": await retry_dead_letters(store, asked.split)}
 
 
 # --- requests and responses -----------------------------------------------------------------------

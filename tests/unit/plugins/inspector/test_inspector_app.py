@@ -303,7 +303,15 @@ async def test_controls_are_checked_and_logged(
     run = await store.runs.get()
     assert run is not None
     assert "inspector" in run.control_log[-1].by
-    retried = await client.post(path_of(client, "retry"), json={})
+    retry = path_of(client, "retry")
+    no_retries: list[Any] = [{"splits": "train"}, {"split": "tarin"}, {"split": ["train"]}, [1]]
+    for no_retry in no_retries:
+        response = await client.post(retry, json=no_retry)
+        assert response.status_code == 400, no_retry
+    assert (await client.post(retry, content="{}", headers=form)).status_code == 415
+    others = await client.post(retry, json={"split": "eval"})
+    assert others.json() == {"num_added": 0}
+    retried = await client.post(retry, json={"split": "train"})
     assert retried.json() == {"num_added": 1}
 
 
@@ -312,7 +320,7 @@ async def test_bodies_that_are_no_change_are_refused_in_one_line(
 ) -> None:
     json_type = {"Content-Type": "application/json"}
     bodies = (b"", b"{", b"\xff", b"nul", b"[1]", b'{"turn": NaN}', b'{"a": "\\ud800"}')
-    for name in ("control", "fork"):
+    for name in ("control", "fork", "retry"):
         for body in (*bodies, b'{"a": ' * 101 + b"1" + b"}" * 101):
             response = await client.post(path_of(client, name), content=body, headers=json_type)
             assert response.status_code == 400, (name, body, response.text)
