@@ -105,6 +105,10 @@ class LeaseLost(StoreError):
     """Another process took the lease; its former holder must stop writing."""
 
 
+class RunDropped(LeaseLost):
+    """The run's documents are gone, and all leases with them."""
+
+
 class TrainerBusy(StoreError):
     """Another trainer holds the consumer name on this run."""
 

@@ -40,7 +40,7 @@ from pymongo.write_concern import WriteConcern
 from agentrl.addresses import host_name, is_loopback
 from agentrl.config.secrets import redact
 from agentrl.config.sections.run_sections import MONGODB_DATABASES
-from agentrl.errors import ConfigError, StoreError, StoreUnreachable
+from agentrl.errors import ConfigError, RunDropped, StoreError, StoreUnreachable
 from agentrl.store.documents.codec import Document
 from agentrl.store.server_clock import FreshLeases, ServerClock
 
@@ -234,6 +234,13 @@ class RunDatabase:
     def no_run(self) -> StoreError:
         """Return the error of an operation that needs a run if none exists."""
         return StoreError(f"database {self.name!r} contains no run yet")
+
+    def run_dropped(self) -> RunDropped:
+        """Return the error of a process whose run existed before."""
+        return RunDropped(
+            f"the run in database {self.name!r} is gone: the database was dropped or emptied while "
+            "processes worked on it"
+        )
 
 
 class Repository:

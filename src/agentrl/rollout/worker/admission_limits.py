@@ -72,10 +72,17 @@ class RunWatch:
         self._seen_alive = False
 
     async def refresh(self, max_age_seconds: float) -> None:
-        """Read run and servers again unless they were read within `max_age_seconds`."""
+        """Read run and servers again unless they were read within `max_age_seconds`.
+
+        Raises:
+            RunDropped: there was a run, and there is none any more.
+        """
         if time.monotonic() - self._read_at < max_age_seconds:
             return
-        self.run = await self._store.runs.get()
+        run = await self._store.runs.get()
+        if run is None and self.run is not None:
+            raise self._store.database.run_dropped()
+        self.run = run
         services = await self._store.services.all(alive_within=SERVER_SILENCE_SECONDS)
         self._servers.update(services)
         self.num_servers = self._servers.num_servers

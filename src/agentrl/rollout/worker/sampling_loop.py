@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError, RunDropped, StoreError
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.admission_limits import (
     ConcurrencyLimit,
@@ -129,6 +129,7 @@ class SamplingLoop:
         """Sample until `stop` is set or the run is over; then drain, unless `abandoned` is set.
 
         Raises:
+            RunDropped: the run's documents are gone.
             StoreError: the store was unavailable for longer than `store_patience`.
         """
         lease = self._context.rollout.lease_seconds
@@ -160,6 +161,8 @@ class SamplingLoop:
                 try:
                     delay = await self._step()
                     self._store_responded_at = time.monotonic()
+                except RunDropped:
+                    raise
                 except StoreError as error:
                     if time.monotonic() - self._store_responded_at > self._times.store_patience:
                         raise

@@ -284,7 +284,7 @@ class TrainerLeaseRepository(Repository):
         held = {f"trainer_leases.{consumer}.fence": self._fences.get(consumer, -1)}
         result = await self._db.runs.update_one(held, [{"$set": changes}])
         if result.matched_count == 0:
-            raise _lease_lost(consumer)
+            raise await self._lost(consumer)
 
     async def check(self, consumer: str) -> None:
         """Refuse ledger writes of a trainer that was replaced while it was suspended.
@@ -300,7 +300,12 @@ class TrainerLeaseRepository(Repository):
         # `reserve` then refuses those records or finds them reserved for the very same step.
         run = await self._db.runs.find_one({f"trainer_leases.{consumer}.fence": fence}, {"_id": 1})
         if run is None:
-            raise _lease_lost(consumer)
+            raise await self._lost(consumer)
+
+    async def _lost(self, consumer: str) -> LeaseLost:
+        if consumer in self._fences and await self._db.runs.find_one({}, {"_id": 1}) is None:
+            return self._db.run_dropped()
+        return LeaseLost(f"the trainer lease {consumer!r} was taken over by another process")
 
 
 def _since(holder: Lease) -> str:
@@ -309,10 +314,6 @@ def _since(holder: Lease) -> str:
 
 def _expiry(consumer: str) -> str:
     return f"trainer_leases.{consumer}.expires_at"
-
-
-def _lease_lost(consumer: str) -> LeaseLost:
-    return LeaseLost(f"the trainer lease {consumer!r} was taken over by another process")
 
 
 def _check_consumer(consumer: str) -> None:

@@ -17,7 +17,7 @@ from support.patience import PATIENCE
 from support.play import ExactScoring, begin_run, claim, open_play, service, tool_call
 
 from agentrl.config.sections import RolloutSection
-from agentrl.errors import ScorerTimeout, ToolError
+from agentrl.errors import RunDropped, ScorerTimeout, ToolError
 from agentrl.inference.client import pool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import GroundTruth, MCPScorerFactory, RegisteredScoring
@@ -331,6 +331,20 @@ async def test_a_bad_control_pauses_the_claims_and_costs_no_attempt(
             await store.runs.update_control(**{name: None})
             await until(store, scored=6)
     assert await store.database["records"].count_documents({"attempt": {"$ne": 1}}) == 0
+
+
+async def test_a_sampler_of_a_dropped_database_ends_and_says_so(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer, delay_seconds=0.3) as engine:
+        await begin_run(store, engine, *(task(number) for number in range(50)))
+        async with open_play(store, engine, tools_url) as context:
+            loop = make_loop(context)
+            job = asyncio.create_task(run_to_end(loop))
+            await wait_for(lambda: len(engine.requests) > 0)
+            await store.drop_database()
+            with pytest.raises(RunDropped, match="was dropped or emptied"):
+                await job
 
 
 async def test_live_changes_reach_rollouts_at_the_next_refresh(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.stored import claim, fill, make_task, play
 
-from agentrl.errors import ConfigError, LeaseLost, StoreError
+from agentrl.errors import ConfigError, LeaseLost, RunDropped, StoreError
 from agentrl.schema import Control, InferenceService, Policy, Run, SamplerInfo
 from agentrl.store import TrajectoryStore
 
@@ -183,6 +183,18 @@ async def test_views_show_a_person_what_happened(store: TrajectoryStore) -> None
     assert (group["mean_score"], group["num_tries"]) == (1.0, 2)
     (failure,) = await store.database["v_failures"].find().to_list()
     assert (failure["_id"], failure["error"]) == ("train/0/q0/1", "tools are down")
+
+
+async def test_a_dropped_database_is_not_told_as_a_stolen_lease(store: TrajectoryStore) -> None:
+    await store.runs.create(Run(name="run"))
+    await store.trainer_leases.acquire("trainer", "host:1:a", 30)
+    leases = store.trainer_leases
+    await store.drop_database()
+    for work in (leases.renew("trainer", 30), leases.check("trainer"), leases.release("trainer")):
+        with pytest.raises(
+            RunDropped, match=f"the run in database '{store.database_name}' is gone"
+        ):
+            await work
 
 
 async def test_a_device_is_a_live_trainers_alone(store: TrajectoryStore) -> None:
