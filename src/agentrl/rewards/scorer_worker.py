@@ -17,6 +17,7 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, ScorerDefect, ScorerTimeout
 from agentrl.rewards import MCPScorerFactory, load_scorer_module
+from agentrl.runtime.logs import RepeatLimit
 from agentrl.runtime.processes.request_server import Answer, RequestServer
 from agentrl.runtime.telemetry.loop_watch import LoopWatch
 
@@ -98,6 +99,8 @@ def main() -> None:
     server = RequestServer(LoopWatch("the scorers' event loop", _ADVICE))
     sys.path += [path for path in json.loads(sys.argv[2]) if path not in sys.path]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RepeatLimit())
 
     def load() -> Answer:
         load_scorer_module(sys.argv[1])

@@ -132,6 +132,7 @@ class ServerHeartbeat:
         policy = await self._store.policies.latest()
         try:
             served = await self._in_probe_time(served_policy(client, policy))
+            await self._check_health(client, service)
             if service.status == "up":  # a paused server reports its load from before the pause
                 self._load = await self._load_of(client)
         except InferenceError as error:
@@ -159,6 +160,17 @@ class ServerHeartbeat:
             if service.status == "up":
                 logger.warning("server %s is taken out of service: %s", self.url, error)
                 await self._take_out(service, error)
+
+    async def _check_health(self, client: SGLangClient, service: InferenceService) -> None:
+        """Refuse a server started here that answers, but cannot compute.
+
+        Raises:
+            ServerUnreachable: it reports so.
+        """
+        if not self._is_own or service.status == "asleep":
+            return
+        if not await self._in_probe_time(client.health()):
+            raise ServerUnreachable("it reports itself unhealthy; see its log")
 
     async def _end_forgotten_pause(self, client: SGLangClient, service: InferenceService) -> None:
         """Resume a server that is paused although no publication is in progress.

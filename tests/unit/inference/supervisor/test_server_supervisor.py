@@ -1,10 +1,12 @@
 import asyncio
+import json
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import pytest_asyncio
@@ -14,6 +16,7 @@ from agentrl.config.sections import InferenceSection, ModelSection, PublishSecti
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.supervisor.server_heartbeat import PAUSED_SECONDS
 from agentrl.inference.supervisor.server_supervisor import ServerPlan, ServerSupervisor
+from agentrl.plugins.engine.generation.engine_loop import MAX_FAILED_STEPS
 from agentrl.runtime.ports import free_port
 from agentrl.schema import InferenceService
 from agentrl.store import TrajectoryStore
@@ -114,6 +117,30 @@ async def test_hung_server_is_taken_out_and_replaced(
             await asyncio.sleep(0.05)
         async with SGLangClient(after.base_url) as client:
             assert (await client.generate(request(1, max_new_tokens=2))).finish_reason == "length"
+
+
+async def test_a_server_that_answers_but_cannot_compute_is_replaced(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path / "model", seed=1)
+    num_tokens = 200_000  # a cache of 100 MB
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = 2 * num_tokens
+    (model / "config.json").write_text(json.dumps(config))
+    port = free_port()
+    async with supervised(store, model, tmp_path, port, server_hang_seconds=1.5):
+        before = await up(store)
+        engine = listener(port)
+        limit = engine.memory_info().vms + (32 << 20)
+        engine.rlimit(psutil.RLIMIT_AS, (limit, limit))
+        body = {"input_ids": [5] * num_tokens, "sampling_params": {"max_new_tokens": 2}}
+        async with httpx.AsyncClient(base_url=before.base_url, timeout=30) as client:
+            for _ in range(MAX_FAILED_STEPS):
+                answer = await client.post("/generate", json=body)
+                assert answer.status_code == 500
+                assert "memory is short" in answer.json()["message"]
+        while (await up(store)).started_at == before.started_at:
+            await asyncio.sleep(0.05)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

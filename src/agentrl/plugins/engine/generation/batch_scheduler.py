@@ -13,6 +13,7 @@ While sampling is paused, or new weights wait for the engine to be idle, new seq
 back and start waiting afterwards. Nothing is computed while memory is released.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,13 @@ from agentrl.errors import InferenceError
 from agentrl.inference.wire import PauseMode
 from agentrl.models.attention.attention_registry import attention_of
 from agentrl.plugins.engine.generation.cached_attention import ENGINE_ATTENTION, Chunk
-from agentrl.plugins.engine.generation.kv_cache import KVCache, PrefixStore, RowLimits, kv_shape
+from agentrl.plugins.engine.generation.kv_cache import (
+    CacheMemoryError,
+    KVCache,
+    PrefixStore,
+    RowLimits,
+    kv_shape,
+)
 from agentrl.plugins.engine.generation.memory_saver import MemorySaver
 from agentrl.plugins.engine.generation.model_caches import ModelCacheRunner, ModelCaches
 from agentrl.plugins.engine.generation.model_runner import ModelRunner
@@ -32,6 +39,8 @@ from agentrl.plugins.engine.generation.running_batch import RunningBatch
 from agentrl.plugins.engine.generation.token_sampling import SamplingBatch
 from agentrl.plugins.engine.generation.token_sequence import FinishReason, TokenSequence
 from agentrl.plugins.engine.weights.live_weights import swap_weights
+
+logger = logging.getLogger(__name__)
 
 # A sequence is admitted only if all running sequences can grow by this many positions.
 _HEADROOM = 64
@@ -339,14 +348,16 @@ class BatchScheduler:
     def step_failed(self, error: Exception) -> None:
         """Isolate the sequences of a failed step; one that failed alone ends with an error."""
         self._sampling = None
-        is_alone = len(self._running) == 1
+        was_running = len(self._running)
         while self._running:
             self._running[-1].is_suspect = True
             self._retract_last(keep=False)
-        failed = [self._waiting.popleft()] if is_alone else []
+        failed = [self._waiting.popleft()] if was_running == 1 else []
         # A sequence that was being admitted is in no queue.
         queued = {*self._waiting, *self._held_back, *failed}
         failed += [sequence for sequence in self._in_flight.values() if sequence not in queued]
+        if not failed and not was_running and self._waiting:
+            failed = [self._waiting.popleft()]  # the one that was to be admitted
         message = f"the engine cannot compute this request ({type(error).__name__}: {error})"
         for sequence in failed:
             sequence.finish = FinishReason("abort", message=message, status=500)
@@ -385,9 +396,7 @@ class BatchScheduler:
                 break
             length = max([sequence.length, *(other.length for other in self._running)])
             needed_length = min(length + _HEADROOM, self.limits.context_length)
-            if not self._kv.ensure(
-                len(self._running) + 1, needed_length if self._running else length
-            ):
+            if not self._fits(len(self._running) + 1, needed_length if self._running else length):
                 break
             self._waiting.popleft()
             if self._batch.admit(sequence, prefilling):
@@ -414,9 +423,25 @@ class BatchScheduler:
         """Make room in the cache for the tokens of this step; retract sequences if it is full."""
         while self._running:
             length = max(sequence.length for sequence in self._running)
-            if self._kv.ensure(len(self._running), length):
+            if self._fits(len(self._running), length):
                 return
             self._retract_last()
+
+    def _fits(self, num_rows: int, length: int) -> bool:
+        """Make room in the cache for rows of this length, and return whether there is.
+
+        Raises:
+            CacheMemoryError: nothing runs that could make room, and memory is short all the same.
+        """
+        try:
+            return self._kv.ensure(num_rows, length)
+        except CacheMemoryError as error:
+            logger.warning("%s; dropping the cached prefixes", error)
+            self._prefixes.clear()
+            if self._running:
+                return False
+        self._kv.release()
+        return self._kv.ensure(num_rows, length)
 
     def _retract_last(self, *, keep: bool = True) -> None:
         sequence = self._running[-1]

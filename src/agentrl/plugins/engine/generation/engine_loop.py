@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MAX_FAILED_STEPS = 8
+"""After so many failed steps in a row, the engine counts as failing."""
+_FIRST_PAUSE_SECONDS = 0.01
+
 
 @dataclass(frozen=True)
 class _Call:
@@ -45,6 +49,12 @@ class EngineLoop:
         self._when_idle: deque[_Call] = deque()
         self._wake = threading.Event()
         self._is_stopping = False
+        self._num_failed_steps = 0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last steps have all failed. May be read from any thread."""
+        return self._num_failed_steps >= MAX_FAILED_STEPS
 
     def start(
         self,
@@ -99,6 +109,7 @@ class EngineLoop:
                 finished, streamed = self._scheduler.take_events()
                 if finished or streamed:
                     on_events(finished, streamed)
+                self._pause_after_failures()
                 if not self._scheduler.has_work and not self._may_run_idle_call():
                     self._wake.wait()
         except Exception:
@@ -112,9 +123,17 @@ class EngineLoop:
     def _step(self) -> None:
         try:
             self._scheduler.step()
+            self._num_failed_steps = 0
         except Exception as error:
             logger.exception("a step failed; computing its sequences one by one")
             self._scheduler.step_failed(error)
+            self._num_failed_steps += 1
+
+    def _pause_after_failures(self) -> None:
+        """Wait longer with each failed step in a row, or until the next call."""
+        if self._num_failed_steps:
+            doublings = min(self._num_failed_steps, MAX_FAILED_STEPS) - 1
+            self._wake.wait(_FIRST_PAUSE_SECONDS * 2**doublings)
 
     def _run_calls(self) -> None:
         while self._calls:

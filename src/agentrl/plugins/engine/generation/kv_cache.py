@@ -16,10 +16,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.errors import InferenceError
+
 _INITIAL_ROWS = 8
 _INITIAL_LENGTH = 256
 # Shorter prefixes are faster to compute than to look up.
 MIN_PREFIX = 8
+
+
+class CacheMemoryError(InferenceError):
+    """The memory for more keys and values could not be allocated."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,11 @@ class KVCache:
         return self.tensor.shape[4]
 
     def ensure(self, num_rows: int, length: int) -> bool:
-        """Make room and keep the rows' contents; return False if it does not fit."""
+        """Make room and keep the rows' contents; return False if it does not fit.
+
+        Raises:
+            CacheMemoryError: it is within the limits, but memory is short; nothing has changed.
+        """
         limits = self._limits
         if not limits.fit(num_rows, length):
             return False
@@ -147,7 +157,13 @@ class KVCache:
         # Zeros, because positions past a row's end are read and weighted with 0.
         shape = self._shape
         size = (shape.num_layers, 2, num_rows, shape.num_heads, length, shape.head_dim)
-        return torch.zeros(size, dtype=shape.dtype)
+        try:
+            return torch.zeros(size, dtype=shape.dtype)
+        except (RuntimeError, MemoryError) as error:
+            raise CacheMemoryError(
+                f"the key-value cache cannot grow to {num_rows} x {length} tokens "
+                f"({num_rows * length * shape.token_bytes / 1e6:.0f} MB): memory is short"
+            ) from error
 
 
 @dataclass(eq=False)

@@ -147,6 +147,11 @@ class FrontEnd:
 
         self._loop.start(on_events=deliver, on_death=lambda: events.call_soon_threadsafe(die))
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether requests are accepted, and some of them are computed."""
+        return self.requests.is_serving and not self._loop.is_failing
+
     def stop(self) -> None:
         """End the engine's thread."""
         self._loop.stop()

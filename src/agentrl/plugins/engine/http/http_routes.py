@@ -144,7 +144,7 @@ class _Routes:
         self._is_update_open = False
 
     async def health(self, _: Request) -> Response:
-        return Response(status_code=200 if self._engine.requests.is_serving else 503)
+        return Response(status_code=200 if self._engine.is_healthy else 503)
 
     async def ready(self, _: Request) -> Response:
         is_ready = self._engine.requests.is_serving and not self._engine.is_paused
