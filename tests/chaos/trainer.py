@@ -11,7 +11,7 @@ from chaos.journal import Journal
 
 from agentrl.config.command_line import parse_flags
 from agentrl.trainer.bootstrap import WorkerGroup
-from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.trainer.checkpoint import Checkpoint, checkpoint_to_resume
 from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.rl import run_start
 from agentrl.trainer.rl.step_groups import GroupReader, StepGroups
@@ -35,12 +35,12 @@ def note_steps(journal: Journal) -> None:
         return outcome
 
     def checkpoint(output_path: Path) -> Checkpoint | None:
-        found = latest_checkpoint(output_path)
+        found = checkpoint_to_resume(output_path)
         journal.write("resume", step=found.step if found else 0)
         return found
 
     for place, name, noted in (
-        (run_start, "latest_checkpoint", checkpoint),
+        (run_start, "checkpoint_to_resume", checkpoint),
         (GroupReader, "read_step", read_step),
         (WorkerGroup, "train", train),
     ):

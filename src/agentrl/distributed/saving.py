@@ -86,8 +86,7 @@ def read_state(state: State, directory: Path, ranks: Ranks) -> None:
     """Read a state of `StateWriter` into `state`, in place (collective).
 
     Raises:
-        ConfigError: the files hold more than a state, such as code to run.
-        CheckpointException: the directory holds no such state.
+        ConfigError: the files hold more than a state, such as code to run, or cannot be read.
     """
     _ignore_single_process_warning()
     reader, planner = _MetadataReader(directory), _PlainValuePlanner()
@@ -99,7 +98,11 @@ def read_state(state: State, directory: Path, ranks: Ranks) -> None:
             if isinstance(reason, pickle.UnpicklingError):
                 line = str(reason).strip().splitlines()[0]
                 raise ConfigError(f"{directory} is not a checkpoint of AgentRL: {line}") from error
-        raise
+        line = " ".join(str(failures[0]).split("\n", 1)[0].split())
+        raise ConfigError(
+            f"{directory} cannot be read ({type(failures[0]).__name__}: {line}); move this "
+            "checkpoint away to resume from the one before"
+        ) from error
 
 
 _ALLOWED_GLOBALS = {

@@ -38,7 +38,7 @@ from agentrl.trainer.bootstrap import WorkerGroup, learners
 from agentrl.trainer.checkpoint import Checkpoint
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights, adapter_shape
 from agentrl.trainer.metrics.history import History, StepMetrics
-from agentrl.trainer.metrics.reporting import append_metrics, rewind_metrics
+from agentrl.trainer.metrics.metrics_file import append_metrics, rewind_metrics
 from agentrl.trainer.metrics.trackers import Trackers, open_trackers
 from agentrl.trainer.metrics.trainer_metrics import trainer_metrics
 

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import pickle
 import subprocess
@@ -17,8 +18,14 @@ from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError, WriteError
 from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.runtime.atomic_directory import clear_leftovers
-from agentrl.trainer.checkpoint import Draft, checkpoints_root, latest_checkpoint
+from agentrl.trainer.checkpoint import (
+    Draft,
+    checkpoint_to_resume,
+    checkpoints_root,
+    latest_checkpoint,
+)
 from agentrl.trainer.metrics.history import History, StepMetrics
+from agentrl.trainer.metrics.metrics_file import METRICS_FILE, append_metrics
 
 
 def history_of(num_steps: int) -> History:
@@ -46,6 +53,7 @@ def write(output: Path, step: int, keep: int = 2, state: dict[str, Any] | None =
     weights = model / "model.safetensors"
     weights.unlink(missing_ok=True)
     weights.write_text(f"weights {step}")
+    append_metrics(output, history_of(step).steps[-1])
     draft = Draft.begin(output, step=step, model_dir=model, history=history_of(step))
     if state is not None:
         StateWriter(Ranks()).write(state, draft.state_path, in_background=False)
@@ -192,6 +200,139 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path: Path) -> None:
     found = latest_checkpoint(tmp_path)
     assert found is not None
     assert found.step == 1
+
+
+def _flip(path: Path, *, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.unlink()  # its content may be hard-linked to a published policy
+    path.write_bytes(content)
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+def test_a_flipped_bit_in_any_file_falls_back_to_the_checkpoint_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        write(tmp_path, step, state={"momentum": torch.ones(2)})
+    newest = checkpoints_root(tmp_path) / "000002"
+    assert len(_files(newest)) == 5
+    for path in _files(newest):
+        size = path.stat().st_size
+        for bit in (0, 8 * (size // 2) + 3, 8 * size - 1):
+            _flip(path, bit=bit)
+            caplog.clear()
+            found = latest_checkpoint(tmp_path)
+            assert found is not None
+            assert found.step == 1, (path, bit)
+            assert f"checkpoint {newest} is damaged" in caplog.text
+            assert len(caplog.records) == 1
+            _flip(path, bit=bit)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 2
+
+
+@pytest.mark.parametrize("name", ["state.json", "digests.json", "model/model.safetensors"])
+@pytest.mark.parametrize("size", [0, 7, None])
+def test_a_truncated_or_lost_file_falls_back_to_the_checkpoint_before(
+    tmp_path: Path, name: str, size: int | None
+) -> None:
+    for step in (1, 2):
+        write(tmp_path, step)
+    path = checkpoints_root(tmp_path) / "000002" / name
+    content = path.read_bytes()
+    path.unlink()
+    if size is not None:
+        path.write_bytes(content[:size])
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_what_is_damaged_is_kept_beside_the_resumed_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step, keep=3)
+    root = checkpoints_root(tmp_path)
+    for name in ("000002", "000003"):
+        _flip(root / name / "model/model.safetensors", bit=5)
+    found = checkpoint_to_resume(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert f"resuming from {found.path}; the damaged {root}/000002.damaged is kept" in caplog.text
+    for step in (2, 3, 4):
+        write(tmp_path, step)
+    assert sorted(path.name for path in root.iterdir()) == [
+        "000002.damaged",
+        "000003",
+        "000003.damaged",
+        "000004",
+    ]
+    found = checkpoint_to_resume(tmp_path)
+    assert found is not None
+    assert found.step == 4
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    _flip(checkpoints_root(tmp_path) / "000001/model/model.safetensors", bit=0)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
+            checkpoint_to_resume(tmp_path)
+
+
+def test_a_checkpoint_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    sizes = []
+    for step in range(1, 60):
+        write(tmp_path, step)
+        path = checkpoints_root(tmp_path) / f"{step:06d}/state.json"
+        sizes.append(path.stat().st_size)
+    assert max(sizes) < 1.05 * min(sizes)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.history == history_of(59)
+
+
+def test_lost_figures_leave_a_gap_and_no_other_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    metrics = tmp_path / METRICS_FILE
+    metrics.write_bytes(b"{torn\n" + metrics.read_bytes().split(b"\n", 1)[1])
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert [step.step for step in found.history.steps] == [2, 3]
+    assert "lacks the figures of 1 of 2 steps" in caplog.text
+
+
+def test_a_checkpoint_of_the_format_before_is_resumed(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    path = checkpoints_root(tmp_path) / "000002"
+    (path / "digests.json").unlink()
+    state = {"format": 2, "step": 2, "history": history_of(2).model_dump(mode="json")}
+    (path / "state.json").write_text(json.dumps(state))
+    found = checkpoint_to_resume(tmp_path)
+    assert found is not None
+    assert found.history == history_of(2)
+
+
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_state_that_cannot_be_read_is_one_line(tmp_path: Path, share: float) -> None:
+    write(tmp_path, 1, state={"momentum": torch.ones(2)})
+    state_path = checkpoints_root(tmp_path) / "000001/state"
+    for path in _files(state_path):
+        content = path.read_bytes()
+        path.write_bytes(content[: int(share * len(content))])
+        with pytest.raises(ConfigError, match=r"cannot be read|is not a checkpoint") as caught:
+            read_state({"momentum": torch.zeros(2)}, state_path, Ranks())
+        assert "\n" not in str(caught.value)
+        path.write_bytes(content)
 
 
 def test_a_checkpoint_without_optimizer_cannot_be_resumed(tmp_path: Path) -> None:

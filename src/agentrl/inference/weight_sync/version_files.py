@@ -4,7 +4,7 @@ import hashlib
 import re
 import secrets
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 _VERSION_DIR = re.compile(r"^\d{6,}$")
@@ -24,8 +24,13 @@ def weight_bytes(directory: Path) -> int:
 
 def checksum(directory: Path) -> str:
     """Return the SHA-256 over a directory's weight files in name order, as hex digits."""
+    return checksum_of(sorted(directory.glob("*.safetensors")))
+
+
+def checksum_of(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 over these files, one after the other, as hex digits."""
     digest = hashlib.sha256()
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in paths:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)

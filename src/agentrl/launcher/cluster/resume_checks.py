@@ -13,7 +13,7 @@ from agentrl.runtime.processes.process_identity import is_alive
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.mongod_folder import serving
-from agentrl.trainer.checkpoint import check_has_database, latest_checkpoint
+from agentrl.trainer.checkpoint import check_has_database, checkpoint_paths
 
 READER_COMMANDS = tuple(f"`agentrl {command}" for command in ("inspect", "store", "tasks", "ui"))
 """Prefixes of the names of processes that serve a run's data without working on the run."""
@@ -115,10 +115,10 @@ async def check_checkpoints(config: RootConfig, store: TrajectoryStore) -> str |
     Raises:
         ConfigError: the database is gone.
     """
-    checkpoint = latest_checkpoint(config.run.output_path)
+    newest = max(checkpoint_paths(config.run.output_path), default=None)
     run = await store.runs.get()
-    check_has_database(checkpoint, run)
-    if checkpoint is not None or run is None or run.policy_version == 0:
+    check_has_database(newest, run)
+    if newest is not None or run is None or run.policy_version == 0:
         return None
     return (
         f"run {run.name!r} was at version {run.policy_version}, and {config.run.output_path} "

@@ -34,7 +34,7 @@ from agentrl.plugins.sft.learned import summed_up, suspicions
 from agentrl.renderers.renderer import Renderer
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
-from agentrl.trainer.checkpoint import Checkpoint, CheckpointSaver, latest_checkpoint
+from agentrl.trainer.checkpoint import Checkpoint, CheckpointSaver, checkpoint_to_resume
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.metrics.history import StepMetrics
@@ -372,7 +372,7 @@ def _check_fit(
 
 def _own_checkpoint(run: RunSection) -> Checkpoint | None:
     """Return the checkpoint to resume; none with `--fresh`, which needs an empty directory."""
-    checkpoint = latest_checkpoint(run.output_path)
+    checkpoint = checkpoint_to_resume(run.output_path)
     if checkpoint is not None and checkpoint.history.kind != "sft":
         raise ConfigError(
             f"{checkpoint.path} belongs to a reinforcement-learning run; use another --run_name, and "

@@ -1,4 +1,4 @@
-"""The files that report on a run: metrics.jsonl, summary.json, merge_report.json, reward.png."""
+"""The files that report on a run as a whole: summary.json, merge_report.json, reward.png."""
 
 import json
 import platform
@@ -11,12 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agentrl.config.atomic_file import atomic_file, write_atomically
-from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError
 from agentrl.trainer.learner.merge_check import MergeCheck
-from agentrl.trainer.metrics.history import History, StepMetrics
+from agentrl.trainer.metrics.history import History
 
-METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 PICTURE_FILE = "reward.png"
 MERGE_REPORT_FILE = "merge_report.json"
@@ -26,44 +23,6 @@ _DISTRIBUTIONS = {"agentrl": "agentrl-mongo"} | {
 }
 _MEAN_WINDOW = 5
 _BLUE, _ORANGE, _GRAY = "#1f5fa8", "#d9730d", "#9aa4b2"
-
-
-def append_metrics(output_path: Path, metrics: StepMetrics) -> None:
-    """Append a step's line to metrics.jsonl."""
-    output_path.mkdir(parents=True, exist_ok=True)
-    with (output_path / METRICS_FILE).open("a") as file:
-        file.write(metrics.model_dump_json(exclude_none=True) + "\n")
-
-
-def read_metrics(output_path: Path) -> dict[int, StepMetrics]:
-    """Return step -> figures from metrics.jsonl; empty without the file."""
-    path = output_path / METRICS_FILE
-    lines = path.read_text().splitlines() if path.is_file() else []
-    steps = [StepMetrics.model_validate_json(line) for line in lines]
-    return {metrics.step: metrics for metrics in steps}
-
-
-def recorded_steps(config: RootConfig, first: int, last: int) -> dict[int, StepMetrics]:
-    """Return the figures of a run's steps.
-
-    Raises:
-        ConfigError: one of the steps `first` to `last` was not trained.
-    """
-    recorded = read_metrics(config.run.output_path)
-    missing = next((step for step in range(first, last + 1) if step not in recorded), None)
-    if missing is not None:
-        raise ConfigError(
-            f"step {missing} of {config.run.run_name} was not trained; it has steps 1 to "
-            f"{max(recorded, default=0)}"
-        )
-    return recorded
-
-
-def rewind_metrics(output_path: Path, history: History) -> None:
-    """Rewrite metrics.jsonl to the steps that a resumed run builds on."""
-    lines = [step.model_dump_json(exclude_none=True) + "\n" for step in history.steps]
-    output_path.mkdir(parents=True, exist_ok=True)
-    write_atomically(output_path / METRICS_FILE, "".join(lines))
 
 
 def summarize(history: History, *, run_name: str, status: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint import checkpoints_root, latest_checkpoint
-from agentrl.trainer.metrics.reporting import METRICS_FILE, read_metrics, recorded_steps
+from agentrl.trainer.metrics.metrics_file import METRICS_FILE, read_metrics, recorded_steps
 from agentrl.trainer.rl.run_start import reference_path
 
 CONFIG_FILE = "config.yaml"

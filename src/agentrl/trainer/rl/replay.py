@@ -34,7 +34,7 @@ from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite
-from agentrl.trainer.metrics.reporting import recorded_steps
+from agentrl.trainer.metrics.metrics_file import recorded_steps
 from agentrl.trainer.rl.run_start import reference_path
 from agentrl.trainer.rl.step_groups import RecordImages, image_reader, scored_by
 from agentrl.trainer.training_session import start_weights

@@ -34,15 +34,14 @@ from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
 from agentrl.inference.weight_sync.delivery import Delivery
 from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.models.checkpoints.resolve import resolve_model
-from agentrl.runtime.atomic_directory import clear_leftovers
 from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup
 from agentrl.trainer.checkpoint import (
     Checkpoint,
     check_has_database,
-    checkpoints_root,
-    latest_checkpoint,
+    checkpoint_paths,
+    checkpoint_to_resume,
 )
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.trainer_lease import trainer_lease
@@ -162,9 +161,9 @@ async def _prepare(
         ConfigError: files and database belong to different runs, or training tasks are missing.
     """
     output_path = config.run.output_path
-    clear_leftovers(checkpoints_root(output_path))
-    checkpoint = latest_checkpoint(output_path)
-    check_has_database(checkpoint, await store.runs.get())
+    newest = max(checkpoint_paths(output_path), default=None)
+    check_has_database(newest, await store.runs.get())
+    checkpoint = await asyncio.to_thread(checkpoint_to_resume, output_path)
     if config.trainer.consumer != DEFAULT_CONSUMER:
         if await store.runs.get() is None:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import pytest
 from agentrl.config.loading import build_config, flat_values
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
-from agentrl.launcher.cluster import resume_checks
 from agentrl.launcher.cluster.local_cluster import LocalCluster
 from agentrl.launcher.cluster.resume_checks import (
     changes_since,
@@ -23,8 +23,6 @@ from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.schema import Policy, Run
 from agentrl.store import TrajectoryStore, mongod_folder
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.trainer.checkpoint import Checkpoint
-from agentrl.trainer.metrics.history import History
 
 WHERE = rf"on {re.escape(socket.gethostname())}, process {os.getpid()}, since 20\d\d-\d\d-\d\d"
 
@@ -79,14 +77,15 @@ async def test_in_a_database_of_ones_own_it_is_the_trainer_that_is_named(
 
 
 async def test_files_and_database_that_do_not_belong_together_are_told(
-    store: TrajectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: TrajectoryStore, tmp_path: Path
 ) -> None:
     config = config_in(tmp_path)
-    kept = Checkpoint(tmp_path / "out/checkpoints/000003", 3, History())
-    with monkeypatch.context() as patched:
-        patched.setattr(resume_checks, "latest_checkpoint", lambda path: kept)
-        with pytest.raises(ConfigError, match="of a run whose database is empty; use another"):
-            await check_checkpoints(config, store)
+    kept = config.run.output_path / "checkpoints/000003"
+    kept.mkdir(parents=True)
+    (kept / "state.json").touch()
+    with pytest.raises(ConfigError, match="of a run whose database is empty; use another"):
+        await check_checkpoints(config, store)
+    shutil.rmtree(kept)
     assert await check_checkpoints(config, store) is None
     await store.runs.create(Run(name=store.database_name))
     assert await check_checkpoints(config, store) is None

@@ -6,10 +6,9 @@ from matplotlib.figure import Figure
 
 from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.trainer.metrics.history import History, StepMetrics
+from agentrl.trainer.metrics.metrics_file import append_metrics, rewind_metrics
 from agentrl.trainer.metrics.reporting import (
-    append_metrics,
     draw_rewards,
-    rewind_metrics,
     summarize,
     write_summary,
 )
