@@ -67,6 +67,33 @@ def test_a_second_signal_ends_a_run_at_once_that_waits_for_its_trainer(tmp_path:
     assert "Traceback" not in run.said()
 
 
+def test_a_run_whose_launcher_is_killed_ends_within_seconds(tmp_path: Path) -> None:
+    with started(run_command(tmp_path, max_steps=40), tmp_path) as run:
+        run.until(lambda: metrics(tmp_path))
+        children = run.children()
+        run.process.kill()
+        assert psutil.wait_procs(children, timeout=END_SECONDS / 2)[1] == []
+    assert "Traceback" not in logs(tmp_path)
+
+
+def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
+    with started(run_command(tmp_path, max_steps=40, save_steps=1000), tmp_path) as run:
+        run.until(lambda: metrics(tmp_path))
+        assert run.end(signal.SIGHUP) == INTERRUPTED
+    assert "Traceback" not in run.said() + logs(tmp_path)
+    saved = latest_checkpoint(tmp_path / "output")
+    assert saved is not None
+    assert saved.step == len(metrics(tmp_path))
+
+
+def test_a_run_started_with_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    with started(["nohup", *run_command(tmp_path, max_steps=40)], tmp_path) as run:
+        run.until(lambda: metrics(tmp_path))
+        run.process.send_signal(signal.SIGHUP)
+        num_steps = len(metrics(tmp_path))
+        run.until(lambda: len(metrics(tmp_path)) > num_steps)
+
+
 def test_a_second_signal_leaves_nothing_of_a_run_for_longer_than_five_seconds(
     tmp_path: Path,
 ) -> None:

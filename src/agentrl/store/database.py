@@ -107,7 +107,8 @@ class RunDatabase:
         self.handle = handle
         self.uri = uri
         self._of_forks = of_forks
-        self._outage_seconds = outage_seconds
+        self.outage_seconds = outage_seconds
+        """May be shortened at any time, also for operations that are being retried."""
         self._next_notice = 0.0
         self.clock = ServerClock()
         self.leases = FreshLeases()
@@ -142,7 +143,7 @@ class RunDatabase:
             self.handle,
             self.uri,
             of_forks=True,
-            outage_seconds=self._outage_seconds,
+            outage_seconds=self.outage_seconds,
         )
 
     @property
@@ -207,7 +208,7 @@ class RunDatabase:
     async def retried(self, attempt: Callable[[], Awaitable[R]]) -> R:
         """Retry an operation after transient failures, for at most `outage_seconds`."""
         delays = chain(RETRY_DELAYS_SECONDS, repeat(RETRY_DELAYS_SECONDS[-1]))
-        deadline = None
+        began = None
         while True:
             try:
                 return await attempt()
@@ -216,16 +217,17 @@ class RunDatabase:
                     raise
                 now, delay = time.monotonic(), next(delays)
                 # The first failure starts the outage, because an attempt may take long.
-                deadline = deadline or now + self._outage_seconds
-                if now + delay > deadline:
+                began = began or now
+                seconds_left = began + self.outage_seconds - now
+                if delay > seconds_left:
                     raise
-                self._note_outage(error, deadline - now)
+                self._note_outage(error, seconds_left)
             await asyncio.sleep(delay)
 
     def _note_outage(self, error: PyMongoError, seconds_left: float) -> None:
         """Log an outage longer than the default; one line for all waiting operations."""
         now = time.monotonic()
-        if self._outage_seconds > OUTAGE_SECONDS and now >= self._next_notice:
+        if self.outage_seconds > OUTAGE_SECONDS and now >= self._next_notice:
             self._next_notice = now + _OUTAGE_NOTICE_SECONDS
             logger.warning(
                 "%s; retrying for up to %.0f s", _one_line(error, self.uri), seconds_left

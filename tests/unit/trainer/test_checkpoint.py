@@ -298,6 +298,24 @@ def test_a_checkpoint_does_not_grow_with_the_run(tmp_path: Path) -> None:
     assert found.history == history_of(59)
 
 
+def test_a_skipped_step_without_rewards_stays_in_the_history(tmp_path: Path) -> None:
+    skipped = (
+        history_of(1)
+        .steps[0]
+        .model_copy(
+            update={"reward_mean": None, "loss": None, "grad_norm": None, "skipped": "not finite"}
+        )
+    )
+    history = History(steps=[skipped, history_of(2).steps[-1]])
+    for metrics in history.steps:
+        append_metrics(tmp_path, metrics)
+    (tmp_path / "model").mkdir()
+    Draft.begin(tmp_path, step=2, model_dir=tmp_path / "model", history=history).finish(keep=1)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.history == history
+
+
 def test_lost_figures_leave_a_gap_and_no_other_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

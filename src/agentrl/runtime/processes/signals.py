@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,17 +16,20 @@ logger = logging.getLogger(__name__)
 SAME_SIGNAL_SECONDS = 0.5
 """Signals this close together count as one: supervisors signal a process and its group."""
 
+ORPHAN_SECONDS = 120.0
+"""How long a process may take to end in order once its parent is dead, which would have killed it."""
+
 INTERRUPTED = 130
 """Exit status of a process that a signal stopped before its work was done."""
 NO_SIGNAL = 3
 """Exit status of a training run that never had a learning signal."""
 
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def stop_on_signals(announcement: str) -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets; the second kills the process.
+    """Return an event that the first SIGTERM, SIGINT or SIGHUP sets; the second kills the process.
 
     All processes that it started are killed with it.
 
@@ -49,7 +53,7 @@ def stop_on_signals(announcement: str) -> asyncio.Event:
 
 @contextmanager
 def signal_events(announcement: str, stop: asyncio.Event, at_once: asyncio.Event) -> Iterator[None]:
-    """Let the first SIGTERM or SIGINT set `stop` and the second `at_once`, while the context lasts.
+    """Let the first SIGTERM, SIGINT or SIGHUP set `stop` and the second `at_once`, while the context lasts.
 
     Args:
         announcement: what the process does next, logged at the first signal.
@@ -68,6 +72,7 @@ def _handle_signals(
     announcement: str, stop: asyncio.Event, at_second: Callable[[signal.Signals], None]
 ) -> None:
     stopped_at = 0.0
+    parent = os.getppid()
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal stopped_at
@@ -75,11 +80,27 @@ def _handle_signals(
             logger.warning("%s: %s; a second signal exits immediately", number.name, announcement)
             stopped_at = time.monotonic()
             stop.set()
+            if os.getppid() != parent:
+                _kill_later(ORPHAN_SECONDS)
         elif time.monotonic() - stopped_at >= SAME_SIGNAL_SECONDS:
             at_second(number)
 
     for number in _STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+        # `nohup` has SIGHUP ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+
+
+def _kill_later(seconds: float) -> None:
+    """Kill this process and all that it started, even if its event loop hangs by then."""
+
+    def kill() -> None:
+        kill_descendants()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    timer = threading.Timer(seconds, kill)
+    timer.daemon = True
+    timer.start()
 
 
 async def stopped_within(stop: asyncio.Event, seconds: float) -> bool:

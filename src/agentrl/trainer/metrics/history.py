@@ -15,12 +15,12 @@ from agentrl.evaluation.eval_scores import EvalMetrics
 
 
 class StepMetrics(BaseModel):
-    """One optimizer step."""
+    """One optimizer step. Figures without a value are left out of metrics.jsonl."""
 
     model_config = ConfigDict(frozen=True)
 
     step: int
-    reward_mean: float | None
+    reward_mean: float | None = None
     """Mean score of all scored records in the groups that the step read first, including those
     dropped for equal scores or staleness. None if it read no scored record.
     """
@@ -33,9 +33,9 @@ class StepMetrics(BaseModel):
     num_records: int
     """Records read for the first time; numbers of tokens and turns count these as well."""
     num_trained_records: int
-    loss: float | None
+    loss: float | None = None
     """None if the step was skipped."""
-    grad_norm: float | None
+    grad_norm: float | None = None
     learning_rate: float
     clip_fraction: float | None = None
     """Share of the target tokens whose gradient the clip range cut off."""

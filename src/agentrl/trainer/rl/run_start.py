@@ -3,6 +3,7 @@
 Input: the resolved configuration. Output: the run as the training loop works on it.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
 from agentrl.inference.weight_sync.delivery import Delivery
 from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.models.checkpoints.resolve import resolve_model
+from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup
@@ -55,6 +57,8 @@ _OUTAGE_SECONDS = 300.0
 
 A trainer that ends instead loses its steps since the last checkpoint.
 """
+_STOPPING_OUTAGE_SECONDS = 5.0
+"""The same once the trainer is told to stop: a launcher that was killed takes its mongod along."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,15 @@ class OpenedRun:
 
 
 @asynccontextmanager
-async def opened_run(config: RootConfig, dp_size: int) -> AsyncIterator[OpenedRun]:
+async def opened_run(
+    config: RootConfig, dp_size: int, stop: asyncio.Event
+) -> AsyncIterator[OpenedRun]:
     """Check the flags, connect, prepare the run in the database and hold the trainer's lease.
 
     Args:
         config: the resolved configuration.
         dp_size: data-parallel ranks, which process different samples.
+        stop: set when the trainer is told to stop.
 
     Raises:
         ConfigError: a flag or file cannot be used; neither database nor files were changed.
@@ -84,7 +91,10 @@ async def opened_run(config: RootConfig, dp_size: int) -> AsyncIterator[OpenedRu
     trainer, consumer = config.trainer, config.trainer.consumer
     _check_flags(config.run, trainer)
     check_training_sampling(config.sampling)
-    async with _connect(config.store, config.run.run_name) as store:
+    async with (
+        _connect(config.store, config.run.run_name) as store,
+        _impatient_when_stopped(store, stop),
+    ):
         first_epoch, further_epochs = _training_tasks(config)
         feed = TaskFeed(store, further_epochs, _repeated_questions(store, config))
         control = config.algorithm.control(groups_per_step(config, dp_size))
@@ -131,6 +141,21 @@ def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManage
             "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
         )
     return TrajectoryStore.connect(uri.get_secret_value(), run_name, outage_seconds=_OUTAGE_SECONDS)
+
+
+@asynccontextmanager
+async def _impatient_when_stopped(
+    store: TrajectoryStore, stop: asyncio.Event
+) -> AsyncIterator[None]:
+    async def shorten() -> None:
+        await stop.wait()
+        store.database.outage_seconds = _STOPPING_OUTAGE_SECONDS
+
+    waiting = asyncio.create_task(shorten())
+    try:
+        yield
+    finally:
+        await end_tasks([waiting])
 
 
 def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]:

@@ -106,7 +106,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
     """
     async with AsyncExitStack() as stack:
         with ending_ranks_on_error(ranks):
-            run = await stack.enter_async_context(opened_run(config, ranks.shape.dp_size))
+            run = await stack.enter_async_context(opened_run(config, ranks.shape.dp_size, stop))
             settings = learner_settings(config, run.checkpoint, ranks.shape)
             settings = await asyncio.to_thread(with_exact_merge, settings, ranks.shape)
             state_path = state_to_resume(run.checkpoint, config.trainer.max_steps)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from agentrl.runtime.processes.signals import SAME_SIGNAL_SECONDS
@@ -24,7 +25,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_asks_for_an_orderly_end_and_the_second_ends_at_once(
     number: signal.Signals,
 ) -> None:
@@ -48,3 +49,35 @@ def test_the_first_signal_asks_for_an_orderly_end_and_the_second_ends_at_once(
     assert time.monotonic() - sent < 30
     assert "it is tidied up first; a second signal exits immediately" in said
     assert "Traceback" not in said
+
+
+ORPHAN = """
+import asyncio, os, time
+from agentrl.runtime.processes import signals
+
+signals.ORPHAN_SECONDS = 1.0
+
+async def main():
+    stop = signals.stop_on_signals("it is tidied up first")
+    print(os.getpid(), flush=True)
+    await stop.wait()
+    time.sleep(60)  # it hangs
+
+asyncio.run(main())
+"""
+PARENT = """
+import signal, subprocess, sys
+from agentrl.runtime.processes.child_processes import end_with_parent
+subprocess.run([sys.executable, "-c", sys.argv[1]], preexec_fn=end_with_parent(signal.SIGTERM))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel signals orphans on Linux only")
+def test_an_orphan_that_hangs_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, ORPHAN], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        orphan = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    assert psutil.wait_procs([orphan], timeout=30)[1] == []
