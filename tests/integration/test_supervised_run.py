@@ -55,6 +55,28 @@ async def test_a_run_rides_out_the_death_of_each_of_its_processes(tmp_path: Path
                 assert data.ledger["trainer"].trained_count == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_processes_that_are_told_to_stop_alone_are_started_again(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with started(run_command(tmp_path, max_steps=NUM_STEPS), tmp_path) as run:
+        run.until(partial(has_more_steps, tmp_path, 0))
+        stopped = [
+            child
+            for child in run.children()
+            if any(f"agentrl {word}" in " ".join(child.cmdline()) for word in ("sample", "serve"))
+        ]
+        for child in stopped:
+            child.send_signal(number)
+        assert run.process.wait(END_SECONDS) == 0, run.said() + logs(tmp_path)
+        said = run.said()
+    assert len(stopped) > 1
+    for name in ("sampler_0", "serve_0"):
+        assert f"{name} exited with status 0; restarting it" in said
+    summary = json.loads((tmp_path / "output/summary.json").read_text())
+    assert summary["steps"] == NUM_STEPS
+
+
 def test_a_trainer_that_fails_by_itself_ends_the_run(tmp_path: Path) -> None:
     command = run_command(tmp_path, report_to="tensorboard")
     (tmp_path / "output").mkdir()

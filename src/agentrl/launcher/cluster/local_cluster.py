@@ -22,7 +22,7 @@ from agentrl.config.loading import secret_environment, write_config
 from agentrl.config.private_files import make_private
 from agentrl.config.secrets import SecretUrl, remember
 from agentrl.config.sections import RootConfig
-from agentrl.errors import AgentRLError, ConfigError, DataInUse
+from agentrl.errors import AgentRLError, ConfigError, DataInUse, StoreError
 from agentrl.launcher.cluster.child_commands import (
     agentrl_command,
     tool_server_command,
@@ -35,10 +35,11 @@ from agentrl.launcher.cluster.resume_checks import already_running
 from agentrl.launcher.cluster.tool_server_start import wait_for_tools
 from agentrl.rollout.worker.resources import check_shown_tools, tools_config
 from agentrl.runtime.ports import free_port
-from agentrl.runtime.processes.child_processes import Child, Supervisor
+from agentrl.runtime.processes.child_processes import Child, Supervisor, never
 from agentrl.runtime.processes.confinement import Confinement
 from agentrl.runtime.processes.restarts import Restarts
 from agentrl.runtime.processes.signals import stop_on_signals
+from agentrl.schema import ENDED_RUNS
 from agentrl.store import TrajectoryStore
 from agentrl.store.database import with_database
 from agentrl.store.mongod_folder import wanted_port
@@ -124,6 +125,7 @@ class LocalCluster:
         store = await self._stack.enter_async_context(
             TrajectoryStore.connect(uri.get_secret_value(), self.config.run.run_name)
         )
+        self._store = store
         # Entered after the store, so that children are stopped before the store closes.
         await self._stack.enter_async_context(self._supervisor)
         return store
@@ -202,6 +204,7 @@ class LocalCluster:
             | {"PYTHONUNBUFFERED": "1"}
         )
         child.inherits_environment = False
+        child.is_done = never
         await self._supervisor.start(child)
         address = f"http://127.0.0.1:{port}/mcp"
         tools = self.config.tools.model_copy(update={"tool_server_url": SecretUrl(address)})
@@ -239,6 +242,7 @@ class LocalCluster:
                 may_restart=was_interrupted,
                 stop_seconds=SUPERVISOR_STOP_SECONDS,
             )
+            child.is_done = never
             await self._supervisor.start(child)
 
     async def start_samplers(self) -> None:
@@ -254,7 +258,18 @@ class LocalCluster:
                 withheld=_HIDDEN_FROM_SAMPLERS,
                 stop_seconds=self.config.rollout.drain_seconds + STOP_SECONDS,
             )
+            child.is_done = self._has_ended
             await self._supervisor.start(child)
+
+    async def _has_ended(self) -> bool:
+        """Return whether the run has ended, so that a sampler may."""
+        if self.config.rollout.exit_when_done:
+            return True
+        try:
+            run = await self._store.runs.get()
+        except StoreError:
+            return False
+        return run is not None and run.status in ENDED_RUNS
 
     async def wait_for_samplers(self) -> None:
         """Wait until the samplers have finished their running groups.

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -92,6 +92,15 @@ def keeper_command(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), *command]
 
 
+async def _always() -> bool:
+    return True
+
+
+async def never() -> bool:
+    """Return False: the `Child.is_done` of a process that runs until it is stopped."""
+    return False
+
+
 @dataclass
 class Child:
     """One supervised child process."""
@@ -106,6 +115,10 @@ class Child:
     """How often it is restarted after a failure; by default a failure is final."""
     may_restart: Callable[["Child", int], bool] = lambda child, status: True
     """Whether a restart may fix a failure with this exit status."""
+    is_done: Callable[[], Awaitable[bool]] = _always
+    """Asked when it exits with status 0; False if it should not have ended, as after a signal."""
+    has_failed: bool = False
+    """Whether it ended, too early or with an error, and is not restarted."""
     stop_seconds: float = 15.0
     """Grace period after SIGTERM before it is killed."""
     process: asyncio.subprocess.Process | None = None
@@ -175,8 +188,9 @@ class Supervisor:
     def failed(self) -> Child | None:
         """Return a child that failed and will not be restarted, or None."""
         for name, watcher in self._watchers.items():
-            if watcher.done() and watcher.result() != 0 and not self._children[name].stopping:
-                return self._children[name]
+            child = self._children[name]
+            if watcher.done() and child.has_failed and not child.stopping:
+                return child
         return None
 
     async def stop(self, name: str, *, at_once: bool = False) -> None:
@@ -227,10 +241,12 @@ class Supervisor:
         while True:
             assert child.process is not None
             status = await child.process.wait()
-            if status == 0 or child.stopping or not child.may_restart(child, status):
+            if child.stopping or (status == 0 and await child.is_done()):
                 return status
-            delay = child.restarts.next_delay()
+            may_restart = status == 0 or child.may_restart(child, status)
+            delay = child.restarts.next_delay() if may_restart else None
             if delay is None:
+                child.has_failed = True
                 return status
             # Remaining processes of its group would keep its ports and its memory.
             _kill_group(child.process.pid)

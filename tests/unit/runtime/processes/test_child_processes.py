@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.runtime.processes.child_processes import Child, Supervisor, run_to_end
+from agentrl.runtime.processes.child_processes import Child, Supervisor, never, run_to_end
 from agentrl.runtime.processes.restarts import Restarts
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
@@ -149,6 +149,27 @@ async def test_a_failure_that_no_restart_mends_is_final(tmp_path: Path) -> None:
         await supervisor.start(child)
         assert await supervisor.wait("failing") == 2
         assert supervisor.num_restarts == {}
+
+
+async def test_a_child_that_ends_too_early_is_restarted_and_then_reported(tmp_path: Path) -> None:
+    restarts = Restarts(2, first_delay_seconds=0.01)
+    child = Child("sampler_0", [sys.executable, "-c", "pass"], tmp_path / "log", restarts=restarts)
+    child.is_done = never
+    async with Supervisor() as supervisor, asyncio.timeout(30):
+        await supervisor.start(child)
+        assert await supervisor.wait("sampler_0") == 0
+        assert supervisor.num_restarts == {"sampler_0": 2}
+        assert supervisor.failed() is child
+    assert child.log_path.read_text().count("sampler_0 exited with status 0; restarting it") == 2
+
+
+async def test_a_child_that_is_done_is_left_alone(tmp_path: Path) -> None:
+    child = Child("trainer", [sys.executable, "-c", "pass"], tmp_path / "log", restarts=Restarts(2))
+    async with Supervisor() as supervisor, asyncio.timeout(30):
+        await supervisor.start(child)
+        assert await supervisor.wait("trainer") == 0
+        assert supervisor.num_restarts == {}
+        assert supervisor.failed() is None
 
 
 async def test_a_killed_child_comes_back_under_another_pid(tmp_path: Path) -> None:
