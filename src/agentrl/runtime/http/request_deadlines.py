@@ -2,10 +2,12 @@
 
 uvicorn waits forever for the rest of a request, and accepts headers of any length. Here a
 connection is closed if the head of a request does not arrive within seconds, if its body does not
-arrive within a minute, or if the head is too long. The duration of responses is not limited.
+arrive within a minute, if the head is too long, or if too much is sent while an earlier request is
+being answered. The duration of responses is not limited.
 """
 
 import asyncio
+from collections.abc import Collection
 from typing import Any, Literal
 
 import uvicorn
@@ -14,7 +16,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 HEAD_SECONDS = 10.0
 BODY_SECONDS = 75.0
 """Longer than the timeout of `request_bodies`, whose response explains the problem."""
-_MAX_HEAD_BYTES = 64 << 10
+_MAX_UNREAD_BYTES = 64 << 10
 
 
 def server_config(
@@ -43,7 +45,10 @@ class PromptProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     _expected: Literal["head", "body"] | None = None
     _timer: asyncio.TimerHandle | None = None
-    _num_head_bytes = 0
+    _num_unread_bytes = 0
+    """Bytes of incomplete heads, and of requests that wait for the answer to an earlier one."""
+    pipeline: Collection[Any] = ()
+    """uvicorn's requests that wait for the answer to an earlier one."""
 
     def connection_made(self, transport: Any) -> None:
         """Expect a request."""
@@ -52,16 +57,20 @@ class PromptProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes on, and wait for the rest of their request."""
+        before = self.cycle
+        was_read = before is not None and before.more_body and not self.pipeline
         super().data_received(data)
         cycle = self.cycle
+        if was_read or (cycle is not before and not self.pipeline):
+            self._num_unread_bytes = 0
+        else:
+            self._num_unread_bytes += len(data)
+            if self._num_unread_bytes > _MAX_UNREAD_BYTES:
+                self.transport.close()
         # The rest of a body whose response was sent early is not the head of the next request.
         if cycle is None or (cycle.response_complete and not cycle.more_body):
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > _MAX_HEAD_BYTES:
-                self.transport.close()
             self._expect("head")
         else:
-            self._num_head_bytes = 0
             self._expect("body" if cycle.more_body else None)
 
     def connection_lost(self, exc: Exception | None) -> None:

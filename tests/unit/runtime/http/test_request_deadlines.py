@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.runtime.http import request_deadlines
@@ -33,6 +33,22 @@ async def _answer_early(_: Request) -> Response:
     return JSONResponse("no", 401)
 
 
+async def _answer_slowly(http: Request) -> Response:
+    await http.body()
+    await asyncio.sleep(1.0)
+    return JSONResponse("at last")
+
+
+async def _answer_in_pieces(http: Request) -> Response:
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+            await asyncio.sleep(0.01)
+
+    await http.body()
+    return StreamingResponse(pieces())
+
+
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     monkeypatch.setattr(request_deadlines, "HEAD_SECONDS", 0.6)
@@ -40,6 +56,8 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     routes = [
         Route("/", _answer, methods=["POST"]),
         Route("/early", _answer_early, methods=["POST"]),
+        Route("/slow", _answer_slowly, methods=["POST"]),
+        Route("/stream", _answer_in_pieces, methods=["POST"]),
     ]
     server = _Server(server_config(Starlette(routes=routes), grace_seconds=1))
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
@@ -82,6 +100,47 @@ async def test_a_head_without_an_end_is_not_kept(
         async with asyncio.timeout(20):
             await reader.read()
     writer.close()
+
+
+CALL = b"POST /%s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize("way", [b"slow", b"stream", b"early"])
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        pytest.param(CALL[:20], b"x-more: " + b"y" * 1000 + b"\r\n", id="an endless head"),
+        pytest.param(b"", CALL % b"slow", id="calls"),
+        pytest.param(HEAD % b"slow" + b"\r\n", b"z" * 1000, id="a body"),
+    ],
+)
+async def test_little_is_kept_of_what_comes_before_the_answer(
+    port: int, way: bytes, start: bytes, more: bytes
+) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(CALL % way + start)
+    await asyncio.sleep(0.05)  # the call is read before the rest comes
+    num_bytes = 0
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(10):
+            while num_bytes < 64 << 20:
+                writer.write(more)
+                num_bytes += len(more)
+                await writer.drain()
+    writer.close()
+    assert num_bytes < 16 << 20  # the kernel's buffers take some
+
+
+async def test_calls_that_come_before_the_answer_are_answered(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(CALL % b"slow" + CALL % b"" + CALL % b"early")
+    said = b""
+    async with asyncio.timeout(20):
+        while b'"no"' not in said:
+            said += await reader.read(1000)
+    writer.close()
+    assert said.count(b"HTTP/1.1 ") == 3
+    assert said.index(b"at last") < said.index(b"\r\n\r\n2") < said.index(b'"no"')
 
 
 async def test_an_early_answer_arrives_while_the_body_is_still_sent(port: int) -> None:
