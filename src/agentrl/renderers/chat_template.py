@@ -2,7 +2,8 @@
 
 The environment offers what Hugging Face chat templates expect (a sandbox, `tojson` without HTML
 escapes, `raise_exception`, `strftime_now`, loop controls, `generation` blocks). Templates come from
-the hub and are untrusted: they run in Jinja's immutable sandbox and see only plain JSON values.
+the hub and are untrusted: they run in Jinja's immutable sandbox, see only plain JSON values, and
+have limits of time and memory (`template_limits`).
 """
 
 import json
@@ -12,9 +13,9 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import ext, meta, nodes, parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ConfigError, RenderError
+from agentrl.renderers.template_limits import BoundedEnvironment, limited_rendering
 from agentrl.schema import Message
 
 
@@ -53,11 +54,11 @@ def _tojson(
     )
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, ext.loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.add_filters({"tojson": _tojson})
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -78,8 +79,9 @@ class ChatTemplate:
             ConfigError: the source is not a valid template.
         """
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
+            with limited_rendering():
+                self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
         self.source = source
         """The template's source, unchanged."""
@@ -99,21 +101,23 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Raises:
-            RenderError: the template refuses the conversation.
+            RenderError: the template refuses the conversation, or exceeds its limits.
         """
         try:
-            return self._template.render(
-                **self._variables,
-                messages=list(messages),
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+            with limited_rendering():
+                return self._template.render(
+                    **self._variables,
+                    messages=list(messages),
+                    tools=list(tools) or None,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                )
         except (
             jinja2.TemplateError,
             ArithmeticError,
             AttributeError,
             LookupError,
+            RecursionError,
             TypeError,
             ValueError,
         ) as error:

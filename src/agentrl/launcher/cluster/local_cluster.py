@@ -204,11 +204,11 @@ class LocalCluster:
             | {"PYTHONUNBUFFERED": "1"}
         )
         child.inherits_environment = False
-        child.is_done = never
         await self._supervisor.start(child)
         address = f"http://127.0.0.1:{port}/mcp"
         tools = self.config.tools.model_copy(update={"tool_server_url": SecretUrl(address)})
         specs = await wait_for_tools(tools_config(tools), child, address, names)
+        child.is_done = never
         self.config = self.config.model_copy(update={"tools": tools})
         check_shown_tools(self.config, specs)
 
