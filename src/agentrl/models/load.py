@@ -29,6 +29,7 @@ from agentrl.models.attention.attention_registry import (
     own_attention,
     set_attention,
 )
+from agentrl.models.checkpoints.architectures import raw_config
 from agentrl.models.policy import PolicyModel
 from agentrl.models.recurrent.recurrent_layers import follow_paths
 from agentrl.models.unrounded import unrounded_recomputation
@@ -121,7 +122,8 @@ def read_config(path: str | Path, *, trust_remote_code: bool = False) -> Pretrai
     """Read a checkpoint's configuration.
 
     Raises:
-        ConfigError: the directory has no configuration that transformers can read.
+        ConfigError: the directory has no configuration that transformers can read, or it names code
+            on the Hub.
     """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
@@ -129,6 +131,7 @@ def read_config(path: str | Path, *, trust_remote_code: bool = False) -> Pretrai
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"no model configuration at {path}: {_first_line(error)}") from error
+    raw_config(Path(path))
     return config
 
 

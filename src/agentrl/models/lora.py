@@ -25,6 +25,7 @@ from agentrl.distributed import Stages, load_full_state_dict, whole_tensors
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoint_export import atomic_weights_directory, read_tokenizer_files
 from agentrl.models.checkpoints.adapter_files import WEIGHTS_FILE, AdapterShape
+from agentrl.models.checkpoints.architectures import raw_config
 from agentrl.models.policy import PolicyModel, TargetLogprobs
 from agentrl.models.vision.image_encoders import model_class
 
@@ -215,8 +216,10 @@ def merge_adapter(adapter: Path, base: Path, target: Path) -> Path:
     """
     from peft import PeftModel  # noqa: PLC0415
 
-    dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
-    model = model_class(AutoConfig.from_pretrained(base)).from_pretrained(base, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(base)
+    raw_config(base)
+    dtype = config.dtype or torch.float32
+    model = model_class(config).from_pretrained(base, dtype=torch.float32)
     merged: Any = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     with atomic_weights_directory(target) as partial:
         merged.to(dtype).save_pretrained(partial)

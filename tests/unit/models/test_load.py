@@ -18,6 +18,7 @@ from agentrl.errors import ConfigError, WriteError
 from agentrl.models.checkpoint_export import read_tokenizer_files, save_hf
 from agentrl.models.load import load_policy, wrap_policy
 from agentrl.models.policy import target_logprobs
+from agentrl.plugins.engine.generation.model_runner import load_model
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -214,3 +215,28 @@ def test_under_autocast_layers_keep_their_input_in_its_precision(architecture: s
         logprobs = target_logprobs(policy, row).logprobs
     assert met == [torch.bfloat16] * len(policy.model.model.layers)
     assert logprobs.dtype == torch.float32
+
+
+KERNEL = "kernels-community/flash-attn"
+
+
+@pytest.mark.parametrize("load", [load_policy, lambda path: load_model(path, torch.float32)])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_implementation": KERNEL},
+        {"_attn_implementation": f"paged|{KERNEL}@main:attend"},
+        {"attn_implementation": {"": "eager", "text_config": KERNEL}},
+        {"experts_implementation": KERNEL},
+        {"vision_config": {"attn_implementation": KERNEL}},
+    ],
+)
+def test_code_on_the_hub_is_refused_by_name(
+    tmp_path: Path, load: Callable[[Path], object], family: str, fields: dict[str, object]
+) -> None:
+    path = save_hf(wrap_policy(tiny_model(family)), tmp_path / "model")
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    with pytest.raises(ConfigError, match=rf"_implementation .*{KERNEL}.* is code on the Hugging"):
+        load(path)

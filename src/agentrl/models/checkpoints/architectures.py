@@ -58,7 +58,8 @@ def raw_config(model_path: Path) -> Any:
     """Return a checkpoint's `config.json` as attributes; missing keys are missing attributes.
 
     Raises:
-        ConfigError: it is not a JSON object, or a size in it is not a positive whole number.
+        ConfigError: it is not a JSON object, a size in it is not a positive whole number, or it names
+            code on the Hub.
     """
     file = model_path / "config.json"
     try:
@@ -70,7 +71,27 @@ def raw_config(model_path: Path) -> Any:
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: not a JSON object")
     _check_sizes(values, file)
+    _check_implementations(values, file)
     return SimpleNamespace(**{"model_type": None, **values})
+
+
+def _check_implementations(values: Mapping[str, Any], file: Path) -> None:
+    """Refuse attention and experts whose code transformers would load from the Hub.
+
+    It does so without `trust_remote_code`.
+    """
+    open_: list[tuple[str, Any]] = list(values.items())
+    while open_:
+        name, value = open_.pop()
+        if isinstance(value, Mapping):
+            # One implementation for each part of a model is a mapping, too.
+            part = name if name.endswith("_implementation") else ""
+            open_ += ((part or key, nested) for key, nested in value.items())
+        elif name.endswith("_implementation") and "/" in str(value):
+            raise ConfigError(
+                f"{file}: {name} {value!r} is code on the Hugging Face Hub, which AgentRL does not "
+                "run; remove it from the file to use the model's own"
+            )
 
 
 def _check_sizes(values: Mapping[str, Any], file: Path) -> None:

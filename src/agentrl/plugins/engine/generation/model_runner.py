@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from agentrl.errors import ConfigError
 from agentrl.models.attention.attention_registry import own_attention, set_attention
 from agentrl.models.attention.backend import CONTEXT
-from agentrl.models.checkpoints.architectures import has_plain_layers
+from agentrl.models.checkpoints.architectures import has_plain_layers, raw_config
 from agentrl.models.vision.image_encoders import model_class
 from agentrl.plugins.engine.generation.cached_attention import ENGINE_ATTENTION, Chunk, plan_step
 from agentrl.plugins.engine.generation.kv_cache import KVCache
@@ -49,6 +49,7 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model-path {path}: {first_line(error)}") from error
+    raw_config(Path(path))
     check_checkpoint(path, config, dtype)
     has_kv_rows = has_plain_layers(config)
     try:
