@@ -52,6 +52,7 @@ def store() -> None:
 def up(config: RootConfig, show_password: bool) -> int:
     """Serve the data of a private mongod to other tools, until Ctrl-C."""
     from agentrl.config.secrets import redact
+    from agentrl.runtime.processes.signals import stop_signals
     from agentrl.store.database import with_database
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
@@ -75,7 +76,7 @@ def up(config: RootConfig, show_password: bool) -> int:
             flush=True,
         )
         stop = threading.Event()
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in stop_signals():
             signal.signal(signum, lambda *_: stop.set())
         stop.wait()
     return 0

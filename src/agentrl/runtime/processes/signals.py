@@ -25,7 +25,10 @@ NO_SIGNAL = 3
 """Exit status of a training run that never had a learning signal."""
 
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that end a process in order; not SIGHUP under `nohup`, which ignores it."""
+    all_ = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return tuple(one for one in all_ if signal.getsignal(one) is not signal.SIG_IGN)
 
 
 def stop_on_signals(announcement: str) -> asyncio.Event:
@@ -64,7 +67,7 @@ def signal_events(announcement: str, stop: asyncio.Event, at_once: asyncio.Event
     try:
         yield
     finally:
-        for number in _STOP_SIGNALS:
+        for number in stop_signals():
             asyncio.get_running_loop().remove_signal_handler(number)
 
 
@@ -85,10 +88,8 @@ def _handle_signals(
         elif time.monotonic() - stopped_at >= SAME_SIGNAL_SECONDS:
             at_second(number)
 
-    for number in _STOP_SIGNALS:
-        # `nohup` has SIGHUP ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    for number in stop_signals():
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
 
 
 def _kill_later(seconds: float) -> None:
