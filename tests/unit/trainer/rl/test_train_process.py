@@ -164,6 +164,29 @@ async def test_a_finished_run_is_not_trained_further(
     assert json.loads(again.summary_path.read_text())["steps"] == 1
 
 
+async def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
+    make_config: MakeConfig, store: TrajectoryStore, model_path: Path
+) -> None:
+    await fill(store, model_path, [MIXED] * 4)
+    config = make_config(max_steps=2, save_steps=1, save_total_limit=2)
+    first = await train(config)
+    ledger, summary = await ledger_of(store), json.loads(first.summary_path.read_text())
+    weights = newest_checkpoint(first.output_path).model_path / "model.safetensors"
+    written = weights.read_bytes()
+    weights.unlink()  # the published policy shares its content
+    weights.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+    again = await train(config)
+    assert (again.status, again.step) == ("completed", 2)
+    assert newest_checkpoint(first.output_path).model_path / "model.safetensors" == weights
+    assert weights.read_bytes() == written
+    kept = first.output_path / "checkpoints/000002.damaged/model/model.safetensors"
+    assert kept.read_bytes() != written
+    assert await ledger_of(store) == ledger
+    resumed = json.loads(again.summary_path.read_text())
+    assert resumed["reward_mean"] == summary["reward_mean"]
+    assert (await run_of(store)).policy_version == 2
+
+
 async def test_the_first_published_version_is_the_model_itself(
     make_config: MakeConfig, store: TrajectoryStore, model_path: Path
 ) -> None:
