@@ -1,13 +1,12 @@
-#!/usr/bin/env python
 """Rollouts per second with `--env`, relative to the environment's own loop on the same engine.
 
-    python benchmarks/environments.py --out benchmarks/results/environments.json
+    python benchmarks/environments.py
 
 For each kind: `by_env`, where a sampler claims, records and scores the rollouts of an environment
 in its own process; and `own_loop`, where the same process runs the same tasks, with the same
 concurrency, on a plain OpenAI endpoint over the same engine, without database and recording.
-Replies are greedy and tool calls are delivered alike, so both sides send the same requests: `turns`
-counts the engine's answers. The engine's prefix cache is emptied before each side.
+Replies are greedy and tool calls are delivered alike, so both sides send the same requests. The
+engine's prefix cache is emptied before each side.
 
 A round has three sides: `by_env`, and `own_loop` before and after it. A round's ratio is that of
 `by_env` to the mean of the two, so drift of the machine affects both alike; `own_to_own` is the
@@ -34,21 +33,20 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import psutil
 import uvloop
-from harness.machine import machine
-from harness.server_heartbeats import kept_registered
-from rollout import engine_on
-from rollout_play import MODEL, deepened, open_store
+from harness.played import open_store, play, rollout_context, served_by
+from harness.results import keep, machine, parser
+from rollout import deepened, engine_on, leave_a_core
 
 from agentrl.config.sections import AgentSection, DataSection, RolloutSection, SamplingSection
 from agentrl.inference import GenerateRequest, ServerPool
@@ -58,14 +56,10 @@ from agentrl.plugins.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.plugins.environments.environment_sampler import EnvironmentProcesses
 from agentrl.plugins.environments.environment_source import EnvironmentSource
 from agentrl.plugins.integrations.agent_worker.engine_session import EngineReply, EngineSession
-from agentrl.renderers.renderer import Renderer
-from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import RolloutContext
 from agentrl.rollout.agent import AgentEndpointServer
 from agentrl.rollout.agent.reply_delivery import as_delivered
-from agentrl.rollout.worker.sampler_process import collect_less_garbage
-from agentrl.rollout.worker.sampling_loop import SamplingLoop
-from agentrl.schema import EnvironmentTask, InferenceService
+from agentrl.schema import EnvironmentTask
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import ToolsConfig, connect_tools
 
@@ -77,25 +71,6 @@ KINDS = {
 }
 PACKAGES = Path(__file__).parent / "harness/environments"
 DEPTH = 20
-
-
-@dataclass(frozen=True)
-class Round:
-    """Rollouts per second of each side, and the turns that the engine answered."""
-
-    by_env: float
-    own_loop: tuple[float, float]
-    turns: tuple[int, int, int]
-
-    @property
-    def ratio(self) -> float:
-        """The rate with `--env` over the environment's own rate."""
-        return self.by_env / statistics.fmean(self.own_loop)
-
-    @property
-    def own_to_own(self) -> float:
-        """The ratio of the two equal sides."""
-        return self.own_loop[1] / self.own_loop[0]
 
 
 def middle_rate(ends: Sequence[float], concurrency: int) -> float:
@@ -143,20 +118,15 @@ async def own_loop(
 
 
 async def by_env(
-    mongo: EmbeddedMongo,
-    inference_server: InferenceService,
-    base: RolloutContext,
-    tasks: Sequence[EnvironmentTask],
+    mongo: EmbeddedMongo, url: str, base: RolloutContext, tasks: Sequence[EnvironmentTask]
 ) -> float:
     """Return the rollouts per second of a sampler."""
     async with open_store(mongo) as store, AgentEndpointServer.open(AgentSection(), "m") as server:
         with EnvironmentProcesses.open(section(), server) as environments:
-            first = environments.process_of(tasks[0])
-            await asyncio.to_thread(first.size)
-            async with kept_registered(store, inference_server):
+            await asyncio.to_thread(environments.process_of(tasks[0]).size)
+            async with served_by(store, url):
                 await store.tasks.add(tasks)
-                loop = SamplingLoop(replace(base, store=store), "bench", environments.sampler)
-                await loop.run(asyncio.Event(), asyncio.Event())
+                loop = await play(replace(base, store=store), environments.sampler)
         assert loop.state.counts.scored == len(tasks), loop.state.counts
         scores = [record.score async for record in store.records.find(status="scored")]
         ends = [score.scored_at.timestamp() for score in scores if score is not None]
@@ -176,30 +146,24 @@ def write_tasks(folder: Path, size: int) -> None:
 
 
 class EngineTime:
-    """The engine's processor time per served turn."""
+    """The engine's processor time and number of served turns."""
 
     def __init__(self, core: int, pool: ServerPool) -> None:
         self._process = next(
             child for child in psutil.Process().children() if child.cpu_affinity() == [core]
         )
         self._generate = pool.generate
-        self._num_turns = 0
+        self.num_turns = 0
         pool.generate = self._counted  # type: ignore[method-assign]
 
     async def _counted(self, *args: Any, **more: Any) -> Any:
-        self._num_turns += 1
+        self.num_turns += 1
         return await self._generate(*args, **more)
-
-    @property
-    def num_turns(self) -> int:
-        """The turns so far."""
-        return self._num_turns
 
     @property
     def milliseconds(self) -> float:
         """The processor time so far."""
-        times = self._process.cpu_times()
-        return 1000 * (times.user + times.system)
+        return 1000 * sum(self._process.cpu_times()[:2])
 
 
 async def measure(
@@ -210,101 +174,74 @@ async def measure(
         mongo = stack.enter_context(EmbeddedMongo(model.with_name("mongo")))
         url = stack.enter_context(engine_on(engine_core, model))
         engine = await stack.enter_async_context(SGLangClient(url))
-        server = InferenceService(id="engine", base_url=url, backend="embedded", model_path="m")
-        pool = await stack.enter_async_context(ServerPool())
-        pool.update([server])
+        store = await stack.enter_async_context(open_store(mongo))
+        pool = await stack.enter_async_context(served_by(store, url))
+        toolbox = await stack.enter_async_context(connect_tools(ToolsConfig(servers={})))
         engine_time = EngineTime(engine_core, pool)
-        tasks_folder = model.with_name("tasks")
-        write_tasks(tasks_folder, args.rollouts)
-        base = RolloutContext(
-            store=await stack.enter_async_context(open_store(mongo)),
-            servers=pool,
-            renderer=Renderer.load(MODEL),
-            toolbox=await stack.enter_async_context(connect_tools(ToolsConfig(servers={}))),
-            scoring=RegisteredScoring(),
-            rollout=RolloutSection(
-                max_concurrent_samples_per_process=args.concurrency,
-                target_concurrency=args.concurrency,
-                exit_when_done=True,
-            ),
-            sampling=SamplingSection(max_new_tokens=24, temperature=0.0),
+        write_tasks(model.with_name("tasks"), args.rollouts)
+        rollout = RolloutSection(
+            max_concurrent_samples_per_process=args.concurrency,
+            target_concurrency=args.concurrency,
+            exit_when_done=True,
         )
+        sampling = SamplingSection(max_new_tokens=24, temperature=0.0)
+        base = rollout_context(store, pool, toolbox, sampling, rollout)
         for kind in args.kinds:
-            text = KINDS[kind].format(size=args.rollouts, folder=tasks_folder)
+            text = KINDS[kind].format(size=args.rollouts, folder=model.with_name("tasks"))
             uri = EnvironmentUri.parse(text)
             tasks = list(EnvironmentSource(kind).tasks(text, section(), "train", seed=0))
             about = machine()
             await own_loop(uri, base, tasks)  # the first one warms up caches and does not count
             turns_before, ms_before = engine_time.num_turns, engine_time.milliseconds
-            rounds: list[Round] = []
+            rounds: list[dict[str, float]] = []
             started = time.monotonic()
             while len(rounds) < args.rounds and time.monotonic() < started + args.seconds:
-                rates, turns = list[float](), list[int]()
+                rates = []
                 for is_by_env in (False, True, False):
                     await engine.flush_cache()
-                    before = engine_time.num_turns
                     rates.append(
-                        await by_env(mongo, server, base, tasks)
+                        await by_env(mongo, url, base, tasks)
                         if is_by_env
                         else await own_loop(uri, base, tasks)
                     )
-                    turns.append(engine_time.num_turns - before)
-                rounds.append(Round(rates[1], (rates[0], rates[2]), (turns[0], turns[1], turns[2])))
-            ms = engine_time.milliseconds - ms_before
+                own, env, again = rates
+                rounds.append({"ratio": env / fmean((own, again)), "own_to_own": again / own})
+            num_turns = engine_time.num_turns - turns_before
             yield (
                 kind,
                 {
-                    "ratio": statistics.median(one.ratio for one in rounds),
-                    "own_to_own": statistics.median(one.own_to_own for one in rounds),
-                    "engine_ms_a_turn": ms / (engine_time.num_turns - turns_before),
+                    **{name: median(one[name] for one in rounds) for name in rounds[0]},
+                    "engine_ms_a_turn": (engine_time.milliseconds - ms_before) / num_turns,
                     "rollouts": args.rollouts,
                     "concurrency": args.concurrency,
-                    "rounds": [
-                        {**asdict(one), "ratio": one.ratio, "own_to_own": one.own_to_own}
-                        for one in rounds
-                    ],
+                    "rounds": rounds,
                     "machine": about,
                 },
             )
 
 
 async def measure_and_keep(out: Path, measured: AsyncIterator[tuple[str, dict[str, Any]]]) -> None:
-    """Print each kind's result, and write it to the file at once."""
+    """Keep each kind's result at once."""
     async for kind, row in measured:
-        print(kind, json.dumps(row), flush=True)
-        keep(out, kind, row)
-
-
-def keep(out: Path, kind: str, row: dict[str, Any]) -> None:
-    """Add a kind's result to the file."""
-    stored = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**stored, kind: row}, indent=2) + "\n", encoding="utf-8")
+        keep(out, {kind: row})
 
 
 def main() -> None:
     """Measure the requested kinds."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/environments.json"))
-    parser.add_argument("--rollouts", type=int, default=96, help="of each side")
-    parser.add_argument("--concurrency", type=int, default=16, help="rollouts at once")
-    parser.add_argument("--rounds", type=int, default=7, help="of each kind, at most")
-    parser.add_argument("--seconds", type=float, default=200, help="no round begins after them")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
-    args = parser.parse_args()
+    flags = parser(__doc__, "environments")
+    flags.add_argument("--rollouts", type=int, default=96, help="of each side")
+    flags.add_argument("--concurrency", type=int, default=16, help="rollouts at once")
+    flags.add_argument("--rounds", type=int, default=7, help="of each kind, at most")
+    flags.add_argument("--seconds", type=float, default=200, help="no round begins after them")
+    flags.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
+    args = flags.parse_args()
     if args.rollouts < 3 * args.concurrency:
-        parser.error(
-            f"--rollouts must be {3 * args.concurrency} or more, to leave a middle to measure"
-        )
-    *cores, engine_core = sorted(os.sched_getaffinity(0))
-    if not cores:
-        parser.error("two cores are needed: one for the engine and one for everything else")
-    os.sched_setaffinity(0, cores)
+        flags.error("--rollouts must be three times --concurrency, to leave a middle to measure")
+    core = leave_a_core(flags)
     os.environ["PYTHONPATH"] = str(PACKAGES)  # the task set of verifiers
-    collect_less_garbage()  # as a sampler process does
     with tempfile.TemporaryDirectory() as folder:
         model = deepened(Path(folder) / "model", DEPTH)
-        uvloop.run(measure_and_keep(args.out, measure(engine_core, args, model)))
+        uvloop.run(measure_and_keep(args.out, measure(core, args, model)))
 
 
 if __name__ == "__main__":

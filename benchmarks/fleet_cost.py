@@ -1,6 +1,6 @@
 """Measures a fleet's cost apart from its turns: CPU time of loops that grow with its processes.
 
-    python benchmarks/fleet_cost.py --out benchmarks/results/fleet_cost.json
+    python benchmarks/fleet_cost.py
 
 The store's own operations run on a real mongod, and the client's own control calls on a real HTTP
 server. The figures are CPU milliseconds of mongod and of the caller, per operation:
@@ -16,9 +16,7 @@ server. The figures are CPU milliseconds of mongod and of the caller, per operat
 `scale_sim.py` computes loads from them.
 """
 
-import argparse
 import asyncio
-import json
 import os
 import tempfile
 import time
@@ -29,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from harness.machine import machine
+from harness.played import MODEL, open_store
+from harness.results import parser, report
 from harness.scripted_engine import serve_script
-from rollout_play import MODEL, open_store
 from scale_model import WORKLOADS
 from scale_model import Workload as Records
 from tree_workloads import Workload, make_groups
@@ -191,18 +189,7 @@ async def measure(repeats: int) -> dict[str, Any]:
         }
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fleet_cost.json"))
-    parser.add_argument("--repeats", type=int, default=1920, help="operations of a kind")
-    arguments = parser.parse_args()
-    about = machine()
-    result = {**asyncio.run(measure(arguments.repeats)), "machine": about}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=2))
-
-
 if __name__ == "__main__":
-    main()
+    flags = parser(__doc__, "fleet_cost")
+    flags.add_argument("--repeats", type=int, default=1920, help="operations of a kind")
+    report(flags, lambda given: asyncio.run(measure(given.repeats)))

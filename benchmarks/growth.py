@@ -1,25 +1,22 @@
 """Measures how the duration of a run's queries grows from ten thousand to a million records.
 
-    python benchmarks/growth.py --out benchmarks/results/growth.json
+    python benchmarks/growth.py
 
 A run in the middle of training is written in bulk: most groups trained, some ready and running, the
 others pending, with occasional evaluation questions. Measured on it, at each size:
 
 - queries in loops: those of a waiting trainer, a sampler and the display
 - queries behind the pages of `agentrl inspect` and `agentrl tasks stats`
-- adding as many questions as there are records, with one record each, in a separate process: wall
-  seconds, CPU seconds of the process and of mongod (which do not depend on the load), and peak
-  memory
+- adding as many questions as there are records, with one record each, in a separate process: seconds
+  and memory
 
 A figure is the shortest repeat in milliseconds, because other work on the machine only adds time.
 `--quick` stays at twenty thousand records.
 """
 
-import argparse
 import asyncio
 import functools
 import json
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,8 +24,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import psutil
-from harness.machine import machine
+from harness.apart import Meter, apart
+from harness.results import parser, report
 from pymongo import AsyncMongoClient
 
 from agentrl.config.sections import DataSection
@@ -59,7 +56,6 @@ NUM_SAMPLERS = 64
 REPEATS = 15
 BATCH = 5_000
 LEASE_SECONDS = 600.0
-LOOP_GOAL_MS, PAGE_GOAL_MS, ADD_GOAL_SECONDS = 5.0, 200.0, 120.0
 
 Query = Callable[[], Awaitable[Any]]
 
@@ -262,39 +258,15 @@ async def measure_queries(uri: str) -> dict[str, dict[str, float]]:
 # --- adding questions -------------------------------------------------------------------------
 
 
-async def add_questions(uri: str, path: Path) -> float:
-    """Add all questions of a file to an empty run; return the seconds."""
+async def add_questions(meter: Meter, uri: str, path: Path) -> dict[str, Any]:
+    """Add all questions of a file to an empty run."""
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
         data = DataSection(train_file=path, num_generations=1, num_train_epochs=1)
-        started = time.monotonic()
-        await append_tasks(store, train_tasks(data, seed=0))
-        seconds = time.monotonic() - started
+        with meter:
+            await append_tasks(store, train_tasks(data, seed=0))
         await store.drop_database()
-        return seconds
-
-
-def add_in_child(uri: str, path: Path, answer: Any) -> None:
-    """Add the questions; report the seconds, and the memory growth in megabytes."""
-    before, cpu_before = peak_megabytes(), time.process_time()
-    seconds = asyncio.run(add_questions(uri, path))
-    answer.send(
-        {
-            "seconds": round(seconds, 1),
-            "client_cpu_seconds": round(time.process_time() - cpu_before, 1),
-            "megabytes": round(peak_megabytes() - before, 1),
-        }
-    )
-
-
-def peak_megabytes() -> float:
-    """Return the largest resident memory that this process has had."""
-    (line,) = [
-        line
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        if line.startswith("VmHWM:")
-    ]
-    return int(line.split()[1]) / 1024
+        return {}
 
 
 def measure_adding(mongo: EmbeddedMongo, folder: Path, num_questions: int) -> dict[str, float]:
@@ -304,17 +276,7 @@ def measure_adding(mongo: EmbeddedMongo, folder: Path, num_questions: int) -> di
         for number in range(num_questions):
             question = {"id": f"q{number}", "query": f"What is {number} + 1?", "answer": number + 1}
             file.write(json.dumps(question) + "\n")
-    context = multiprocessing.get_context("spawn")
-    parent_end, child_end = context.Pipe()
-    child = context.Process(target=add_in_child, args=(mongo.uri("adding"), path, child_end))
-    mongod = psutil.Process(mongo.pid)
-    before = mongod.cpu_times()
-    child.start()
-    found: dict[str, float] = parent_end.recv()
-    child.join()
-    after = mongod.cpu_times()
-    cpu_time = after.user + after.system - before.user - before.system
-    return {**found, "mongod_cpu_seconds": round(cpu_time, 1)}
+    return apart(add_questions, mongo.uri("adding"), path)
 
 
 # --- everything --------------------------------------------------------------------------------
@@ -322,47 +284,27 @@ def measure_adding(mongo: EmbeddedMongo, folder: Path, num_questions: int) -> di
 
 def measure(sizes: tuple[int, ...]) -> dict[str, Any]:
     """Measure every size on a separate mongod."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for size in sizes:
         with (
             tempfile.TemporaryDirectory() as folder,
             EmbeddedMongo(Path(folder) / "mongo") as mongo,
         ):
             asyncio.run(write_run(mongo.uri("growth"), size))
-            row: dict[str, Any] = {
-                "records": size,
-                **asyncio.run(measure_queries(mongo.uri("growth"))),
-            }
-            row["adding"] = measure_adding(mongo, Path(folder), size)
-            print(json.dumps(row), flush=True)
-            rows.append(row)
+            queries = asyncio.run(measure_queries(mongo.uri("growth")))
+            adding = measure_adding(mongo, Path(folder), size)
+            rows.append({"records": size, **queries, "adding": adding})
+            print(json.dumps(rows[-1]), flush=True)
     last = rows[-1]
     return {
         "records": last["records"],
         "slowest_loop_ms": max(last["loops_ms"].values()),
         "slowest_page_ms": max(last["pages_ms"].values()),
-        "adding_seconds": last["adding"]["seconds"],
-        "goals": {
-            "loop_ms": LOOP_GOAL_MS,
-            "page_ms": PAGE_GOAL_MS,
-            "adding_1000000_seconds": ADD_GOAL_SECONDS,
-        },
         "sizes": rows,
     }
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/growth.json"))
-    parser.add_argument("--quick", action="store_true", help="small sizes, for a quick check only")
-    arguments = parser.parse_args()
-    about = machine()
-    sizes = (2_000, 20_000) if arguments.quick else SIZES
-    result = {**measure(sizes), "machine": {**about, "quick": arguments.quick}}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    flags = parser(__doc__, "growth")
+    flags.add_argument("--quick", action="store_true", help="small sizes, for a quick check only")
+    report(flags, lambda given: measure((2_000, 20_000) if given.quick else SIZES))

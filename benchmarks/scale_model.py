@@ -328,32 +328,26 @@ class Size:
 
     def row(self) -> dict[str, Any]:
         """Return the figures."""
+        whole = (
+            "gpus",
+            "trainer_gpus",
+            "servers",
+            "conversations",
+            "samplers",
+            "fullest",
+            "shards",
+        )
+        parts = ("step", "compute", "sample", "group", "rank0", "publish", "control", "disk")
+        rounded = (*(f"{part}_seconds" for part in parts), "rollouts_per_second", "pace")
+        cores = {"turns": self.turn_cores, "fleet": self.fleet_cores}
         return {
-            "gpus": self.gpus,
-            "trainer_gpus": self.trainer_gpus,
-            "servers": self.servers,
+            **{name: getattr(self, name) for name in whole},
+            **{name: round(getattr(self, name), 2) for name in rounded},
             "records_a_step": self.records,
-            "step_seconds": round(self.step_seconds, 2),
-            "compute_seconds": round(self.compute_seconds, 2),
-            "sample_seconds": round(self.sample_seconds, 2),
-            "group_seconds": round(self.group_seconds, 2),
-            "rank0_seconds": round(self.rank0_seconds, 2),
-            "publish_seconds": round(self.publish_seconds, 2),
-            "control_seconds": round(self.control_seconds, 2),
-            "disk_seconds": round(self.disk_seconds, 2),
             "idle_share": round(self.idle_share, 4),
-            "rollouts_per_second": round(self.rollouts_per_second, 2),
-            "pace": round(self.pace, 2),
-            "conversations": self.conversations,
-            "samplers": self.samplers,
-            "mongod_cores": {
-                "turns": round(self.turn_cores, 3),
-                "fleet": round(self.fleet_cores, 3),
-            },
+            "mongod_cores": {kind: round(number, 3) for kind, number in cores.items()},
             "loads": {part: round(load, 3) for part, load in self.loads.items()},
-            "fullest": self.fullest,
             "saturated": [part for part, load in self.loads.items() if load > 1],
-            "shards": self.shards,
         }
 
 

@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """Simulates training beyond this machine: 10,000 rollouts on 256 servers, in virtual time.
 
-    python benchmarks/scale_sim.py --out benchmarks/results/scale_sim.json
+    python benchmarks/scale_sim.py
     python benchmarks/scale_sim.py --part sizes
 
 The real code runs the samplers' loop with its claims and refreshes; the server pool with its
@@ -26,13 +25,9 @@ import json
 import logging
 import math
 import os
-import platform
 import random
-import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +35,7 @@ from unittest import mock
 
 import numpy as np
 import turn_cost
-from harness.machine import machine
+from harness.results import keep, machine, parser
 from scale_model import (
     BUSY,
     GROUP,
@@ -92,27 +87,12 @@ GPU = "H100"
 SIMULATED_SIZES = (8, 16, 32)
 CROWD = 32
 """Concurrent rollouts of the real sampler."""
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "short": (
-        "Qwen3-0.6B",
-        {
-            "hidden_size": 1024,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "intermediate_size": 3072,
-        },
-    ),
-    "agent": (
-        "Qwen3-4B",
-        {
-            "hidden_size": 2560,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "intermediate_size": 9728,
-        },
-    ),
+MODELS = {
+    "short": ("Qwen3-0.6B", (1024, 28, 16, 3072)),
+    "agent": ("Qwen3-4B", (2560, 36, 32, 9728)),
 }
 """By workload: a name, and the shapes of its config.json."""
+_SHAPES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -335,10 +315,12 @@ def describe(outcome: Outcome, setting: Setting) -> dict[str, Any]:
     }
 
 
-def planned(name: str, sizes: dict[str, Any], workload: Workload) -> Planned:
+def planned(name: str, sizes: tuple[int, ...], workload: Workload) -> Planned:
     """Plan a trainer of four GPUs and a server of one."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_QWEN3 | sizes))
+        Path(folder, "config.json").write_text(
+            json.dumps(_QWEN3 | dict(zip(_SHAPES, sizes, strict=True)))
+        )
         config = build_config({"model_name_or_path": folder, **_FLAGS})
         cluster = Cluster(named_gpu(GPU), host_bytes=2000 * GB, cores=192)
         found = plan_cluster(
@@ -389,7 +371,6 @@ def compared(size: Size, folder: Path) -> dict[str, Any]:
 
 def real_point() -> dict[str, Any]:
     """Run one sampler on this machine, and compare it with the rate that the costs predict."""
-    about = machine()
     found = asyncio.run(turn_cost.measure(CROWD, 320, 1600))
     predicted_costs = costs("agent")
     cores = os.cpu_count() or 1
@@ -412,13 +393,11 @@ def real_point() -> dict[str, Any]:
         "measured_over_predicted": round(turns / bounds[first] / BUSY, 3),
         "measured": {name: found[name] for name in ("sampler_ms", "mongod_ms", "others_ms")},
         "known": {"sampler_ms": predicted_costs.sampler_ms, "mongod_ms": predicted_costs.mongod_ms},
-        "machine": about,
     }
 
 
 def sizes() -> dict[str, Any]:
     """Return the figures of all sizes, and those of the simulations that check them."""
-    about = machine()
     plans = {
         name: planned(*MODELS[name], workload=workload) for name, workload in WORKLOADS.items()
     }
@@ -442,7 +421,6 @@ def sizes() -> dict[str, Any]:
         "rows": rows,
         "simulated": checked,
         "largest_error": max(abs(one["error"]) for one in checked),
-        "machine": about,
     }
 
 
@@ -461,36 +439,7 @@ def simulated(setting: Setting, rates: Rates, folder: Path) -> Outcome:
     return outcome
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate or compute, print and write the result; 1 if a bound is exceeded."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--part", choices=("pipeline", "sizes", "point"), default="pipeline")
-    parser.add_argument("--servers", type=int, default=256)
-    parser.add_argument("--samplers", type=int, default=8)
-    parser.add_argument("--groups", type=int, default=320, help="per step, of 8 rollouts each")
-    parser.add_argument("--staleness", type=int, default=3)
-    parser.add_argument("--step-seconds", type=float, default=90.0)
-    parser.add_argument("--steps", type=int, default=8)
-    args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.ERROR)
-    if args.part != "pipeline":
-        found = sizes() if args.part == "sizes" else real_point()
-        print(json.dumps(found, indent=2))
-        write(args.out, {args.part: found})
-        return 0
-    return pipeline(args)
-
-
-def write(path: Path | None, found: dict[str, Any]) -> None:
-    """Write the figures of a part; the file keeps the other's."""
-    if path is None:
-        return
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(stored | found, indent=2) + "\n")
-
-
-def pipeline(args: argparse.Namespace) -> int:
+def pipeline(args: argparse.Namespace) -> dict[str, Any]:
     """Simulate one size asynchronously, synchronously and on shared devices."""
     rates = Rates()
     common = {
@@ -500,38 +449,45 @@ def pipeline(args: argparse.Namespace) -> int:
         "num_generations": 8,
         "step_seconds": args.step_seconds,
     }
+    bound, steps = {"max_staleness": args.staleness}, {"num_steps": args.steps}
     settings = {
-        "asynchronous": Setting(**common, max_staleness=args.staleness, num_steps=args.steps),
+        "asynchronous": Setting(**common, **bound, **steps),
         "synchronous": Setting(**common, max_staleness=0, num_steps=max(3, args.steps // 3)),
-        "colocated": Setting(
-            **common, max_staleness=args.staleness, num_steps=args.steps, colocated=True
-        ),
+        "colocated": Setting(**common, **bound, **steps, colocated=True),
     }
     result: dict[str, Any] = {}
-    started = time.perf_counter()
     for name, setting in settings.items():
         with tempfile.TemporaryDirectory() as folder:
             result[name] = describe(simulated(setting, rates, Path(folder)), setting)
-        print(name, json.dumps(result[name]), flush=True)
-    ratio = (
-        result["asynchronous"]["records_per_second"] / result["synchronous"]["records_per_second"]
-    )
-    result |= {
+    rate = {name: one["records_per_second"] for name, one in result.items()}
+    return {
+        **result,
         "idle_share": result["asynchronous"]["idle_share"],
-        "async_over_sync": ratio,
-        "colocated_over_sync": (
-            result["colocated"]["records_per_second"] / result["synchronous"]["records_per_second"]
-        ),
+        "async_over_sync": rate["asynchronous"] / rate["synchronous"],
+        "colocated_over_sync": rate["colocated"] / rate["synchronous"],
         "rollouts_admitted": args.groups * 8 * (args.staleness + 1),
-        "settings": {"rates": vars(rates), "bound": args.staleness, **common},
-        "wall_seconds": round(time.perf_counter() - started, 1),
-        "python": platform.python_version(),
+        "settings": {"rates": vars(rates), **bound, **common},
     }
-    print(json.dumps({name: result[name] for name in ("idle_share", "async_over_sync")}))
-    write(args.out, result)
-    fresh = result["asynchronous"]["max_staleness_trained"] <= args.staleness
-    return int(not (fresh and result["idle_share"] < 0.05 and ratio >= 2))
+
+
+def main() -> None:
+    """Simulate, compute or measure one part; the file keeps the others."""
+    flags = parser(__doc__, "scale_sim")
+    flags.add_argument("--part", choices=("pipeline", "sizes", "point"), default="pipeline")
+    flags.add_argument("--servers", type=int, default=256)
+    flags.add_argument("--samplers", type=int, default=8)
+    flags.add_argument("--groups", type=int, default=320, help="per step, of 8 rollouts each")
+    flags.add_argument("--staleness", type=int, default=3)
+    flags.add_argument("--step-seconds", type=float, default=90.0)
+    flags.add_argument("--steps", type=int, default=8)
+    given = flags.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    about = {"machine": machine()}
+    if given.part == "pipeline":
+        keep(given.out, pipeline(given) | about)
+    else:
+        keep(given.out, {given.part: (sizes() if given.part == "sizes" else real_point()) | about})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,37 +1,33 @@
 """Compares the store with a bare PyMongo loop that does the same writes, on one mongod.
 
-    python benchmarks/store.py --out benchmarks/results/store.json
+    python benchmarks/store.py
 
 - claims and turn writes per second with 1, 8 and 32 processes, with one and with eight requests in
   flight in each: `TrajectoryStore` compared with the driver's own calls (same filters, same
   documents, same write concern; the store adds encoding, leases and typed values)
-- 1,000 simulated samplers on one mongod: whole rollouts, with the latencies that they see
 - a trainer's reads per second compared with a bare cursor over the same documents
-- stored bytes per token for records of 1 to 200 turns, compared with the layout of the original
-  AgentRL (one document per call with all messages of the context and a ChatCompletion dump)
+- stored bytes per distinct token for records of 1 to 200 turns, texts included
 
 Sides alternate, and a figure is the median of the repeats. `--quick` uses small sizes.
 """
 
-import argparse
 import asyncio
 import gc
-import json
 import multiprocessing
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import bson
 import numpy as np
-import psutil
-from harness.machine import machine
+from harness.results import parser, report
 from pymongo import AsyncMongoClient, ReturnDocument
 from pymongo.write_concern import WriteConcern
 
@@ -66,19 +62,13 @@ READ_REPEATS = 9
 class Sizes:
     """Sizes of the measurements."""
 
-    seconds: float
-    repeats: int
-    num_slots: int
-    samplers_seconds: float
-    num_samplers: int
-    read_groups: int
+    seconds: float = 2.0
+    repeats: int = 3
+    num_slots: int = 12_000
+    read_groups: int = 24
 
-    @classmethod
-    def chosen(cls, *, quick: bool) -> "Sizes":
-        """Return the sizes of a quick or a full run."""
-        if quick:
-            return cls(0.5, 1, 4_000, 2.0, 100, 4)
-        return cls(2.0, 3, 12_000, 15.0, 1000, 24)
+
+QUICK = Sizes(seconds=0.5, repeats=1, num_slots=4_000, read_groups=4)
 
 
 def make_turn(record: Record, index: int, *, answers: bool = False) -> DispatchedSamplingTask:
@@ -136,7 +126,7 @@ class Order:
     """A work order for a process."""
 
     work: str
-    """`claims`, `turns` or `samplers`."""
+    """`claims` or `turns`."""
     side: str
     """`store` or `bare`."""
     uri: str
@@ -150,11 +140,11 @@ def serve(orders: Connection) -> None:
         order = orders.recv()
         if order is None:
             return
-        orders.send(asyncio.run(obey(order, orders)))
+        orders.send(asyncio.run(rate(order, orders)))
 
 
-async def obey(order: Order, orders: Connection) -> dict[str, Any]:
-    """Prepare, wait for the start signal, work, and return the result."""
+async def rate(order: Order, orders: Connection) -> float:
+    """Prepare, wait for the start signal, work, and return the operations per second."""
     async with (
         TrajectoryStore.connect(order.uri) as store,
         AsyncMongoClient[dict[str, Any]](order.uri, tz_aware=True) as client,
@@ -163,8 +153,6 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
         await asyncio.gather(*(store.runs.get() for _ in range(order.in_flight)))
         await asyncio.gather(*(client.admin.command("ping") for _ in range(order.in_flight)))
         database = client.get_default_database(write_concern=WriteConcern(w="majority", j=True))
-        if order.work == "samplers":
-            return await simulate(store, order, orders)
         loops: Sequence[Callable[[], Awaitable[None]]]
         owner = f"bench:{os.getpid()}:0"
         if order.work == "claims":
@@ -175,18 +163,17 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
             loops = [turns(order.side, store, database, slots) for slots in share]
         orders.send("ready")
         await asyncio.to_thread(orders.recv)
-        end = time.monotonic() + order.seconds
-        counts = [0] * len(loops)
+        started = time.monotonic()
 
-        async def work(number: int, step: Callable[[], Awaitable[None]]) -> None:
-            while time.monotonic() < end:
+        async def work(step: Callable[[], Awaitable[None]]) -> int:
+            number = 0
+            while time.monotonic() < started + order.seconds:
                 await step()
-                counts[number] += 1
+                number += 1
+            return number
 
-        started, cpu = time.monotonic(), time.process_time()
-        await asyncio.gather(*(work(number, step) for number, step in enumerate(loops)))
-        seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu
-        return {"count": sum(counts), "seconds": seconds, "cpu_seconds": cpu_seconds}
+        count = sum(await asyncio.gather(*map(work, loops)))
+        return count / (time.monotonic() - started)
 
 
 async def claim(store: TrajectoryStore, owner: str) -> Record:
@@ -255,39 +242,6 @@ def turns(
     return by_store if side == "store" else bare
 
 
-async def simulate(store: TrajectoryStore, order: Order, orders: Connection) -> dict[str, Any]:
-    """Simulate many samplers: each repeatedly claims, writes three turns, finishes and scores."""
-    orders.send("ready")
-    await asyncio.to_thread(orders.recv)
-    end = time.monotonic() + order.seconds
-    seconds: dict[str, list[float]] = {"claim": [], "append": [], "score": []}
-    records = 0
-
-    async def timed(kind: str, work: Awaitable[Any]) -> Any:
-        started = time.monotonic()
-        result = await work
-        seconds[kind].append(time.monotonic() - started)
-        return result
-
-    async def sampler(number: int) -> None:
-        nonlocal records
-        owner = f"bench:{os.getpid()}:{number}"
-        while time.monotonic() < end:
-            record = await timed("claim", claim(store, owner))
-            for index in range(3):
-                await timed("append", store.turns.append(make_turn(record, index), record.fence))
-            await store.records.finish(
-                record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=600
-            )
-            score = Score(scorer="exact", value=1.0)
-            await timed("score", store.scores.set(record.id, record.fence, score))
-            records += 1
-
-    started = time.monotonic()
-    await asyncio.gather(*(sampler(number) for number in range(order.in_flight)))
-    return {"records": records, "took": time.monotonic() - started, "seconds": seconds}
-
-
 # --- all processes ----------------------------------------------------------------------------
 
 
@@ -305,15 +259,15 @@ class Fleet:
             self._pipes.append(parent_end)
             self._processes.append(process)
 
-    def do(self, order: Order) -> list[dict[str, Any]]:
-        """Have all processes execute an order at the same time."""
+    def do(self, order: Order) -> float:
+        """Have all processes execute an order at the same time; return the sum of their rates."""
         for pipe in self._pipes:
             pipe.send(order)
         for pipe in self._pipes:
             assert pipe.recv() == "ready"
         for pipe in self._pipes:
             pipe.send("go")
-        return [pipe.recv() for pipe in self._pipes]
+        return float(sum(pipe.recv() for pipe in self._pipes))
 
     def end(self) -> None:
         """End the processes."""
@@ -335,78 +289,30 @@ def fresh(mongo: EmbeddedMongo, name: str, num_slots: int) -> str:
     return mongo.uri(name)
 
 
-def cpu_seconds(mongo: EmbeddedMongo) -> float:
-    """Return mongod's CPU time so far."""
-    times = psutil.Process(mongo.pid).cpu_times()
-    return float(times.user + times.system)
-
-
 def write_rates(mongo: EmbeddedMongo, sizes: Sizes) -> list[dict[str, Any]]:
-    """Measure claims and turn writes per second, both sides, by processes and requests in flight.
-
-    In addition to the rates, which other work on the machine disturbs, it measures the CPU
-    milliseconds per write of all processes and mongod, which are not disturbed.
-    """
+    """Measure claims and turn writes per second, both sides, by processes and requests in flight."""
     rows = []
     for number in PROCESSES:
         fleet = Fleet(number)
-        for work in ("claims", "turns"):
-            for in_flight in IN_FLIGHT:
-                rates: dict[str, list[float]] = {"bare": [], "store": []}
-                costs: dict[str, list[float]] = {"bare": [], "store": []}
-                for repeat in range(sizes.repeats):
-                    sides = ("bare", "store") if repeat % 2 == 0 else ("store", "bare")
-                    for side in sides:
-                        uri = fresh(mongo, "rates", sizes.num_slots)
-                        before = cpu_seconds(mongo)
-                        results = fleet.do(Order(work, side, uri, in_flight, sizes.seconds))
-                        rates[side].append(sum(d["count"] / d["seconds"] for d in results))
-                        cpu = cpu_seconds(mongo) - before + sum(d["cpu_seconds"] for d in results)
-                        costs[side].append(1000 * cpu / sum(d["count"] for d in results))
-                bare, store = (statistics.median(rates[side]) for side in ("bare", "store"))
-                bare_ms, store_ms = (statistics.median(costs[side]) for side in ("bare", "store"))
-                row = {
-                    "work": work,
-                    "processes": number,
-                    "in_flight": in_flight,
-                    "bare_per_second": round(bare, 1),
-                    "store_per_second": round(store, 1),
-                    "ratio": round(store / bare, 3),
-                    "bare_cpu_ms": round(bare_ms, 3),
-                    "store_cpu_ms": round(store_ms, 3),
-                    "cpu_ratio": round(bare_ms / store_ms, 3),
-                }
-                print(row, flush=True)
-                rows.append(row)
+        for work, in_flight in product(("claims", "turns"), IN_FLIGHT):
+            rates: dict[str, list[float]] = {"bare": [], "store": []}
+            for repeat in range(sizes.repeats):
+                for side in ("bare", "store") if repeat % 2 == 0 else ("store", "bare"):
+                    uri = fresh(mongo, "rates", sizes.num_slots)
+                    rates[side].append(fleet.do(Order(work, side, uri, in_flight, sizes.seconds)))
+            bare, store = (median(rates[side]) for side in ("bare", "store"))
+            row = {
+                "work": work,
+                "processes": number,
+                "in_flight": in_flight,
+                "bare_per_second": round(bare, 1),
+                "store_per_second": round(store, 1),
+                "ratio": round(store / bare, 3),
+            }
+            print(row, flush=True)
+            rows.append(row)
         fleet.end()
     return rows
-
-
-def many_samplers(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
-    """Let simulated samplers share one mongod, spread over eight processes."""
-    fleet = Fleet(8)
-    uri = fresh(mongo, "samplers", sizes.num_slots)
-    order = Order("samplers", "store", uri, sizes.num_samplers // 8, sizes.samplers_seconds)
-    results = fleet.do(order)
-    fleet.end()
-    took = max(d["took"] for d in results)
-    records = sum(d["records"] for d in results)
-    latencies = {
-        kind: sorted(s for d in results for s in d["seconds"][kind])
-        for kind in ("claim", "append", "score")
-    }
-    return {
-        "samplers": 8 * (sizes.num_samplers // 8),
-        "records_per_second": round(records / took, 1),
-        "turns_per_second": round(len(latencies["append"]) / took, 1),
-        "milliseconds": {
-            kind: {
-                "p50": round(1000 * values[len(values) // 2], 1),
-                "p99": round(1000 * values[len(values) * 99 // 100], 1),
-            }
-            for kind, values in latencies.items()
-        },
-    }
 
 
 async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
@@ -440,7 +346,7 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
             rates["bare"].append(num_bytes / bare)
             rates["store"].append(num_bytes / by_store)
         await store.drop_database()
-    bare_rate, store_rate = (statistics.median(rates[side]) for side in ("bare", "store"))
+    bare_rate, store_rate = (median(rates[side]) for side in ("bare", "store"))
     return {
         "megabytes": round(num_bytes / 1e6, 1),
         "bare_megabytes_per_second": round(bare_rate / 1e6, 1),
@@ -468,7 +374,7 @@ async def play(store: TrajectoryStore, num_turns: int) -> Record:
 
 
 async def bytes_per_token(mongo: EmbeddedMongo) -> list[dict[str, Any]]:
-    """Measure stored bytes per distinct token, texts included, against the original's layout."""
+    """Measure stored bytes per distinct token, texts included."""
     rows = []
     for num_turns in TURN_COUNTS:
         async with TrajectoryStore.connect(mongo.uri("bytes")) as store:
@@ -485,93 +391,10 @@ async def bytes_per_token(mongo: EmbeddedMongo) -> list[dict[str, Any]]:
                     [{"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}}]
                 )
                 stored += sum([row["bytes"] async for row in cursor])
-            original = sum(
-                len(bson.encode(d)) for d in original_layout(await store.turns.of_record(record.id))
-            )
             await store.drop_database()
-        row = {
-            "turns": num_turns,
-            "tokens": tokens,
-            "bytes_per_token": round(stored / tokens, 2),
-            "original_bytes_per_token": round(original / tokens, 2),
-        }
-        print(row, flush=True)
-        rows.append(row)
+        per_token = round(stored / tokens, 2)
+        rows.append({"turns": num_turns, "tokens": tokens, "bytes_per_token": per_token})
     return rows
-
-
-def original_layout(turns: Sequence[DispatchedSamplingTask]) -> list[dict[str, Any]]:
-    """Return the documents of the original AgentRL for one record.
-
-    By its description: one document per model call, whose `request` holds all messages so far and
-    whose `response` is the dump of a ChatCompletion with logprobs; and the trainer's copy with all
-    messages and the logprobs of every reply.
-    """
-    messages: list[dict[str, Any]] = []
-    documents: list[dict[str, Any]] = []
-    logprobs: dict[str, Any] = {}
-    for turn in turns:
-        messages.extend(turn.added_messages)
-        # One token of text represents each sampled id, as `logprobs.content` lists every one.
-        pieces = [turn.output_text[at : at + 4] for at in range(0, len(turn.output_text), 4)]
-        content = [
-            {
-                "token": piece,
-                "bytes": list(piece.encode()),
-                "logprob": float(value),
-                "top_logprobs": [],
-            }
-            for piece, value in zip(pieces, turn.output_logprobs, strict=True)
-        ]
-        reply = {
-            "role": "assistant",
-            "content": turn.output_text,
-            "tool_calls": [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-                }
-                for call in turn.tool_calls
-            ],
-        }
-        choice = {
-            "index": 0,
-            "finish_reason": "stop",
-            "message": reply,
-            "logprobs": {"content": content},
-        }
-        documents.append(
-            {
-                "_id": bson.ObjectId(),
-                "task": bson.ObjectId(),
-                "traj_id": 0,
-                "req_type": "chatcompletions",
-                "request": {"messages": list(messages), "model": "train-model", "tools": []},
-                "response": {
-                    "id": "0" * 32,
-                    "object": "chat.completion",
-                    "model": "train-model",
-                    "choices": [choice],
-                    "usage": {"prompt_tokens": 0, "completion_tokens": len(content)},
-                },
-                "priority": 0,
-                "creat_time": turn.started_at,
-                "finish_time": turn.finished_at,
-                "created_at_step": 0,
-                "status": "completed",
-            }
-        )
-        logprobs[str(len(messages))] = {"content": content}
-        messages.append(reply)
-        messages.extend(
-            {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
-            for result in turn.tool_results
-        )
-    documents.append(
-        {"_id": bson.ObjectId(), "messages": messages, "logprobs": logprobs, "reward": 1.0}
-    )
-    return documents
 
 
 # --- the whole ----------------------------------------------------------------------------------
@@ -582,44 +405,25 @@ def measure(sizes: Sizes) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder)) as mongo:
         by_turns = asyncio.run(bytes_per_token(mongo))
         rates = write_rates(mongo, sizes)
-        samplers = many_samplers(mongo, sizes)
         reads = asyncio.run(read_rate(mongo, sizes))
 
-    def ratio(work: str, kind: str = "ratio") -> float:
+    def ratio(work: str) -> float:
         return min(
-            float(row[kind]) for row in rates if (row["work"], row["processes"]) == (work, 8)
+            float(row["ratio"]) for row in rates if (row["work"], row["processes"]) == (work, 8)
         )
 
-    per_token = {row["turns"]: row["bytes_per_token"] for row in by_turns}
     return {
         "claims_ratio": ratio("claims"),
         "turn_writes_ratio": ratio("turns"),
-        "claims_cpu_ratio": ratio("claims", "cpu_ratio"),
-        "turn_writes_cpu_ratio": ratio("turns", "cpu_ratio"),
-        "bytes_per_token_200_turns": per_token[200],
-        "original_bytes_per_token_200_turns": by_turns[-1]["original_bytes_per_token"],
-        "bytes_per_token_growth": round(per_token[200] / per_token[10], 3),
+        "bytes_per_token_200_turns": by_turns[-1]["bytes_per_token"],
         "reads_ratio": reads["ratio"],
         "writes": rates,
-        "many_samplers": samplers,
         "trainer_reads": reads,
         "bytes_per_token": by_turns,
     }
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/store.json"))
-    parser.add_argument("--quick", action="store_true", help="small sizes, for a quick check only")
-    arguments = parser.parse_args()
-    about = machine()
-    result = {**measure(Sizes.chosen(quick=arguments.quick)), "machine": about}
-    result["machine"]["quick"] = arguments.quick
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print({key: value for key, value in result.items() if isinstance(value, float)})
-
-
 if __name__ == "__main__":
-    main()
+    flags = parser(__doc__, "store")
+    flags.add_argument("--quick", action="store_true", help="small sizes, for a quick check only")
+    report(flags, lambda given: measure(QUICK if given.quick else Sizes()))

@@ -1,6 +1,6 @@
 """The CPU time of a turn outside the model: in the sampler and in mongod.
 
-    python benchmarks/turn_cost.py --out benchmarks/results/turn_cost.json
+    python benchmarks/turn_cost.py
 
 One real sampler process runs rollouts of three tool calls and an answer. The engine is scripted,
 which excludes the model; tools are called over MCP, and every record is scored. The figures are the
@@ -12,35 +12,28 @@ waits.
 `--quick` runs fewer rollouts.
 """
 
-import argparse
 import asyncio
-import json
-import os
-import platform
 import sys
 import tempfile
 import time
 from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
+from harness.played import MODEL, open_store, served_by
 from harness.processes import ROOT, listening_process
+from harness.results import parser, report
 from harness.scripted_engine import serve_script
-from harness.server_heartbeats import kept_registered
 from pymongo import AsyncMongoClient
-from rollout_play import MODEL, open_store
 
 from agentrl.renderers.renderer import Renderer
-from agentrl.schema import InferenceService, MCPTask
+from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
-GOAL_SAMPLER_MS, GOAL_MONGOD_MS = 3.0, 2.0
 NUM_TOOL_CALLS = 3
 GENERATIONS = 8
 CONCURRENCIES = (4, 32)
@@ -123,10 +116,7 @@ async def measure(concurrency: int, num_warm: int, num_records: int) -> dict[str
         engine.requests = deque(maxlen=1)
         tools = stack.enter_context(listening_process(TOOL_SERVER))
         store = await stack.enter_async_context(open_store(mongo))
-        server = InferenceService(
-            id="scripted", base_url=engine.base_url, backend="embedded", model_path=str(MODEL)
-        )
-        await stack.enter_async_context(kept_registered(store, server))
+        await stack.enter_async_context(served_by(store, engine.base_url))
         await store.tasks.add(
             MCPTask(
                 id=f"train/0/q{number}",
@@ -175,32 +165,15 @@ def costs(first: Moment, last: Moment) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/turn_cost.json"))
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer rollouts, for a quick check only"
-    )
-    arguments = parser.parse_args()
-    about = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "pymongo": version("pymongo"),
-        "quick": arguments.quick,
-    }
-    warm, records = (64, 320) if arguments.quick else (160, 1600)
+def measured(*, quick: bool) -> dict[str, Any]:
+    """Return the costs with few and with many rollouts, and the worse of each."""
+    warm, records = (64, 320) if quick else (160, 1600)
     rows = [asyncio.run(measure(number, warm, records)) for number in CONCURRENCIES]
     worst = {name: max(row[name] for row in rows) for name in ("sampler_ms", "mongod_ms")}
-    goals = {"sampler_ms": GOAL_SAMPLER_MS, "mongod_ms": GOAL_MONGOD_MS}
-    result = {**worst, "goals": goals, "concurrencies": rows, "machine": about}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(rows))
+    return {**worst, "concurrencies": rows, "quick": quick}
 
 
 if __name__ == "__main__":
-    main()
+    flags = parser(__doc__, "turn_cost")
+    flags.add_argument("--quick", action="store_true", help="fewer rollouts")
+    report(flags, lambda given: measured(quick=given.quick))

@@ -1,35 +1,49 @@
-"""Measures the response times of the inspector's pages on a run of a million turns.
+"""Measures the inspector: its pages on a run of a million turns, and its cost to a running demo.
 
-    python benchmarks/ui.py --out benchmarks/results/ui.json
+    python benchmarks/ui.py
+    python benchmarks/ui.py --only cost
 
-The run of `benchmarks/growth.py` with eight turns per record is written in bulk, the words of its
-turns are indexed, and the pages' requests are sent over HTTP to an `agentrl ui` in a separate
+`pages`: the run of `benchmarks/growth.py` with eight turns per record is written in bulk, the words of
+its turns are indexed, and the pages' requests are sent over HTTP to an `agentrl ui` in a separate
 process. `first_answer_seconds_max` is the slowest page: its first answer from an inspector that was
 just started, the shortest of three, because other work on the machine only adds time.
 `search_seconds_max` is the slowest search for words that occur once, in every eighth text and in
-all texts. In one more round, mongod logs the plan of every query: `collection_scans` names the
-collections that a query read in full, apart from the run's single document and its processes.
+all texts.
+
+`cost`: steps per second of two runs differ by a third on a shared machine, which hides anything as small
+as the inspector's share. Neighbors do not disturb processor time. One run of the demo is observed in
+windows that alternate between an empty tab and the run's own page, which requests the most: each
+window counts the processor time of the run's processes, its mongod and the inspector. `cost_share` is
+the inspector's processor time plus mongod's increase over the adjacent windows, relative to the
+processor time of the whole run. On a machine whose cores are all busy, a run loses what others take:
+`step_rate_ratio` is 1 minus that share, and no lower if cores are idle. `cost_share_error` is the
+standard error over the pairs of windows.
 """
 
 import argparse
 import asyncio
 import functools
-import json
+import math
 import os
-import platform
 import re
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import growth
 import httpx
+import psutil
+from harness.results import keep, machine, parser
+from playwright.sync_api import sync_playwright
 
 from agentrl.schema import DispatchedSamplingTask, SamplingParams, ToolCall, ToolResult, VersionSpan
 from agentrl.store import TrajectoryStore
@@ -132,126 +146,164 @@ async def write(uri: str, num_turns: int) -> int:
     async with TrajectoryStore.connect(uri) as store:
         steps = [figures(step) for step in range(1, NUM_STEPS + 1)]
         await store.figures.rewind("trainer", NUM_STEPS, steps, [])
-        started = time.monotonic()
         await store.browse.index_turns()
-        print(f"words of turns indexed in {time.monotonic() - started:.0f} s", file=sys.stderr)
         return await store.database.turns.estimated_document_count()
 
 
-async def answers(address: str) -> tuple[dict[str, float], dict[str, float]]:
+async def answers(address: str) -> dict[str, dict[str, float]]:
     """Return the seconds of each page's first answers, and of each search."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    pages: dict[str, float] = {}
-    searches: dict[str, float] = {}
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
 
         async def seconds(path: str, parameters: dict[str, Any]) -> float:
             started = time.monotonic()
-            response = await client.get(f"{path}?{urlencode(parameters)}")
+            response = await client.get(f"/api/runs{path}?{urlencode(parameters)}")
             assert response.status_code == 200, (path, response.text[:300])
-            return time.monotonic() - started
+            return round(time.monotonic() - started, 3)
 
-        pages["runs"] = await seconds("/api/runs", {})
+        pages = {"runs": await seconds("", {})}
         for name, requests in PAGES.items():
             # The slowest: a page requests its parts concurrently and shows each as it arrives.
-            durations = [
-                await seconds(f"/api/runs/{RUN}/{part}", parameters)
-                for part, parameters in requests
-            ]
-            pages[name] = max(durations)
-        for words in SEARCHES:
-            searches[words] = await seconds(f"/api/runs/{RUN}/search", {"q": words})
-    return rounded(pages), rounded(searches)
-
-
-def rounded(found: dict[str, float]) -> dict[str, float]:
-    """Return the seconds rounded to milliseconds."""
-    return {name: round(seconds, 3) for name, seconds in found.items()}
-
-
-async def collection_scans(uri: str, since: datetime) -> list[str]:
-    """Return the namespaces of logged queries that read a whole collection."""
-    async with TrajectoryStore.connect(uri) as store:
-        query = {"planSummary": "COLLSCAN", "ts": {"$gt": since}, "appName": "agentrl"}
-        found = store.database.handle["system.profile"].find(query)
-        small = ("runs", "samplers", "inference_services", "policies", "system.profile")
-        return sorted(
-            {one["ns"] async for one in found if one["ns"].partition(".")[2] not in small}
-        )
-
-
-async def profile(uri: str, level: int) -> None:
-    """Let mongod log every query of the run with its plan, or stop it."""
-    async with TrajectoryStore.connect(uri) as store:
-        await store.database.handle.command("profile", level)
-
-
-def of_inspector(
-    command: list[str], folder: str, environment: dict[str, str]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the answers of an inspector that was just started."""
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        found = re.match(r"(http://[^/]+)", process.stdout.readline())
-        assert found is not None
-        seconds = asyncio.run(answers(found[1]))
-        process.terminate()
-    return seconds
-
-
-def measure(num_turns: int) -> dict[str, Any]:
-    """Write the run and measure it."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        EmbeddedMongo(Path(folder) / "mongo") as mongo,
-    ):
-        uri = mongo.uri(RUN)
-        started = time.monotonic()
-        num = asyncio.run(write(uri, num_turns))
-        print(f"{num} turns after {time.monotonic() - started:.0f} s", file=sys.stderr)
-        environment = {**os.environ, "MONGODB_URI": uri, "AGENTRL_UI_TOKEN": TOKEN}
-        command = [sys.executable, "-m", "agentrl", "ui"]
-        since = datetime.now(UTC)
-        asyncio.run(profile(uri, 2))
-        of_inspector(command, folder, environment)
-        asyncio.run(profile(uri, 0))
-        rounds = [of_inspector(command, folder, environment) for _ in range(ROUNDS)]
-        pages, searches = (
-            {name: min(one[part][name] for one in rounds) for name in rounds[0][part]}
-            for part in (0, 1)
-        )
+            pages[name] = max([await seconds(f"/{RUN}/{part}", of) for part, of in requests])
         return {
-            "turns": num,
-            "first_answer_seconds_max": max(pages.values()),
-            "search_seconds_max": max(searches.values()),
-            "collection_scans": asyncio.run(collection_scans(uri, since)),
-            "first_answer_seconds": pages,
-            "search_seconds": searches,
+            "first_answer": pages,
+            "search": {words: await seconds(f"/{RUN}/search", {"q": words}) for words in SEARCHES},
         }
 
 
-def main() -> None:
-    """Measure, and print or write the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=1_000_000)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    result = measure(arguments.turns)
-    result["machine"] = {
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+@contextmanager
+def inspector(folder: Path, *flags: str, **environment: str) -> Iterator[tuple[int, str]]:
+    """Run `agentrl ui`; yields its process's number and the address that it names."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "agentrl", "ui", *flags],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        yield process.pid, process.stdout.readline().strip()
+        process.terminate()
+
+
+def pages(given: argparse.Namespace) -> dict[str, Any]:
+    """Write the run and measure its pages."""
+    with tempfile.TemporaryDirectory() as name, EmbeddedMongo(Path(name) / "mongo") as mongo:
+        uri = mongo.uri(RUN)
+        num_turns = asyncio.run(write(uri, given.turns))
+        rounds = []
+        for _ in range(ROUNDS + 1):
+            with inspector(Path(name), MONGODB_URI=uri, AGENTRL_UI_TOKEN=TOKEN) as (_, address):
+                base = re.match(r"http://[^/]+", address)
+                assert base is not None, address
+                rounds.append(asyncio.run(answers(base[0])))
+    del rounds[0]  # it fills mongod's cache
+    found: dict[str, Any] = {"turns": num_turns}
+    for kind, names in rounds[0].items():
+        shortest = {name: min(one[kind][name] for one in rounds) for name in names}
+        found |= {f"{kind}_seconds_max": max(shortest.values()), f"{kind}_seconds": shortest}
+    return found
+
+
+# --- the cost of an open page -----------------------------------------------------------------
+
+DEMO = """--run_name watched --max_steps 10000 --num_train_epochs 100 --mongo_port 0
+    --eval_strategy no"""
+WARM_UP = 3
+"""Steps in which processes start and caches fill."""
+SETTLE_SECONDS = 1.5
+"""Time from the opening of a page to the window; opening it is a one-time cost."""
+
+
+@contextmanager
+def demo(folder: Path) -> Iterator[int]:
+    """Run the demo in a folder; yields its process's number once it is warm."""
+    command = [sys.executable, "-m", "agentrl", "run", *DEMO.split()]
+    steps, said = folder / "output/watched/metrics.jsonl", folder / "run.log"
+    with (
+        said.open("wb") as log,
+        subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) as run,
+    ):
+        try:
+            while not steps.exists() or len(steps.read_text().splitlines()) < WARM_UP:
+                assert run.poll() is None, said.read_text()[-2000:]
+                time.sleep(0.2)
+            yield run.pid
+        finally:
+            run.terminate()
+
+
+def seconds_by_role(run: int, ui: int) -> dict[str, float]:
+    """Return the processor time that each role has used so far."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for process in psutil.Process(run).children(recursive=True):
+        role = "mongod" if process.name() == "mongod" else "run"
+        found[role] += sum(process.cpu_times()[:2])
+    found["ui"] = sum(psutil.Process(ui).cpu_times()[:2])
+    return found
+
+
+def window(seconds: float, run: int, ui: int) -> dict[str, float]:
+    """Return processor seconds per second by role."""
+    time.sleep(SETTLE_SECONDS)
+    started, before = time.monotonic(), seconds_by_role(run, ui)
+    time.sleep(seconds)
+    passed, after = time.monotonic() - started, seconds_by_role(run, ui)
+    return {role: (after[role] - before[role]) / passed for role in after}
+
+
+def share(closed: Mapping[str, float], opened: Mapping[str, float]) -> float:
+    """Return the inspector's share of a run's processor time in one pair of windows."""
+    added = opened["ui"] - closed["ui"] + opened["mongod"] - closed["mongod"]
+    return added / (closed["run"] + closed["mongod"])
+
+
+def cost(given: argparse.Namespace) -> dict[str, Any]:
+    """Run the demo and compare windows with and without an open page."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert chromium is not None, "needs a browser (scripts/install_desktop)"
+    rates: dict[str, list[dict[str, float]]] = {"closed": [], "open": []}
+    with (
+        tempfile.TemporaryDirectory() as name,
+        demo(Path(name)) as run,
+        inspector(Path(name), "--run_name", "watched") as (ui, address),
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 720})
+        page.set_default_timeout(120_000)
+        page.goto(address)
+        page.get_by_text("live", exact=True).wait_for()
+        places = {"closed": "about:blank", "open": page.url}
+        for number in range(given.pairs):
+            for kind in ("closed", "open") if number % 2 == 0 else ("open", "closed"):
+                page.goto(places[kind])
+                rates[kind].append(window(given.seconds, run, ui))
+        browser.close()
+    shares = list(map(share, rates["closed"], rates["open"]))
+    mean = statistics.mean(shares)
+    return {
+        "step_rate_ratio": round(1 - mean, 4),
+        "cost_share": round(mean, 4),
+        "cost_share_error": round(statistics.stdev(shares) / math.sqrt(len(shares)), 4),
+        "cost_windows": {"pairs": given.pairs, "seconds": given.seconds, "a_second": rates},
     }
-    if arguments.out is not None and arguments.out.exists():
-        stored = json.loads(arguments.out.read_text(encoding="utf-8"))
-        result |= {name: stored[name] for name in stored if name.startswith("step_rate")}
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if arguments.out is not None:
-        arguments.out.write_text(text, encoding="utf-8")
+
+
+PARTS = {"pages": pages, "cost": cost}
+
+
+def main() -> None:
+    """Measure the parts; the file keeps what is not measured again."""
+    flags = parser(__doc__, "ui")
+    flags.add_argument("--only", choices=PARTS, nargs="+", default=[*PARTS], help="these parts")
+    flags.add_argument("--turns", type=int, default=1_000_000, help="of the run with many")
+    flags.add_argument("--pairs", type=int, default=10, help="of windows")
+    flags.add_argument("--seconds", type=float, default=12.0, help="per window")
+    given = flags.parse_args()
+    for part in given.only:
+        about = machine()
+        keep(given.out, {**PARTS[part](given), f"{part}_machine": about})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import asyncio
 import heapq
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -100,9 +100,9 @@ class SimServer:
         self.url = url
         self.version = 0
         self.num_running = 0
-        self._rates = rates
-        self._going = asyncio.Event()
-        self._going.set()
+        self.rates = rates
+        self.going = asyncio.Event()
+        self.going.set()
         self._dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.hangs = False
 
@@ -114,15 +114,9 @@ class SimServer:
         if self._dead.done():
             raise ServerUnreachable(f"{self.url} is down")
 
-    def pause(self) -> None:
-        self._going.clear()
-
-    def resume(self) -> None:
-        self._going.set()
-
     def die(self) -> None:
         self._dead.set_result(None)
-        self._going.set()
+        self.going.set()
 
     def restart(self, version: int) -> None:
         self.hangs = False
@@ -138,10 +132,10 @@ class SimServer:
         self.num_running += 1
         try:
             while num_sampled < num_tokens:
-                await self._going.wait()
+                await self.going.wait()
                 chunk = min(_CHUNK_TOKENS, num_tokens - num_sampled)
-                slow_down = max(1.0, self.num_running / self._rates.knee)
-                await asyncio.sleep(chunk / self._rates.tokens_per_second * slow_down)
+                slow_down = max(1.0, self.num_running / self.rates.knee)
+                await asyncio.sleep(chunk / self.rates.tokens_per_second * slow_down)
                 if dead.done() or self.hangs:
                     await self.answer()
                     raise ServerUnreachable(f"{self.url} restarted")
@@ -173,8 +167,7 @@ class SimClient:
     async def __aexit__(self, *_error: object) -> None:
         """Hold nothing."""
 
-    async def close(self) -> None:
-        """Hold nothing."""
+    close = __aexit__
 
     async def generate(
         self, request: GenerateRequest, _on_partial: object = None
@@ -191,16 +184,16 @@ class SimClient:
 
     async def pause(self, _mode: str) -> None:
         await self._server.answer()
-        self._server.pause()
+        self._server.going.clear()
 
     async def continue_(self) -> None:
         await self._server.answer()
-        self._server.resume()
+        self._server.going.set()
 
     async def update_weights_from_disk(
         self, _path: str, *, weight_version: str, **_options: object
     ) -> None:
-        await asyncio.sleep(self._server._rates.load_seconds)
+        await asyncio.sleep(self._server.rates.load_seconds)
         await self._server.answer()
         self._server.version = int(weight_version)
 
@@ -212,14 +205,19 @@ class SimClient:
         await self._server.answer()
         return {"version": "0.5.23", "enable_memory_saver": True}
 
-    async def flush_cache(self) -> None:
+    async def flush_cache(self, _tags: object = None) -> None:
         await self._server.answer()
 
-    async def release_memory(self, _tags: object) -> None:
-        await self._server.answer()
+    release_memory = resume_memory = flush_cache
 
-    async def resume_memory(self, _tags: object) -> None:
-        await self._server.answer()
+
+def always(value: Any = None) -> Callable[..., Any]:
+    """Return an async method that always returns this, whatever it is asked."""
+
+    async def answer(*_: object, **__: object) -> Any:
+        return value
+
+    return answer
 
 
 @dataclass
@@ -233,7 +231,6 @@ class SimStore:
     database_name: str = "sim"
     known: dict[str, InferenceService] = field(default_factory=dict)
     next_order: int = 0
-    num_finished: int = 0
     _freed: list[tuple[int, int]] = field(default_factory=list)
     _opened: dict[int, int] = field(default_factory=dict)
     _fences: dict[str, int] = field(default_factory=dict)
@@ -243,48 +240,35 @@ class SimStore:
     _num_read: int = 0
 
     def __post_init__(self) -> None:
+        # Only servers die here: there are no leases, and nobody reports to the store but they.
         self.clock = SimpleNamespace(now=utc_now, distrust=lambda: None)
-        self.runs = SimpleNamespace(
-            get=self._get_run,
-            set_admission=self._set_admission,
-        )
+        self.runs = SimpleNamespace(get=self._get_run, set_admission=self._set_admission)
         self.services = SimpleNamespace(
             all=self._services,
             set_status=self._set_service,
             claim_sleeping=self._claim_sleeping_service,
         )
         self.policies = SimpleNamespace(
-            publish=self._publish_policy,
-            set_checksum=self._set_policy_checksum,
-            held_versions=self._held_policies,
+            publish=self._publish_policy, set_checksum=always(), held_versions=always(frozenset())
         )
         self.tasks = SimpleNamespace(
-            next_train_order=self._next_train_order,
-            count=self._count_tasks,
+            next_train_order=always(self.num_tasks), count=always(self.num_tasks)
         )
-        self.samplers = SimpleNamespace(
-            all=self._samplers,
-            register=self._register_sampler,
-            heartbeat=self._heartbeat_sampler,
-        )
-        self.groups = SimpleNamespace(
-            reap=self._reap,
-        )
+        self.samplers = SimpleNamespace(all=always([]), register=always(), heartbeat=always())
+        self.groups = SimpleNamespace(reap=always())
         self.records = SimpleNamespace(
-            renew=self._heartbeat,
+            renew=always([]),
             claim=self._claim_record,
             release=self._release,
-            fail_attempt=self._fail_attempt,
-            finish=self._finish_rollout,
+            fail_attempt=self._release,
+            finish=always(),
         )
-        self.scores = SimpleNamespace(
-            claim=self._claim_scoring,
-            set=self._set_score,
-        )
+        self.scores = SimpleNamespace(claim=always(), set=self._set_score)
+        # `ready_groups` removes groups, so that there is nothing left to reserve or drop.
         self.ledger = SimpleNamespace(
             ready_groups=self._ready_groups,
-            reserve=self._reserve,
-            drop=self._drop,
+            reserve=always(),
+            drop=always(),
             is_exhausted=self._is_exhausted,
         )
 
@@ -310,38 +294,8 @@ class SimStore:
     async def _publish_policy(self, policy: Policy) -> None:
         self.policy = policy
 
-    async def _set_policy_checksum(self, _version: int, _checksum: str) -> None:
-        """Keep none."""
-
-    async def _held_policies(self) -> set[int]:
-        return set()
-
-    async def _next_train_order(self) -> int:
-        return self.num_tasks
-
-    async def _count_tasks(self, **_filter: object) -> int:
-        return self.num_tasks
-
     async def _is_exhausted(self) -> bool:
         return self._num_read >= self.num_tasks
-
-    async def _samplers(self, **_filter: object) -> list[object]:
-        return []
-
-    async def _register_sampler(self, _sampler: object) -> None:
-        """Keep none."""
-
-    async def _heartbeat_sampler(self, _sampler: object) -> None:
-        """Keep none."""
-
-    async def _reap(self, _max_attempts: int) -> None:
-        """Only servers die here."""
-
-    async def _heartbeat(self, _leases: object, _seconds: float) -> list[str]:
-        return []
-
-    async def _claim_scoring(self, _owner: str, _seconds: float) -> None:
-        return None
 
     async def _claim_record(
         self, owner: str, *, admitted_groups: int, **_options: object
@@ -357,40 +311,28 @@ class SimStore:
                 del self._opened[order]
         else:
             return None
-        task = MCPTask(
-            id=f"train/0/{order}",
-            split="train",
-            order=order,
-            num_generations=self.num_generations,
-            query="",
+        place = {"split": "train", "order": order}
+        task = MCPTask.model_validate(
+            {
+                "id": f"train/0/{order}",
+                **place,
+                "num_generations": self.num_generations,
+                "query": "",
+            }
         )
         record_id = f"{task.id}/{try_number}"
         fence = self._fences[record_id] = self._fences.get(record_id, 0) + 1
-        record = Record(
-            id=record_id,
-            task_id=task.id,
-            split="train",
-            traj_id=try_number,
-            order=order,
-            status="running",
-            attempt=1,
-            fence=fence,
-        )
+        running = {"status": "running", "attempt": 1, "fence": fence, "traj_id": try_number}
+        record = Record.model_validate({"id": record_id, "task_id": task.id, **place, **running})
         return record, task
 
-    async def _release(self, record_id: str, _fence: int) -> None:
+    async def _release(self, record_id: str, *_attempt: object) -> None:
         _, _, order, try_number = record_id.split("/")
         heapq.heappush(self._freed, (int(order), int(try_number)))
-
-    async def _fail_attempt(self, record_id: str, fence: int, _error: str, _most: int) -> None:
-        await self._release(record_id, fence)
 
     def sampled(self, record_id: str, oldest: int, newest: int) -> None:
         """Record the versions that sampled a record."""
         self._versions[record_id] = (oldest, newest)
-
-    async def _finish_rollout(self, _record_id: str, _fence: int, **_result: object) -> None:
-        self.num_finished += 1
 
     async def _set_score(self, record_id: str, _fence: int, score: Score) -> None:
         task_id, _, number = record_id.rpartition("/")
@@ -443,16 +385,6 @@ class SimStore:
             found.append(self._groups.pop(heapq.heappop(self._ready)))
             self._num_read += 1
         return found
-
-    async def _reserve(
-        self, _consumer: str, _record_ids: Sequence[str], _step: int, **_options: object
-    ) -> None:
-        """`ready_groups` has already removed them."""
-
-    async def _drop(
-        self, _consumer: str, _record_ids: Sequence[str], _step: int, _why: object
-    ) -> None:
-        """`ready_groups` has already removed them."""
 
 
 async def fail_now_and_then(store: SimStore, server: SimServer, rates: Rates, seed: int) -> None:
