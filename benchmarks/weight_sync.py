@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """Time for new weights from the trainer to all servers, relative to the link's own time.
 
-    python benchmarks/weight_sync.py --out benchmarks/results/weight_sync.json
+    python benchmarks/weight_sync.py
 
 A model with random weights (0.7 GB in float32, where bytes dominate calls) is published a few times
 to embedded engines that sample continuously. It is a mixture of experts, because a step of a dense
@@ -14,34 +13,21 @@ idle, the same bytes go over the link without any further work, and the mean of 
 
 disk         written, made durable, and read once by as many readers as there are servers
 distributed  broadcast by gloo over loopback, tensor by tensor, into the memory of as many processes
-             as there are servers; `tcp_seconds` is the same over plain TCP connections, from one
-             block in the cache to another
+             as there are servers
 
-`floor_ratio` is the publication time over the least that this machine needs while servers sample: the
-link (for the disk, measured beside sampling engines, as in a publication; broadcasts find them
-paused) and a token of every server at once (`token_seconds`).
-
-`distributed` reports the duration of each phase of a publication. `adapter` is the same model's
-LoRA adapter, by disk; `demo` a model of the demo's size, where calls dominate bytes; `dense` a
-dense model, `dense_ratio` the worse of its two ratios.
+`distributed` reports the duration of each phase of a publication; `dense` is a dense model,
+`dense_ratio` the worse of its two ratios.
 
 `delta` compares `--weight_sync delta` with `disk`, in alternation, for a dense model and one of
 experts in bfloat16. Before every publication each value of float32 master weights moves by up to
 the learning rate, as in a step of AdamW, and is rounded; `sent_share` is the share of the values
-that were sent. `--only PART` measures one part (experts, dense, demo, delta_dense, delta_experts)
-and adds it to the file.
+that were sent. `--only PART` measures one part and adds it to the file.
 """
 
-import argparse
 import asyncio
-import json
 import multiprocessing
 import os
-import platform
 import shutil
-import socket
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -49,16 +35,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 import numpy as np
 import torch
-import transformers
-from harness.machine import machine
 from harness.processes import engine_process
+from harness.results import keep, machine, parser, stored
 from transformers import (
-    PretrainedConfig,
-    PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -68,19 +52,11 @@ from transformers import (
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Bucket, RankAssignment, Rendezvous, in_buckets, join_group
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher, PublishReport
+from agentrl.inference.weight_sync import PolicyPublisher, PublishReport
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
 from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.inference.wire import GenerateRequest
 from agentrl.models.checkpoint_export import save_hf
-from agentrl.models.checkpoints.adapter_files import AdapterShape
-from agentrl.models.lora import (
-    adapter_tensors,
-    add_adapter,
-    has_adapter,
-    save_adapter,
-    start_adapter,
-)
 from agentrl.models.policy import PolicyModel
 from agentrl.schema import InferenceService, Run, SamplingParams
 from agentrl.store import TrajectoryStore
@@ -92,70 +68,32 @@ _LINK_SECONDS = 120.0
 # Short: on a CPU, recomputing a long generation would take longer than sending the bytes.
 _PROMPT_TOKENS = 2
 _NEW_TOKENS = 12
-BOUND = 1.2
 LEARNING_RATES = (1e-7, 1e-6, 1e-5)
 
 
-def make_policy(num_layers: int) -> PolicyModel:
+_COMMON = {
+    "vocab_size": 32768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+_EXPERTS = {"num_experts": 32, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
+
+
+def expert_policy(num_layers: int) -> PolicyModel:
     """Return a mixture of 32 experts, with 54 million parameters per layer and 17 million more."""
-    return _policy(
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(
-            vocab_size=32768,
-            hidden_size=512,
-            intermediate_size=1024,
-            moe_intermediate_size=1024,
-            num_experts=32,
-            num_experts_per_tok=2,
-            num_hidden_layers=num_layers,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            head_dim=128,  # type: ignore[call-arg]  # not among its declared fields
-        ),
-    )
-
-
-def make_dense_policy() -> PolicyModel:
-    """Return a dense model of 170 million parameters."""
-    return _policy(
-        Qwen3ForCausalLM,
-        Qwen3Config(
-            vocab_size=32768,
-            hidden_size=1024,
-            intermediate_size=4096,
-            num_hidden_layers=9,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            head_dim=128,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-        ),
-    )
-
-
-def make_demo_policy() -> PolicyModel:
-    """Return a dense model of 0.8 million parameters, about what the demo has."""
-    return _policy(
-        Qwen3ForCausalLM,
-        Qwen3Config(
-            vocab_size=320,
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-        ),
-    )
-
-
-def _policy(kind: Callable[[Any], PreTrainedModel], config: PretrainedConfig) -> PolicyModel:
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": num_layers}
     torch.manual_seed(0)
-    return PolicyModel(kind(config))
+    return PolicyModel(Qwen3MoeForCausalLM(Qwen3MoeConfig(**_COMMON, **_EXPERTS, **sizes)))  # type: ignore[arg-type]
+
+
+def dense_policy(_: int) -> PolicyModel:
+    """Return a dense model of 170 million parameters."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 9}
+    torch.manual_seed(0)
+    return PolicyModel(Qwen3ForCausalLM(Qwen3Config(**_COMMON, **sizes)))  # type: ignore[arg-type]
 
 
 def disk_seconds(folder: Path, num_bytes: int, num_readers: int) -> float:
@@ -181,34 +119,6 @@ def disk_seconds(folder: Path, num_bytes: int, num_readers: int) -> float:
     return seconds
 
 
-def tcp_seconds(num_bytes: int, num_readers: int) -> float:
-    """Return how long the same bytes take over TCP on loopback to each of the readers."""
-    block = os.urandom(_CHUNK)
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
-        ends = []
-        for _number in range(num_readers):
-            reader = stack.enter_context(socket.create_connection(listener.getsockname()))
-            ends.append((stack.enter_context(listener.accept()[0]), reader))
-
-        def send(writer: socket.socket) -> None:
-            for _number in range(num_bytes // _CHUNK):
-                writer.sendall(block)
-
-        def read(reader: socket.socket) -> None:
-            buffer = bytearray(_CHUNK)
-            left = num_bytes // _CHUNK * _CHUNK
-            while left:
-                left -= reader.recv_into(buffer)
-
-        started = time.perf_counter()
-        with ThreadPoolExecutor(2 * num_readers) as pool:
-            moving = [pool.submit(send, writer) for writer, _reader in ends]
-            moving += [pool.submit(read, reader) for _writer, reader in ends]
-            for future in moving:
-                future.result()
-        return time.perf_counter() - started
-
-
 class GlooLink:
     """Repeatedly sends the same tensors from this process's memory to other processes."""
 
@@ -221,13 +131,7 @@ class GlooLink:
         self._readers = [
             context.Process(
                 target=read_broadcasts,
-                args=(
-                    self._rendezvous.port,
-                    number + 1,
-                    num_readers + 1,
-                    shapes,
-                    self._got,
-                ),
+                args=(self._rendezvous.port, number + 1, num_readers + 1, shapes, self._got),
             )
             for number in range(num_readers)
         ]
@@ -293,7 +197,6 @@ class Servers:
 
     def __init__(self, urls: Sequence[str]) -> None:
         self.urls = urls
-        self.adapter: str | None = None
         self._turns = {url: asyncio.Lock() for url in urls}
 
     @asynccontextmanager
@@ -313,12 +216,6 @@ class Servers:
                 await stack.enter_async_context(turn)
             yield
 
-    async def token_seconds(self) -> float:
-        """Return how long one token of every idle server takes."""
-        started = time.perf_counter()
-        await asyncio.gather(*(self._token(url) for url in self.urls))
-        return time.perf_counter() - started
-
     async def until_sampling(self, version: int) -> None:
         """Return once every server has sampled a token with this version."""
         await asyncio.gather(*(self._until_sampling(url, version) for url in self.urls))
@@ -331,10 +228,6 @@ class Servers:
                     await client.generate(self._request(seed, _NEW_TOKENS))
                 seed += 1
 
-    async def _token(self, url: str) -> None:
-        async with SGLangClient(url) as client:
-            await client.generate(self._request(7, 1))
-
     async def _until_sampling(self, url: str, version: int) -> None:
         async with SGLangClient(url) as client:
             while (await client.generate(self._request(7, 1))).version_spans[-1].version != version:
@@ -343,7 +236,7 @@ class Servers:
     def _request(self, seed: int, num_tokens: int) -> GenerateRequest:
         prompt = np.random.default_rng(seed).integers(0, 250, _PROMPT_TOKENS).astype(np.int32)
         sampling = SamplingParams(max_new_tokens=num_tokens)
-        return GenerateRequest(input_ids=prompt, sampling=sampling, adapter=self.adapter)
+        return GenerateRequest(input_ids=prompt, sampling=sampling)
 
 
 @dataclass(frozen=True)
@@ -356,21 +249,18 @@ class Bench:
     rounds: int
 
     async def measure(self, way: str) -> dict[str, Any]:
-        """Publish a few versions over `disk` or `distributed`, or as an `adapter`."""
+        """Publish a few versions over `disk` or `distributed`."""
         folder = self.folder / way
         folder.mkdir()
-        policy = (
-            with_adapter(self.policy, self.folder / "first") if way == "adapter" else self.policy
-        )
-        section = PublishSection(weight_sync="distributed" if way == "distributed" else "disk")
-        delivery = None
+        section = PublishSection.model_validate({"weight_sync": way})
+        num_bytes = sum(tensor.nbytes for tensor in self.policy.parameters())
+        delivery = link = None
         async with AsyncExitStack() as stack:
             mongo = stack.enter_context(EmbeddedMongo(folder / "mongo"))
             store = await stack.enter_async_context(TrajectoryStore.connect(mongo.uri("bench")))
-            link = None
             if way == "distributed":
-                delivery = BroadcastDelivery(section, sender_of(policy), "gloo")
-                link = await stack.enter_async_context(GlooLink(policy, len(self.urls)))
+                delivery = BroadcastDelivery(section, sender_of(self.policy), "gloo")
+                link = await stack.enter_async_context(GlooLink(self.policy, len(self.urls)))
             await register(store, self.urls)
             publisher = PolicyPublisher(
                 store,
@@ -378,43 +268,28 @@ class Bench:
                 publish=section,
                 inference=InferenceSection(),
                 delivery=delivery,
-                adapters=AdapterNames("bench") if way == "adapter" else None,
             )
             servers = Servers(self.urls)
-            sent = adapter_tensors(policy).values() if way == "adapter" else policy.parameters()
-            num_bytes = sum(tensor.nbytes for tensor in sent)
-            results = []
+            results: list[dict[str, Any]] = []
 
             async def link_seconds() -> float:
-                if link is not None:
-                    return await link.seconds()
-                return await asyncio.to_thread(disk_seconds, folder, num_bytes, len(self.urls))
+                async with servers.idle():
+                    if link is not None:
+                        return await link.seconds()
+                    return await asyncio.to_thread(disk_seconds, folder, num_bytes, len(self.urls))
 
             async with servers.sampling():
-                async with servers.idle():
-                    before = await link_seconds()
+                before = await link_seconds()
                 for version in range(1, self.rounds + 1):
-                    results.append(await publish(publisher, policy, store, servers, version))
+                    result = await publish(publisher, self.policy, servers, version)
                     await publisher.settle()
-                    result = results[-1]
                     if delivery is not None:
                         result["phases"] = dict(delivery.phases)
-                    beside = None if link is not None else await link_seconds()
-                    async with servers.idle():
-                        after = await link_seconds()
-                        if link is not None:
-                            result["tcp_seconds"] = await asyncio.to_thread(
-                                tcp_seconds, num_bytes, len(self.urls)
-                            )
-                        result["token_seconds"] = await servers.token_seconds()
+                    after = await link_seconds()
                     result["link_seconds"], before = (before + after) / 2, after
-                    if beside is not None:
-                        result["link_beside_sampling_seconds"] = beside
-                    floor = (beside or result["link_seconds"]) + result["token_seconds"]
                     result["ratio"] = result["seconds"] / result["link_seconds"]
-                    result["floor_ratio"] = result["seconds"] / floor
-                    print(way, json.dumps(result))
-        return figures(results)
+                    results.append(result)
+        return figures(results) | {"bytes": num_bytes}
 
 
 async def register(store: TrajectoryStore, urls: Sequence[str]) -> None:
@@ -427,57 +302,31 @@ async def register(store: TrajectoryStore, urls: Sequence[str]) -> None:
         )
 
 
-def with_adapter(policy: PolicyModel, base: Path) -> PolicyModel:
-    """Give a policy an adapter of rank 16 on its attention, as `--lora_rank 16` does."""
-    shape = AdapterShape(16, 32, ("q_proj", "k_proj", "v_proj", "o_proj"), str(base))
-    add_adapter(policy.model, shape, dtype=torch.float32)
-    start_adapter(policy, seed=0)
-    return policy
-
-
 async def publish(
-    publisher: PolicyPublisher,
-    policy: PolicyModel,
-    store: TrajectoryStore,
-    servers: Servers,
-    version: int,
+    publisher: PolicyPublisher, policy: PolicyModel, servers: Servers, version: int
 ) -> dict[str, Any]:
     """Publish the policy as one version; return the figures."""
     directory = publisher.directory(version)
     directory.parent.mkdir(exist_ok=True)
-    sent: list[torch.Tensor] = list(policy.parameters())
     started = time.perf_counter()
-    if has_adapter(policy):
-        tensors = adapter_tensors(policy)
-        sent = list(tensors.values())
-        await asyncio.to_thread(save_adapter, policy, directory, tensors, dtype=torch.float32)
-    elif publisher.needs_files:
+    if publisher.needs_files:
         await asyncio.to_thread(save_hf, policy, directory)
     exported = time.perf_counter()
 
-    async def announce() -> tuple[PublishReport, float]:
+    async def announce() -> PublishReport:
         report = await publisher.announce(version)
         if report.failed:
             raise SystemExit(f"a server failed: {report.failed}")
-        return report, time.perf_counter()
+        return report
 
-    if has_adapter(policy):
-        report, announced = await announce()
-        servers.adapter = (await store.services.all())[0].adapter
-        await servers.until_sampling(version)
-    else:
-        # Started before the announcement; a later start could miss the first token by a step.
-        async with asyncio.TaskGroup() as tasks:
-            announcing = tasks.create_task(announce())
-            tasks.create_task(servers.until_sampling(version))
-        report, announced = announcing.result()
-    ended = time.perf_counter()
+    # Started before the announcement; a later start could miss the first token by a step.
+    async with asyncio.TaskGroup() as tasks:
+        announcing = tasks.create_task(announce())
+        tasks.create_task(servers.until_sampling(version))
     return {
-        "bytes": sum(tensor.nbytes for tensor in sent),
-        "seconds": ended - started,
+        "seconds": time.perf_counter() - started,
         "export_seconds": exported - started,
-        "announce_seconds": announced - exported,
-        "paused_seconds": report.paused_seconds,
+        "paused_seconds": max(announcing.result().paused_seconds.values()),
     }
 
 
@@ -519,55 +368,46 @@ async def measure_delta(bench: Bench, masters: MasterWeights) -> dict[str, Any]:
             servers = Servers(bench.urls)
             version = 1
             rows: list[dict[str, Any]] = []
-            disk: list[dict[str, Any]] = []
+            disk: list[float] = []
             async with servers.sampling():
-                await publish(publishers["delta"], bench.policy, store, servers, version)
+                await publish(publishers["delta"], bench.policy, servers, version)
                 for learning_rate in LEARNING_RATES:
                     found: list[dict[str, Any]] = []
                     for _ in range(bench.rounds):
+                        masters.step(learning_rate)
+                        version += 1
                         for way, publisher in publishers.items():
-                            if way == "delta":
-                                masters.step(learning_rate)
-                            version += way == "delta"
-                            figures_of_version = await publish(
-                                publisher, bench.policy, store, servers, version
-                            )
+                            result = await publish(publisher, bench.policy, servers, version)
                             await publisher.settle()
-                            (found if way == "delta" else disk).append(figures_of_version)
+                            if way == "delta":
+                                found.append(result)
+                            else:
+                                disk.append(result["seconds"])
                     assert delivery.size is not None
-                    rows.append({"learning_rate": learning_rate, **asdict(delivery.size)})
-                    rows[-1]["seconds"] = statistics.median(one["seconds"] for one in found)
-                    rows[-1]["paused_seconds_max"] = max(
-                        max(one["paused_seconds"].values()) for one in found
+                    rows.append(
+                        {
+                            "learning_rate": learning_rate,
+                            **asdict(delivery.size),
+                            "seconds": median(one["seconds"] for one in found),
+                            "paused_seconds_max": max(one["paused_seconds"] for one in found),
+                        }
                     )
-    seconds = statistics.median(one["seconds"] for one in disk)
     for row in rows:
         row["bytes_ratio"] = row["num_bytes"] / row["full_bytes"]
-        row["seconds_ratio"] = row["seconds"] / seconds
-        print("delta", json.dumps(row))
-    return {"disk_seconds": seconds, "rates": rows}
-
-
-def delta_of(policy: PolicyModel, num_servers: int, rounds: int) -> dict[str, Any]:
-    """Return the costs of a model's deltas."""
-    masters = MasterWeights(policy)
-    with serving(policy, num_servers, rounds) as bench:
-        return asyncio.run(measure_delta(bench, masters))
+        row["seconds_ratio"] = row["seconds"] / median(disk)
+    return {"disk_seconds": median(disk), "rates": rows}
 
 
 def figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the combined figures of one way's rounds."""
     found = {
-        "ratio": statistics.median(item["ratio"] for item in rounds),
-        "floor_ratio": statistics.median(item["floor_ratio"] for item in rounds),
-        "bytes": rounds[0]["bytes"],
-        "seconds": statistics.median(item["seconds"] for item in rounds),
-        "paused_seconds_max": max(max(item["paused_seconds"].values()) for item in rounds),
+        "ratio": median(item["ratio"] for item in rounds),
+        "seconds": median(item["seconds"] for item in rounds),
+        "paused_seconds_max": max(item["paused_seconds"] for item in rounds),
     }
     if "phases" in rounds[0]:
         found["phases"] = {
-            phase: statistics.median(item["phases"][phase] for item in rounds)
-            for phase in rounds[0]["phases"]
+            phase: median(item["phases"][phase] for item in rounds) for phase in rounds[0]["phases"]
         }
     return found | {"rounds": list(rounds)}
 
@@ -585,91 +425,46 @@ def serving(policy: PolicyModel, num_servers: int, rounds: int) -> Iterator[Benc
         yield Bench(Path(name), policy, urls, rounds)
 
 
-def measure_ways(
-    policy: PolicyModel, ways: Sequence[str], num_servers: int, rounds: int
-) -> dict[str, dict[str, Any]]:
+def ways(policy: PolicyModel, num_servers: int, rounds: int) -> dict[str, dict[str, Any]]:
     """Return the figures of a model by each way of publishing."""
     with serving(policy, num_servers, rounds) as bench:
-        found = {way: asyncio.run(bench.measure(way)) for way in ways}
-    for way, row in found.items():
-        print(way, json.dumps({name: value for name, value in row.items() if name != "rounds"}))
-    return found
+        return {way: asyncio.run(bench.measure(way)) for way in ("disk", "distributed")}
 
 
-def without_link(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of payloads too small to compare with the link."""
-    return {name: value for name, value in row.items() if not name.endswith(("ratio", "rounds"))}
+def delta(policy: PolicyModel, num_servers: int, rounds: int) -> dict[str, Any]:
+    """Return the costs of a model's deltas."""
+    masters = MasterWeights(policy)
+    with serving(policy, num_servers, rounds) as bench:
+        return asyncio.run(measure_delta(bench, masters))
 
 
-def experts(num_layers: int, num_servers: int, rounds: int) -> dict[str, Any]:
-    """Measure the expert model with every way of publishing."""
-    # The adapter comes last: it changes the model.
-    ways = ("disk", "distributed", "adapter")
-    found = measure_ways(make_policy(num_layers), ways, num_servers, rounds)
-    return {
-        **found["disk"],
-        "broadcast_ratio": found["distributed"]["ratio"],
-        "distributed": found["distributed"],
-        "adapter": without_link(found["adapter"]),
-    }
+MODELS = {"experts": expert_policy, "dense": dense_policy}
 
 
-def dense(_: int, num_servers: int, rounds: int) -> dict[str, Any]:
-    """Measure the dense model; its ratio is the worse of the two."""
-    found = measure_ways(make_dense_policy(), ("disk", "distributed"), num_servers, rounds)
-    return {"dense_ratio": max(row["ratio"] for row in found.values()), "dense": found}
-
-
-def demo(_: int, num_servers: int, rounds: int) -> dict[str, Any]:
-    """Measure a model of the demo's size."""
-    found = measure_ways(make_demo_policy(), ("disk", "distributed"), num_servers, rounds)
-    return {"demo": {way: without_link(row) for way, row in found.items()}}
-
-
-PARTS: dict[str, Callable[[int, int, int], dict[str, Any]]] = {
-    "experts": experts,
-    "dense": dense,
-    "demo": demo,
-    "delta_dense": lambda _, *sizes: {"delta": {"dense": delta_of(make_dense_policy(), *sizes)}},
-    "delta_experts": lambda layers, *sizes: {
-        "delta": {"experts": delta_of(make_policy(layers), *sizes)}
-    },
-}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and write the result; 1 if a ratio exceeds its bound."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--servers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this part")
-    args = parser.parse_args(argv)
-    result: dict[str, Any] = {}
-    if args.out and args.out.exists():
-        result = json.loads(args.out.read_text())
-    for part in args.only or PARTS:
-        about = {part: machine()}
-        found = PARTS[part](args.layers, args.servers, args.rounds)
-        if "delta" in found:
-            found = {"delta": result.get("delta", {}) | found["delta"]}
-        result |= found
-        result |= {
-            "bound": BOUND,
-            "servers": args.servers,
-            "machine": result.get("machine", {}) | about,
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
-        }
-        if args.out:
-            args.out.write_text(json.dumps(result, indent=2) + "\n")
-    ratios = [result[key] for key in ("ratio", "broadcast_ratio", "dense_ratio") if key in result]
-    return int(max(ratios, default=0) > BOUND)
+def main() -> None:
+    """Measure the parts; the file keeps what is not measured again."""
+    flags = parser(__doc__, "weight_sync")
+    flags.add_argument("--layers", type=int, default=3)
+    flags.add_argument("--servers", type=int, default=2)
+    flags.add_argument("--rounds", type=int, default=7)
+    parts = [*MODELS, *(f"delta_{name}" for name in MODELS)]
+    flags.add_argument("--only", choices=parts, nargs="+", default=parts, help="these parts")
+    given = flags.parse_args()
+    for part in given.only:
+        about = machine()
+        name = part.removeprefix("delta_")
+        measure = ways if part == name else delta
+        found = measure(MODELS[name](given.layers), given.servers, given.rounds)
+        if part == name == "experts":
+            found = {**found["disk"], **found, "broadcast_ratio": found["distributed"]["ratio"]}
+            del found["disk"]
+        elif part == name:
+            found = {"dense_ratio": max(row["ratio"] for row in found.values()), "dense": found}
+        else:
+            found = {"delta": stored(given.out).get("delta", {}) | {name: found}}
+        machines = stored(given.out).get("machine", {}) | {part: about}
+        keep(given.out, {**found, "servers": given.servers, "machine": machines})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
