@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """Compares the embedded engine with transformers, on one machine, in one run.
 
-    python benchmarks/engine.py --out benchmarks/results/engine.json
+    python benchmarks/engine.py
 
 The same requests (mixed prompt and output lengths, sampled at temperature 1, no early end) are
 served three ways: by the engine over HTTP in its own process, by `model.generate` in static
@@ -13,23 +12,20 @@ counts.
 
 import argparse
 import asyncio
-import json
-import os
-import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
 import numpy as np
 import torch
-import transformers
 from harness.processes import engine_process
+from harness.results import parser, report
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 PAD = 0
@@ -157,52 +153,6 @@ def time_continuous(model: Qwen3ForCausalLM, jobs: Sequence[Job], batch_size: in
         return time.perf_counter() - started
 
 
-def cpu_name() -> str:
-    """Return the processor's name if the system reports it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/engine.json"))
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--spacing", type=float, default=0.01, help="seconds between arrivals")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    report: dict[str, Any] = {
-        "machine": {
-            "cpu": cpu_name(),
-            "cores": os.cpu_count(),
-            "threads": args.threads,
-            "load_average_before": round(os.getloadavg()[0], 1),
-        },
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "model_parameters": 0,
-        "requests": args.requests,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder))
-        report["model_parameters"] = model.num_parameters()
-        with engine_process(Path(folder), "--num-threads", str(args.threads)) as url:
-            for name, spacing in (("burst", 0.0), ("arrivals", args.spacing)):
-                jobs = make_jobs(args.requests, spacing, seed=len(name))
-                ways: dict[str, Callable[[], float]] = {
-                    "engine": partial(time_engine, url, jobs),
-                    "static_generate": partial(time_static, model, jobs, 64),
-                    "continuous_batching": partial(time_continuous, model, jobs, 64),
-                }
-                report[name] = measure(ways, sum(job.num_new for job in jobs), args.rounds)
-                print(name, json.dumps(report[name]), flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
-
-
 def measure(ways: dict[str, Callable[[], float]], num_tokens: int, rounds: int) -> dict[str, Any]:
     """Return tokens per second of each way and the engine's ratio to the others."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -211,9 +161,7 @@ def measure(ways: dict[str, Callable[[], float]], num_tokens: int, rounds: int) 
             elapsed = run()
             if round_number > 0:  # the first one warms up
                 seconds[name].append(elapsed)
-    speeds = {
-        name: num_tokens / statistics.median(durations) for name, durations in seconds.items()
-    }
+    speeds = {name: num_tokens / median(durations) for name, durations in seconds.items()}
     return {
         "output_tokens": num_tokens,
         "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
@@ -225,5 +173,33 @@ def measure(ways: dict[str, Callable[[], float]], num_tokens: int, rounds: int) 
     }
 
 
+def report_of(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of both patterns of arrival."""
+    torch.set_num_threads(given.threads)
+    with tempfile.TemporaryDirectory() as name:
+        model = make_model(Path(name))
+        found: dict[str, Any] = {
+            "model_parameters": model.num_parameters(),
+            "requests": given.requests,
+            "threads": given.threads,
+        }
+        with engine_process(Path(name), "--num-threads", str(given.threads)) as url:
+            for pattern, spacing in (("burst", 0.0), ("arrivals", given.spacing)):
+                jobs = make_jobs(given.requests, spacing, seed=len(pattern))
+                ways: dict[str, Callable[[], float]] = {
+                    "engine": partial(time_engine, url, jobs),
+                    "static_generate": partial(time_static, model, jobs, 64),
+                    "continuous_batching": partial(time_continuous, model, jobs, 64),
+                }
+                num_tokens = sum(job.num_new for job in jobs)
+                found[pattern] = measure(ways, num_tokens, given.rounds)
+        return found
+
+
 if __name__ == "__main__":
-    main()
+    flags = parser(__doc__, "engine")
+    flags.add_argument("--requests", type=int, default=64)
+    flags.add_argument("--spacing", type=float, default=0.01, help="seconds between arrivals")
+    flags.add_argument("--rounds", type=int, default=3)
+    flags.add_argument("--threads", type=int, default=1)
+    report(flags, report_of)

@@ -16,17 +16,15 @@ figure comes from a separate process with one thread:
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
-from importlib.metadata import version
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from harness.machine import machine
+from harness.results import keep, machine, parser, stored
 from harness.tiny_families import FAMILIES, SHAPE
 from transformers import AutoConfig
 from tree_row import Memory
@@ -44,7 +42,6 @@ from agentrl.models.policy import PolicyModel
 from agentrl.models.small_copy import small_model
 from agentrl.trainer.learner.passes import forward_backward
 
-HERE = Path(__file__).parent
 NUM_TURNS = 8
 MODELS = {"hybrid": "qwen3_5_text", "full": "qwen3"}
 TOKENS = (8192, 32768, 131072)
@@ -142,50 +139,30 @@ def errors(policy: PolicyModel, group: SelectedGroup, token_budget: int) -> dict
 
 def main() -> None:
     """Measure each model and length in a separate process."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=tuple(MODELS))
-    parser.add_argument("--token_budget", type=int, default=4096)
-    parser.add_argument("--whole_up_to", type=int, default=8192)
-    parser.add_argument("--out", type=Path, help="add the figures to this JSON file")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.here:
+    flags = parser(__doc__, "long_path")
+    flags.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    flags.add_argument("--models", nargs="+", choices=MODELS, default=tuple(MODELS))
+    flags.add_argument("--token_budget", type=int, default=4096)
+    flags.add_argument("--whole_up_to", type=int, default=8192)
+    flags.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    given = flags.parse_args()
+    if given.here:
         torch.set_num_threads(1)
-        (name,), (num_tokens,) = arguments.models, arguments.tokens
-        is_checked = num_tokens <= arguments.whole_up_to
-        print(
-            json.dumps(
-                measure(MODELS[name], num_tokens, arguments.token_budget, is_checked=is_checked)
-            )
-        )
+        (name,), (num_tokens,) = given.models, given.tokens
+        is_checked = num_tokens <= given.whole_up_to
+        found = measure(MODELS[name], num_tokens, given.token_budget, is_checked=is_checked)
+        print(json.dumps(found))
         return
-    about = {**machine(), "torch": torch.__version__, "transformers": version("transformers")}
-    for name in arguments.models:
-        for num_tokens in arguments.tokens:
-            figures = _alone(name, num_tokens, arguments)
-            print(name, num_tokens, json.dumps(figures), flush=True)
-            if arguments.out:
-                found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-                found.setdefault(name, {})[str(num_tokens)] = figures
-                found["machine"] = about
-                arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def _alone(name: str, num_tokens: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "long_path.py"), "--here"]
-    command += ["--models", name, "--tokens", str(num_tokens)]
-    command += [
-        "--token_budget",
-        str(arguments.token_budget),
-        "--whole_up_to",
-        str(arguments.whole_up_to),
-    ]
-    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    load = {"load_average": round(os.getloadavg()[0], 1)}
-    return {**json.loads(process.stdout.splitlines()[-1]), **load}
+    about = machine()
+    settings = [f"--token_budget={given.token_budget}", f"--whole_up_to={given.whole_up_to}"]
+    for name, num_tokens in product(given.models, given.tokens):
+        of_one = ["--here", "--models", name, "--tokens", str(num_tokens), *settings]
+        process = subprocess.run(
+            [sys.executable, __file__, *of_one], stdout=subprocess.PIPE, text=True, check=True
+        )
+        figures = json.loads(process.stdout.splitlines()[-1])
+        rows = {**stored(given.out).get(name, {}), str(num_tokens): figures}
+        keep(given.out, {name: rows, "machine": about})
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ it and writes one row per case: the largest difference of losses, gradient norms
 those of one process.
 """
 
-import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,50 +18,31 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import torch
-import transformers
-
-ROOT = Path(__file__).resolve().parents[1]
+from harness.processes import ROOT
+from harness.results import parser, report
 
 
 def rows() -> list[dict[str, Any]]:
     """Run the test and return its rows."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
+        found = Path(folder) / "report.xml"
         test = "tests/distributed/test_mesh.py"
-        options = ("-m", "distributed or not distributed", "--junit-xml", str(report))
+        options = ("-m", "distributed or not distributed", "--junit-xml", str(found))
         subprocess.run([sys.executable, "-m", "pytest", "-q", test, *options], cwd=ROOT, check=True)
-        properties = ElementTree.parse(report).iter("property")
-        return [json.loads(found.attrib["value"]) for found in properties]
+        return [
+            json.loads(one.attrib["value"]) for one in ElementTree.parse(found).iter("property")
+        ]
 
 
-def main() -> None:
-    """Run all cases and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/meshes.json")
-    arguments = parser.parse_args()
+def table() -> dict[str, Any]:
+    """Return all cases, and the largest difference in each precision."""
     made = rows()
-    largest = {
-        dtype: max(
-            row[name]
-            for row in made
-            for name in ("loss", "grad_norm", "parameters")
-            if row["dtype"] == dtype
-        )
-        for dtype in ("float32", "float64")
-    }
-    result = {
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "largest_difference": largest,
-        "cases": made,
-    }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    names = ("loss", "grad_norm", "parameters")
+    largest: dict[str, float] = {}
+    for row in made:
+        largest[row["dtype"]] = max(largest.get(row["dtype"], 0.0), *(row[name] for name in names))
+    return {"largest_difference": largest, "cases": made}
 
 
 if __name__ == "__main__":
-    main()
+    report(parser(__doc__, "meshes"), lambda _: table())

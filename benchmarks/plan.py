@@ -1,6 +1,6 @@
 """Compares planned memory of the trainer with measured memory.
 
-    python benchmarks/plan.py --out benchmarks/results/plan.json
+    python benchmarks/plan.py
     python benchmarks/plan.py --device cuda --out benchmarks/results/plan_cuda.json
 
 Each configuration is planned as by `agentrl plan`, with a step of the learner's code on tensors
@@ -17,7 +17,6 @@ is the memory that torch's allocator took from the device for them.
 and keeps the rows of the others.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -31,8 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
-from harness.machine import machine
+from harness.results import keep, machine, parser, stored
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
@@ -43,7 +41,6 @@ from agentrl.trainer.bootstrap import mesh_shape
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 
-GOAL = 0.1
 Device = Literal["cpu", "cuda"]
 _SIZES: dict[Device, dict[str, Any]] = {
     "cpu": {
@@ -205,46 +202,36 @@ def row(device: Device, name: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/plan.json"))
-    parser.add_argument("--device", choices=CASES, default="cpu")
-    parser.add_argument("--only", help="names of configurations, separated by commas")
-    parser.add_argument("--jobs", type=int, default=1, help="configurations at a time, on CUDA")
-    parser.add_argument("--measure", metavar="NAME")
-    parser.add_argument("--model", type=Path)
-    arguments = parser.parse_args()
-    cases = CASES[arguments.device]
-    if arguments.measure:
-        case = cases[arguments.measure]
+    flags = parser(__doc__, "plan")
+    flags.add_argument("--device", choices=CASES, default="cpu")
+    flags.add_argument("--only", help="names of configurations, separated by commas")
+    flags.add_argument("--jobs", type=int, default=1, help="configurations at a time, on CUDA")
+    flags.add_argument("--measure", metavar="NAME")
+    flags.add_argument("--model", type=Path)
+    given = flags.parse_args()
+    cases = CASES[given.device]
+    if given.measure:
+        case = cases[given.measure]
         trainer = TrainerSection.model_validate(case.trainer)
         with joined_ranks(partial(mesh_shape, trainer)) as ranks:
-            found = measure(case, arguments.model, ranks)
+            found = measure(case, given.model, ranks)
             if ranks.is_main:
-                arguments.out.write_text(json.dumps(found), encoding="utf-8")
+                given.out.write_text(json.dumps(found), encoding="utf-8")
         return
-    about = {**machine(), "torch": torch.__version__, "transformers": transformers.__version__}
-    if arguments.device == "cuda":
+    about = machine()
+    if given.device == "cuda":
         about["gpu"] = torch.cuda.get_device_name()
-    rows: dict[str, Any] = {}
-    if arguments.out.exists():
-        stored = json.loads(arguments.out.read_text(encoding="utf-8"))["configurations"]
-        rows = {one["name"]: one for one in stored}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    names = arguments.only.split(",") if arguments.only else list(cases)
-    with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
-        futures = [pool.submit(row, arguments.device, name) for name in names]
+    rows = {one["name"]: one for one in stored(given.out).get("configurations", ())}
+    names = given.only.split(",") if given.only else list(cases)
+    with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+        futures = [pool.submit(row, given.device, name) for name in names]
         for future in as_completed(futures):
-            if future.exception() is not None:
-                continue
-            one = future.result()
-            rows[one["name"]] = one
-            result = {
-                "largest_error": max(one["error"] for one in rows.values()),
-                "goal": GOAL,
-                "configurations": list(rows.values()),
-                "machine": about,
-            }
-            arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            if future.exception() is None:
+                rows[future.result()["name"]] = future.result()
+                error = max(one["error"] for one in rows.values())
+                found: dict[str, Any] = {"largest_error": error}
+                found |= {"configurations": [*rows.values()], "machine": about}
+                keep(given.out, found)
     for future in futures:
         future.result()  # raises the error of a configuration
 

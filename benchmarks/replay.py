@@ -1,6 +1,6 @@
 """The demo's trainer with and without merged prefixes, on the same records.
 
-    python benchmarks/replay.py --steps 8 --seeds 1 2 3 --out benchmarks/results/replay.json
+    python benchmarks/replay.py --seeds 1 2 3
 
 For each seed, the demo runs for some steps. Then trainers with other consumer names follow: each
 starts from the demo's model and trains on the run's stored records, once with token trees, once
@@ -15,8 +15,6 @@ the last one.
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -24,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness.processes import ROOT
+from harness.results import parser, report
 from safetensors.torch import load_file
 
 from agentrl.store.private_mongod import EmbeddedMongo
 
-ROOT = Path(__file__).parents[1]
 MERGES = ("tree", "linear", "none")
 ALL_SAMPLES = 10**6
 """Staleness bound of trainers that follow: their versions lag behind the samples."""
@@ -46,33 +45,20 @@ def agentrl(command: str, folder: Path, run: str, **flags: object) -> None:
 def replayed(folder: Path, seed: int, steps: int) -> dict[str, list[dict[str, Any]]]:
     """Run the demo; return the metrics of every step of every following trainer."""
     data_dir, run = folder / "mongo", f"seed{seed}"
-    agentrl(
-        "run",
-        folder,
-        run,
-        output_dir=folder / "played",
-        mongo_data_dir=data_dir,
-        seed=seed,
-        max_steps=steps,
-    )
+    common = {"seed": seed, "max_steps": steps}
+    agentrl("run", folder, run, output_dir=folder / "played", mongo_data_dir=data_dir, **common)
     found = {}
     with EmbeddedMongo(data_dir) as mongo:
+        following = {
+            **common,
+            "db_connection_string": mongo.uri(run),
+            "enable_sampling": "false",
+            "max_staleness": ALL_SAMPLES,
+        }
         for merge in MERGES:
-            output = folder / merge
-            agentrl(
-                "train",
-                folder,
-                run,
-                output_dir=output,
-                db_connection_string=mongo.uri(run),
-                consumer=f"replay_{merge}",
-                merge=merge,
-                enable_sampling="false",
-                max_staleness=ALL_SAMPLES,
-                seed=seed,
-                max_steps=steps,
-            )
-            lines = (output / "metrics.jsonl").read_text().splitlines()
+            own = {"output_dir": folder / merge, "consumer": f"replay_{merge}", "merge": merge}
+            agentrl("train", folder, run, **own, **following)
+            lines = (folder / merge / "metrics.jsonl").read_text().splitlines()
             found[merge] = [json.loads(line) for line in lines]
     return found
 
@@ -109,26 +95,19 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return load_file(newest)
 
 
-def main() -> None:
-    """Measure and write the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/replay.json")
-    arguments = parser.parse_args()
+def compared(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of all seeds."""
     runs: dict[str, Any] = {}
     totals = dict.fromkeys(MERGES, 0.0)
-    for seed in arguments.seeds:
+    for seed in given.seeds:
         with tempfile.TemporaryDirectory() as name:
-            found = replayed(Path(name), seed, arguments.steps)
+            found = replayed(Path(name), seed, given.steps)
             difference = weight_difference(Path(name))
-        for merge in MERGES:
-            totals[merge] += seconds(found[merge])
+        spent = {merge: seconds(steps) for merge, steps in found.items()}
+        totals = {merge: totals[merge] + spent[merge] for merge in MERGES}
         runs[str(seed)] = {
             "steps": len(found["tree"]),
-            "seconds": {merge: round(seconds(steps), 3) for merge, steps in found.items()},
+            "seconds": {merge: round(number, 3) for merge, number in spent.items()},
             "tokens": {
                 merge: sum(step["num_forward_tokens"] for step in steps)
                 for merge, steps in found.items()
@@ -138,16 +117,12 @@ def main() -> None:
             "largest_grad_norm_difference": largest(found, "grad_norm"),
             "largest_weight_difference": difference,
         }
-    result = {
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "speedup": {merge: round(totals["none"] / totals[merge], 3) for merge in MERGES},
-        "runs": runs,
-    }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    speedup = {merge: round(totals["none"] / totals[merge], 3) for merge in MERGES}
+    return {"speedup": speedup, "runs": runs}
 
 
 if __name__ == "__main__":
-    main()
+    flags = parser(__doc__, "replay")
+    flags.add_argument("--steps", type=int, default=8)
+    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    report(flags, compared)

@@ -12,105 +12,6 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-_QWEN_TOOLS = """{%- if tools %}
-{{- '<|im_start|>system\\n' }}
-{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-{{- '# Tools\\n\\nSignatures inside <tools></tools>:\\n<tools>' }}
-{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
-{{- '\\n</tools>\\n\\nWrite each call as\\n<tool_call>\\n{"name": N, "arguments": A}\\n</tool_call>' }}
-{{- '<|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-"""
-_QWEN_TOOL_MESSAGE = """{%- elif message.role == 'tool' %}
-{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}
-{{- '<|im_start|>user' }}
-{%- endif %}
-{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
-QWEN25 = (
-    _QWEN_TOOLS
-    + """{%- for message in messages %}
-{%- if message.role == 'user' or (message.role == 'system' and not loop.first)
-    or (message.role == 'assistant' and not message.tool_calls) %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- elif message.role == 'assistant' %}
-{{- '<|im_start|>assistant' }}
-{%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
-{%- for call in message.tool_calls %}
-{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-{{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}
-{%- endfor %}
-{{- '<|im_end|>\\n' }}
-"""
-    + _QWEN_TOOL_MESSAGE
-)
-# Thinking of the turns before the last question is removed (`strip`) or kept.
-_QWEN3 = (
-    _QWEN_TOOLS
-    + """{%- set ns = namespace(last=messages | length - 1, open=true) %}
-{%- for message in messages[::-1] %}
-{%- set index = (messages | length - 1) - loop.index0 %}
-{%- if ns.open and message.role == 'user'
-    and not (message.content.startswith('<tool_response>')
-             and message.content.endswith('</tool_response>')) %}
-{%- set ns.open = false %}{%- set ns.last = index %}
-{%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- elif message.role == 'assistant' %}
-{%- set content = message.content %}
-{%- set thinking = '' %}
-{%- if '</think>' in content %}
-{%- set thinking = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-{%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-{%- endif %}
-{%- if (KEEP or loop.index0 > ns.last) and (loop.last or thinking) %}
-{{- '<|im_start|>assistant\\n<think>\\n' + thinking.strip('\\n') + '\\n</think>\\n\\n' }}
-{{- content.lstrip('\\n') }}
-{%- else %}
-{{- '<|im_start|>assistant\\n' + content }}
-{%- endif %}
-{{- '<|im_end|>\\n' }}
-"""
-    + _QWEN_TOOL_MESSAGE
-)
-LLAMA3 = """{{- bos_token }}
-{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
-{%- if tools %}{{- 'Environment: ipython\\n' }}{%- endif %}
-{%- if messages[0].role == 'system' %}
-{{- messages[0].content | trim }}{%- set messages = messages[1:] %}
-{%- endif %}
-{{- '<|eot_id|>' }}
-{%- for message in messages %}
-{%- if loop.first and tools %}
-{{- '<|start_header_id|>user<|end_header_id|>\\n\\n' }}
-{{- 'Answer with a call: {"name": name, "parameters": dictionary of argument names}\\n\\n' }}
-{%- for tool in tools %}{{- tool | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}
-{{- message.content | trim + '<|eot_id|>' }}
-{%- elif not (message.role == 'tool' or 'tool_calls' in message) %}
-{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
-{{- message.content | trim + '<|eot_id|>' }}
-{%- elif 'tool_calls' in message %}
-{%- set call = message.tool_calls[0].function %}
-{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + call.name + '", ' }}
-{{- '"parameters": ' }}{{- call.arguments | tojson }}{{- '}<|eot_id|>' }}
-{%- else %}
-{{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
-{{- message.content | tojson }}{{- '<|eot_id|>' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
 MISTRAL = """{%- if messages[0].role == 'system' %}
 {%- set system = messages[0].content %}{%- set rest = messages[1:] %}
 {%- else %}{%- set rest = messages %}{%- endif %}
@@ -224,20 +125,17 @@ class Family:
 
 _HERMES_CALL = '<tool_call>\n{"name": "price", "arguments": %s}\n</tool_call>'
 FAMILIES = {
-    "qwen25": Family(QWEN25, _QWEN_SPECIAL, _QWEN_ADDED, None, "<|im_end|>", True, _HERMES_CALL),
-    "qwen3_kept": Family(
-        _QWEN3.replace("KEEP", "true"),
-        *(_QWEN_SPECIAL, _QWEN3_ADDED, None, "<|im_end|>", True, _HERMES_CALL),
-        thinks=True,
+    "qwen25": Family(
+        "trl:qwen2_5", _QWEN_SPECIAL, _QWEN_ADDED, None, "<|im_end|>", True, _HERMES_CALL
     ),
     "qwen3_stripped": Family(
-        _QWEN3.replace("KEEP", "false"),
+        "trl:qwen3",
         *(_QWEN_SPECIAL, _QWEN3_ADDED, None, "<|im_end|>", True, _HERMES_CALL),
         extra_stops=("<|endoftext|>",),
         thinks=True,
     ),
     "llama3": Family(
-        LLAMA3,
+        "trl:llama3_1",
         (
             *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
             *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),

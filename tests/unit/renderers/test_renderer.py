@@ -534,8 +534,8 @@ def test_a_template_that_wants_calls_beside_the_text_gets_them_there(tmp_path: P
     [
         ("x", "x", True, True),
         ("if tools", "if false", False, True),
-        ("message.role == 'tool'", "message.role == 'nobody'", True, False),
-        ("message.role == 'tool'", "raise_exception('user and assistant only')", True, False),
+        ('message.role == "tool"', "message.role == 'nobody'", True, False),
+        ('message.role == "tool"', "raise_exception('user and assistant only')", True, False),
     ],
 )
 def test_it_is_known_whether_a_template_shows_tools_and_their_results(

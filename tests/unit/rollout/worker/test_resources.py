@@ -2,7 +2,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from harness.chat_families import QWEN25, write_family
+from harness.chat_families import FAMILIES, write_family
 
 from agentrl.config.sections import InferenceSection, SamplingSection
 from agentrl.errors import ConfigError
@@ -10,6 +10,7 @@ from agentrl.renderers import Renderer
 from agentrl.rollout.worker.resources import check_tools, served_context_length
 from agentrl.tools import ToolSpec
 
+QWEN25 = FAMILIES["qwen25"].source
 SPECS = [ToolSpec("look", "", {"type": "object", "properties": {}}, "s", "look")]
 
 
@@ -20,7 +21,7 @@ def renderer_with(directory: Path, template: str) -> Renderer:
 
 
 def test_a_template_without_results_of_tools_is_refused_if_there_are_tools(tmp_path: Path) -> None:
-    renderer = renderer_with(tmp_path, QWEN25.replace("message.role == 'tool'", "false"))
+    renderer = renderer_with(tmp_path, QWEN25.replace('message.role == "tool"', "false"))
     check_tools(SamplingSection(), None, renderer, [])
     with pytest.raises(ConfigError, match="the model's chat template does not render tool results"):
         check_tools(SamplingSection(), None, renderer, SPECS)
