@@ -5,7 +5,7 @@
 
 Installs missing servers from PyPI and npm into a cache folder. Lists the tools of each server and makes one
 correct and one wrong call: over stdio and, if the server supports it, over HTTP; with the protocol that the
-server prefers, and with the 2025 protocols.
+server prefers, and with the 2025 protocols. `mcp_servers.yaml` describes the servers.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from mcp import MCPError
-from public_mcp_servers import SERVERS, PublicServer
 
 from agentrl.errors import AgentRLError
 from agentrl.runtime.ports import free_port
@@ -40,6 +40,35 @@ _POLL_SECONDS = 0.1
 Transport = Literal["stdio", "http"]
 _TRANSPORTS: tuple[Transport, ...] = ("stdio", "http")
 _BEGIN, _END = "<!-- table -->", "<!-- /table -->"
+
+
+@dataclass(frozen=True)
+class PublicServer:
+    """A server, its command, and two calls to it, as `mcp_servers.yaml` describes them."""
+
+    name: str
+    call: tuple[str, Mapping[str, Any]]
+    expected: str
+    wrong: tuple[str, Mapping[str, Any]]
+    package: str = ""
+    args: Sequence[str] | None = ()
+    http_args: Sequence[str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    beside: Sequence[str] | None = None
+    first: tuple[str, Mapping[str, Any]] | None = None
+    source: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def registry(self) -> str:
+        """Where the package comes from."""
+        return ("npm" if self.package.startswith("@") else "PyPI") if self.package else "ours"
+
+
+SERVERS = [
+    PublicServer(**values)
+    for values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+]
 
 
 @dataclass(frozen=True)

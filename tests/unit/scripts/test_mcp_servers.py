@@ -17,7 +17,6 @@ def _load() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROOT / "scripts"))  # for the module beside it
     sys.modules["mcp_servers"] = module  # its dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
