@@ -1,22 +1,20 @@
-"""Runs a demo on several seeds, and once with learning rate 0, and writes the results.
+"""Runs a demo on several seeds, and once with learning rate 0, and writes what came of it.
 
-    python benchmarks/demo.py --seeds 1 2 3 --out benchmarks/results/demo.json \
-        --picture assets/demo/reward.png
-    python benchmarks/demo.py --demo hybrid
+    python benchmarks/demo.py --seeds 1 2 3 --picture assets/demo/reward.png
     python benchmarks/demo.py --demo vision --seeds 1 --no-control
+    python benchmarks/demo.py --demo smol --seeds 1 --picture docs/images/smol.png
 
-Figures of `hybrid` and `vision` are stored under their names in the same file; results of other
-seeds are kept. Every run is the whole system, started by `agentrl run` as `grpo_example.sh` starts
-it. Per run: rewards, seconds by phase, tokens and samples per second, the share of the trainer's
-wall time spent waiting for samples, and the share of the samplers' wall time spent waiting for
-admission, that is, for new weights.
+The file has the figures of each demo under its name, and keeps results of other seeds. Every run is
+the whole system, started by `agentrl run` as `grpo_example.sh` starts it. Per run: rewards, seconds by
+phase, tokens and samples per second, the share of the trainer's wall time spent waiting for samples,
+and the share of the samplers' wall time spent waiting for admission, that is, for new weights.
+
+`smol` is a pretrained model: it is fine-tuned on demonstrations before it is trained. Its control starts
+from the fine-tuned model of the first seed.
 """
 
-import argparse
 import asyncio
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -25,19 +23,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from harness.processes import ROOT
+from harness.results import keep, machine, parser, stored
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
-ROOT = Path(__file__).parents[1]
 WINDOW = 5
 COLORS = ("#1f5fa8", "#d9730d", "#2e7d5b", "#8e4ec6")
 GREY = "#9aa4b2"
-
-
-DEMOS = ("grpo", "hybrid", "vision")
+DEMOS = ("grpo", "hybrid", "vision", "smol")
 """Configurations in assets/demo; the first is the one that starts without flags."""
 
 
@@ -51,7 +48,19 @@ def play(folder: Path, demo: str, name: str, *flags: str) -> dict[str, Any]:
     wall_seconds = time.monotonic() - started
     summary = json.loads((folder / name / "summary.json").read_text())
     waits = asyncio.run(sampler_waits(folder / "mongo" / name, name))
-    return figures(summary, waits, wall_seconds)
+    return figures(summary, waits, wall_seconds) | tuned(folder / f"{name}-warm/summary.json")
+
+
+def tuned(path: Path) -> dict[str, Any]:
+    """Return the figures of a warm start, if there was one."""
+    if not path.exists():
+        return {}
+    summary = json.loads(path.read_text())
+    return {
+        "sft_loss": [round(summary["loss"][0], 4), round(summary["loss"][-1], 4)],
+        "sft_seconds": summary["seconds"]["total"],
+        "sft_steps": summary["steps"],
+    }
 
 
 async def sampler_waits(data_dir: Path, database: str) -> dict[str, float]:
@@ -126,61 +135,35 @@ def draw(path: Path, runs: dict[str, dict[str, Any]], control: dict[str, Any] | 
     figure.savefig(path, dpi=130)
 
 
-def merged(stored: dict[str, Any], demo: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's content with a demo's new figures merged in."""
-    before = stored if demo == DEMOS[0] else stored.get(demo, {})
-    now = {
-        **before,
-        **found,
-        "runs": {**before.get("runs", {}), **found["runs"]},
-        "control_learning_rate_0": found["control_learning_rate_0"]
-        or before.get("control_learning_rate_0"),
-    }
-    return now if demo == DEMOS[0] else {**stored, demo: now}
-
-
 def main() -> None:
     """Run everything; write JSON and picture."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--demo", choices=DEMOS, default=DEMOS[0])
-    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
-    parser.add_argument(
-        "--no-control", action="store_true", help="skip the run with learning rate 0"
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/demo.json")
-    parser.add_argument("--picture", type=Path)
-    arguments = parser.parse_args()
+    flags = parser(__doc__, "demo")
+    flags.add_argument("--demo", choices=DEMOS, default=DEMOS[0])
+    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    flags.add_argument("--no-control", action="store_true", help="no run with learning rate 0")
+    flags.add_argument("--picture", type=Path)
+    flags.add_argument("--flags", nargs="...", default=[], help="further flags of each run")
+    given = flags.parse_args()
+    about = machine()
+    found = stored(given.out).get(given.demo, {"runs": {}, "control_learning_rate_0": None})
+    found["machine"] = about
     with tempfile.TemporaryDirectory() as name:
-        folder, demo = Path(name), arguments.demo
-        runs = {
-            str(seed): play(folder, demo, f"seed{seed}", "--seed", str(seed))
-            for seed in arguments.seeds
-        }
-        control = None
-        if not arguments.no_control:
-            control = play(folder, demo, "control", "--learning_rate", "0", "--seed", "1")
-        a_run = next(folder.glob("*/summary.json"))
-        versions = json.loads(a_run.read_text())["versions"]
-    result = {
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
-        "versions": versions,
-        "runs": runs,
-        "control_learning_rate_0": control,
-    }
-    stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    stored = merged(stored, demo, result)
-    arguments.out.write_text(json.dumps(stored, indent=1) + "\n")
-    if arguments.picture is not None:
-        results = stored if demo == DEMOS[0] else stored[demo]
-        draw(arguments.picture, results["runs"], results["control_learning_rate_0"])
-    for label, run in (*runs.items(), ("lr 0", control)):
-        if run is not None:
-            print(
-                f"{label}: {run['reward_first_5']:.3f} -> {run['reward_last_5']:.3f} "
-                f"(gain {run['reward_gain']:+.3f}), held-out {run['eval_reward']}, "
-                f"{run['wall_seconds']:.0f} s"
-            )
+        folder = Path(name)
+        for seed in given.seeds:
+            of_seed = ("--seed", str(seed), *given.flags)
+            found["runs"][str(seed)] = play(folder, given.demo, f"seed{seed}", *of_seed)
+            keep(given.out, {given.demo: found})
+        if not given.no_control:
+            warm = folder / f"seed{given.seeds[0]}-warm"
+            if warm.exists():
+                # The same start as the first seed, so that only the learning rate differs.
+                (folder / "control-warm").symlink_to(warm)
+            unlearning = ("--learning_rate", "0", "--seed", "1", *given.flags)
+            control = play(folder, given.demo, "control", *unlearning)
+            keep(given.out, {given.demo: found | {"control_learning_rate_0": control}})
+    if given.picture is not None:
+        drawn = stored(given.out)[given.demo]
+        draw(given.picture, drawn["runs"], drawn["control_learning_rate_0"])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ sides may train a rollout twice; `rewards` are those of the steps with new rollo
 of its trials.
 """
 
-import argparse
 import json
 import signal
 import subprocess
@@ -27,20 +26,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import psutil
 import torch
-from harness.machine import machine
+from harness.processes import ROOT
+from harness.results import keep, machine, parser, stored
 from harness.shop_goal import HELD_OUT, HeldOut, is_rewarded
 from transformers import Qwen3ForCausalLM
 
 from agentrl.inference.weight_sync.version_files import version_dir
 
-ROOT = Path(__file__).parents[1]
 SIDES = ("ours", "trl")
 SEEDS = (1, 2, 3)
 DEFAULTS = {"max_trained_count": 2, "dual_clip": 3}
@@ -168,39 +167,29 @@ def value_of(text: str) -> tuple[str, Any]:
 
 def main() -> None:
     """Run the requested seeds; write each result to the file at once."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/time_to_reward.json")
-    parser.add_argument("--only", choices=SIDES, help="run only one side")
-    parser.add_argument("--seed", type=int, action="append", help="1, 2 and 3 by default")
-    parser.add_argument("--max_steps", type=int, default=80, help="give up after this many steps")
-    parser.add_argument("--set", type=value_of, action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--trl_python", default=sys.executable, help="Python interpreter with TRL")
-    arguments = parser.parse_args()
-    settings = dict(arguments.set)
-    for seed in arguments.seed or SEEDS:
-        for side in (arguments.only,) if arguments.only else SIDES:
-            about = machine()
-            if side == "ours":
-                row = run_ours(seed, arguments.max_steps, settings)
-            else:
-                row = run_trl(seed, arguments.max_steps, settings, arguments.trl_python)
-            print(side, seed, json.dumps(row), flush=True)
-            keep(arguments.out, side, seed, row | {"machine": about}, is_trial=bool(settings))
-
-
-def keep(out: Path, side: str, seed: int, row: dict[str, Any], *, is_trial: bool) -> None:
-    """Add a run to the file."""
-    result: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    runs = result.get("runs", {name: {} for name in SIDES})
-    trials = result.get("trials", {name: [] for name in SIDES})
-    if is_trial:
-        trials[side].append({"seed": seed, **row})
-    else:
-        runs[side][str(seed)] = row
-    versions = {name: version(name) for name in ("torch", "transformers", "trl", "agentrl-mongo")}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    result = {**ratios(runs), "runs": runs, "trials": trials, "versions": versions}
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    flags = parser(__doc__, "time_to_reward")
+    flags.add_argument("--only", choices=SIDES, help="run only one side")
+    flags.add_argument("--seed", type=int, action="append", help="1, 2 and 3 by default")
+    flags.add_argument("--max_steps", type=int, default=80, help="give up after this many steps")
+    flags.add_argument("--set", type=value_of, action="append", default=[], metavar="NAME=VALUE")
+    flags.add_argument("--trl_python", default=sys.executable, help="Python interpreter with TRL")
+    given = flags.parse_args()
+    settings = dict(given.set)
+    sides = (given.only,) if given.only else SIDES
+    for seed, side in product(given.seed or SEEDS, sides):
+        about = {"machine": machine()}
+        if side == "ours":
+            row = run_ours(seed, given.max_steps, settings) | about
+        else:
+            row = run_trl(seed, given.max_steps, settings, given.trl_python) | about
+        before = stored(given.out)
+        runs = before.get("runs", {name: {} for name in SIDES})
+        trials = before.get("trials", {name: [] for name in SIDES})
+        if settings:
+            trials[side].append({"seed": seed, **row})
+        else:
+            runs[side][str(seed)] = row
+        keep(given.out, {**ratios(runs), "runs": runs, "trials": trials})
 
 
 if __name__ == "__main__":

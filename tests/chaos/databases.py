@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness.mongod_programs import FAKETIME, mongod_with_clock
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
+from support.mongod_programs import FAKETIME, mongod_with_clock
 
 from agentrl.runtime.ports import ReservedPort
 from agentrl.runtime.processes.child_processes import end_with_parent

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import yaml
-from harness.attacks.planted import COMMAND, PLANTED
 from pydantic import Secret
+from support.attacks.planted import COMMAND, PLANTED
 
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import (

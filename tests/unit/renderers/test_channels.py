@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.chat_families import write_family
+from support.chat_families import write_family
 
 from agentrl.errors import RenderError
 from agentrl.renderers import Renderer, Reply

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from harness.chat_families import FAMILIES, REAL_FAMILIES
-from harness.chat_play import Case, Played, answered_by_tools, cases, failure_of, model, play
+from support.chat_families import FAMILIES, REAL_FAMILIES
+from support.chat_play import Case, Played, answered_by_tools, cases, failure_of, model, play
 from support.fuzzing import TryCases
 
 from agentrl.schema import rebuild_prompts

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.chat_families import FAMILIES, write_family
 from harness.tiny_tokenizer import write_tokenizer
 from hypothesis import strategies as st
+from support.chat_families import FAMILIES, write_family
 from support.fuzzing import TryCases
 from tokenizers import Tokenizer
 

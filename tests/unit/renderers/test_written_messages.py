@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.chat_families import FAMILIES, Family, write_family
+from support.chat_families import FAMILIES, Family, write_family
 
 from agentrl.errors import RenderError
 from agentrl.renderers import Renderer

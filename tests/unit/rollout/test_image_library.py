@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.attacks.addresses import PRIVATE
 from harness.scripted_engine import ScriptedEngine, serve_script
 from harness.tiny_tokenizer import IMAGE_TOKEN, write_seeing_tokenizer
+from support.attacks.addresses import PRIVATE
 from support.play import begin_run, open_play, play, tool_call
 from support.tool_server import picture
 

@@ -5,9 +5,9 @@ from datetime import UTC
 from typing import Any
 
 import pytest
-from harness.mongod_programs import mongod_program
 from pymongo import AsyncMongoClient
 from pymongo.errors import BulkWriteError, ConfigurationError, WriteError
+from support.mongod_programs import mongod_program
 from support.stored import fill, make_task
 
 from agentrl.errors import ConfigError, StoreUnreachable

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.attacks.stranger import as_stranger
 from pymongo import MongoClient
+from support.attacks.stranger import as_stranger
 
 from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.mongod_programs import mongod_program
 from pymongo import MongoClient
+from support.mongod_programs import mongod_program
 from support.patience import PATIENCE
 
 from agentrl.errors import ConfigError, DataInUse, StoreError

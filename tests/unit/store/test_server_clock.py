@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from harness.mongod_programs import FAKETIME, mongod_with_clock
+from support.mongod_programs import FAKETIME, mongod_with_clock
 from support.stored import claim, make_task
 
 from agentrl.schema import InferenceService, Record, SamplerInfo

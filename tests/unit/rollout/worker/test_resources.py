@@ -2,7 +2,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from harness.chat_families import FAMILIES, write_family
+from support.chat_families import FAMILIES, write_family
 
 from agentrl.config.sections import InferenceSection, SamplingSection
 from agentrl.errors import ConfigError

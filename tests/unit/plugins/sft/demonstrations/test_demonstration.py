@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
-from harness.chat_play import model
-from harness.demonstration_play import held
+from support.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
+from support.chat_play import model
+from support.demonstration_play import held
 
 from agentrl.data.tokens import turn_tokens
 from agentrl.errors import DatasetError, RenderError

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from jinja2 import TemplateError
+from support.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from agentrl.errors import RenderError
@@ -21,7 +22,6 @@ from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.tool_calls.call_format import with_tool_descriptions
 from agentrl.renderers.tool_calls.call_format_registry import get_tool_call_format
 from agentrl.schema import DispatchedSamplingTask, SamplingParams, rebuild_prompts
-from harness.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
 
 TOOLS = (
     {

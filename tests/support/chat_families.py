@@ -72,7 +72,7 @@ class Family:
 
     template: str
     """Its source; `trl:NAME` is the real one from the package TRL, `llama.cpp:NAME` the one in the
-    folder that `AGENTRL_CHAT_TEMPLATES` names (`scripts/template_table` describes how to get it).
+    folder that `AGENTRL_CHAT_TEMPLATES` names (docs/models.md describes how to get it).
     """
     special: tuple[str, ...]
     added: tuple[str, ...]
