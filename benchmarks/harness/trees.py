@@ -6,18 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import random_groups
@@ -49,27 +38,16 @@ SHAPE = {
     "initializer_range": 0.3,
 }
 
-ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"tie_word_embeddings": True}),
-    "qwen3_moe": (
-        Qwen3MoeConfig,
-        Qwen3MoeForCausalLM,
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": False}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
-    "mistral": (
-        MistralConfig,
-        MistralForCausalLM,
-        {"sliding_window": None, "tie_word_embeddings": False},
-    ),
+_TIED = {"tie_word_embeddings": True}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen3": _TIED,
+    "qwen3_moe": {**_TIED, **_EXPERTS},
+    "llama": {"tie_word_embeddings": False},
+    "qwen2": _TIED,
+    "mistral": {"sliding_window": None, "tie_word_embeddings": False},
 }
-"""Every architecture that the trainer supports: configuration, model, and specific settings."""
+"""What the configurations of some architectures add."""
 
 
 def tiny_policy(
@@ -80,8 +58,8 @@ def tiny_policy(
 ) -> PolicyModel:
     """A random model whose logits differ enough for clipping to happen."""
     torch.manual_seed(7)
-    config_class, model_class, own = ARCHITECTURES[architecture]
-    model = model_class(config_class(**{**SHAPE, **own, **changes}))
+    settings = {**SHAPE, **ARCHITECTURES[architecture], **changes}
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **settings))
     model.set_attn_implementation(attention)
     make_routers_replay(model)
     return wrap_policy(model.to(dtype))
