@@ -9,7 +9,6 @@ server. The figures are CPU milliseconds of mongod and of the caller, per operat
 - `server_beat`: a server's heartbeat and its read of the latest policy, every second
 - `sampler_beat`: a sampler's report, every two seconds
 - `renewal`: the renewal of a lease, three times per lease period, in one request per sampler
-- `claim`: by the number of concurrent claims, which compete for the same slot
 - `control_call`: one call of the trainer to a server
 - `prepare`: the time per record that rank 0 takes to build a step, by the kind of record
 
@@ -43,7 +42,6 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
 SERVERS = (8, 256, 2048)
-IN_FLIGHT = (1, 16, 64)
 LEASES = 256
 GENERATIONS = 8
 _LEASE_SECONDS = 600.0
@@ -117,41 +115,24 @@ async def fleet_rows(store: TrajectoryStore, meter: Meter, repeats: int) -> dict
     }
 
 
-async def slot_rows(store: TrajectoryStore, meter: Meter, repeats: int) -> dict[str, Any]:
-    """Measure claims, alone and in competition, and the renewal of their leases."""
-    num_slots = max(LEASES, repeats * len(IN_FLIGHT))
+async def renewal(store: TrajectoryStore, meter: Meter, repeats: int) -> dict[str, float]:
+    """Measure the renewal of the leases of a sampler."""
     await store.tasks.add(
         MCPTask(id=f"train/0/q{n}", order=n, num_generations=GENERATIONS, query="What is 3 + 4?")
-        for n in range(-(-num_slots // GENERATIONS))
+        for n in range(LEASES // GENERATIONS)
     )
     leases: list[tuple[str, int]] = []
-
-    async def claim() -> None:
+    for _ in range(LEASES):
         found = await store.records.claim(
             "sampler:1:x", lease_seconds=_LEASE_SECONDS, admitted_groups=10**9, max_attempts=3
         )
         assert found is not None
         leases.append((found[0].id, found[0].fence))
-
-    claims: dict[str, Any] = {}
-    for concurrency in IN_FLIGHT:
-        per_task = repeats // concurrency
-
-        async def compete(concurrency: int = concurrency, per_task: int = per_task) -> None:
-            await asyncio.gather(*(repeated(per_task, claim) for _ in range(concurrency)))
-
-        claims[str(concurrency)] = await meter.of(per_task * concurrency, compete)
-    while len(leases) < LEASES:
-        await claim()
-    held = leases[:LEASES]
     rounds = max(4, repeats // LEASES)
-    return {
-        "claim": claims,
-        "renewal": await meter.of(
-            rounds * LEASES,
-            lambda: repeated(rounds, lambda: store.records.renew(held, _LEASE_SECONDS)),
-        ),
-    }
+    return await meter.of(
+        rounds * LEASES,
+        lambda: repeated(rounds, lambda: store.records.renew(leases, _LEASE_SECONDS)),
+    )
 
 
 def prepare_ms(records: Records) -> float:
@@ -179,7 +160,8 @@ async def measure(repeats: int) -> dict[str, Any]:
         mongo = stack.enter_context(EmbeddedMongo(folder / "mongo"))
         store = await stack.enter_async_context(open_store(mongo))
         meter = Meter(mongo)
-        found = await fleet_rows(store, meter, repeats) | await slot_rows(store, meter, repeats)
+        found = await fleet_rows(store, meter, repeats)
+        found["renewal"] = await renewal(store, meter, repeats)
         engine = stack.enter_context(serve_script(Renderer.load(MODEL), lambda _: ""))
         client = await stack.enter_async_context(SGLangClient(engine.base_url))
         call = await meter.of(repeats, lambda: repeated(repeats, client.model_info))

@@ -162,7 +162,6 @@ class Outcome:
     seconds: float
     trained_records: int
     step_seconds: float
-    wait_seconds: float
     publish_seconds: float
     """Handing over weights and, if shared, devices."""
     staleness: Counter[int]
@@ -250,7 +249,7 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
     await publish(publisher, 0)
     consumed = 0
     await reader.admit(consumed, 1, control)
-    total = Outcome(0, 0, 0, 0, 0, Counter(), Counter(), 0, 0)
+    total = Outcome(0, 0, 0, 0, Counter(), Counter(), 0, 0)
     for step in range(1, setting.num_steps + 1):
         is_counted = step > _WARM_STEPS
         started = clock()
@@ -279,7 +278,6 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
         total.num_failed_updates += await publish(publisher, step)
         await reader.admit(consumed, step + 1, control)
         if is_counted:
-            total.wait_seconds += read - started
             total.step_seconds += trained_at - taken
             total.publish_seconds += taken - read + clock() - trained_at
             total.seconds += clock() - started
@@ -296,20 +294,15 @@ async def publish(publisher: PolicyPublisher, version: int) -> int:
     return len(report.failed)
 
 
-def describe(outcome: Outcome, setting: Setting) -> dict[str, Any]:
+def describe(outcome: Outcome) -> dict[str, Any]:
     """Return the figures of a run."""
-    steps = setting.num_steps - _WARM_STEPS
     return {
         "seconds": round(outcome.seconds, 1),
-        "ideal_seconds": steps * setting.step_seconds,
-        "against_ideal": steps * setting.step_seconds / outcome.seconds,
         "idle_share": outcome.idle_share,
-        "wait_share": outcome.wait_seconds / outcome.seconds,
         "publish_share": outcome.publish_seconds / outcome.seconds,
         "records_per_second": outcome.trained_records / outcome.seconds,
         "most_generations_at_a_step": outcome.most_running,
         "staleness": {str(age): count for age, count in sorted(outcome.staleness.items())},
-        "max_staleness_trained": max(outcome.staleness),
         "dropped": dict(outcome.dropped),
         "failed_updates": outcome.num_failed_updates,
     }
@@ -458,7 +451,7 @@ def pipeline(args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, setting in settings.items():
         with tempfile.TemporaryDirectory() as folder:
-            result[name] = describe(simulated(setting, rates, Path(folder)), setting)
+            result[name] = describe(simulated(setting, rates, Path(folder)))
     rate = {name: one["records_per_second"] for name, one in result.items()}
     return {
         **result,
