@@ -44,22 +44,17 @@ DELTA = {
     "linear_num_value_heads": 4,
 }
 """Gated DeltaNet layers."""
-_WINDOWED = {
-    "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
-_RECURRENT = {
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-}
+_TWICE = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+_WINDOWED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_RECURRENT = {"num_hidden_layers": 3, "layer_types": [*["linear_attention"] * 2, "full_attention"]}
+_HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 _SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 32}
 _GEMMA = {**_HEADS, **_WINDOWED, "query_pre_attn_scalar": 16}
-_GEMMA_4 = {
-    **_HEADS,
-    **_WINDOWED,
-    "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size_per_layer_input": 8,
-}
+_LAYER_INPUTS = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
+_GEMMA_4 = {**_HEADS, **_WINDOWED, **_LAYER_INPUTS}
+_ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1}
+_MAMBA = {"mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+_SCALED = ("logits_scaling", "embedding_multiplier", "residual_multiplier", "attention_multiplier")
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # full attention
@@ -71,15 +66,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", _HEADS),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "phi3": ("phi3", {"resid_pdrop": 0.1, "embd_pdrop": 0.1}),
-    "granite": (
-        "granite",
-        {
-            "logits_scaling": 4.0,
-            "embedding_multiplier": 2.0,
-            "residual_multiplier": 0.5,
-            "attention_multiplier": 0.3,
-        },
-    ),
+    "granite": ("granite", dict(zip(_SCALED, (4.0, 2.0, 0.5, 0.3), strict=True))),
     "ernie4_5": ("ernie4_5", _HEADS),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _HEADS),
     "seed_oss": ("seed_oss", _HEADS),
@@ -95,12 +82,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("minimax_m2", {**_HEADS, **_LOCAL_EXPERTS}),
     "ernie4_5_moe": (
         "ernie4_5_moe",
-        {
-            "moe_num_experts": 4,
-            "moe_k": 2,
-            "moe_intermediate_size": 32,
-            "moe_num_shared_experts": 1,
-        },
+        {**_ERNIE, "moe_intermediate_size": 32},
     ),
     # latent attention
     "deepseek_v3": (
@@ -116,12 +98,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_text": ("gemma4_text", _GEMMA_4),
     "gemma4_text_shared": (
         "gemma4_text",
-        {
-            **_GEMMA_4,
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_kv_shared_layers": 2,
-        },
+        {**_GEMMA_4, "num_hidden_layers": 4, "num_kv_shared_layers": 2, **_TWICE},
     ),
     "gpt_oss": ("gpt_oss", {**_HEADS, **_WINDOWED, **_LOCAL_EXPERTS, "intermediate_size": 32}),
     "olmo3": ("olmo3", _WINDOWED),
@@ -130,16 +107,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # recurrent
     "qwen3_next": ("qwen3_next", {**DELTA, **_HEADS, **_SHARED_EXPERT, **_RECURRENT}),
     "qwen3_5_text": ("qwen3_5_text", {**DELTA, **_HEADS, **_RECURRENT}),
-    "qwen3_5_moe_text": (
-        "qwen3_5_moe_text",
-        {
-            **DELTA,
-            **_HEADS,
-            **_SHARED_EXPERT,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-    ),
-    "olmo_hybrid": ("olmo_hybrid", {"layer_types": ["linear_attention", "full_attention"]}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**DELTA, **_HEADS, **_SHARED_EXPERT, **_HYBRID}),
+    "olmo_hybrid": ("olmo_hybrid", _HYBRID),
     "kimi_linear": (
         "kimi_linear",
         {
@@ -172,28 +141,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {
             **_LOCAL_EXPERTS,
+            **_MAMBA,
             "num_hidden_layers": 3,
             "layer_types": ["mamba", "mamba", "attention"],
             "shared_intermediate_size": 32,
             "mamba_n_heads": 8,
-            "mamba_d_head": 16,
-            "mamba_d_state": 8,
-            "mamba_n_groups": 1,
-            "mamba_chunk_size": 16,
         },
     ),
-    "falcon_h1": (
-        "falcon_h1",
-        {
-            **_HEADS,
-            "mamba_d_ssm": 64,
-            "mamba_n_heads": 4,
-            "mamba_d_head": 16,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 8,
-            "mamba_chunk_size": 16,
-        },
-    ),
+    "falcon_h1": ("falcon_h1", {**_HEADS, **_MAMBA, "mamba_d_ssm": 64, "mamba_n_heads": 4}),
     "lfm2": (
         "lfm2",
         {
