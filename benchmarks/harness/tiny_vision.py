@@ -55,60 +55,36 @@ _WINDOWED = {
 _DEEP = {"depth": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
-VISION_FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "qwen2_5_vl": (
-        {
-            "text_config": {**_TEXT, "rope_parameters": _ROPE},
-            "vision_config": {**_TOWER, "window_size": 16, "fullatt_block_indexes": [1]},
-            **_QWEN_TOKENS,
-        },
-        _QWEN_PROCESSOR,
+Family = tuple[dict[str, Any], dict[str, Any]]
+_SIGHT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+}
+
+
+def _qwen(text: dict[str, Any], tower: dict[str, Any]) -> Family:
+    configs = {"text_config": {**_TEXT, **text}, "vision_config": {**_TOWER, **tower}}
+    return {**configs, **_QWEN_TOKENS}, _QWEN_PROCESSOR
+
+
+_QWEN3 = {"head_dim": 16, "rope_parameters": _INTERLEAVED}
+_PARTIAL = {**_INTERLEAVED, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+VISION_FAMILIES: dict[str, Family] = {
+    "qwen2_5_vl": _qwen(
+        {"rope_parameters": _ROPE}, {"window_size": 16, "fullatt_block_indexes": [1]}
     ),
-    "qwen3_vl": (
-        {
-            "text_config": {**_TEXT, "head_dim": 16, "rope_parameters": _INTERLEAVED},
-            "vision_config": {**_TOWER, **_DEEP},
-            **_QWEN_TOKENS,
-        },
-        _QWEN_PROCESSOR,
-    ),
-    "qwen3_vl_moe": (
-        {
-            "text_config": {**_TEXT, **_EXPERTS, "head_dim": 16, "rope_parameters": _INTERLEAVED},
-            "vision_config": {**_TOWER, **_DEEP},
-            **_QWEN_TOKENS,
-        },
-        _QWEN_PROCESSOR,
-    ),
-    "qwen3_5": (
-        {
-            "text_config": {
-                **_TEXT,
-                **_DELTA,
-                "head_dim": 16,
-                "rope_parameters": {
-                    **_INTERLEAVED,
-                    "mrope_section": [2, 1, 1],
-                    "partial_rotary_factor": 0.5,
-                },
-            },
-            "vision_config": {**_TOWER, "num_position_embeddings": 64},
-            **_QWEN_TOKENS,
-        },
-        _QWEN_PROCESSOR,
+    "qwen3_vl": _qwen(_QWEN3, _DEEP),
+    "qwen3_vl_moe": _qwen({**_EXPERTS, **_QWEN3}, _DEEP),
+    "qwen3_5": _qwen(
+        {**_DELTA, "head_dim": 16, "rope_parameters": _PARTIAL}, {"num_position_embeddings": 64}
     ),
     "gemma3": (
         {
             "text_config": {**_TEXT, **_WINDOWED, "query_pre_attn_scalar": 16},
-            "vision_config": {
-                "model_type": "siglip_vision_model",
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": 16,
-                "patch_size": 4,
-            },
+            "vision_config": {"model_type": "siglip_vision_model", **_SIGHT, "image_size": 16},
             "mm_tokens_per_image": 4,
             "image_token_index": _IDS["image"],
             "boi_token_index": _IDS["start"],
@@ -129,13 +105,9 @@ VISION_FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
             "vision_config": {
                 "model_type": "gemma4_vision",
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
+                **_SIGHT,
                 "num_key_value_heads": 2,
                 "head_dim": 16,
-                "patch_size": 4,
                 "pooling_kernel_size": 3,
                 "position_embedding_size": 64,
             },
