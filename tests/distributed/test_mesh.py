@@ -1,7 +1,5 @@
 """Every mesh of gloo ranks computes what one process computes."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,15 +31,9 @@ def assert_same(outcome: Outcome) -> None:
         for name in GROUPS
     ],
 )
-def test_every_mesh_equals_one_process(
-    group: str,
-    models: Path,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_every_mesh_equals_one_process(group: str, models: Path, tmp_path: Path) -> None:
     weights: dict[MeshCase, dict[str, torch.Tensor]] = {}
     for outcome in run_group(group, models, tmp_path):
-        record_property("mesh", json.dumps(outcome.row()))
         assert_same(outcome)
         weights[outcome.case] = outcome.found["weights"]
     for case in [case for case in weights if case.cpu_offload]:

@@ -7,7 +7,7 @@ The steps have token trees, shares of unequal size, a share with nothing in it, 
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,6 @@ class MeshCase:
     def shape(self, num_ranks: int) -> MeshShape:
         sizes = {name: getattr(self, name) for name in ("pp", "dp_replicate", "cp", "ep", "tp")}
         return MeshShape.of(num_ranks, **sizes)
-
-    def mesh_name(self, num_ranks: int) -> str:
-        """The sizes of the mesh, as `dp_shard 2 x tp 2`."""
-        sizes = asdict(self.shape(num_ranks))
-        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
     @property
     def bound(self) -> float:

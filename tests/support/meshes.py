@@ -139,9 +139,6 @@ GROUPS: dict[str, tuple[int, list[MeshCase]]] = {
 }
 
 
-_MODELS = {"moe": "Qwen3-MoE", "dense": "Qwen3"}
-
-
 def _write(architecture: str, folder: Path) -> None:
     """Write the model that a case's `architecture` names."""
     if architecture == "dense":
@@ -159,7 +156,6 @@ class Outcome:
     """What ranks and one process made of a case; see `mesh_run.three_steps`."""
 
     case: MeshCase
-    num_ranks: int
     found: dict[str, Any]
     expected: dict[str, Any]
 
@@ -171,26 +167,6 @@ class Outcome:
             "loss": _apart(self.found["losses"], self.expected["losses"]),
             "grad_norm": _apart(self.found["grad_norms"], self.expected["grad_norms"]),
             "parameters": max(_apart(found[name], expected[name]) for name in expected),
-        }
-
-    def row(self) -> dict[str, Any]:
-        """Return what the case was and what it showed."""
-        case = self.case
-        options = (
-            *("gradient_checkpointing", "cpu_offload", "activation_offloading", "torch_compile"),
-            "routed",
-        )
-        found: dict[str, Any] = {
-            "model": _MODELS.get(case.architecture, case.architecture),
-            "ranks": self.num_ranks,
-            "mesh": case.mesh_name(self.num_ranks),
-            "dtype": case.dtype,
-        }
-        if case.lora_rank:
-            found["lora_rank"] = case.lora_rank
-        found |= {name: True for name in options if getattr(case, name)}
-        return found | {
-            name: float(f"{value:.1e}") for name, value in self.largest_differences().items()
         }
 
 
@@ -213,7 +189,7 @@ def run_group(name: str, models: Path, output: Path) -> Iterator[Outcome]:
         if case.alone not in alone:
             alone[case.alone] = three_steps(models, Ranks(), case.alone)
         found = torch.load(output / f"{number}.pt")
-        yield Outcome(case, num_ranks, found, alone[case.alone])
+        yield Outcome(case, found, alone[case.alone])
 
 
 def _apart(left: torch.Tensor, right: torch.Tensor) -> float:
