@@ -2,12 +2,10 @@
 
     python benchmarks/engine.py
 
-The same requests (mixed prompt and output lengths, sampled at temperature 1, no early end) are
-served three ways: by the engine over HTTP in its own process, by `model.generate` in static
-left-padded batches of the requests that have arrived, and by transformers' continuous batching. All
-at once (`burst`) and arriving over time (`arrivals`). A figure is requested output tokens over the
-time from the first arrival to the last answer; the ways alternate, and the median of the rounds
-counts.
+The same requests (mixed prompt and output lengths, sampled at temperature 1, no early end) are sent at
+once and served three ways: by the engine over HTTP in its own process, by `model.generate` in static
+left-padded batches, and by transformers' continuous batching. A figure is requested output tokens over
+the time to the last answer; the ways alternate, and the median of the rounds counts.
 """
 
 import argparse
@@ -35,7 +33,6 @@ PAD = 0
 class Job:
     """One request."""
 
-    arrival: float
     prompt: list[int]
     num_new: int
 
@@ -60,24 +57,22 @@ def make_model(directory: Path) -> Qwen3ForCausalLM:
     return model
 
 
-def make_jobs(count: int, spacing: float, seed: int) -> list[Job]:
-    """Draw requests of mixed lengths; `spacing` seconds lie between two arrivals."""
-    draw = np.random.default_rng(seed)
+def make_jobs(count: int) -> list[Job]:
+    """Draw requests of mixed lengths."""
+    draw = np.random.default_rng(0)
     return [
         Job(
-            arrival=number * spacing,
             prompt=draw.integers(1, 4096, int(draw.integers(16, 129))).tolist(),
             num_new=int(draw.integers(16, 129)),
         )
-        for number in range(count)
+        for _ in range(count)
     ]
 
 
 def time_engine(url: str, jobs: Sequence[Job]) -> float:
     """Return the seconds that the engine takes over HTTP."""
 
-    async def ask(http: httpx.AsyncClient, job: Job, started: float) -> None:
-        await asyncio.sleep(max(0.0, started + job.arrival - time.perf_counter()))
+    async def ask(http: httpx.AsyncClient, job: Job) -> None:
         params = {"max_new_tokens": job.num_new, "temperature": 1.0, "ignore_eos": True}
         body = {"input_ids": job.prompt, "sampling_params": params, "return_logprob": True}
         answer = await http.post("/generate", json=body)
@@ -90,23 +85,17 @@ def time_engine(url: str, jobs: Sequence[Job]) -> float:
         ) as http:
             await http.post("/flush_cache")
             started = time.perf_counter()
-            await asyncio.gather(*(ask(http, job, started) for job in jobs))
+            await asyncio.gather(*(ask(http, job) for job in jobs))
             return time.perf_counter() - started
 
     return asyncio.run(ask_all())
 
 
 def time_static(model: Qwen3ForCausalLM, jobs: Sequence[Job], batch_size: int) -> float:
-    """Return the seconds of `model.generate`, each batch holding the requests that have arrived."""
-    left = list(jobs)
+    """Return the seconds of `model.generate`."""
     started = time.perf_counter()
-    while left:
-        now = time.perf_counter() - started
-        batch = [job for job in left if job.arrival <= now][:batch_size]
-        if not batch:
-            time.sleep(left[0].arrival - now)
-            continue
-        left = left[len(batch) :]
+    for first in range(0, len(jobs), batch_size):
+        batch = jobs[first : first + batch_size]
         width = max(len(job.prompt) for job in batch)
         ids = torch.tensor([[PAD] * (width - len(j.prompt)) + j.prompt for j in batch])
         mask = torch.tensor([[0] * (width - len(j.prompt)) + [1] * len(j.prompt) for j in batch])
@@ -140,16 +129,12 @@ def time_continuous(model: Qwen3ForCausalLM, jobs: Sequence[Job], batch_size: in
         generation_config=generation, continuous_batching_config=config, warmup=False
     ) as manager:
         started = time.perf_counter()
-        waiting = list(jobs)
+        for job in jobs:
+            manager.add_request(job.prompt, max_new_tokens=job.num_new)
         num_done = 0
         while num_done < len(jobs):
-            now = time.perf_counter() - started
-            while waiting and waiting[0].arrival <= now:
-                job = waiting.pop(0)
-                manager.add_request(job.prompt, max_new_tokens=job.num_new)
             result = manager.get_result(timeout=0.005)
-            if result is not None and result.is_finished():
-                num_done += 1
+            num_done += result is not None and result.is_finished()
         return time.perf_counter() - started
 
 
@@ -173,33 +158,26 @@ def measure(ways: dict[str, Callable[[], float]], num_tokens: int, rounds: int) 
     }
 
 
-def report_of(given: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of both patterns of arrival."""
+def compared(given: argparse.Namespace) -> dict[str, Any]:
+    """Serve the requests in all ways."""
     torch.set_num_threads(given.threads)
+    jobs = make_jobs(given.requests)
     with tempfile.TemporaryDirectory() as name:
         model = make_model(Path(name))
-        found: dict[str, Any] = {
-            "model_parameters": model.num_parameters(),
-            "requests": given.requests,
-            "threads": given.threads,
-        }
         with engine_process(Path(name), "--num-threads", str(given.threads)) as url:
-            for pattern, spacing in (("burst", 0.0), ("arrivals", given.spacing)):
-                jobs = make_jobs(given.requests, spacing, seed=len(pattern))
-                ways: dict[str, Callable[[], float]] = {
-                    "engine": partial(time_engine, url, jobs),
-                    "static_generate": partial(time_static, model, jobs, 64),
-                    "continuous_batching": partial(time_continuous, model, jobs, 64),
-                }
-                num_tokens = sum(job.num_new for job in jobs)
-                found[pattern] = measure(ways, num_tokens, given.rounds)
-        return found
+            ways: dict[str, Callable[[], float]] = {
+                "engine": partial(time_engine, url, jobs),
+                "static_generate": partial(time_static, model, jobs, 64),
+                "continuous_batching": partial(time_continuous, model, jobs, 64),
+            }
+            found = measure(ways, sum(job.num_new for job in jobs), given.rounds)
+    about = {"requests": given.requests, "threads": given.threads}
+    return {**found, **about, "model_parameters": model.num_parameters()}
 
 
 if __name__ == "__main__":
     flags = parser(__doc__, "engine")
     flags.add_argument("--requests", type=int, default=64)
-    flags.add_argument("--spacing", type=float, default=0.01, help="seconds between arrivals")
     flags.add_argument("--rounds", type=int, default=3)
     flags.add_argument("--threads", type=int, default=1)
-    report(flags, report_of)
+    report(flags, compared)

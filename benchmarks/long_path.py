@@ -8,10 +8,7 @@ that extend each other reaches `--tokens`; another record branches off at three 
 figure comes from a separate process with one thread:
 
 - `peak_mib`: growth of the resident set during the step, in chunks of `--token_budget`;
-- `seconds`: CPU time of its forward and backward pass, float32;
-- `error_whole`: relative error of the gradient, in float64, against the same tree computed whole,
-  if the path is no longer than `--whole_up_to`;
-- `error_separate`: the same against one turn per forward pass through transformers' own model.
+- `seconds`: CPU time of its forward and backward pass, float32.
 """
 
 import argparse
@@ -32,11 +29,7 @@ from tree_row import Memory
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch, SelectedGroup, build_step
 from agentrl.data.tokens import TurnTokens
-from agentrl.models.attention.attention_registry import (
-    TREE_ATTENTION,
-    set_attention,
-    with_own_attention,
-)
+from agentrl.models.attention.attention_registry import TREE_ATTENTION, set_attention
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
 from agentrl.models.small_copy import small_model
@@ -77,12 +70,12 @@ def _turn(
     )
 
 
-def tiny_policy(family: str, dtype: torch.dtype) -> PolicyModel:
+def tiny_policy(family: str) -> PolicyModel:
     """Return a random model of a family with two heads, a layer of each kind."""
     model_type, own = FAMILIES[family]
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2**18}
     model = small_model(AutoConfig.for_model(model_type, **{**SHAPE, **own, **heads}))
-    model.to(dtype=dtype)  # type: ignore[call-arg]
+    model.to(dtype=torch.float32)  # type: ignore[call-arg]
     set_attention(model, TREE_ATTENTION)
     return wrap_policy(model)
 
@@ -97,43 +90,23 @@ def gradient(policy: PolicyModel, batches: tuple[MicroBatch, ...]) -> torch.Tens
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-def measure(family: str, num_tokens: int, token_budget: int, *, is_checked: bool) -> dict[str, Any]:
+def measure(family: str, num_tokens: int, token_budget: int) -> dict[str, Any]:
     """Return the figures of a model and a length."""
     group = conversation(num_tokens)
     step = build_step([group], policy_version=0, token_budget=token_budget)
-    policy = tiny_policy(family, torch.float32)
+    policy = tiny_policy(family)
     gradient(
         policy, build_step([conversation(256)], policy_version=0, token_budget=64).micro_batches[0]
     )
     memory, started = Memory("cpu"), time.process_time()
     norm = float(gradient(policy, step.micro_batches[0]).norm())
-    figures: dict[str, Any] = {
+    return {
         "tokens": step.stats.tokens_packed,
         "chunks": sum(batch.num_chunks for batch in step.micro_batches[0]),
         "loss_terms": step.stats.num_targets,
         "seconds": round(time.process_time() - started, 1),
         "peak_mib": memory.peak(),
         "gradient_norm": norm,
-    }
-    if is_checked:
-        figures |= errors(tiny_policy(family, torch.float64), group, token_budget)
-    return figures
-
-
-def errors(policy: PolicyModel, group: SelectedGroup, token_budget: int) -> dict[str, float]:
-    """Return the relative errors of chunks against the whole tree and against separate turns."""
-
-    def batches(budget: int, merge: str = "tree") -> tuple[MicroBatch, ...]:
-        step = build_step([group], policy_version=0, token_budget=budget, merge=merge)  # type: ignore[arg-type]
-        return step.micro_batches[0]
-
-    found = gradient(policy, batches(token_budget))
-    whole_gradient = gradient(policy, batches(10**9))
-    with with_own_attention(policy.model):
-        separate = gradient(policy, batches(10**9, "none"))
-    return {
-        "error_whole": float((found - whole_gradient).norm() / whole_gradient.norm()),
-        "error_separate": float((found - separate).norm() / separate.norm()),
     }
 
 
@@ -143,20 +116,17 @@ def main() -> None:
     flags.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     flags.add_argument("--models", nargs="+", choices=MODELS, default=tuple(MODELS))
     flags.add_argument("--token_budget", type=int, default=4096)
-    flags.add_argument("--whole_up_to", type=int, default=8192)
     flags.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = flags.parse_args()
     if given.here:
         torch.set_num_threads(1)
         (name,), (num_tokens,) = given.models, given.tokens
-        is_checked = num_tokens <= given.whole_up_to
-        found = measure(MODELS[name], num_tokens, given.token_budget, is_checked=is_checked)
-        print(json.dumps(found))
+        print(json.dumps(measure(MODELS[name], num_tokens, given.token_budget)))
         return
     about = machine()
-    settings = [f"--token_budget={given.token_budget}", f"--whole_up_to={given.whole_up_to}"]
     for name, num_tokens in product(given.models, given.tokens):
-        of_one = ["--here", "--models", name, "--tokens", str(num_tokens), *settings]
+        of_one = ["--here", "--models", name, "--tokens", str(num_tokens)]
+        of_one += ["--token_budget", str(given.token_budget)]
         process = subprocess.run(
             [sys.executable, __file__, *of_one], stdout=subprocess.PIPE, text=True, check=True
         )
