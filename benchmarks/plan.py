@@ -229,9 +229,8 @@ def main() -> None:
             if future.exception() is None:
                 rows[future.result()["name"]] = future.result()
                 error = max(one["error"] for one in rows.values())
-                found: dict[str, Any] = {"largest_error": error}
-                found |= {"configurations": [*rows.values()], "machine": about}
-                keep(given.out, found)
+                result: dict[str, Any] = {"largest_error": error, "machine": about}
+                keep(given.out, {**result, "configurations": [*rows.values()]})
     for future in futures:
         future.result()  # raises the error of a configuration
 
