@@ -39,18 +39,23 @@ def stored(out: Path) -> dict[str, Any]:
     return found
 
 
-def keep(out: Path, found: dict[str, Any]) -> None:
-    """Print figures, and write them to a file, which keeps its others."""
-    print(json.dumps(found, indent=1), flush=True)
+def write(out: Path, found: dict[str, Any]) -> None:
+    """Print figures, and write them to a file."""
+    text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    print(text, flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**stored(out), **found}, indent=2, ensure_ascii=False) + "\n"
     out.write_text(text, encoding="utf-8")
+
+
+def keep(out: Path, found: dict[str, Any]) -> None:
+    """Add figures to a file, which keeps those of other parts."""
+    write(out, {**stored(out), **found})
 
 
 def report(
     flags: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], dict[str, Any]]
 ) -> None:
-    """Measure, and keep the figures with their conditions."""
+    """Measure everything, and write the figures with their conditions."""
     given = flags.parse_args()
     about = machine()
-    keep(given.out, {**measure(given), "machine": about})
+    write(given.out, {**measure(given), "machine": about})
