@@ -1,6 +1,8 @@
 """Loop classes: where the model is, and the tool files that they read."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,21 @@ async def test_loops_may_be_synchronous_and_await_nothing() -> None:
             return [self.get_llm_server_address(), self.get_llm_server_model_name()]
 
     assert Synchronous(ENDPOINT).build_agents() == ["http://127.0.0.1:1/s/x/v1", "train-model"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from agentrl.integrations import AgentTrainer, AworldAgentLoop, TrainerProcessor",
+        "from agentrl.tools import get_agent_tool_env_and_servers, load_mcp_servers",
+        "from agentrl.rewards import GroundTruth, MCPScorerFactory, Verdict, gaia_reward_func",
+    ],
+)
+def test_what_agents_and_rewards_import_needs_no_package_that_aworld_lacks(line: str) -> None:
+    program = f"""
+import sys
+for name in ("mcp", "mcp_types", "tokenizers", "torch", "pymongo", "sympy", "math_verify"):
+    sys.modules[name] = None
+{line}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
