@@ -1,6 +1,7 @@
 """`Task`: one question with `num_generations` rollouts, its `Record`s."""
 
 import json
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -86,11 +87,12 @@ class EnvironmentTask(MCPTask):
 _COMPARE = "compare the answer with truth.answer, not with the truth object"
 
 
-class GroundTruth(Value):
+class GroundTruth(Value, Mapping[str, Any]):
     """The question and the answers that count as right, as a scorer is given them.
 
-    `truth["answer"]` is `truth.answer`, and `str(truth)` the reference answer as text. Comparing
-    the object itself raises an error: an answer never equals it, and every score would be 0.
+    A mapping of its fields: `truth["answer"]` is `truth.answer`. `str(truth)` is the reference
+    answer as text. Comparing the object itself raises an error: an answer never equals it, and
+    every score would be 0.
     """
 
     query: str
@@ -111,9 +113,17 @@ class GroundTruth(Value):
         return tuple(_as_text(answer) for answer in answers if answer is not None)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in type(self).model_fields:
+        # The original AgentRL names the further answers in the singular.
+        field = "aug_answers" if name == "aug_answer" else name
+        if field not in type(self).model_fields:
             raise KeyError(f"{name!r} (a truth has {', '.join(type(self).model_fields)})")
-        return getattr(self, name)
+        return getattr(self, field)
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+        return iter(type(self).model_fields)
+
+    def __len__(self) -> int:
+        return len(type(self).model_fields)
 
     def __str__(self) -> str:
         return "" if self.answer is None else _as_text(self.answer)

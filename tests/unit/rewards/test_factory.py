@@ -293,6 +293,20 @@ async def test_a_scorer_of_the_originals_form_reads_the_answer_by_its_name() -> 
     assert str(GroundTruth(query="q", answer=2.0)) == "2"
 
 
+async def test_a_scorer_may_read_the_truth_as_any_mapping() -> None:
+    async def by_get(model_answer: str, ground_truth: dict[str, Any]) -> float:
+        right = {ground_truth.get("answer"), *ground_truth.get("aug_answer", ())}
+        return float(model_answer in right)
+
+    truth = GroundTruth(query="q", answer="abc", aug_answers=("ABC",))
+    scorer = Scorer("by_get", by_get, takes_config=False)
+    values = [(await scorer.score(answer, truth)).value for answer in ("abc", "ABC", "x")]
+    assert values == [1.0, 1.0, 0.0]
+    assert dict(truth) == {"query": "q", "answer": "abc", "aug_answers": ("ABC",)}
+    assert truth.get("answers", "none") == "none"
+    assert GroundTruth.model_validate_json(truth.model_dump_json()) == truth
+
+
 @pytest.mark.parametrize(
     "compare",
     [

@@ -81,6 +81,12 @@ class AgentTrainer:
             )
         engine_class = self._engine_class(str(train_engine_name))
         self.run_path = _create_folder("runs" if run_path is None else run_path)
+        missing = ", ".join(sorted(getattr(engine_class, "__abstractmethods__", ())))
+        if missing:
+            raise ConfigError(
+                f"train_engine_name: {train_engine_name!r}: {engine_class.__name__} has no {missing}; "
+                "define every abstract method of TrainerProcessor"
+            )
         processor = engine_class(self.run_path)
         if not isinstance(processor, TrainerProcessor):
             raise ConfigError(

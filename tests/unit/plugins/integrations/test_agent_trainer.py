@@ -176,12 +176,17 @@ def test_a_name_is_registered_once_and_free_again_afterwards(engine: type[Record
     AgentTrainer.register_processor("recording", Recording)
 
 
-def test_an_incomplete_engine_cannot_be_made(tmp_path: Path) -> None:
+def test_an_incomplete_engine_is_refused_with_the_methods_that_it_lacks(
+    engine: type[Recording], tmp_path: Path
+) -> None:
     class Incomplete(Recording):
+        check_config = TrainerProcessor.check_config
         train = TrainerProcessor.train
 
-    with pytest.raises(TypeError, match=r"abstract.*train"):
-        Incomplete(tmp_path)
+    AgentTrainer.unregister_processor("recording")
+    AgentTrainer.register_processor("recording", Incomplete)
+    with pytest.raises(ConfigError, match="'recording': Incomplete has no check_config, train; "):
+        build(tmp_path)
 
 
 def test_an_engine_need_not_answer_questions(

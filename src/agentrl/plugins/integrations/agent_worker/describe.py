@@ -1,5 +1,6 @@
 """Converts a user's agent (an object, a function, a class or a path) to a description."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def _describe_callable(agent: Any, reference: str) -> FunctionAgent:
                 f"agent: {name}: derive it from agentrl.integrations.AworldAgentLoop, which gives "
                 "it the model's address"
             )
+        if inspect.isabstract(agent):
+            raise ConfigError(f"agent: {name}: define build_agents(), which returns the agent")
         return FunctionAgent(kind="loop", name=name, reference=reference)
     if callable(agent) and not isinstance(agent, type):
         check_agent_function(agent, f"agent: {name}")

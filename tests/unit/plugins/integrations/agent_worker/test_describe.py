@@ -39,6 +39,10 @@ class Loop(AworldAgentLoop):
         return object()
 
 
+class Unfinished(AworldAgentLoop):
+    pass
+
+
 class Underived:
     async def build_agents(self) -> object:
         return object()
@@ -126,6 +130,7 @@ def test_the_agent_yaml_of_a_verl_user_names_a_loop(tmp_path: Path) -> None:
         (swapped, r"agent: swapped: an agent is called with \(task, endpoint\)"),
         (old_form, r"define `async def play\(task, endpoint\)`.* from endpoint\.base_url"),
         (Underived, r"agent: Underived: derive it from agentrl\.integrations\.AworldAgentLoop"),
+        (Unfinished, r"agent: Unfinished: define build_agents\(\)"),
         ("none.yaml", r"agent: none\.yaml: No such file"),
         ("agent.txt", r"agent: agent\.txt: expected a YAML file"),
         ("{folder}/loop.py", r"loop\.py does not name an agent; write .*loop\.py:name"),
