@@ -11,6 +11,7 @@ from agentrl.errors import ConfigError
 
 URL_VARIABLE = "MCP_SERVER_URL"
 TOKEN_VARIABLE = "MCP_SERVER_TOKEN"
+NAMES_VARIABLE = "MCP_SERVERS"
 DEFAULT_URL = "http://127.0.0.1:8000/mcp"
 """Default address of `agentrl env up`."""
 DEFAULT_NAME = "aworld-mcp"
@@ -30,12 +31,13 @@ def get_agent_tool_env_and_servers(
     """Return the `mcpServers` mapping of an environment and its server names, in the agents' format.
 
     Without arguments the address is `MCP_SERVER_URL` and the token `MCP_SERVER_TOKEN`, as
-    `agentrl env up` prints them; without the former, its default address.
+    `agentrl env up` prints them; without the former, its default address. The servers are those
+    that `MCP_SERVERS` names, or all.
 
     Args:
         url: address of the environment; precedes `tool_config["url"]` and `MCP_SERVER_URL`.
         mcp_server_list: the servers behind it that the agent sees, as a list or comma separated;
-            empty means all. Precedes `tool_config["mcp_servers"]`.
+            empty means all. Precedes `tool_config["mcp_servers"]` and `MCP_SERVERS`.
         tool_config: any of `url`, `authorization` (the header's whole value), `mcp_servers`,
             `server_name` (`aworld-mcp`), `type` (`streamable-http`), and in seconds `timeout`,
             `sse_read_timeout`, `client_session_timeout_seconds` (600 each).
@@ -50,7 +52,9 @@ def get_agent_tool_env_and_servers(
             f"tool_config: unknown option {unknown[0]!r}; one of {', '.join(_OPTIONS)}"
         )
     address = url or options.get("url") or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    server_names = mcp_server_list or options.get("mcp_servers") or ""
+    server_names = (
+        mcp_server_list or options.get("mcp_servers") or os.environ.get(NAMES_VARIABLE, "")
+    )
     server: dict[str, Any] = {
         "type": options.get("type", "streamable-http"),
         "url": address,

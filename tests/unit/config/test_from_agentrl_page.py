@@ -1,13 +1,24 @@
 """docs/from-agentrl.md says of the original's flags what the code does with them."""
 
+import dataclasses
 import re
 import shlex
 
 import pytest
 from support.doc_blocks import DOCS
+from transformers import TrainingArguments
 
 from agentrl.config.command_line import parse_flags
-from agentrl.config.flags import FLAGS, NO_EFFECT, ONE_VALUE, SHORTHANDS, canonical_name, elsewhere
+from agentrl.config.flags import (
+    ALIASES,
+    FLAGS,
+    NO_EFFECT,
+    ONE_VALUE,
+    OPTIM_PARTS,
+    SHORTHANDS,
+    canonical_name,
+    elsewhere,
+)
 
 PAGE = (DOCS / "from-agentrl.md").read_text()
 
@@ -48,6 +59,25 @@ def test_flags_that_differ_are_known() -> None:
     for row in rows("Flags"):
         for name in re.findall(r"--(\w+)", row[0]):
             assert canonical_name(name) in known or elsewhere(name), name
+
+
+# Of Transformers 4.57, on which the original builds; version 5 has dropped them.
+DROPPED_ARGUMENTS = """
+adafactor fp16_backend fp16_opt_level fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap
+group_by_length half_precision_backend include_inputs_for_metrics include_tokens_per_second
+jit_mode_eval logging_dir mp_parameters no_cuda overwrite_output_dir past_index
+per_gpu_eval_batch_size per_gpu_train_batch_size push_to_hub_model_id push_to_hub_organization
+push_to_hub_token ray_scope save_safetensors torchdynamo tpu_metrics_debug tpu_num_cores
+use_legacy_prediction_loop use_mps_device warmup_ratio
+"""
+
+
+def test_every_argument_of_transformers_is_accepted_or_explained() -> None:
+    known = {*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS}
+    names = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    assert len(names) > 100
+    names |= set(DROPPED_ARGUMENTS.split())
+    assert {name for name in names - known if elsewhere(name) is None} == set()
 
 
 def test_the_originals_command_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from agentrl.tools.agent_environment import load_env_file
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MCP_SERVER_URL", "MCP_SERVER_TOKEN"):
+    for name in ("MCP_SERVER_URL", "MCP_SERVER_TOKEN", "MCP_SERVERS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -68,6 +68,19 @@ def test_without_any_variable_the_tools_are_where_env_up_serves_them() -> None:
     config, names = get_agent_tool_env_and_servers()
     server = config["mcpServers"][names[0]]
     assert (server["url"], server["headers"]) == ("http://127.0.0.1:8000/mcp", {})
+
+
+def test_a_variable_names_the_servers_unless_an_argument_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def named(*arguments: Any) -> str:
+        config, names = get_agent_tool_env_and_servers(*arguments)
+        return str(config["mcpServers"][names[0]]["headers"]["MCP_SERVERS"])
+
+    monkeypatch.setenv("MCP_SERVERS", "readweb-server, wiki-server")
+    assert named() == "readweb-server,wiki-server"
+    assert named(None, "search") == "search"
+    assert named(None, "", {"mcp_servers": ["browser"]}) == "browser"
 
 
 def test_an_unknown_option_is_named() -> None:
