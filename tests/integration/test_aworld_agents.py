@@ -1,10 +1,8 @@
 """AWorld's own agents, from PyPI, in an environment of their own without torch."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from statistics import mean
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from harness.scripted_engine import serve_script
-from support.agent_venvs import ROOT, python_with
+from support.agent_venvs import ROOT, aworld_variables, python_with
 from support.agents import assert_prompts_as_sent, open_stage
 from support.demo_run import logs
 from support.nasty_agent import KEY, PROMPT, TOKEN
@@ -35,17 +33,6 @@ def aworld_python() -> Path:
     return python_with("aworld")
 
 
-def environment(folder: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(ROOT)]),
-        "AGENTRL_PYTHON": os.environ.get("AGENTRL_PYTHON", sys.executable),
-        "AWORLD_LOG_PATH": str(folder / "aworld_logs"),
-        "AWORLD_MEMORY_ROOT": str(folder / "aworld_memory"),
-        "AWORLD_DISABLE_CONSOLE_LOG": "true",
-    }
-
-
 @pytest.fixture(scope="module")
 def checked(aworld_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("checked")
@@ -56,7 +43,7 @@ def checked(aworld_python: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     }
     done = subprocess.run(
         [aworld_python, ROOT / "tests/support/aworld_check.py", folder, MODEL_DIR],
-        env=environment(folder) | secrets,
+        env=aworld_variables(folder) | secrets,
         cwd=folder,
         capture_output=True,
         text=True,
@@ -113,7 +100,7 @@ def test_swarms_and_parallel_agents_inside_of_a_swarm_are_built_as_they_were(
 async def test_a_nested_swarm_plays_a_task_and_its_calls_are_recorded_token_for_token(
     checked: dict[str, Any], mongo_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in environment(checked["folder"]).items():
+    for name, value in aworld_variables(checked["folder"]).items():
         monkeypatch.setenv(name, value)
     spoken = []
 
@@ -174,7 +161,8 @@ def test_the_example_with_verl_writes_what_verl_reads(aworld_python: Path, tmp_p
     done = subprocess.run(
         [aworld_python, "examples/aworld_agent.py", *words, "--prompt", PROMPT],
         cwd=ROOT,
-        env=environment(tmp_path) | {"MCP_SERVER_TOKEN": TOKEN, "AGENTRL_VERL_PYTHON": str(verl)},
+        env=aworld_variables(tmp_path)
+        | {"MCP_SERVER_TOKEN": TOKEN, "AGENTRL_VERL_PYTHON": str(verl)},
         capture_output=True,
         text=True,
         timeout=400,
@@ -199,7 +187,7 @@ def run_example(python: Path, folder: Path, *words: str, **changes: Any) -> None
     done = subprocess.run(
         [python, "examples/aworld_agent.py", *paths, *words],
         cwd=ROOT,
-        env=environment(folder),
+        env=aworld_variables(folder),
         capture_output=True,
         text=True,
         timeout=1700,

@@ -3,6 +3,7 @@
 import os
 import site
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -37,3 +38,15 @@ def index_variables(python: Path) -> dict[str, str]:
         if done.returncode == 0:
             variables[theirs] = done.stdout.strip()
     return variables
+
+
+def aworld_variables(folder: Path) -> dict[str, str]:
+    """Return the variables of a process with AWorld, whose files go to a folder."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(ROOT)]),
+        "AGENTRL_PYTHON": os.environ.get("AGENTRL_PYTHON", sys.executable),
+        "AWORLD_LOG_PATH": str(folder / "aworld_logs"),
+        "AWORLD_MEMORY_ROOT": str(folder / "aworld_memory"),
+        "AWORLD_DISABLE_CONSOLE_LOG": "true",
+    }

@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.plugins.integrations.agent_worker.description import FunctionAgent, parse_description
 from agentrl.plugins.integrations.agent_worker.references import load_object
-from agentrl.plugins.integrations.aworld.building import build, run_task
+from agentrl.plugins.integrations.aworld.building import build, build_with, run_task
 from agentrl.runtime.processes.request_server import RequestServer
 from agentrl.runtime.telemetry.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
 from agentrl.schema import AgentResult, GroundTruth, MCPTask
@@ -66,9 +66,7 @@ class AgentWorker:
         if not isinstance(self._description, FunctionAgent):
             return await run_task(build(self._description, endpoint), question.query)
         if self._description.kind == "loop":
-            agents = self._agent(endpoint).build_agents()
-            agents = await agents if inspect.isawaitable(agents) else agents
-            return await run_task(agents, question.query)
+            return await run_task(await build_with(self._agent(endpoint), endpoint), question.query)
         returned = await _call(self._agent, question, endpoint)
         return returned if isinstance(returned, AgentResult | None) else str(returned)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import inspect
 import logging
 import os
 import secrets
@@ -17,6 +18,7 @@ from agentrl.plugins.integrations.agent_worker.description import (
 )
 from agentrl.plugins.integrations.agent_worker.references import load_object
 from agentrl.plugins.integrations.agent_worker.secret_values import resolved
+from agentrl.plugins.integrations.aworld.agent_loop import AworldAgentLoop
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 log = logging.getLogger(__name__)
@@ -100,6 +102,32 @@ def _as_agent(part: Any) -> Any:
     if isinstance(part, _aworld("aworld.core.agent.swarm").Swarm):
         return _aworld("aworld.agents.task_llm_agent").TaskAgent(name=part.name(), swarm=part)
     return part
+
+
+async def build_with(loop: AworldAgentLoop, endpoint: AgentEndpoint) -> Any:
+    """Return the `Agent` or `Swarm` that a loop builds.
+
+    Agents at the rollout's address get its key and protocol. AWorld's loops set verl's provider or
+    none, and no key or a placeholder.
+    """
+    agents = loop.build_agents()
+    agents = await agents if inspect.isawaitable(agents) else agents
+    for agent in _members(agents):
+        llm = agent.conf.get("llm_config") or {}
+        if llm.get("llm_base_url") == endpoint.base_url:
+            llm.update(llm_provider="openai", llm_api_key=endpoint.api_key)
+    return agents
+
+
+def _members(part: Any) -> Iterator[Any]:
+    """Yield the agents of an agent or a swarm that has not run yet."""
+    if isinstance(part, list | tuple):
+        for item in part:
+            yield from _members(item)
+    elif hasattr(part, "topology"):
+        yield from _members([*part.topology, *part.register_agents])
+    else:
+        yield part
 
 
 async def run_task(agents: Any, query: str) -> str | None:
