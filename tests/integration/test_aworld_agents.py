@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from harness.scripted_engine import serve_script
-from support.agent_venvs import ROOT, aworld_variables, python_with
+from support.agent_venvs import ROOT, aworld_variables, python_with, verl_that_reads
 from support.agents import assert_prompts_as_sent, open_stage
 from support.demo_run import logs
 from support.nasty_agent import KEY, PROMPT, TOKEN
@@ -142,12 +142,7 @@ def test_agents_run_where_there_is_no_torch(aworld_python: Path) -> None:
 
 
 def test_the_example_with_verl_writes_what_verl_reads(aworld_python: Path, tmp_path: Path) -> None:
-    # Instead of training, which needs a GPU, verl reads everything that it was given.
-    verl = tmp_path / "python"
-    reading = f'exec {python_with("verl")} "$@"'
-    check = f'exec {python_with("verl")} {ROOT}/tests/support/verl_check.py "$4"'
-    verl.write_text(f'#!/bin/sh\n[ "$2" = verl.trainer.main_ppo ] && {check}\n{reading}\n')
-    verl.chmod(0o755)
+    verl = verl_that_reads(tmp_path)
     config = {"actor_rollout_ref.model.path": "assets/demo/model", "trainer.n_gpus_per_node": 1}
     (tmp_path / "verl.yaml").write_text(yaml.safe_dump(config))
     words: list[str | Path] = [

@@ -50,3 +50,13 @@ def aworld_variables(folder: Path) -> dict[str, str]:
         "AWORLD_MEMORY_ROOT": str(folder / "aworld_memory"),
         "AWORLD_DISABLE_CONSOLE_LOG": "true",
     }
+
+
+def verl_that_reads(folder: Path) -> Path:
+    """Write and return a Python in which verl, without a GPU to train on, reads what it was given."""
+    python = folder / "python"
+    real = python_with("verl")
+    check = f'exec {real} {ROOT}/tests/support/verl_check.py "$4"'
+    python.write_text(f'#!/bin/sh\n[ "$2" = verl.trainer.main_ppo ] && {check}\nexec {real} "$@"\n')
+    python.chmod(0o755)
+    return python
