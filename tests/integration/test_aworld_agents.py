@@ -1,6 +1,7 @@
 """AWorld's own agents, from PyPI, in an environment of their own without torch."""
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import AsyncIterator
@@ -14,8 +15,10 @@ from harness.scripted_engine import serve_script
 from support.agent_venvs import ROOT, aworld_variables, python_with, verl_that_reads
 from support.agents import assert_prompts_as_sent, open_stage
 from support.demo_run import logs
+from support.environment_up import environments
 from support.nasty_agent import KEY, PROMPT, TOKEN
-from support.play import begin_run
+from support.play import begin_run, tool_call
+from support.research_servers import research_programs
 
 from agentrl.data import TokenTree
 from agentrl.plugins.integrations.agent_worker.worker_pool import AgentWorkerPool
@@ -134,6 +137,55 @@ async def test_a_nested_swarm_plays_a_task_and_its_calls_are_recorded_token_for_
     assert_prompts_as_sent(turns, [request["input_ids"] for request in engine.requests])
     assert sorted(turn.output_ids.tolist() for turn in turns) == sorted(replies)
     assert all(turn.trainable for turn in turns)
+
+
+async def test_the_gaia_examples_agent_uses_the_examples_tools(
+    aworld_python: Path, mongo_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = research_programs()
+    (tmp_path / "lamps.txt").write_text("The desk lamp costs 21 euro.")
+    question = f"What does the desk lamp of {tmp_path}/lamps.txt cost?"
+    described = f"""
+from agentrl import AgentTrainer
+from agentrl.rewards import gaia_reward_func
+AgentTrainer("examples/train_gaia/agent.py:GaiaAgentLoop", reward_func=gaia_reward_func,
+    train_dataset=[{{"query": {question!r}, "answer": "21"}}], run_path={str(tmp_path / "run")!r})
+"""
+
+    def script(prompt: str) -> str:
+        if "<tool_response>" in prompt:
+            return f"<answer>{'21' if 'lamp costs 21' in prompt else 'unread'}</answer>"
+        (name,) = set(re.findall(r'"name": "([^"]*read_text_file)"', prompt))
+        assert '"fetch' in prompt
+        assert "browser_navigate" in prompt
+        return tool_call(name, path=f"{tmp_path}/lamps.txt")
+
+    servers = json.loads((ROOT / "examples/train_gaia/servers.json").read_text())["mcpServers"]
+    del servers["search"]  # is a service that wants a key
+    found = {"PATH": f"{programs}:{os.environ['PATH']}", "GAIA_FILES": str(tmp_path)}
+    with environments(tmp_path) as start:
+        tools = start(servers, environment=found)
+        variables = {"MCP_SERVER_URL": tools.url, "MCP_SERVER_TOKEN": tools.token}
+        for name, value in {**aworld_variables(tmp_path), **variables}.items():
+            monkeypatch.setenv(name, value)
+        command = [str(aworld_python), "-c", described]
+        subprocess.run(command, cwd=ROOT, check=True, timeout=120, stdout=subprocess.DEVNULL)
+        workers = AgentWorkerPool.load(tmp_path / "run/agent_workers.json")
+        async with TrajectoryStore.connect(mongo_uri) as empty:
+            await empty.ensure_schema()
+            with serve_script(Renderer.load(MODEL_DIR), script) as engine:
+                await begin_run(empty, engine, MCPTask(id="train/0/q", query=question, answer="21"))
+                async with open_stage(empty, engine) as stage:
+                    result, turns = await stage.play(workers.run)
+            await empty.drop_database()
+        scored = {"data_source": "gaia", "ground_truth": "21", "extra_info": None}
+        rewards = [
+            await workers.reward({**scored, "solution_str": f"<answer>{answer}</answer>"})
+            for answer in (result.final_answer, "12")
+        ]
+        workers.close()
+    assert rewards == [1.0, 0.0]
+    assert_prompts_as_sent(turns, [request["input_ids"] for request in engine.requests])
 
 
 def test_agents_run_where_there_is_no_torch(aworld_python: Path) -> None:

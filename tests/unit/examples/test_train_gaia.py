@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from mcp.types import TextContent
 from support.environment_up import environments
+from support.research_servers import research_programs
 
 from agentrl.config.command_line import parse_flags
 from agentrl.config.sections import DataSection
@@ -141,16 +142,12 @@ async def test_the_research_servers_that_the_desktops_script_installs_answer(
     tmp_path: Path, files: tuple[Path, str]
 ) -> None:
     folder, page = files
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agentrl/research"
-    script = [str(ROOT / "scripts/install_desktop"), "--required", "--research", str(cache)]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=500, check=False)
-    if done.returncode:
-        pytest.skip(done.stderr.strip()[-200:])
+    installed = research_programs()
     servers = json.loads((GAIA / "servers.json").read_text())["mcpServers"]
     del servers["search"]  # is a service that wants a key
     # The page is on this machine, which this server reads from only when it is told to.
     local = {**servers["fetch"], "args": ["--ignore-robots-txt", "--allow-private-ips"]}
-    programs = {"PATH": f"{cache}/bin:{os.environ['PATH']}", "GAIA_FILES": str(folder)}
+    programs = {"PATH": f"{installed}:{os.environ['PATH']}", "GAIA_FILES": str(folder)}
 
     async def said(tool: str, **arguments: str) -> str:
         answer = await client.call_tool(tool, arguments)
