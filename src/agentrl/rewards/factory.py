@@ -22,6 +22,7 @@ from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.scorer_process import ScorerProcess
 from agentrl.rewards.scorer_threads import ScorerThreads
 from agentrl.rewards.scoring_failures import as_number, as_scoring_error
+from agentrl.rewards.weighted_terms import weighted_terms
 from agentrl.schema import GroundTruth, Record, Score
 
 
@@ -301,7 +302,9 @@ class MCPScorerFactory:
 
     @classmethod
     def get_scorer(cls, name: str) -> Scorer:
-        """Return the scorer of that name.
+        """Return the scorer of that name, or the weighted sum of scorers that it describes.
+
+        A sum is written `gaia + 0.3*similarity`. Each scorer is a part of the score.
 
         Raises:
             ConfigError: there is none (the known ones are listed), or the package that provides it
@@ -311,6 +314,9 @@ class MCPScorerFactory:
             cls._load_installed(name)
         if name in cls._scorers:
             return cls._scorers[name]
+        terms = weighted_terms(name)
+        if terms:
+            return _weighted_sum(name, [(weight, cls.get_scorer(part)) for weight, part in terms])
         near = get_close_matches(name.lower(), cls.names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"unknown scorer {name!r}{hint} (known: {', '.join(cls.names())})")
@@ -376,6 +382,40 @@ class MCPScorerFactory:
             raise
         except Exception as error:
             raise ConfigError(f"scorer {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _weighted_sum(name: str, terms: Sequence[tuple[float, Scorer]]) -> Scorer:
+    scorers = [scorer for _, scorer in terms]
+    for scorer in scorers:
+        if scorer.sees_group or scorers.count(scorer) > 1:
+            problem = "scores groups" if scorer.sees_group else "occurs twice"
+            raise ConfigError(f"scorer {name!r}: {scorer.name!r} {problem}; leave it out")
+
+    async def weighted_sum(
+        answer: str, truth: GroundTruth, config: AgentConfig | None = None
+    ) -> Verdict:
+        total = Verdict(0.0)
+        # One after the other: if the first cannot decide, no judge is asked in vain.
+        for weight, scorer in terms:
+            score = await scorer.score(answer, truth, config)
+            parts = {f"{scorer.name} {part}": value for part, value in score.parts.items()}
+            total = Verdict(
+                total.value + weight * score.value,
+                detail="\n".join(filter(None, (total.detail, score.detail))),
+                inputs=total.inputs | score.inputs,
+                parts=total.parts | {scorer.name: score.value} | parts,
+            )
+        return total
+
+    return Scorer(
+        name,
+        weighted_sum,
+        takes_config=True,
+        version=", ".join(scorer.version for scorer in scorers),
+        needs_judge=any(scorer.needs_judge for scorer in scorers),
+        needs_answer=any(scorer.needs_answer for scorer in scorers),
+        compares_text=any(scorer.compares_text for scorer in scorers),
+    )
 
 
 def _takes_config(name: str, function: ScoringFunction) -> bool:

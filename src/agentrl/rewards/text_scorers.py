@@ -1,4 +1,4 @@
-"""Text-comparing scorers (`exact`, `em` and `gaia`), and `reported`, which uses the agent's own reward.
+"""Text-comparing scorers (`exact`, `em`, `gaia`, `similarity`), and `reported`, the agent's own reward.
 
 `gaia` follows the rules of the GAIA benchmark for short answers. The type of the reference
 determines how an answer is parsed:
@@ -22,6 +22,7 @@ import math
 import re
 import string
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,9 @@ _NOT_IN_NUMBERS = str.maketrans("", "", "$%,")
 _DIVIDERS = re.compile("[,;]")
 _SPACE = re.compile(r"\s")
 _ANSWER, _ANSWER_END = "<answer>", "</answer>"
+_UNSPACED = "\u3040-\u30ff\u3400-\u9fff"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+"""A word, or a character of a script without spaces between words."""
 _MAX_WORD_CHARS = 1000
 """Longer words are normalized in pieces: normalization takes n squared steps for n combining
 characters in a row."""
@@ -61,6 +65,14 @@ async def reported(answer: str, truth: GroundTruth) -> Verdict:
         "another scorer",
         kind="reported",
     )
+
+
+@MCPScorerFactory.register_scorer("similarity", needs_answer=True, compares_text=True)
+async def similarity(answer: str, truth: GroundTruth) -> Verdict:
+    """Return the cosine of the word counts of the answer and the most similar correct one."""
+    counts = Counter(_WORD.findall(answer.casefold()))
+    references = (Counter(_WORD.findall(right.casefold())) for right in truth.accepted)
+    return Verdict(max((_cosine(counts, reference) for reference in references), default=0.0))
 
 
 @MCPScorerFactory.register_scorer("em", needs_answer=True, compares_text=True)
@@ -161,3 +173,10 @@ def _number(text: str) -> float | None:
 
 def _bare(text: str) -> str:
     return _SPACE.sub("", text).lower()
+
+
+def _cosine(left: Counter[str], right: Counter[str]) -> float:
+    shared = sum(count * right[word] for word, count in left.items())
+    # The root of the product is exact where both texts have the same words.
+    squares = [sum(count * count for count in counts.values()) for counts in (left, right)]
+    return shared / math.sqrt(math.prod(squares)) if shared else 0.0

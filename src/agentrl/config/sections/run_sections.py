@@ -204,8 +204,9 @@ class DataSection(ConfigSection):
     eval_num_generations: int = Field(default=1, ge=1, le=10_000)
     """Rollouts per evaluation question."""
     default_scorer: str | None = None
-    """Scorer of questions that name none; by default `agentcpm`, the judge, if agent_config_path is
-    given, else `exact`: the answer must equal the reference, ignoring surrounding whitespace."""
+    """Scorer of questions that name none, or a weighted sum of scorers, `gaia + 0.3*similarity`; by
+    default `agentcpm`, the judge, if agent_config_path is given, else `exact`: the answer must equal
+    the reference, ignoring surrounding whitespace."""
     default_answer_schema: str | None = None
     """Where the answer of questions that name no schema is found: `boxed`, a marker such as `####` or
     `Answer:`, three backquotes (a fenced block), or the name of a tag. By default what the question's
