@@ -243,7 +243,7 @@ def run_example(python: Path, folder: Path, *words: str, **changes: Any) -> None
 
 
 def test_the_examples_reward_rises(aworld_python: Path, tmp_path: Path) -> None:
-    run_example(aworld_python, tmp_path)
+    run_example(aworld_python, tmp_path, max_steps=14)
     rewards = json.loads((tmp_path / "output/summary.json").read_text())["reward_mean"]
     assert mean(rewards[-5:]) > mean(rewards[:5]) + 0.1
 
