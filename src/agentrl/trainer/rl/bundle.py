@@ -141,6 +141,7 @@ def unpacked(file: Path) -> Iterator[Bundle]:
             "output_dir": name,
             "mongo_data_dir": str(folder / "mongo"),
             "trust_remote_code": "false",
+            "eval_strategy": "no",  # a bundle has no questions for evaluations
             "model_name_or_path": str(folder / _MODEL_DIR),
         }
         if (folder / _REFERENCE_DIR).is_dir():

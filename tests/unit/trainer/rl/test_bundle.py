@@ -87,7 +87,9 @@ def bundle_of(path: Path, **files: bytes) -> Path:
 
 
 def test_a_bundle_is_replayed_from_its_own_folder(tmp_path: Path) -> None:
-    with unpacked(bundle_of(tmp_path / "b.tar")) as bundle:
+    # The demo's flags: its bundles have no questions for the evaluations.
+    config = b"run_name: theirs\nseed: 3\neval_strategy: ends\n"
+    with unpacked(bundle_of(tmp_path / "b.tar", config__yaml=config)) as bundle:
         assert not bundle.config.model.trust_remote_code
         assert bundle.config.run.output_path.name.startswith("agentrl-bundle-")
         assert bundle.steps == (3, 4)
