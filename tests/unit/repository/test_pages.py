@@ -47,8 +47,8 @@ def _source(name: str) -> str:
 
 
 def test_the_way_to_the_gradient_is_one_of_calls() -> None:
-    """README lists it; each function names the next one in its source."""
-    _, _, section = (ROOT / "README.md").read_text().partition("to the gradient\n")
+    """The architecture lists it; each function names the next one in its source."""
+    _, _, section = (ROOT / "docs/architecture.md").read_text().partition("The calls from the command")
     stations = re.findall(r"`(agentrl(?:\.\w+)+)`", section.partition("\n## ")[0])
     assert len(stations) > 8
     for here, following in itertools.pairwise(stations):
