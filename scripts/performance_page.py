@@ -1,4 +1,4 @@
-"""Writes the figures of benchmarks/results into the pages of docs.
+"""Writes the figures of benchmarks/results into the README and the pages of docs.
 
     .venv/bin/python scripts/performance_page.py            write the figures
     .venv/bin/python scripts/performance_page.py --check    fail if a page differs
@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
-PAGES = ("docs/performance.md", "docs/hardening.md")
+PAGES = ("README.md", "docs/performance.md", "docs/hardening.md")
 _FIGURE = re.compile(
     r"<!--(?P<file>\w+)\.(?P<key>\S+?)-->(?P<number>[\d,]+(?:\.(?P<decimals>\d+))?%?)"
 )

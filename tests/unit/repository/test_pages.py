@@ -48,7 +48,9 @@ def _source(name: str) -> str:
 
 def test_the_way_to_the_gradient_is_one_of_calls() -> None:
     """The architecture lists it; each function names the next one in its source."""
-    _, _, section = (ROOT / "docs/architecture.md").read_text().partition("The calls from the command")
+    _, _, section = (
+        (ROOT / "docs/architecture.md").read_text().partition("The calls from the command")
+    )
     stations = re.findall(r"`(agentrl(?:\.\w+)+)`", section.partition("\n## ")[0])
     assert len(stations) > 8
     for here, following in itertools.pairwise(stations):
@@ -57,3 +59,24 @@ def test_the_way_to_the_gradient_is_one_of_calls() -> None:
         sources = [_source(name) for name in callers]
         name = following.rpartition(".")[2]
         assert any(re.search(rf"\b{name}\b", source) for source in sources), (here, following)
+
+
+def test_the_readme_is_short_and_its_evidence_and_pictures_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    shown = re.findall(
+        r"""(?:\]\(|src="|srcset=")((?:assets|benchmarks|docs/images|tests)/[^)"]+)""", readme
+    )
+
+    assert len(readme.splitlines()) <= 180
+    assert len(shown) > 15
+    assert [name for name in shown if not (ROOT / name).exists()] == []
+
+
+def test_the_picture_of_the_processes_is_one_in_two_themes() -> None:
+    light, dark = (
+        (ROOT / f"docs/images/processes-{theme}.svg").read_text().partition("</style>")
+        for theme in ("light", "dark")
+    )
+
+    assert light[2] == dark[2]
+    assert light[0] != dark[0]

@@ -13,10 +13,18 @@ ROOT = Path(__file__).parents[3]
 TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()
 NAMES = (ROOT / "docs/coming-from.md").read_text()
 NOT_FLAGS_ELSEWHERE = {
+    "actor_rollout_ref.actor.policy_loss.loss_mode",
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.rollout.n",
+    "ckpt.interval",
+    "ckpt.resume-step",
     "dataset_test_split",
     "max_off_policy_steps",
+    "orchestrator.algorithms",
+    "orchestrator.eval",
+    "orchestrator.eval.interval",
+    "trainer.loss",
+    "trainer.resume_mode",
 }
 """Names of the others so general that no flag of theirs is answered by name here."""
 
