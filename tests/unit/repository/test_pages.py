@@ -80,3 +80,14 @@ def test_the_picture_of_the_processes_is_one_in_two_themes() -> None:
 
     assert light[2] == dark[2]
     assert light[0] != dark[0]
+
+
+def test_the_page_lists_every_built_in_scorer() -> None:
+    decorator = re.compile(r'^@MCPScorerFactory\.register_scorer\("(\w+)"', re.MULTILINE)
+    sources = [path.read_text() for path in ROOT.glob("src/agentrl/rewards/*.py")]
+    _, _, section = (ROOT / "docs/bring-your-own.md").read_text().partition("| scorer | what")
+
+    listed = re.findall(r"^\| (`.*?`) \|", section.partition("\n\n")[0], re.MULTILINE)
+
+    names = {name for source in sources for name in decorator.findall(source)}
+    assert {name for cell in listed for name in re.findall(r"`(\w+)`", cell)} == names
