@@ -99,12 +99,14 @@ async def record(
 @click.argument("step", type=Count())
 @_json_option
 async def step(config: RootConfig, step: int, as_json: bool) -> int:
-    """Show the records, turns and tool calls behind the weights of one optimizer step."""
+    """Show the figures of one optimizer step, and the records, turns and tool calls behind it."""
     from agentrl.plugins.inspector import tables
 
     async with opened_store(config) as store:
         lineage = await store.lineage.of_step(step, config.trainer.consumer)
-    return _show(tables.step_page(lineage), lineage.model_dump(mode="json"), as_json)
+        figures = await store.figures.step(config.trainer.consumer, step) or {}
+    value = {**lineage.model_dump(mode="json"), "figures": figures}
+    return _show(tables.step_page(lineage, figures), value, as_json)
 
 
 @inspect.command("failures")

@@ -41,6 +41,7 @@ from agentrl.plugins.inspector.run_answers import (
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.plugins.inspector.token_texts import tokenizer_of
 from agentrl.runtime.http.http_guard import HttpGuard
+from agentrl.runtime.telemetry.figure_words import TABLES
 from agentrl.schema import ENDED_RUNS, DispatchedSamplingTask, Split, task_of_record
 from agentrl.schema.base import Value
 from agentrl.schema.image import stored_address
@@ -164,6 +165,7 @@ class InspectorApp:
                 "version": self._version,
                 "place": self._sources.place,
                 "may_control": self._writable is not None,
+                "words": TABLES,
             }
         )
 

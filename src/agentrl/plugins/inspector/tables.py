@@ -14,6 +14,7 @@ from agentrl.launcher.console.progress_display import Rates
 from agentrl.launcher.console.run_panel import duration
 from agentrl.plugins.inspector.lines import Rows, heading, labeled, whole
 from agentrl.runtime.printable import printable
+from agentrl.runtime.telemetry.figure_words import STEP_FIGURES
 from agentrl.schema import Record
 from agentrl.store.views.lineage import RecordLineage, StepLineage
 from agentrl.store.views.reports import Failure, Liveness, RunOverview
@@ -173,8 +174,8 @@ def records_page(records: Sequence[Record], limit: int) -> RenderableType:
     return Group(table, *[Text(more, style="dim")] * bool(more))
 
 
-def step_page(step: StepLineage) -> RenderableType:
-    """Return the records behind one optimizer step."""
+def step_page(step: StepLineage, figures: Mapping[str, Any]) -> RenderableType:
+    """Return the records behind one optimizer step, then its figures in words."""
     policy = step.policy
     lines = whole(Text(f"step {step.step} of {step.consumer}: "))
     lines.append(
@@ -192,7 +193,17 @@ def step_page(step: StepLineage) -> RenderableType:
     for record in step.dropped:
         entry = record.ledger[step.consumer]
         table.add(*_lineage_row(record, step, f"dropped: {entry.reason}"))
-    return Group(lines, table)
+    return Group(lines, table, Text(""), _figures_table(figures))
+
+
+def _figures_table(figures: Mapping[str, Any]) -> RenderableType:
+    table = Rows("figure", ">value", "unit", "+meaning")
+    for key, words in STEP_FIGURES.items():
+        value = figures.get(key)
+        if isinstance(value, int | float | str) and key not in ("step", "time"):
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            table.add(words.name, text, words.unit, words.meaning)
+    return table
 
 
 def _lineage_row(record: RecordLineage, step: StepLineage, standing: str) -> list[str]:

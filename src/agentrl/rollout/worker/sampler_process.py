@@ -7,7 +7,7 @@ need neither.
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.sampling_loop import LoopState
 from agentrl.rollout.worker.scheduler import SamplingScheduler, sampler_class_for
 from agentrl.rollout.worker.summarizer import ModelSummarizer
+from agentrl.runtime.telemetry.figure_words import SAMPLER_FIGURES
 from agentrl.runtime.telemetry.loop_watch import LoopWatch
 from agentrl.runtime.telemetry.prometheus import metrics_endpoint
 from agentrl.schema import EnvironmentTask, MCPTask, Record, Task
@@ -147,38 +148,27 @@ def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:
     if state is None:
         return
     counts = state.counts
-    yield _gauge(
-        "running_rollouts", "Slots whose rollouts are running or being scored.", state.num_running
-    )
-    yield _gauge("concurrency", "Rollouts that may run concurrently now.", state.max_running)
-    yield _gauge("servers_up", "Inference servers that accept requests.", state.num_servers)
-    ended = CounterMetricFamily("agentrl_sampler_slots", "Slots by outcome.", labels=["end"])
-    for end in ("finished", "scored", "unscorable", "failed", "released", "lost", "resumed"):
-        ended.add_metric([end], getattr(counts, end))
-    yield ended
-    yield CounterMetricFamily(
-        "agentrl_sampler_output_tokens", "Tokens sampled.", value=counts.num_output_tokens
-    )
-    branches = CounterMetricFamily(
-        "agentrl_sampler_branches",
-        "Turns whose prompts do not extend their parents in full, by reason.",
-        labels=["reason"],
-    )
-    for reason, number in tuple(counts.branches.items()):
-        branches.add_metric([reason], number)
-    yield branches
-    yield _gauge(
-        "failures_in_a_row",
-        "Infrastructure failures since the last rollout that finished.",
-        counts.backoff.num_failures,
-    )
-    waited = CounterMetricFamily(
-        "agentrl_sampler_waiting_seconds", "Time with nothing to do, by reason.", labels=["reason"]
-    )
-    for reason, seconds in state.seconds_waiting.items():
-        waited.add_metric([reason], seconds)
-    yield waited
+    yield _gauge("running_rollouts", state.num_running)
+    yield _gauge("concurrency", state.max_running)
+    yield _gauge("servers_up", state.num_servers)
+    ends = ("finished", "scored", "unscorable", "failed", "released", "lost", "resumed")
+    yield _labeled_counter("slots", "end", {end: getattr(counts, end) for end in ends})
+    yield CounterMetricFamily(*_help("output_tokens"), value=counts.num_output_tokens)
+    yield _labeled_counter("branches", "reason", counts.branches)
+    yield _gauge("failures_in_a_row", counts.backoff.num_failures)
+    yield _labeled_counter("waiting_seconds", "reason", state.seconds_waiting)
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"agentrl_sampler_{name}", text, value=value)
+def _labeled_counter(name: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(*_help(name), labels=[label])
+    for key, value in tuple(values.items()):
+        family.add_metric([key], value)
+    return family
+
+
+def _gauge(name: str, value: float) -> Metric:
+    return GaugeMetricFamily(*_help(name), value=value)
+
+
+def _help(name: str) -> tuple[str, str]:
+    return f"agentrl_sampler_{name}", SAMPLER_FIGURES[name].meaning

@@ -353,10 +353,19 @@ export interface Passages {
   has_turn_words: boolean;
 }
 
+/** A figure in words: what to call it, and what is healthy. */
+export interface Words {
+  name: string;
+  unit: string;
+  meaning: string;
+  advice: string;
+}
+
 export interface Session {
   version: string;
   place: string;
   may_control: boolean;
+  words: Record<"step" | "eval" | "queue" | "sampler" | "trainer", Record<string, Words>>;
 }
 
 export type Parameters = Record<string, string | number | null | undefined>;

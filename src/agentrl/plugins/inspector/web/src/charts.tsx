@@ -1,9 +1,11 @@
 // Curves over steps, and the bar of steps with a link to each step.
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
+import type { Words } from "./api";
 import { number, seconds } from "./parts";
+import { explained } from "./words";
 
 export interface Line {
   label: string;
@@ -32,11 +34,18 @@ function table(lines: Line[]): uPlot.AlignedData {
   return tables.length === 1 ? (tables[0] as uPlot.AlignedData) : uPlot.join(tables);
 }
 
-/** One chart; a click calls `onStep` with the step under the pointer. */
-export function Curve(props: { title: string; lines: Line[]; onStep?: (step: number) => void }) {
+interface Pointed {
+  step: number;
+  left: number;
+  values: (number | null | undefined)[];
+}
+
+/** One chart; the pointer shows step and values, a click calls `onStep` with the step under it. */
+export function Curve(props: { words: Words; lines: Line[]; onStep?: (step: number) => void }) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
-  const { lines, onStep, title } = props;
+  const { lines, onStep, words } = props;
+  const [pointed, point] = useState<Pointed | null>(null);
   const names = lines.map((line) => line.label).join("\n");
   const click = useRef(onStep);
   click.current = onStep;
@@ -63,6 +72,7 @@ export function Curve(props: { title: string; lines: Line[]; onStep?: (step: num
           })),
         ],
         hooks: {
+          setCursor: [(self) => point(self.over.matches(":hover") ? pointedAt(self) : null)],
           ready: [
             (self) =>
               self.over.addEventListener("click", () => {
@@ -94,12 +104,36 @@ export function Curve(props: { title: string; lines: Line[]; onStep?: (step: num
   return (
     <figure class="curve">
       <figcaption>
-        <span>{title}</span>
-        {lines.length === 1 && <b>{number(last)}</b>}
+        <span title={explained(words)}>{words.name}</span>
+        {lines.length === 1 && <span><b>{number(last)}</b> <span class="quiet">{words.unit}</span></span>}
       </figcaption>
-      <div ref={place} role="img" aria-label={`${title} by step; last ${number(last)}`} />
+      <div class="plot">
+        <div ref={place} role="img" aria-label={`${words.name} by step; last ${number(last)} ${words.unit}`} />
+        {pointed && (
+          <div class={pointed.left > 0.5 ? "pointed to-left" : "pointed"} style={{ left: `${100 * pointed.left}%` }}>
+            <b>step {pointed.step}</b>
+            {lines.map((line, at) => (
+              <span key={line.label}>
+                <span class={`swatch line-${at % 8}`} aria-hidden="true" />
+                {line.label} <b>{number(pointed.values[at], 4)}</b>
+              </span>
+            ))}
+          </div>
+        )}
+      </div>
+      <Legend names={lines.map((line) => line.label)} />
     </figure>
   );
+}
+
+function pointedAt(plot: uPlot): Pointed | null {
+  const at = plot.cursor.idx;
+  if (at === null || at === undefined) return null;
+  const [steps, ...lines] = plot.data;
+  const step = steps[at];
+  if (step === undefined) return null;
+  const x = plot.valToPos(step, "x") + plot.over.offsetLeft;
+  return { step, left: x / plot.width, values: lines.map((line) => line[at]) };
 }
 
 export function Legend({ names }: { names: string[] }) {

@@ -14,7 +14,8 @@ import { RunPage } from "./pages/run";
 import { RunsPage } from "./pages/runs";
 import { SearchPage } from "./pages/search";
 import { StepPage } from "./pages/step";
-import { runPath } from "./parts";
+import { Loading, Problem, runPath } from "./parts";
+import { WordsProvider } from "./words";
 import "./style.css";
 
 const THEMES = ["auto", "light", "dark"];
@@ -53,7 +54,7 @@ function App() {
   const help = useRef<HTMLDialogElement>(null);
   const showHelp = useCallback(() => help.current?.showModal(), []);
   useKeys(go, showHelp);
-  const session = useAsk<Session>("/api/session").value;
+  const { value: session, error } = useAsk<Session>("/api/session");
   const run = /^\/runs\/([^/]+)/.exec(path)?.[1];
   useEffect(() => window.scrollTo(0, 0), [path]);
   return (
@@ -70,7 +71,8 @@ function App() {
         <button type="button" class="ghost" onClick={showHelp} aria-label="Keys">?</button>
       </header>
       <main id="main" tabIndex={-1}>
-        <Switch>
+        {!session && (error ? <Problem text={error} /> : <Loading />)}
+        {session && <WordsProvider value={session.words}><Switch>
           <Route path="/"><RunsPage session={session} /></Route>
           <Route path="/compare"><ComparePage /></Route>
           <Route path="/runs/:run">{(at) => <RunPage run={decode(at.run)} session={session} />}</Route>
@@ -86,7 +88,7 @@ function App() {
             <h1>Page not found</h1>
             <p><Link href="/">All runs</Link></p>
           </Route>
-        </Switch>
+        </Switch></WordsProvider>}
       </main>
       <dialog ref={help} aria-labelledby="keys">
         <h2 id="keys">Keys</h2>

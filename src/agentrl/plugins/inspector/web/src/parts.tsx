@@ -114,6 +114,7 @@ export function Problem({ text }: { text: string }) {
 
 export function Section(props: {
   title: string;
+  hint?: string;
   aside?: ComponentChildren;
   children: ComponentChildren;
   class?: string;
@@ -121,7 +122,7 @@ export function Section(props: {
   return (
     <section class={`card ${props.class ?? ""}`}>
       <div class="card-head">
-        <h2>{props.title}</h2>
+        <h2 title={props.hint}>{props.title}</h2>
         {props.aside}
       </div>
       {props.children}
@@ -129,12 +130,15 @@ export function Section(props: {
   );
 }
 
-export function Facts({ rows, wide }: { rows: [string, ComponentChildren][]; wide?: boolean }) {
+/** A row of facts: its name, its value, and the sentences on its name. */
+export type Fact = [string, ComponentChildren, string?];
+
+export function Facts({ rows, wide }: { rows: Fact[]; wide?: boolean }) {
   return (
     <dl class={wide ? "facts wide" : "facts"}>
-      {rows.map(([name, value]) => (
+      {rows.map(([name, value, hint]) => (
         <div key={name}>
-          <dt>{name}</dt>
+          <dt title={hint}>{name}</dt>
           <dd>{value}</dd>
         </div>
       ))}

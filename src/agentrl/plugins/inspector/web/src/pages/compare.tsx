@@ -2,19 +2,12 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Link, useSearch } from "wouter-preact";
-import { ask, type Curves, ofRun } from "../api";
+import { ask, type Curves, ofRun, type Words } from "../api";
 import { Curve, Legend } from "../charts";
 import { Crumbs, Loading, Problem, runPath, Section, useTitle } from "../parts";
+import { useWords } from "../words";
 
-const SHOWN: [string, string][] = [
-  ["reward_mean", "Reward"],
-  ["entropy", "Entropy"],
-  ["sampler_kl_k3", "KL of trainer and sampler"],
-  ["kl", "KL to the reference"],
-  ["grad_norm", "Gradient norm"],
-  ["tokens_per_second", "Tokens per second"],
-  ["loss", "Loss"],
-];
+const SHOWN = ["reward_mean", "entropy", "sampler_kl_k3", "kl", "grad_norm", "tokens_per_second", "loss"];
 const MOST = 8;
 
 interface One {
@@ -29,6 +22,8 @@ export function ComparePage() {
   useTitle(`Compare ${key}`);
   const [found, set] = useState<One[] | null>(null);
   const [error, setError] = useState<string | null>(null);
+  const stepWords = useWords("step");
+  const evalWords = useWords("eval");
   useEffect(() => {
     set(null);
     // Sequential requests, because the databases of a folder's runs are served one at a time.
@@ -42,7 +37,7 @@ export function ComparePage() {
     };
     read().catch((problem: Error) => setError(problem.message));
   }, [key]);
-  const charts = useMemo(() => (found ? chartsOf(found) : []), [found]);
+  const charts = useMemo(() => (found ? chartsOf(found, stepWords, evalWords) : []), [found]);
   return (
     <>
       <Crumbs items={[["Compare", null]]} />
@@ -55,7 +50,7 @@ export function ComparePage() {
           <p>{found.map(({ run }) => <Link key={run} class="tag" href={runPath(run)}>{run}</Link>)}</p>
           <Section title="Curves" aside={<Legend names={names} />}>
             <div class="curves">
-              {charts.map((chart) => <Curve key={chart.title} {...chart} />)}
+              {charts.map((chart) => <Curve key={chart.words.name} {...chart} />)}
             </div>
           </Section>
           <Section title="Differences between the configurations">
@@ -75,9 +70,11 @@ function staleness(curves: Curves): (number | null)[] {
   });
 }
 
-function chartsOf(found: One[]) {
-  const charts = SHOWN.filter(([name]) => found.some((one) => one.curves.curves[name])).map(([name, title]) => ({
-    title,
+type WordsOf = (key: string) => Words;
+
+function chartsOf(found: One[], stepWords: WordsOf, evalWords: WordsOf) {
+  const charts = SHOWN.filter((name) => found.some((one) => one.curves.curves[name])).map((name) => ({
+    words: stepWords(name),
     lines: found.map(({ run, curves }) => ({
       label: run,
       x: curves.step,
@@ -85,12 +82,12 @@ function chartsOf(found: One[]) {
     })),
   }));
   charts.splice(1, 0, {
-    title: "Staleness, mean",
+    words: { ...stepWords("staleness"), name: "Staleness, mean", unit: "versions" },
     lines: found.map(({ run, curves }) => ({ label: run, x: curves.step, y: staleness(curves) })),
   });
   if (found.some((one) => one.curves.evals.length)) {
     charts.splice(1, 0, {
-      title: "Evaluation, reward",
+      words: evalWords("reward_mean"),
       lines: found.map(({ run, curves }) => ({
         label: run,
         x: curves.evals.map((one) => one.version),

@@ -5,27 +5,17 @@ import { Link, useLocation } from "wouter-preact";
 import { type Curves, type Errors, ofRun, type Overview, type Session, tell, useAsk, useNews } from "../api";
 import { Curve, StepBar } from "../charts";
 import {
-  Ago, Badge, Bars, Crumbs, Facts, Loading, number, Problem, recordPath, runPath, Section, Status,
+  Ago, Badge, Bars, Crumbs, type Fact, Facts, Loading, number, Problem, recordPath, runPath, Section, Status,
   stepPath, useTitle,
 } from "../parts";
+import { explained, FigureHead, useWords } from "../words";
 import { Block } from "../texts";
 import { Controls } from "./controls";
 
-const SHOWN: [string, string][] = [
-  ["reward_mean", "Reward"],
-  ["loss", "Loss"],
-  ["grad_norm", "Gradient norm"],
-  ["entropy", "Entropy"],
-  ["kl", "KL to the reference"],
-  ["sampler_kl_k3", "KL of trainer and sampler"],
-  ["ratio_mean", "Importance ratio, mean"],
-  ["ratio_max", "Importance ratio, largest"],
-  ["clip_fraction", "Clipped tokens, share"],
-  ["tokens_per_second", "Tokens per second"],
-  ["max_output_tokens", "Longest record, tokens"],
-  ["turns_mean", "Turns per record"],
-  ["learning_rate", "Learning rate"],
-  ["merge_tokens", "Turn tokens per computed token"],
+const SHOWN = [
+  "reward_mean", "loss", "grad_norm", "entropy", "kl", "sampler_kl_k3",
+  "ratio_mean", "ratio_max", "clip_fraction", "tokens_per_second", "max_output_tokens",
+  "turns_mean", "learning_rate", "merge_tokens",
 ];
 
 export function RunPage({ run, session }: { run: string; session: Session | null }) {
@@ -36,6 +26,9 @@ export function RunPage({ run, session }: { run: string; session: Session | null
   const curves = useAsk<Curves>(ofRun(run, "curves"), tick);
   const view = overview.value;
   const steps = curves.value;
+  const queueWords = useWords("queue");
+  const stepWords = useWords("step");
+  const queue = (key: string, value: string): Fact => [queueWords(key).name, value, explained(queueWords(key))];
   if (overview.error && !view) return <><Crumbs run={run} /><Problem text={overview.error} /></>;
   if (!view) return <Loading />;
   const sum = (name: keyof Curves["spreads"]) => total(steps?.spreads[name] ?? []);
@@ -77,25 +70,25 @@ export function RunPage({ run, session }: { run: string; session: Session | null
         <Section title="Queue">
           <Facts
             rows={[
-              ["policy version", number(view.policy_version)],
-              ["groups", `${number(view.progress.num_groups_completed)} of ${number(view.progress.num_groups)} complete`],
-              ["consumed", number(view.progress.num_groups_consumed)],
-              ["ready", number(view.progress.num_groups_ready)],
-              ["admitted", number(view.admitted_groups)],
-              ["tokens sampled", number(view.progress.num_output_tokens)],
+              queue("policy_version", number(view.policy_version)),
+              queue("num_groups", `${number(view.progress.num_groups_completed)} of ${number(view.progress.num_groups)}`),
+              queue("num_groups_consumed", number(view.progress.num_groups_consumed)),
+              queue("num_groups_ready", number(view.progress.num_groups_ready)),
+              queue("admitted_groups", number(view.admitted_groups)),
+              queue("num_output_tokens", number(view.progress.num_output_tokens)),
             ]}
           />
           <h3>Records by state</h3>
           <Bars counts={view.progress.records} />
         </Section>
-        <Section title="Staleness">
-          <p class="quiet">Trained records by number of versions behind.</p>
+        <Section title={stepWords("staleness").name} hint={explained(stepWords("staleness"))}>
+          <p class="quiet">{stepWords("staleness").meaning}</p>
           <Bars counts={sum("staleness")} />
         </Section>
         <Section title="Left out">
-          <h3>Dropped records</h3>
+          <FigureHead of="dropped" />
           <Bars counts={sum("dropped")} />
-          <h3>Masked tokens</h3>
+          <FigureHead of="masked_tokens" />
           <Bars counts={sum("masked_tokens")} />
         </Section>
         <Section title="Reward by tag">
@@ -125,17 +118,19 @@ function total(steps: Record<string, number>[]): Record<string, number> {
 
 function Charts({ run, curves }: { run: string; curves: Curves }) {
   const [, go] = useLocation();
+  const wordsOf = useWords("step");
+  const evalWords = useWords("eval")("reward_mean");
   const charts = useMemo(
     () =>
-      SHOWN.filter(([name]) => curves.curves[name]).map(([name, title]) => ({
-        title,
-        lines: [{ label: title, x: curves.step, y: curves.curves[name] ?? [] }],
+      SHOWN.filter((name) => curves.curves[name]).map((name) => ({
+        words: wordsOf(name),
+        lines: [{ label: wordsOf(name).name, x: curves.step, y: curves.curves[name] ?? [] }],
       })),
     [curves],
   );
   const evals = useMemo(
     () => [{
-      label: "Evaluation",
+      label: evalWords.name,
       x: curves.evals.map((one) => one.version),
       y: curves.evals.map((one) => one.reward_mean),
     }],
@@ -146,9 +141,9 @@ function Charts({ run, curves }: { run: string; curves: Curves }) {
     <Section title="Curves" aside={<span class="quiet">a click opens the step</span>}>
       <div class="curves">
         {charts.map((chart) => (
-          <Curve key={chart.title} {...chart} onStep={(step) => go(stepPath(run, step))} />
+          <Curve key={chart.words.name} {...chart} onStep={(step) => go(stepPath(run, step))} />
         ))}
-        {curves.evals.length > 0 && <Curve title="Evaluation, reward" lines={evals} />}
+        {curves.evals.length > 0 && <Curve words={evalWords} lines={evals} />}
       </div>
     </Section>
   );

@@ -4,9 +4,10 @@ import { useMemo, useState } from "preact/hooks";
 import { Link, useSearch } from "wouter-preact";
 import { ofRun, type StepAnswer, type StepRecord, useAsk } from "../api";
 import {
-  Bars, bytes, Crumbs, Facts, groupPath, Loading, number, Problem, recordPath, runPath, ScoreChip,
+  Bars, bytes, Crumbs, type Fact, Facts, groupPath, Loading, number, Problem, recordPath, runPath, ScoreChip,
   Section, Status, stepPath, useTitle,
 } from "../parts";
+import { explained, FigureHead, useWords } from "../words";
 
 const FIGURES = [
   "reward_mean", "reward_std", "loss", "grad_norm", "learning_rate", "entropy", "kl", "ratio_mean",
@@ -21,6 +22,7 @@ export function StepPage({ run, step }: { run: string; step: number }) {
   const { value, error } = useAsk<StepAnswer>(ofRun(run, "step", { step }));
   const trained = useSearch().includes("dropped") ? "dropped" : "all";
   const [shown, show] = useState(trained);
+  const wordsOf = useWords("step");
   const records = useMemo(
     () => (value?.records ?? []).filter((one) => shown === "all" || (shown === "dropped") === (one.status === "dropped")),
     [value, shown],
@@ -29,11 +31,13 @@ export function StepPage({ run, step }: { run: string; step: number }) {
   if (error) return <>{crumbs}<Problem text={error} /><p><Link href={runPath(run)}>The run</Link></p></>;
   if (!value) return <>{crumbs}<Loading /></>;
   const figures = value.figures ?? {};
-  const pick = (names: string[]): [string, string][] =>
-    names.filter((name) => figures[name] !== undefined && figures[name] !== null).map((name) => [
-      name.replace(/_/g, " "),
-      typeof figures[name] === "number" ? number(figures[name] as number, 4) : String(figures[name]),
-    ]);
+  const pick = (names: string[]): Fact[] =>
+    names.filter((name) => figures[name] !== undefined && figures[name] !== null).map((name) => {
+      const words = wordsOf(name);
+      const value = figures[name];
+      const shown = typeof value === "number" ? <>{number(value, 4)} <span class="quiet">{words.unit}</span></> : String(value);
+      return [words.name, shown, explained(words)];
+    });
   const masked: Record<string, number> = {};
   for (const one of value.records) {
     for (const [why, count] of Object.entries(one.masked)) masked[why] = (masked[why] ?? 0) + count;
@@ -53,13 +57,13 @@ export function StepPage({ run, step }: { run: string; step: number }) {
           {value.figures ? <Facts rows={pick(FIGURES)} /> : <p class="quiet">The run has no figures for this step.</p>}
         </Section>
         <div>
-        <Section title="Time"><Bars counts={(figures["seconds"] as Record<string, number>) ?? {}} unit="s" /></Section>
+        <Section title={wordsOf("seconds").name} hint={explained(wordsOf("seconds"))}><Bars counts={(figures["seconds"] as Record<string, number>) ?? {}} unit="s" /></Section>
         <Section title="Left out">
-          <h3>Dropped records</h3>
+          <FigureHead of="dropped" />
           <Bars counts={(figures["dropped"] as Record<string, number>) ?? {}} />
-          <h3>Masked tokens</h3>
+          <FigureHead of="masked_tokens" />
           <Bars counts={(figures["masked_tokens"] as Record<string, number>) ?? masked} />
-          <h3>Staleness of trained records</h3>
+          <FigureHead of="staleness" />
           <Bars counts={(figures["staleness"] as Record<string, number>) ?? {}} />
         </Section>
         </div>
