@@ -6,6 +6,7 @@ Each command reads one view from the store and prints it as a page or as JSON.
 import asyncio
 import json
 import sys
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -13,7 +14,7 @@ import click
 from agentrl.cli.databases import opened_store, served_uri
 from agentrl.config.command_line import Count, FlagCommand, FlagGroup
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
-from agentrl.errors import StoreError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.printable import one_line, printable, printable_json
 from agentrl.schema import ENDED_RUNS, Outcome
@@ -161,19 +162,32 @@ async def servers(config: RootConfig, as_json: bool) -> int:
     is_flag=True,
     help="First create a text index of the turns, which slows down the storing of later turns.",
 )
+@click.option(
+    "--example",
+    is_flag=True,
+    help="Show the finished run that ships with AgentRL, read-only, and leave nothing behind.",
+)
 async def ui(
-    config: RootConfig, host: str, port: int | None, allow_control: bool, index_texts: bool
+    config: RootConfig,
+    host: str,
+    port: int | None,
+    allow_control: bool,
+    index_texts: bool,
+    example: bool,
 ) -> int:
     """Show running and finished runs in a browser, until Ctrl-C.
 
     Without --db_connection_string, the runs of this folder are shown. Prints the address with its
     access token; set AGENTRL_UI_TOKEN to choose the token.
     """
+    from agentrl.plugins.inspector.example_run import served_example
     from agentrl.plugins.inspector.inspector_server import serve_inspector
     from agentrl.runtime.logs import setup_logging
     from agentrl.runtime.package_version import package_version
 
     setup_logging("ui")
+    if example and (allow_control or index_texts):
+        raise ConfigError("--example is read-only: leave out --allow_control and --index_texts")
     if index_texts:
         async with opened_store(config) as store:
             await store.ensure_schema()
@@ -182,14 +196,19 @@ async def ui(
     def print_address(address: str) -> None:
         print(f"{address}\nPress Ctrl-C to stop it.", flush=True)
 
-    await serve_inspector(
-        config,
-        host=host,
-        port=port,
-        allow_control=allow_control,
-        version=package_version(),
-        when_ready=print_address,
-    )
+    async with AsyncExitStack() as stack:
+        tour = None
+        if example:
+            config, tour = await stack.enter_async_context(served_example(config))
+        await serve_inspector(
+            config,
+            host=host,
+            port=port,
+            allow_control=allow_control,
+            version=package_version(),
+            when_ready=print_address,
+            tour=tour,
+        )
     return 0
 
 

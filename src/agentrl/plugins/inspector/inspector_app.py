@@ -26,6 +26,7 @@ from starlette.staticfiles import StaticFiles
 from agentrl.datasets.task_stream import retry_dead_letters
 from agentrl.errors import AgentRLError, APIError, ConfigError, StoreError, StoreUnreachable
 from agentrl.inference.request_bodies import read_json_object
+from agentrl.plugins.inspector.example_run import ExampleTour
 from agentrl.plugins.inspector.forking import AskedFork, ForkStarter, fork_of, forks_of, shown
 from agentrl.plugins.inspector.group_tree import group_tree
 from agentrl.plugins.inspector.reader_access import ReaderAccess
@@ -73,15 +74,24 @@ class AskedRetry(Value):
 class InspectorApp:
     """Answers questions about the runs of one place."""
 
-    def __init__(self, sources: RunSources, writable: RunSources | None, *, version: str) -> None:
+    def __init__(
+        self,
+        sources: RunSources,
+        writable: RunSources | None,
+        *,
+        version: str,
+        tour: ExampleTour | None = None,
+    ) -> None:
         """Wrap the sources.
 
         Args:
             sources: the runs to read.
             writable: the runs to change; None rejects every change.
             version: the displayed version of AgentRL.
+            tour: the path through the example, if that is what is served.
         """
         self._version = version
+        self._tour = tour
         self._sources = sources
         self._writable = writable
         self._forks = None if writable is None else ForkStarter(writable)
@@ -166,6 +176,7 @@ class InspectorApp:
                 "place": self._sources.place,
                 "may_control": self._writable is not None,
                 "words": TABLES,
+                "tour": None if self._tour is None else self._tour.model_dump(),
             }
         )
 

@@ -14,6 +14,7 @@ from uvicorn.config import LOGGING_CONFIG
 from agentrl.addresses import http_address, is_loopback
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import StoreError
+from agentrl.plugins.inspector.example_run import ExampleTour
 from agentrl.plugins.inspector.inspector_app import InspectorApp
 from agentrl.plugins.inspector.reader_access import TOKEN_VARIABLE, kept_token
 from agentrl.plugins.inspector.run_sources import RunSources
@@ -35,6 +36,7 @@ async def serve_inspector(
     allow_control: bool,
     version: str,
     when_ready: Callable[[str], None],
+    tour: ExampleTour | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -45,18 +47,21 @@ async def serve_inspector(
         allow_control: whether readers may change a run.
         version: AgentRL's.
         when_ready: called with the address once requests are answered.
+        tour: the path through the example, if that is what is served.
 
     Raises:
         ConfigError: the address is taken or not this machine's.
     """
     with listening_near(host, FIRST_PORT) if port is None else listening(host, port) as listener:
         bound = listener.getsockname()[1]
-        token = os.environ.get(TOKEN_VARIABLE) or kept_token(PRIVATE_MONGO_ROOT.parent)
+        folder = PRIVATE_MONGO_ROOT.parent if tour is None else config.private_mongo_dir.parent
+        token = os.environ.get(TOKEN_VARIABLE) or kept_token(folder)
         sources = RunSources(config)
         app = InspectorApp(
             sources,
             RunSources(config, may_write=True) if allow_control else None,
             version=version,
+            tour=tour,
         )
         reachable = host if is_loopback(host) else socket.gethostname()
         is_named = "run_name" in config.run.model_fields_set

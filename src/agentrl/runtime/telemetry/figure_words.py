@@ -125,32 +125,32 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
     ),
     "kl": FigureWords(
         "Distance to the reference model",
-        "nats per token",
+        "nats/token",
         "Mean estimate of the KL divergence from the reference model.",
         "Grows slowly; if it runs away while the evaluation does not rise, raise --kl_coefficient.",
     ),
     "sampler_kl_k1": FigureWords(
         "Trainer against sampler (KL, plain)",
-        "nats per token",
+        "nats/token",
         "Mean log ratio: the unbiased but noisy estimate of the KL divergence between the trainer "
         "and the sampler.",
         f"Near 0, of either sign. {_TWO_ENGINES}",
     ),
     "sampler_kl_k2": FigureWords(
         "Trainer against sampler (KL, squared)",
-        "nats per token",
+        "nats/token",
         "Half the mean squared log ratio: the estimate with little noise and some bias.",
         f"Below 0.01. {_TWO_ENGINES}",
     ),
     "sampler_kl_k3": FigureWords(
         "Trainer against sampler (KL)",
-        "nats per token",
+        "nats/token",
         "Estimate of the KL divergence between trainer and sampler that is never negative.",
         f"Below 0.01. {_TWO_ENGINES}",
     ),
     "entropy": FigureWords(
         "Entropy",
-        "nats per token",
+        "nats/token",
         "Mean uncertainty of the model about its next token.",
         "Falls slowly; if it drops below a fifth of its first value, the model stops exploring: "
         "lower --learning_rate, or raise --temperature.",
@@ -175,7 +175,7 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
     ),
     "logprob_gap": FigureWords(
         "Trainer against sampler, per token",
-        "nats per token",
+        "nats/token",
         "Mean absolute difference between the trainer's and the sampler's logprob of a token.",
         f"Below 0.05 at staleness 0. {_TWO_ENGINES}",
     ),
@@ -196,7 +196,7 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
         "Attention blocks saved by merging",
         "factor",
         "The same factor for the blocks of 128 x 128 token pairs that the attention kernel computes.",
-        "1 or above; if far below the attention saved, rows are short, so raise --max_tokens.",
+        "1 or above; the time that attention saves follows it.",
     ),
     "tokens_per_second": FigureWords(
         "Training speed",
@@ -397,7 +397,7 @@ EVAL_FIGURES: Mapping[str, FigureWords] = {
     ),
     "loss": FigureWords(
         "Held-out loss",
-        "nats per token",
+        "nats/token",
         "Loss on held-out conversations during fine-tuning.",
         "Falls; stop when it rises while the training loss falls.",
     ),

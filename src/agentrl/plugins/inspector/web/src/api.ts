@@ -361,10 +361,20 @@ export interface Words {
   advice: string;
 }
 
+/** The path through the example run. */
+export interface Tour {
+  step: number;
+  task_id: string;
+  winner: string;
+  loser: string;
+  turn: number;
+}
+
 export interface Session {
   version: string;
   place: string;
   may_control: boolean;
+  tour: Tour | null;
   words: Record<"step" | "eval" | "queue" | "sampler" | "trainer", Record<string, Words>>;
 }
 

@@ -104,8 +104,8 @@ export function Curve(props: { words: Words; lines: Line[]; onStep?: (step: numb
   return (
     <figure class="curve">
       <figcaption>
-        <span title={explained(words)}>{words.name}</span>
-        {lines.length === 1 && <span><b>{number(last)}</b> <span class="quiet">{words.unit}</span></span>}
+        <span title={explained(words)}>{lines.length === 1 && <span class="swatch line-0" aria-hidden="true" />}{words.name}</span>
+        {lines.length === 1 && <span class="last"><b>{number(last)}</b> <span class="quiet">{words.unit}</span></span>}
       </figcaption>
       <div class="plot">
         <div ref={place} role="img" aria-label={`${words.name} by step; last ${number(last)} ${words.unit}`} />
@@ -121,7 +121,7 @@ export function Curve(props: { words: Words; lines: Line[]; onStep?: (step: numb
           </div>
         )}
       </div>
-      <Legend names={lines.map((line) => line.label)} />
+      {lines.length > 1 && <Legend names={lines.map((line) => line.label)} />}
     </figure>
   );
 }

@@ -17,6 +17,10 @@ export function groupPath(run: string, task: string): string {
   return `${runPath(run)}/group${query({ task })}`;
 }
 
+export function diffPath(run: string, one: string | undefined, other: string | undefined): string {
+  return `${runPath(run)}/diff${query({ a: one, b: other })}`;
+}
+
 export function stepPath(run: string, step: number): string {
   return `${runPath(run)}/step/${step}`;
 }

@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Link, useSearch } from "wouter-preact";
 import { ask, type Curves, ofRun, type Words } from "../api";
-import { Curve, Legend } from "../charts";
+import { Curve } from "../charts";
 import { Crumbs, Loading, Problem, runPath, Section, useTitle } from "../parts";
 import { useWords } from "../words";
 
@@ -48,7 +48,7 @@ export function ComparePage() {
       {found && (
         <>
           <p>{found.map(({ run }) => <Link key={run} class="tag" href={runPath(run)}>{run}</Link>)}</p>
-          <Section title="Curves" aside={<Legend names={names} />}>
+          <Section title="Curves">
             <div class="curves">
               {charts.map((chart) => <Curve key={chart.words.name} {...chart} />)}
             </div>

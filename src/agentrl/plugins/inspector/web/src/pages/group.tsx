@@ -3,9 +3,9 @@
 import { hierarchy, type HierarchyPointNode, stratify, tree as layout } from "d3-hierarchy";
 import { useMemo, useState } from "preact/hooks";
 import { Link, useLocation, useSearch } from "wouter-preact";
-import { type GroupAnswer, ofRun, query, type TreeNode, useAsk, useNews } from "../api";
+import { type GroupAnswer, ofRun, type TreeNode, useAsk, useNews } from "../api";
 import {
-  Badge, Crumbs, groupPath, Loading, number, Problem, recordPath, runPath, ScoreChip, scoreClass, Section,
+  Badge, Crumbs, diffPath, groupPath, Loading, number, Problem, recordPath, runPath, ScoreChip, scoreClass, Section,
   Status, stepPath, useTitle,
 } from "../parts";
 import { Block, visible } from "../texts";
@@ -40,7 +40,7 @@ export function GroupPage({ run }: { run: string }) {
             type="button"
             disabled={chosen.length !== 2}
             title="Choose two rollouts"
-            onClick={() => go(`${runPath(run)}/diff${query({ a: chosen[0], b: chosen[1] })}`)}
+            onClick={() => go(diffPath(run, chosen[0], chosen[1]))}
           >
             Compare {chosen.length || ""}
           </button>
@@ -93,7 +93,7 @@ export function GroupPage({ run }: { run: string }) {
               <li key={other.task_id}>
                 <Link href={groupPath(run, other.task_id)} data-row>{other.task_id}</Link>
                 <span class="cells">{other.tries.map((one) => <Cell key={one.record_id} run={run} one={one} />)}</span>
-                <Link class="quiet" href={`${runPath(run)}/diff${query({ a: other.tries[0]?.record_id, b: chosen[0] ?? value.tries[0]?.record_id })}`}>
+                <Link class="quiet" href={diffPath(run, other.tries[0]?.record_id, chosen[0] ?? value.tries[0]?.record_id)}>
                   compare its first rollout with {chosen[0] ? "the selected one" : "the first one here"}
                 </Link>
               </li>

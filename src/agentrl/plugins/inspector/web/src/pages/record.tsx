@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Link, useLocation, useSearch } from "wouter-preact";
 import { ofRun, query, type RecordAnswer, type Seat, type Session, type Turn, useAsk, useNews, ask } from "../api";
 import {
-  Ago, Badge, between, Crumbs, Facts, groupPath, Loading, number, Problem, recordPath, runPath,
+  Ago, Badge, between, Crumbs, diffPath, Facts, groupPath, Loading, number, Problem, recordPath, runPath,
   ScoreChip, seconds, Section, Status, stepPath, useTitle,
 } from "../parts";
 import { LongText, ModelText, visible } from "../texts";
@@ -75,7 +75,7 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
         </Section>
         <Section title="Facts">
           <Facts rows={[
-            ...(value.fork ? [["fork of", <><Link href={recordPath(run, value.fork.record_id, { turn: String(value.fork.turn) })}>{value.fork.record_id}</Link> from turn {value.fork.turn}{value.fork.is_edited && ", with edited messages"} (<Link href={`${runPath(run)}/diff${query({ a: value.fork.record_id, b: id })}`}>compare</Link>)</>] as [string, preact.ComponentChildren]] : []),
+            ...(value.fork ? [["fork of", <><Link href={recordPath(run, value.fork.record_id, { turn: String(value.fork.turn) })}>{value.fork.record_id}</Link> from turn {value.fork.turn}{value.fork.is_edited && ", with edited messages"} (<Link href={diffPath(run, value.fork.record_id, id)}>compare</Link>)</>] as [string, preact.ComponentChildren]] : []),
             ["training", value.fork ? "never: forks are excluded" : <Ledger run={run} value={value} />],
             ["policy versions", record.min_version === null ? "none" : `${record.min_version} to ${record.max_version}; the run is at ${value.policy_version}`],
             ["tokens", `${number(record.num_prompt_tokens)} input, ${number(record.num_output_tokens)} sampled`],

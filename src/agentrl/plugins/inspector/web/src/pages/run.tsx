@@ -11,6 +11,7 @@ import {
 import { explained, FigureHead, useWords } from "../words";
 import { Block } from "../texts";
 import { Controls } from "./controls";
+import { TourCard } from "./tour";
 
 const SHOWN = [
   "reward_mean", "loss", "grad_norm", "entropy", "kl", "sampler_kl_k3",
@@ -53,6 +54,7 @@ export function RunPage({ run, session }: { run: string; session: Session | null
           ))}
         </ul>
       )}
+      {session?.tour && <TourCard run={run} tour={session.tour} />}
       <Section title="Steps">
         {steps && steps.step.length > 0 ? (
           <StepBar
