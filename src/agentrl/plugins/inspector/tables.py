@@ -193,7 +193,7 @@ def step_page(step: StepLineage, figures: Mapping[str, Any]) -> RenderableType:
     for record in step.dropped:
         entry = record.ledger[step.consumer]
         table.add(*_lineage_row(record, step, f"dropped: {entry.reason}"))
-    return Group(lines, table, Text(""), _figures_table(figures))
+    return Group(lines, table, *((Text(""), _figures_table(figures)) if figures else ()))
 
 
 def _figures_table(figures: Mapping[str, Any]) -> RenderableType:

@@ -68,6 +68,7 @@ async def fill_run(uri: str, name: str, *, status: RunStatus = "completed") -> N
         await store.ledger.reserve("trainer", [RECORD], 1)
         await store.ledger.drop("trainer", ["train/0/q0/1"], 1, "zero_advantage")
         await store.ledger.commit("trainer", 1)
+        await store.figures.put_step("trainer", {"step": 1, "reward_mean": 0.5})
         await store.policies.publish(Policy(version=1, path="p/1", checksum="ab", num_bytes=1))
         await store.samplers.register(SamplerInfo(id="host:1:aa", host="host", pid=1))
         await store.services.register(
@@ -189,8 +190,11 @@ def test_every_other_page_has_its_rows_and_its_json(inspect: Callable[..., str])
     page = inspect("step", "1")
     assert "version 1 in p/1" in page
     assert "dropped: zero_advantage" in page
+    (reward,) = [line for line in page.splitlines() if line.startswith("Reward, mean")]
+    assert re.fullmatch(r"Reward, mean +[\d.]+ +score +Mean score of the rollouts .*", reward)
     step = json.loads(inspect("step", "1", "--json"))
     assert [one["record_id"] for one in step["trained"]] == [RECORD]
+    assert step["figures"]["step"] == 1
     assert step["trained"][0]["turns"][0]["tool_calls"][0]["name"] == "lookup"
     assert "1 of 1 complete, 1 consumed" in inspect("progress")
     view = json.loads(inspect("progress", "--json"))

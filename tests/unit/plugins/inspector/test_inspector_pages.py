@@ -216,7 +216,7 @@ def test_a_fork_is_shown_beside_its_parent_and_another_can_be_asked_for(
     form.get_by_label("Rollouts").fill("2")
     assert findings(page) == []
     form.get_by_role("button", name="Continue from here").click()
-    expect(page.get_by_role("alert")).to_contain_text("configuration is not on this machine")
+    expect(page.get_by_role("alert")).to_contain_text("configuration is not in output/")
     expect(form.get_by_label("Rollouts")).to_have_value("2")
     forks.get_by_role("link", name="0", exact=True).click()
     expect(page.get_by_text("fork, excluded from training")).to_be_visible()
