@@ -79,6 +79,18 @@ SGLANG = ("--inference_backend", "sglang")
         (["--colocated", "--inference_urls", "http://h:2"], "remove --inference_urls"),
         (["--colocated", "--num_machines", "2"], "--colocated supports one machine only"),
         (["--colocated", "--cpu_offload"], "remove one of the two"),
+        ([*SGLANG, "--share_gpus", "--colocated"], "--colocated in turns; give one of the two"),
+        (["--share_gpus"], "--inference_backend embedded starts no servers on GPUs"),
+        (["--share_gpus", "--inference_urls", "http://h:2"], "remove --inference_urls"),
+        ([*SGLANG, "--share_gpus", "--enable_sampling", "false"], "--share_gpus requires sampling"),
+        (
+            [*SGLANG, "--share_gpus", "--num_machines", "2"],
+            "--share_gpus supports one machine only",
+        ),
+        (
+            [*SGLANG, "--share_gpus", "--weight_sync", "distributed"],
+            "--share_gpus puts two on each; use --weight_sync disk",
+        ),
         (
             ["--trainer_gpus", "0-"],
             "--trainer_gpus: expected numbers and ranges of GPUs, such as 0-3",

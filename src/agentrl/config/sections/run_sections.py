@@ -46,6 +46,9 @@ class RunSection(ConfigSection):
     num_gpus: int | None = Field(default=None, ge=0, le=1024)
     """Number of GPUs of this machine; counted with `nvidia-smi` by default. With `--dry_run`: plan
     for a machine with this many GPUs."""
+    gpu_memory_gb: float | None = Field(default=None, gt=0)
+    """Memory of a GPU in 10^9 bytes; as `nvidia-smi` reports it by default, or with `agentrl plan --gpu`
+    that of the GPU model."""
     fresh: bool = False
     """Start over instead of resuming. Refused if the run's database or output exists, unless
     `--delete_existing` is also given."""

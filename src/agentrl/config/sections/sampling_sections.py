@@ -208,12 +208,17 @@ class InferenceSection(ConfigSection):
     """Trainer and servers share GPUs and take turns: while the trainer computes, the servers
     release the memory of weights and cache; while they sample, the trainer keeps its state in host
     memory (see docs/colocated.md)."""
+    share_gpus: bool = False
+    """Trainer and servers share GPUs and work concurrently: both keep their memory, and the servers get
+    what the trainer's step leaves (see docs/colocated.md). With SGLang on a single GPU, `agentrl run`
+    chooses between this and colocated."""
     num_inference_servers: int = Field(default=1, ge=1, le=1000)
     """Servers that `agentrl run` starts when inference_urls is empty; with SGLang, by default as
     many as fit on the GPUs that the trainer does not use."""
     inference_gpus: GpuList = ()
     """GPUs of this machine for the servers that `agentrl run` starts (`4-7`), inf_tp_size per
-    server; by default all that the trainer does not use, or with colocated the trainer's."""
+    server; by default all that the trainer does not use, or with colocated or
+    share_gpus the trainer's."""
     inference_host: str = "127.0.0.1"
     """Address that servers listen on. Any address but loopback requires inference_api_key."""
     inference_port: int = Field(default=30000, ge=0, le=65535)
@@ -227,7 +232,8 @@ class InferenceSection(ConfigSection):
     inf_ep_size: int = Field(default=1, ge=1, le=1024)
     """Expert parallel degree of one server."""
     inf_mem_ratio: float = Field(default=0.8, gt=0, le=1)
-    """Fraction of GPU memory for SGLang's weights and cache."""
+    """Fraction of GPU memory for SGLang's weights and cache; with share_gpus, by default what the
+    trainer's step leaves."""
     max_running_requests: int = Field(default=64, ge=1, le=100_000)
     """Maximum number of requests that one server decodes at the same time."""
     context_length: int | None = Field(default=None, ge=1)
@@ -250,3 +256,13 @@ class InferenceSection(ConfigSection):
     docs/tools.md)."""
     sglang_args: str = ""
     """Additional arguments for `sglang.launch_server`, in shell syntax."""
+
+    @property
+    def is_on_trainer_gpus(self) -> bool:
+        """Whether the servers stand on the trainer's GPUs, in turns or concurrently."""
+        return self.colocated or self.share_gpus
+
+    @property
+    def sharing_flag(self) -> str:
+        """The flag that puts the servers on the trainer's GPUs."""
+        return "--share_gpus" if self.share_gpus else "--colocated"

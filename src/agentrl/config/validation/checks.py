@@ -33,6 +33,7 @@ from agentrl.config.validation.placement_checks import (
     PP_FLAGS,
     placement_contradictions,
     sglang_words,
+    sharing_contradictions,
     with_implied_processes,
 )
 from agentrl.errors import ConfigError
@@ -164,7 +165,8 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _rollout_contradictions(config)
     yield from _broadcast_contradictions(config)
     yield from _delta_contradictions(config)
-    yield from _colocation_contradictions(config)
+    yield from colocation_contradictions(config)
+    yield from sharing_contradictions(config)
     yield from _address_problems(config.inference)
     yield from _key_contradictions(config.inference)
     yield from _secrets_in_flags(config.tools)
@@ -370,7 +372,8 @@ def _delta_contradictions(config: RootConfig) -> Iterator[str]:
         )
 
 
-def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
+def colocation_contradictions(config: RootConfig) -> Iterator[str]:
+    """Find what `--colocated` does not support."""
     if not config.inference.colocated:
         return
     if not config.rollout.enable_sampling:

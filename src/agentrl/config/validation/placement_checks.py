@@ -76,6 +76,40 @@ def placement_contradictions(config: RootConfig) -> Iterator[str]:
         yield from _server_contradictions(config)
 
 
+def sharing_contradictions(config: RootConfig) -> Iterator[str]:
+    """Find what `--share_gpus` does not support."""
+    inference = config.inference
+    if not inference.share_gpus:
+        return
+    if inference.colocated:
+        yield (
+            "--share_gpus lets trainer and servers work concurrently, and --colocated in turns; give "
+            "one of the two"
+        )
+    if inference.inference_urls:
+        yield (
+            "--share_gpus requires servers that AgentRL starts on the trainer's GPUs; remove "
+            "--inference_urls"
+        )
+    elif inference.inference_backend != "sglang":
+        yield (
+            f"--share_gpus: --inference_backend {inference.inference_backend} starts no servers on "
+            "GPUs; add --inference_backend sglang, or remove the flag"
+        )
+    if not config.rollout.enable_sampling:
+        yield "--share_gpus requires sampling; remove it or --enable_sampling false"
+    if config.trainer.num_machines > 1:
+        yield (
+            f"--num_machines {config.trainer.num_machines}: --share_gpus supports one machine only; "
+            "use 1, or give the servers their own GPUs"
+        )
+    if config.publish.weight_sync == "distributed":
+        yield (
+            "--weight_sync distributed needs one process per GPU (NCCL), and --share_gpus puts two on "
+            "each; use --weight_sync disk with --share_gpus"
+        )
+
+
 def _server_contradictions(config: RootConfig) -> Iterator[str]:
     trainer, inference = config.trainer, config.inference
     flag = f"--inference_gpus {in_words(inference.inference_gpus)}"
@@ -95,14 +129,14 @@ def _server_contradictions(config: RootConfig) -> Iterator[str]:
             "many, or change --num_inference_servers or --inf_tp_size"
         )
     common = sorted(set(trainer.trainer_gpus) & set(inference.inference_gpus))
-    if common and not inference.colocated:
+    if common and not inference.is_on_trainer_gpus:
         yield (
             f"{flag} and --trainer_gpus share {in_words(common)}; give the servers their own "
-            "GPUs, or share them in turns with --colocated"
+            "GPUs, or share them with --share_gpus (concurrently) or --colocated (in turns)"
         )
     are_equal = set(trainer.trainer_gpus) == set(inference.inference_gpus)
-    if trainer.trainer_gpus and inference.colocated and not are_equal:
+    if trainer.trainer_gpus and inference.is_on_trainer_gpus and not are_equal:
         yield (
-            f"{flag}: --colocated puts trainer and servers on the same GPUs; repeat those of "
+            f"{flag}: {inference.sharing_flag} puts trainer and servers on the same GPUs; repeat those of "
             "--trainer_gpus, or remove the flag"
         )

@@ -79,7 +79,8 @@ class GpuMap:
             ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
             yield "trainer", f"{ranks} on {self._text(self.trainer)}"
         for number, group in enumerate(self.servers):
-            yield f"server {number}", self._text(group)
+            shared = ", shared with the trainer" if {*group} & {*self.trainer} else ""
+            yield f"server {number}", f"{self._text(group)}{shared}"
         yield "others", self._text(self.free)
 
     def _text(self, gpus: Sequence[int]) -> str:
@@ -97,8 +98,8 @@ def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuM
     """Return the configuration with its number of servers, and the map.
 
     Trainer ranks take the first GPUs unless flags name others; servers take as many of the
-    remaining ones as `--num_inference_servers` requests, or all of them. With `--colocated` both
-    share the same.
+    remaining ones as `--num_inference_servers` requests, or all of them. With `--colocated` or
+    `--share_gpus`, both have the same.
 
     Args:
         config: the checked configuration.
@@ -130,7 +131,7 @@ def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuM
     ranks = trainer.trainer_gpus if trains else ()
     if not ranks:
         others = [gpu for gpu in range(len(names)) if gpu not in inference.inference_gpus]
-        candidates = inference.inference_gpus if inference.colocated else ()
+        candidates = inference.inference_gpus if inference.is_on_trainer_gpus else ()
         ranks = tuple((candidates or others)[:num_ranks])
     first_rank = trainer.machine_rank * num_ranks
     if not starts_servers:
@@ -148,7 +149,8 @@ def _server_groups(
     config: RootConfig, names: Sequence[str], ranks: Sequence[int], num_ranks: int
 ) -> tuple[RootConfig, tuple[tuple[int, ...], ...]]:
     inference = config.inference
-    group_size, is_shared = gpus_per_server(inference), inference.colocated and num_ranks > 0
+    group_size = gpus_per_server(inference)
+    is_shared = inference.is_on_trainer_gpus and num_ranks > 0
     free = [gpu for gpu in range(len(names)) if gpu not in ranks]
     gpus = inference.inference_gpus or tuple(ranks if is_shared else free)
     if "num_inference_servers" not in inference.model_fields_set:
@@ -168,9 +170,9 @@ def _mismatch_text(config: RootConfig, num_ranks: int, num_gpus: int, group_size
     """Return why ranks and servers do not fit the GPUs, and which flags to change."""
     servers = config.inference.num_inference_servers
     sizes = f"{servers} server(s) of {group_size} GPU(s)"
-    if config.inference.colocated and num_ranks:
+    if config.inference.is_on_trainer_gpus and num_ranks:
         return (
-            f"--colocated: {num_ranks} trainer rank(s) share their GPUs with {sizes}, so both must "
+            f"{config.inference.sharing_flag}: {num_ranks} trainer rank(s) share their GPUs with {sizes}, so both must "
             f"use the same number of GPUs, and this machine has {num_gpus}; change "
             "--num_processes, --num_inference_servers or --inf_tp_size"
         )
@@ -182,7 +184,7 @@ def _mismatch_text(config: RootConfig, num_ranks: int, num_gpus: int, group_size
     return (
         f"{num_ranks} trainer rank(s) and {sizes} need {num_ranks + servers * group_size} GPUs, "
         f"and this machine has {num_gpus}; lower --num_processes, --num_inference_servers or "
-        "--inf_tp_size, or let both share GPUs with --colocated"
+        "--inf_tp_size, or let both share GPUs with --share_gpus or --colocated"
     )
 
 

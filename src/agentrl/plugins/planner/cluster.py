@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from typing import Self
 
 import psutil
 
@@ -31,6 +32,12 @@ class Cluster:
     def gpu_bytes(self) -> int:
         """Bytes of a GPU available to tensors."""
         return 0 if self.gpu is None else (self.gpu.memory_mib << 20) - _RESERVED_BYTES
+
+    def with_gpu_memory(self, gigabytes: float | None) -> Self:
+        """Return the cluster whose GPUs have this memory; None changes nothing."""
+        if self.gpu is None or gigabytes is None:
+            return self
+        return replace(self, gpu=replace(self.gpu, memory_mib=int(gigabytes * GB) >> 20))
 
 
 def this_machine(*, has_gpus: bool) -> Cluster | None:

@@ -22,4 +22,4 @@ def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> Cluste
     cluster = this_machine(has_gpus=True) if gpus.trainer else None
     if cluster is None:
         return "GPU model unknown; name it with `agentrl plan --gpu`" if gpus.names else None
-    return plan_cluster(config, model_path, cluster)
+    return plan_cluster(config, model_path, cluster.with_gpu_memory(config.run.gpu_memory_gb))

@@ -33,11 +33,6 @@ class _Positive(click.FloatRange):
     "--gpu", metavar="NAME", help="GPU model (H100, A100, ...); this machine's by default."
 )
 @click.option(
-    "--gpu_memory_gb",
-    type=_Positive(),
-    help="Memory of a GPU in 10^9 bytes; that of the GPU model by default.",
-)
-@click.option(
     "--host_memory_gb", type=_Positive(), help="Memory of a machine; this machine's by default."
 )
 @click.option(
@@ -51,7 +46,6 @@ class _Positive(click.FloatRange):
 def plan(
     config: RootConfig,
     gpu: str | None,
-    gpu_memory_gb: float | None,
     host_memory_gb: float | None,
     network_gb: float | None,
     turns: float,
@@ -77,9 +71,7 @@ def plan(
         raise ConfigError("GPU model unknown; name a similar one with --gpu")
     if gpu is not None:
         cluster = replace(cluster, gpu=named_gpu(gpu))
-    if cluster.gpu is not None and gpu_memory_gb is not None:
-        size = int(gpu_memory_gb * GB) >> 20
-        cluster = replace(cluster, gpu=replace(cluster.gpu, memory_mib=size))
+    cluster = cluster.with_gpu_memory(config.run.gpu_memory_gb)
     if host_memory_gb is not None:
         cluster = replace(cluster, host_bytes=int(host_memory_gb * GB))
     if network_gb is not None:

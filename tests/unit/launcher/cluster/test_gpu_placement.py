@@ -75,6 +75,9 @@ def plan(flags: str, *, trains: bool = True) -> tuple[dict[str, Any], GpuMap]:
         (f"{SGLANG} --num_gpus 1 --colocated", (0,), [(0,)]),
         (f"{SGLANG} --num_gpus 8 --colocated --num_processes 4 --inf_tp_size 2", None, None),
         (f"{SGLANG} --num_gpus 8 --colocated --inference_gpus 4-7 --num_processes 4", None, None),
+        (f"{SGLANG} --num_gpus 1 --share_gpus", (0,), [(0,)]),
+        (f"{SGLANG} --num_gpus 4 --share_gpus --trainer_gpus 2 --inference_gpus 2", (2,), [(2,)]),
+        (f"{SGLANG} --num_gpus 8 --share_gpus --num_processes 4 --inf_tp_size 2", None, None),
         # servers that need none
         ("--num_gpus 2", (0,), []),
         (f"{SGLANG} --num_gpus 2 --inference_urls http://127.0.0.1:1", (0,), []),
@@ -91,7 +94,7 @@ def test_ranks_and_servers_get_gpus_of_their_own(
     assert servers is None or list(gpus.servers) == servers
     used = [gpu for group in gpus.servers for gpu in group]
     assert len(set(used)) == len(used)
-    if "--colocated" in flags:
+    if "--colocated" in flags or "--share_gpus" in flags:
         assert sorted(used) == sorted(gpus.trainer)
     else:
         assert set(used).isdisjoint(gpus.trainer)
@@ -100,7 +103,7 @@ def test_ranks_and_servers_get_gpus_of_their_own(
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (f"{SGLANG} --num_gpus 1", "need 2 GPUs, and this machine has 1; .* --colocated"),
+        (f"{SGLANG} --num_gpus 1", "need 2 GPUs, .* has 1; .* --share_gpus or --colocated"),
         (f"{SGLANG} --num_gpus 8 --inf_tp_size 8", "1 server.* of 8 GPU.* need 9 GPUs"),
         (f"{SGLANG} --num_gpus 4 --num_processes 4", "--num_processes"),
         (f"{SGLANG} --num_gpus 8 --num_inference_servers 8", "need 9 GPUs, and this machine has 8"),
@@ -110,6 +113,7 @@ def test_ranks_and_servers_get_gpus_of_their_own(
         (f"{SGLANG} --num_gpus 4 --inference_gpus 4", "GPU 4 does not exist; .* numbered from 0"),
         ("--num_gpus 0 --trainer_gpus 0", "--trainer_gpus 0: no GPU found"),
         (f"{SGLANG} --num_gpus 8 --colocated --inf_tp_size 2", "--colocated: 1 trainer rank"),
+        (f"{SGLANG} --num_gpus 8 --share_gpus --inf_tp_size 2", "--share_gpus: 1 trainer rank"),
         (
             f"{SGLANG} --num_gpus 8 --colocated --num_processes 4 --num_inference_servers 2",
             "--colocated: 4 trainer rank.* must use the same number",
@@ -120,6 +124,15 @@ def test_too_few_gpus_are_refused_in_one_line(flags: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
         plan(flags)
     assert "\n" not in str(caught.value)
+
+
+def test_the_map_says_who_shares_a_gpu() -> None:
+    _, gpus = plan(f"{SGLANG} --num_gpus 1 --share_gpus")
+    assert dict(gpus.rows()) == {
+        "trainer": "rank 0 on GPU 0",
+        "server 0": "GPU 0, shared with the trainer",
+        "others": "no GPU",
+    }
 
 
 def test_an_evaluation_has_all_gpus_for_its_servers() -> None:
