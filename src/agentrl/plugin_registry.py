@@ -26,6 +26,7 @@ Hook = Literal[
     "task_sources",
     "run_checks",
     "run_preparations",
+    "gpu_demands",
     "exports",
     "imports",
     "agent_interpreters",
@@ -62,6 +63,9 @@ class Plugin:
     run_preparations: Mapping[str, str] = field(default_factory=dict)
     """Work before a run's processes start: functions `(config)` that return an
     `agentrl.launcher.training_run.Preparation` or None."""
+    gpu_demands: Mapping[str, str] = field(default_factory=dict)
+    """What trainer and servers need of a GPU that they share: an `agentrl.launcher.cluster.gpu_sharing.
+    MeasureDemand`, by its method; one is used."""
     exports: Mapping[str, str] = field(default_factory=dict)
     """Formats of `agentrl store export`: an `agentrl.cli.run_formats.RunExport`."""
     imports: Mapping[str, str] = field(default_factory=dict)

@@ -35,6 +35,7 @@ from agentrl.launcher.checks.extras import (
 from agentrl.launcher.checks.preflight import findings
 from agentrl.launcher.checks.server_checks import check_servers
 from agentrl.launcher.cluster.gpu_placement import placed
+from agentrl.launcher.cluster.gpu_sharing import sharing_by_default
 from agentrl.plugin_registry import broken_plugins, installed_plugins
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.gpus import machine_gpus
@@ -183,7 +184,7 @@ def _gpus() -> Iterator[CheckResult]:
 
 
 def _placement(config: RootConfig) -> Iterator[CheckResult]:
-    _, gpus = placed(config)
+    _, gpus = placed(sharing_by_default(config))
     rows = list(gpus.rows())
     yield "ok", "; ".join(f"{name}: {text}" for name, text in rows) or "no GPUs to assign"
 

@@ -23,6 +23,7 @@ from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import Finding, findings, findings_on_ranks
 from agentrl.launcher.checks.run_check import RunCheck, run_checks
 from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap, placed
+from agentrl.launcher.cluster.gpu_sharing import settled, sharing_by_default
 from agentrl.launcher.model_limits import fitted_to_model
 from agentrl.plugin_registry import hooks
 from agentrl.runtime.printable import counted
@@ -145,8 +146,9 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
     found: list[Finding] = []
     gpus = NO_GPUS
     checked: dict[str, RunCheck | None] = dict.fromkeys(hooks("run_checks"))
+    asked = config
     try:
-        config, gpus = placed(config)
+        config, gpus = placed(sharing_by_default(config))
         found.append(Finding("GPUs"))
     except AgentRLError as error:
         found.append(Finding("GPUs", error))
@@ -163,6 +165,11 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
                 samples_on=gpus.samples_on(config.inference),
             )
             found.append(Finding("limits", notes=tuple(notes)))
+            try:
+                config, lines = await asyncio.to_thread(settled, asked, config, path)
+                found += [Finding("sharing", notes=tuple(lines))] if lines else []
+            except AgentRLError as error:
+                found.append(Finding("sharing", error))
             checked |= await asyncio.to_thread(_checked, config, gpus, path, found)
     are_read = any(one.subject == "questions" and one.problem is None for one in found)
     first = first_question_lines(config, config.data.train_file) if are_read else []

@@ -25,6 +25,7 @@ from agentrl.launcher.checks.question_checks import check_unchanged
 from agentrl.launcher.checks.run_check import run_checks
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import GpuMap, placed
+from agentrl.launcher.cluster.gpu_sharing import settled, sharing_by_default
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.cluster.resume_checks import (
     changes_since,
@@ -54,6 +55,10 @@ from agentrl.store import TrajectoryStore
 Preparation = Callable[[Console, RootConfig, GpuMap], Coroutine[Any, Any, RootConfig | None]]
 """Work before the processes of a run start; returns the configuration to run with, or None if a
 signal stopped it."""
+
+_ALIVE_SECONDS = 3.0
+"""Age of a server's last heartbeat; older ones are those of an earlier start."""
+_POLL_SECONDS = 0.2
 
 
 async def run_training(config: RootConfig) -> int:
@@ -130,7 +135,8 @@ async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, G
     Returns:
         The configuration of the run, and its GPUs; None if a signal stopped the preparation.
     """
-    config, gpus = placed(config)
+    typed = config
+    config, gpus = placed(sharing_by_default(config))
     async with report_if_slow(
         console, "checking the model, the questions and the tool servers ..."
     ):
@@ -143,12 +149,15 @@ async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, G
             trains_on=gpus.trains_on,
             samples_on=gpus.samples_on(config.inference),
         )
+        config, sharing = await asyncio.to_thread(settled, typed, config, model_path)
         notes += [
             *fitted,
             *await asyncio.to_thread(lambda: list(_checked(config, gpus, model_path))),
         ]
     for note in notes:
         say(console, f"note: {note}")
+    for line in sharing:
+        say(console, line)
     for line in first_question_lines(config, config.data.train_file):
         say(console, line)
     print_gpus(console, gpus)
@@ -193,6 +202,10 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
             await cluster.start_tool_server()
         cluster.write_config()
         await cluster.start_servers()
+        if config.inference.share_gpus:
+            # SGLang measures the free memory at its start; the trainer would change it meanwhile.
+            async with report_if_slow(console, "waiting for the servers ..."):
+                await cluster.watch(_until_servers_are_up(cluster, store))
         await cluster.start_samplers()
     else:
         cluster.write_config()
@@ -238,6 +251,14 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     if config.rollout.enable_sampling:
         await cluster.wait_for_samplers()
     return status
+
+
+async def _until_servers_are_up(cluster: LocalCluster, store: TrajectoryStore) -> None:
+    num_up = 0
+    while num_up < cluster.config.inference.num_inference_servers:
+        await asyncio.sleep(_POLL_SECONDS)
+        services = await store.services.all(alive_within=_ALIVE_SECONDS)
+        num_up = sum(service.status == "up" for service in services)
 
 
 async def _until_trained(cluster: LocalCluster, trainer: Child, display: ProgressDisplay) -> int:

@@ -53,6 +53,7 @@ PLANNER = Plugin(
         )
     },
     run_checks={"memory": "agentrl.plugins.planner.memory_check:planned_memory"},
+    gpu_demands={"rehearsed": "agentrl.plugins.planner.memory_check:rehearsed_demand"},
 )
 
 SFT = Plugin(

@@ -80,6 +80,16 @@ def machine_gpus() -> list[Gpu]:
     return [Gpu("GPU") for _ in devices]
 
 
+def smallest_gpu_bytes() -> int | None:
+    """Return the memory of the smallest GPU, which decides because all ranks hold equal shares.
+
+    Returns:
+        The bytes; None if `nvidia-smi` names none.
+    """
+    sizes = [gpu.total_mib << 20 for gpu in machine_gpus() if gpu.total_mib]
+    return min(sizes, default=None)
+
+
 def visible_gpus(count: int | None = None) -> tuple[str, ...]:
     """Return the GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES.
 
@@ -92,6 +102,14 @@ def visible_gpus(count: int | None = None) -> tuple[str, ...]:
         # A user who plans for another machine may request more GPUs than this one has.
         return names[:count] if names and len(names) >= count else _indices(count)
     return _indices(len(machine_gpus())) if names is None else names
+
+
+def seen_gpus() -> list[Gpu]:
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` shows; none if it names them by anything but index."""
+    gpus, names = machine_gpus(), visible_gpus()
+    if not all(name.isdecimal() and int(name) < len(gpus) for name in names):
+        return []
+    return [gpus[int(name)] for name in names]
 
 
 def _visible_names(value: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from agentrl.config.sections import InferenceSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.inference.supervisor.script_interpreter import script_interpreter
 from agentrl.inference.supervisor.starters import sglang_starter
+from agentrl.runtime.gpus import seen_gpus
 
 _SGLANG_TOOL_CALL_PARSERS = frozenset(
     {
@@ -19,6 +20,9 @@ _SGLANG_TOOL_CALL_PARSERS = frozenset(
         *("qwen", "qwen25", "qwen3_coder"),
     }
 )
+
+_MAX_STATIC_FRACTION = 0.95
+"""Of the free memory; passes and CUDA graphs need the rest."""
 
 
 class SGLangBackend:
@@ -57,11 +61,23 @@ def sglang_python() -> list[str]:
     )
 
 
+def _static_fraction(inference: InferenceSection) -> float:
+    """Return the fraction for SGLang, which relates it to the memory that is free at its start.
+
+    A server that is restarted beside a trainer finds less of it free.
+    """
+    sizes = [(gpu.total_mib, gpu.used_mib) for gpu in seen_gpus()]
+    free = [1 - used / total for total, used in sizes if total and used is not None]
+    if not inference.share_gpus or not free:
+        return inference.inf_mem_ratio
+    return round(min(inference.inf_mem_ratio / max(min(free), 0.01), _MAX_STATIC_FRACTION), 3)
+
+
 def _sglang_flags(inference: InferenceSection, model: ModelSection) -> list[str]:
     argv = ["--served-model-name", model.model_name, "--tp-size", str(inference.inf_tp_size)]
     if inference.inf_ep_size > 1:
         argv += ["--ep-size", str(inference.inf_ep_size)]
-    argv += ["--mem-fraction-static", str(inference.inf_mem_ratio)]
+    argv += ["--mem-fraction-static", str(_static_fraction(inference))]
     argv += ["--sampling-defaults", "openai"]
     if inference.colocated:
         argv.append("--enable-memory-saver")

@@ -7,7 +7,7 @@ from typing import Self
 import psutil
 
 from agentrl.errors import ConfigError
-from agentrl.runtime.gpus import GPU_MODELS, GpuModel, gpu_model, machine_gpus
+from agentrl.runtime.gpus import GPU_MODELS, GpuModel, gpu_model, machine_gpus, smallest_gpu_bytes
 
 GB = 10**9
 NETWORK_GB_PER_SECOND = 10.0
@@ -53,9 +53,9 @@ def this_machine(*, has_gpus: bool) -> Cluster | None:
     found = gpu_model(gpus[0].name) if gpus else None
     if found is None:
         return None
-    # The smallest GPU decides, because all ranks hold equal shares.
-    sizes = [gpu.total_mib for gpu in gpus if gpu.total_mib]
-    return replace(cluster, gpu=replace(found, memory_mib=min(sizes, default=found.memory_mib)))
+    smallest = smallest_gpu_bytes()
+    size = found.memory_mib if smallest is None else smallest >> 20
+    return replace(cluster, gpu=replace(found, memory_mib=size))
 
 
 def named_gpu(name: str) -> GpuModel:

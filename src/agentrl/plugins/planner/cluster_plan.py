@@ -163,7 +163,9 @@ class ClusterPlan:
     def _device_bytes(self) -> int:
         """Memory available to a rank."""
         if self.cluster.gpu is not None:
-            return self.cluster.gpu_bytes
+            inference = self.config.inference
+            servers = inference.inf_mem_ratio if inference.share_gpus else 0
+            return self.cluster.gpu_bytes - int(servers * (self.cluster.gpu.memory_mib << 20))
         return self.cluster.host_bytes // self._ranks_per_host
 
     @property
@@ -286,7 +288,7 @@ def plan_cluster(
             cluster,
             workload or usual_workload(config),
             rank,
-            _served(config, model_path, rank),
+            planned_server(config, model_path, rank),
             remedies=(),
         )
         if rank.peak <= plan._device_bytes:
@@ -301,7 +303,17 @@ def usual_workload(config: RootConfig, turns: float = 4, tokens: int | None = No
     return Workload(turns, tokens or longest // 2)
 
 
-def _served(config: RootConfig, model_path: Path, rank: RankMemory) -> ServedModel:
+def planned_server(config: RootConfig, model_path: Path, rank: RankMemory) -> ServedModel:
+    """Return the memory of a server.
+
+    Args:
+        config: the checked configuration.
+        model_path: directory with config.json.
+        rank: the rehearsed trainer rank, which has counted the parameters.
+
+    Raises:
+        ConfigError: config.json cannot be used.
+    """
     try:
         return served_model(
             raw_config(model_path), rank.num_parameters, tp_size=config.inference.inf_tp_size

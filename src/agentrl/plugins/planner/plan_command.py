@@ -59,13 +59,15 @@ def plan(
     seconds for a model of any size. The exit status is 2 if the run does not fit.
     """
     from agentrl.launcher.cluster.gpu_placement import placed
+    from agentrl.launcher.cluster.gpu_sharing import settled, sharing_by_default
     from agentrl.launcher.model_limits import fitted_to_model
     from agentrl.plugins.planner.cluster import GB, named_gpu, this_machine
     from agentrl.plugins.planner.cluster_plan import plan_cluster, usual_workload
 
     if gpu is not None and not config.run.num_gpus:
         raise ConfigError(f"--gpu {gpu}: give the number of GPUs with --num_gpus")
-    config, gpus = placed(config)
+    typed = config
+    config, gpus = placed(sharing_by_default(config))
     cluster = this_machine(has_gpus=bool(gpus.trainer) and gpu is None)
     if cluster is None:
         raise ConfigError("GPU model unknown; name a similar one with --gpu")
@@ -79,9 +81,11 @@ def plan(
     path = _model_directory(config.model.model_name_or_path)
     device: Literal["cpu", "gpu"] = "cpu" if cluster.gpu is None else "gpu"
     config, _ = fitted_to_model(config, path, trains_on=device, samples_on=device)
+    gpu_bytes = None if cluster.gpu is None else cluster.gpu.memory_mib << 20
+    config, sharing = settled(typed, config, path, gpu_bytes)
     workload = usual_workload(config, turns, record_tokens)
     found = plan_cluster(config, path, cluster, workload)
-    print(json.dumps(found.parts(), indent=2) if as_json else "\n".join(found.lines()))
+    print(json.dumps(found.parts(), indent=2) if as_json else "\n".join([*sharing, *found.lines()]))
     return ConfigError.exit_status if found.problems else 0
 
 

@@ -64,3 +64,27 @@ def test_sglang_makes_room_for_adapters_only_where_there_are_to_be_any(lora_rank
     wanted = "--enable-lora --max-lora-rank 8 --lora-target-modules q_proj v_proj"
     assert (wanted in line) == bool(lora_rank)
     assert ("lora" in line) == bool(lora_rank)
+
+
+@pytest.mark.parametrize(
+    ("used_mib", "fraction"),
+    [
+        (0, "0.5"),
+        (10_000, "0.625"),  # of the 80 % that the trainer leaves
+        (30_000, "0.95"),
+    ],
+)
+def test_a_server_beside_a_trainer_gets_its_part_of_the_whole_gpu(
+    used_mib: int, fraction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    lines = ["H100, 50000, 49000", f"H100, 50000, {used_mib}"]
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    shared = command(share_gpus=True, inf_mem_ratio=0.5)
+    assert shared[shared.index("--mem-fraction-static") + 1] == fraction
+    assert "--enable-memory-saver" not in shared
+    alone = command(inf_mem_ratio=0.5)
+    assert alone[alone.index("--mem-fraction-static") + 1] == "0.5"

@@ -14,13 +14,15 @@ from support.training import MakeConfig, Player, train_tasks
 from torch.optim import AdamW
 
 from agentrl.config.command_line import parse_flags
+from agentrl.config.shared_gpus import shortage_of
 from agentrl.distributed import Ranks
+from agentrl.errors import TrainingError
 from agentrl.models.load import load_policy
 from agentrl.models.policy import PolicyModel
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.bootstrap import Shares, WorkerGroup, mesh_shape
-from agentrl.trainer.learner.learner import StepOutcome
+from agentrl.trainer.bootstrap import Shares, WorkerGroup, beside_servers, mesh_shape
+from agentrl.trainer.learner.learner import Learner, StepOutcome
 from agentrl.trainer.learner.optimizer import move_state
 from agentrl.trainer.rl.training_loop import lead
 
@@ -130,3 +132,43 @@ async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
         for folder in (result.output_path, tmp_path / "alone")
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+async def test_a_trainer_without_memory_beside_a_server_ends_and_takes_turns_next(
+    make_config: MakeConfig,
+    store: TrajectoryStore,
+    model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await store.tasks.add(train_tasks(4, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
+
+    def exhausted(*_: object) -> StepOutcome:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    steps = iter([Learner.train, exhausted])
+    monkeypatch.setattr(Learner, "train", lambda *args: next(steps)(*args))
+    async with serve() as control:
+        await store.runs.create(Run(name=store.database_name))
+        await store.services.register(
+            InferenceService(id="s", base_url=control.base_url, backend="sglang", model_path="m")
+        )
+        flags = {"inference_backend": "sglang", "enable_sampling": "true"}
+        config = make_config(share_gpus="true", inf_mem_ratio=0.4, **flags)
+        with (
+            pytest.raises(
+                TrainingError, match=r"out of GPU memory .*CUDA out of memory; .*--colocated"
+            ) as caught,
+            beside_servers(config, torch.device("cpu")),
+        ):
+            await lead(config, Ranks(), stop=asyncio.Event())
+        (service,) = await store.services.all()
+        assert (service.status, service.policy_version) == ("up", 1)
+        assert not {"release_memory_occupation", "flush_cache"} & set(control.names())
+        shortage = shortage_of(config.run.output_path)
+        monkeypatch.undo()
+        turns = make_config(colocated="true", **flags)
+        result = await lead(turns, Ranks(), stop=asyncio.Event())
+    assert "\n" not in str(caught.value)
+    assert shortage is not None
+    assert (result.status, result.step) == ("completed", 2)
