@@ -124,7 +124,8 @@ def beside_servers(config: RootConfig, device: torch.device) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        reason, _, _ = str(error).partition(". ")
+        # What follows describes the state of torch's allocator.
+        reason = ". ".join(str(error).split(". ")[:2])
         note_shortage(config.run.output_path, reason)
         raise TrainingError(
             f"out of GPU memory beside the server (--share_gpus): {reason}; start again with "

@@ -66,13 +66,13 @@ def test_what_is_missing_is_said_with_what_to_do(
         "absent": {"command": "no-such-program"},
     }
     (folder / "servers.json").write_text(json.dumps(servers))
-    flags = ["--mcp_servers", "servers.json", "--inference_backend", "sglang"]
+    flags = ["--mcp_servers", "servers.json", "--inference_backend", "sglang", "--num_processes=2"]
     found = examined(capsys, *flags, "--model_name_or_path", "./nowhere", status=1)
     failures = {
         subject: text for subject, told in found.items() for state, text in told if state == "FAIL"
     }
     assert "install a CUDA build of torch" in failures["GPUs"]
-    assert "need 2 GPUs, and this machine has 1" in failures["placement"]
+    assert "need 3 GPUs, and this machine has 1" in failures["placement"]
     assert "MONGOD_BINARY is /nowhere/mongod" in failures["MongoDB"]
     assert "SGLang is not installed" in failures["servers"]
     assert "127.0.0.1:1/mcp" in failures["tools dead"]

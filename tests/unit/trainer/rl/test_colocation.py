@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ async def test_a_trainer_without_memory_beside_a_server_ends_and_takes_turns_nex
     def exhausted(*_: object) -> StepOutcome:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
-    steps = iter([Learner.train, exhausted])
+    steps: Iterator[Callable[..., StepOutcome]] = iter([Learner.train, exhausted])
     monkeypatch.setattr(Learner, "train", lambda *args: next(steps)(*args))
     async with serve() as control:
         await store.runs.create(Run(name=store.database_name))
@@ -157,7 +158,8 @@ async def test_a_trainer_without_memory_beside_a_server_ends_and_takes_turns_nex
         config = make_config(share_gpus="true", inf_mem_ratio=0.4, **flags)
         with (
             pytest.raises(
-                TrainingError, match=r"out of GPU memory .*CUDA out of memory; .*--colocated"
+                TrainingError,
+                match=r"out of GPU memory .*CUDA out of memory. Tried to allocate 2.00 GiB; .*--colocated",
             ) as caught,
             beside_servers(config, torch.device("cpu")),
         ):
