@@ -292,7 +292,7 @@ MISTAKES = {
     "--num_gpus 1 --num_processes 2": "2 trainer ranks need one GPU each",
     "--inference_gpus 1": "the embedded engine runs on the CPU",
     f"{SGLANG} --num_gpus 0": "--inference_backend sglang: no GPU found",
-    f"{SGLANG} --num_gpus 1": "1 trainer rank(s) and 1 server(s) of 1 GPU(s) need 2 GPUs",
+    f"{SGLANG} --num_gpus 1 --colocated false": "1 trainer rank(s) and 1 server(s) of 1 GPU(s) need 2 GPUs",
     f"{SGLANG} --num_gpus 4 --inf_tp_size 4": "need 5 GPUs, and this machine has 4",
     f"{SGLANG} --num_gpus 8 --num_processes 8": "or let both share GPUs with --share_gpus or --colocated",
     f"{SGLANG} --num_gpus 8 --trainer_gpus 0-3 --inference_gpus 3-7": "share 3",

@@ -23,12 +23,10 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.sections import RootConfig, TrainerSection
-from agentrl.config.shared_gpus import note_shortage, trainer_fraction
 from agentrl.config.validation.rank_checks import check_mesh
 from agentrl.data import MicroBatch
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.broadcast import Bucket
-from agentrl.errors import TrainingError
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.processes.heap import keep_freed_memory
 from agentrl.runtime.processes.signals import stop_on_signals
@@ -75,11 +73,7 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
     def shape(world_size: int) -> MeshShape:
         return mesh_shape(config.trainer, world_size)
 
-    with (
-        _flushed_subnormals(),
-        joined_ranks(shape) as ranks,
-        beside_servers(config, ranks.device),
-    ):
+    with _flushed_subnormals(), joined_ranks(shape) as ranks:
         if ranks.is_main:
             return asyncio.run(lead_until_signaled())
         start: _Start = ranks.broadcast(None)
@@ -99,39 +93,6 @@ def _flushed_subnormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
-
-
-@contextmanager
-def beside_servers(config: RootConfig, device: torch.device) -> Iterator[None]:
-    """Keep to the trainer's part of GPUs that servers share, and explain if it does not suffice.
-
-    Without this limit, it would be the server that finds no memory.
-
-    Args:
-        config: the resolved configuration.
-        device: of this rank.
-
-    Raises:
-        TrainingError: the rank ran out of GPU memory; the next start learns of it.
-    """
-    inference = config.inference
-    if not inference.share_gpus:
-        yield
-        return
-    if device.type == "cuda":
-        fraction = trainer_fraction(inference.inf_mem_ratio)
-        torch.cuda.set_per_process_memory_fraction(fraction, device)
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        # What follows describes the state of torch's allocator.
-        reason = ". ".join(str(error).split(". ")[:2])
-        note_shortage(config.run.output_path, reason)
-        raise TrainingError(
-            f"out of GPU memory beside the server (--share_gpus): {reason}; start again with "
-            "--colocated, which a run on one GPU does by itself, or lower --max_tokens or "
-            f"--inf_mem_ratio ({inference.inf_mem_ratio:g})"
-        ) from error
 
 
 @contextmanager

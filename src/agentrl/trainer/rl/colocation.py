@@ -1,4 +1,4 @@
-"""Devices that trainer ranks and inference servers use in turn (`--colocated`).
+"""Devices of trainer ranks and inference servers: divided (`--share_gpus`), or in turn (`--colocated`).
 
     servers   sample ─────────┐ asleep                        ┌ sample ───
     trainer   in host memory  └ step, weights and checkpoint ─┘ in host memory
@@ -8,6 +8,15 @@ version is published. If it dies in between, the supervisors wake their servers 
 expires.
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from agentrl.config.sections import RootConfig
+from agentrl.config.shared_gpus import note_shortage, trainer_fraction
+from agentrl.errors import TrainingError
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup
@@ -52,3 +61,36 @@ class SharedDevice:
             StoreError: the store could not be written.
         """
         await self._store.trainer_leases.set_has_device(False)
+
+
+@contextmanager
+def beside_servers(config: RootConfig) -> Iterator[None]:
+    """Keep to the trainer's part of GPUs that servers share, and explain if it does not suffice.
+
+    Without this limit, it would be the server that finds no memory.
+
+    Args:
+        config: the resolved configuration.
+
+    Raises:
+        TrainingError: the rank ran out of GPU memory; the next start learns of it.
+    """
+    inference = config.inference
+    if not inference.share_gpus:
+        yield
+        return
+    if torch.cuda.is_available():
+        fraction = trainer_fraction(inference.inf_mem_ratio)
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.cuda.set_per_process_memory_fraction(fraction, rank)
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        # What follows describes the state of torch's allocator.
+        reason = ". ".join(str(error).split(". ")[:2])
+        note_shortage(config.run.output_path, reason)
+        raise TrainingError(
+            f"out of GPU memory beside the server (--share_gpus): {reason}; start again with "
+            "--colocated, which a run on one GPU does by itself, or lower --max_tokens or "
+            f"--inf_mem_ratio ({inference.inf_mem_ratio:g})"
+        ) from error

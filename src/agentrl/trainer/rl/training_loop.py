@@ -45,7 +45,7 @@ from agentrl.trainer.metrics.reporting import (
     write_merge_report,
     write_summary,
 )
-from agentrl.trainer.rl.colocation import SharedDevice
+from agentrl.trainer.rl.colocation import SharedDevice, beside_servers
 from agentrl.trainer.rl.evaluations import Evaluations
 from agentrl.trainer.rl.run_phase import PhaseReporter
 from agentrl.trainer.rl.run_start import OpenedRun, learner_settings, opened_run, publisher_of
@@ -91,9 +91,10 @@ def train(config: RootConfig) -> TrainResult | None:
         ConfigError: a flag or file cannot be used; neither database nor files were changed.
         TrainerBusy: another trainer is working on this run.
         StoreError: the store failed, or an evaluation did not finish in time.
-        TrainingError: losses or gradients stay non-finite.
+        TrainingError: losses or gradients stay non-finite, or GPUs that servers share are too small.
     """
-    return run_on_ranks("trainer", config, lambda ranks, stop: lead(config, ranks, stop=stop))
+    with beside_servers(config):
+        return run_on_ranks("trainer", config, lambda ranks, stop: lead(config, ranks, stop=stop))
 
 
 async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:

@@ -22,9 +22,10 @@ from agentrl.models.load import load_policy
 from agentrl.models.policy import PolicyModel
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.bootstrap import Shares, WorkerGroup, beside_servers, mesh_shape
+from agentrl.trainer.bootstrap import Shares, WorkerGroup, mesh_shape
 from agentrl.trainer.learner.learner import Learner, StepOutcome
 from agentrl.trainer.learner.optimizer import move_state
+from agentrl.trainer.rl.colocation import beside_servers
 from agentrl.trainer.rl.training_loop import lead
 
 Trained = tuple[PolicyModel, AdamW]
@@ -161,7 +162,7 @@ async def test_a_trainer_without_memory_beside_a_server_ends_and_takes_turns_nex
                 TrainingError,
                 match=r"out of GPU memory .*CUDA out of memory. Tried to allocate 2.00 GiB; .*--colocated",
             ) as caught,
-            beside_servers(config, torch.device("cpu")),
+            beside_servers(config),
         ):
             await lead(config, Ranks(), stop=asyncio.Event())
         (service,) = await store.services.all()

@@ -30,7 +30,7 @@ _SHARED = {"max_steps", "groups_per_step", "learning_rate", "eval_timeout_second
 """Flags of AgentRL's trainer with the same meaning here."""
 _UNSUPPORTED_FLAGS = {*AlgorithmSection.model_fields, *TrainerSection.model_fields} - _SHARED | (
     {"num_train_epochs", "records_of", "min_score"} & set(DataSection.model_fields)
-    | {"colocated"} & set(InferenceSection.model_fields)
+    | {"colocated", "share_gpus"} & set(InferenceSection.model_fields)
 )
 """Flags that only AgentRL's own trainer reads."""
 _FROM_FLAGS = {
