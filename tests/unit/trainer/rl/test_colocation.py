@@ -175,3 +175,18 @@ async def test_a_trainer_without_memory_beside_a_server_ends_and_takes_turns_nex
     assert "\n" not in str(caught.value)
     assert shortage is not None
     assert (result.status, result.step) == ("completed", 2)
+
+
+@pytest.mark.parametrize(("flag", "limits"), [("share_gpus", [(0.5, 1)]), ("colocated", [])])
+def test_a_trainer_beside_a_server_leaves_it_its_part_of_the_gpu(
+    flag: str, limits: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda *given: seen.append(given)
+    )
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    flags = ["--inference_backend", "sglang", f"--{flag}", "--inf_mem_ratio", "0.4"]
+    with beside_servers(parse_flags(flags)):
+        assert [(round(fraction, 6), rank) for fraction, rank in seen] == limits
