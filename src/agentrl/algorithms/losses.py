@@ -14,18 +14,18 @@ and trainer compute the same weights differently, and the sample may be some ver
 correction carries a gradient.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from agentrl.algorithms.formula_registry import FormulaRegistry
 from agentrl.errors import ConfigError
 from agentrl.schema.formulas import (
-    LOSS_KINDS,
     CorrectionKind,
     CorrectionLevel,
     KLEstimator,
-    LossKind,
     ProximalKind,
 )
 
@@ -39,7 +39,7 @@ bound, and an infinite ratio would turn the gradient of a dropped token into 0 *
 class LossSettings:
     """Settings of the published formulas; see `policy_loss`."""
 
-    kind: LossKind = "GRPO"
+    kind: str = "GRPO"
     """The formula; case-insensitive."""
     epsilon: float = 0.2
     """Half-width of the clip range."""
@@ -78,6 +78,42 @@ class TargetLosses(NamedTuple):
     """Importance ratio pi/mu without gradient."""
     clipped: torch.Tensor
     """bool; True where clipping is active, i.e. the plain gradient r*A was replaced."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LossInputs:
+    """What a policy loss is computed from: N target tokens of whole turns.
+
+    A step is computed in micro-batches, in any order and on several ranks. Turns stay whole, records
+    do not. Whatever a loss returns for a token may therefore depend on its own turn alone.
+    N may be 0.
+    """
+
+    policy_logprobs: torch.Tensor
+    """log pi, float32 or float64 [N]; the only input with a gradient."""
+    behavior: torch.Tensor
+    """log mu of the sampler, in the dtype of `policy_logprobs` [N]."""
+    proximal: torch.Tensor
+    """log pi_p (`--proximal`), in the same dtype [N]; by default equal to `behavior`."""
+    reference: torch.Tensor | None = None
+    """Logprobs of the reference model [N], with `--kl_coefficient`."""
+    entropies: torch.Tensor | None = None
+    """Entropy of the policy in nats [N], without gradient, with `--log_entropy`."""
+    advantages: torch.Tensor
+    """A, in the dtype of `policy_logprobs` [N]."""
+    staleness: torch.Tensor
+    """Policy versions that each token is behind, int64 [N]."""
+    turns: torch.Tensor
+    """Number of each token's turn, int64 [N], below N; see `sequence_sums`."""
+    records: torch.Tensor
+    """Number of each token's record in the step, int64 [N]."""
+    settings: LossSettings
+    """Clip ranges and bounds from the flags."""
+
+    @property
+    def behavior_ratio(self) -> torch.Tensor:
+        """The importance ratio pi/mu [N], without gradient."""
+        return bounded_log_ratio(self.policy_logprobs, self.behavior).exp().detach()
 
 
 class Correction(NamedTuple):
@@ -132,43 +168,90 @@ def policy_loss(
         ConfigError: unknown kind, or an argument that the kind needs is missing.
         ValueError: shapes differ.
     """
-    kind = settings.kind.upper()
-    if kind not in LOSS_KINDS:
-        raise ConfigError(f"unknown loss {settings.kind!r}; supported are {', '.join(LOSS_KINDS)}")
     shapes = {tuple(t.shape) for t in (policy_logprobs, behavior_logprobs, advantages)}
     if len(shapes) != 1:
         raise ValueError(f"logprobs and advantages differ in shape: {sorted(shapes)}")
-    advantages = advantages.to(policy_logprobs.dtype)
-    log_ratio = _log_ratio(policy_logprobs, behavior_logprobs)
-    behavior_ratio = log_ratio.exp().detach()
-    if proximal_logprobs is not None:
-        log_ratio = _log_ratio(policy_logprobs, proximal_logprobs.detach())
-    ratio = log_ratio.exp()
-    if kind == "GRPO":
-        loss, clipped = _clipped_surrogate(ratio, advantages, settings)
-        loss = _with_clipped_gradients(loss, policy_logprobs, ratio, advantages, settings)
-    elif kind == "GSPO":
-        if sequences is None:
-            raise ConfigError("the GSPO loss needs the turn of every target token")
-        sequence_ratio = sequence_sums(log_ratio.detach(), sequences, mean=True).exp()
-        surrogate = sequence_ratio * (policy_logprobs - policy_logprobs.detach()).exp()
-        loss, clipped = _clipped_surrogate(surrogate, advantages, settings)
-    elif kind == "CISPO":
-        _, upper = settings.clip_range
-        clipped = ratio.detach() > upper
-        loss = -ratio.detach().clamp(max=upper) * advantages * policy_logprobs
-    else:
-        weights = behavior_ratio if kind == "MINIRL" else torch.ones_like(ratio)
-        clipped = torch.zeros_like(ratio, dtype=torch.bool)
-        truncation = settings.importance_weight_truncation
-        if kind == "MINIRL" and truncation is not None:
-            clipped = weights > truncation
-            weights = weights.clamp(max=truncation)
-        loss = -weights * advantages * policy_logprobs
-    keep = torch.ones_like(clipped)
-    if kind in _WITH_DROP_RANGE and settings.importance_weight_cap_ratio:
-        keep = _inside_drop_range(behavior_ratio, advantages, settings, staleness)
-    return TargetLosses(loss=loss, keep=keep, ratio=behavior_ratio, clipped=clipped.detach())
+    kind = settings.kind.upper()
+    if kind == "GSPO" and sequences is None:
+        raise ConfigError("the GSPO loss needs the turn of every target token")
+    drops = kind in _WITH_DROP_RANGE and settings.importance_weight_cap_ratio
+    decays = settings.out_of_date_decay is not None and not settings.strict_in_bound
+    if drops and decays and staleness is None:
+        raise ConfigError("out_of_date_decay needs the staleness of every target token")
+    none = torch.zeros_like(policy_logprobs, dtype=torch.int64, requires_grad=False)
+    behavior = behavior_logprobs.to(policy_logprobs.dtype)
+    inputs = LossInputs(
+        policy_logprobs=policy_logprobs,
+        behavior=behavior,
+        proximal=behavior if proximal_logprobs is None else proximal_logprobs.detach(),
+        advantages=advantages.to(policy_logprobs.dtype),
+        staleness=none if staleness is None else staleness,
+        turns=none if sequences is None else sequences,
+        records=none,
+        settings=settings,
+    )
+    return LOSSES.formula(kind)(inputs)
+
+
+LossFunction = Callable[..., TargetLosses]
+LOSSES: FormulaRegistry[LossFunction] = FormulaRegistry("loss_calculator", "loss")
+"""Functions of `LossInputs`, by the value of `--loss_calculator`."""
+
+
+@LOSSES.register("GRPO")
+def grpo_loss(inputs: LossInputs) -> TargetLosses:
+    """Return the clipped surrogate of GRPO and DAPO, dual-clipped or with CE-GPPO's gradients."""
+    ratio = bounded_log_ratio(inputs.policy_logprobs, inputs.proximal).exp()
+    loss, clipped = _clipped_surrogate(ratio, inputs.advantages, inputs.settings)
+    loss = _with_clipped_gradients(
+        loss, inputs.policy_logprobs, ratio, inputs.advantages, inputs.settings
+    )
+    return TargetLosses(loss, inside_drop_range(inputs), inputs.behavior_ratio, clipped)
+
+
+@LOSSES.register("MINIRL")
+def minirl_loss(inputs: LossInputs) -> TargetLosses:
+    """Return REINFORCE with a truncated importance weight and a drop range."""
+    weights = inputs.behavior_ratio
+    clipped = torch.zeros_like(weights, dtype=torch.bool)
+    truncation = inputs.settings.importance_weight_truncation
+    if truncation is not None:
+        clipped = weights > truncation
+        weights = weights.clamp(max=truncation)
+    loss = -weights * inputs.advantages * inputs.policy_logprobs
+    return TargetLosses(loss, inside_drop_range(inputs), inputs.behavior_ratio, clipped)
+
+
+@LOSSES.register("GSPO")
+def gspo_loss(inputs: LossInputs) -> TargetLosses:
+    """Return the clipped surrogate with one ratio for each turn."""
+    log_ratio = bounded_log_ratio(inputs.policy_logprobs, inputs.proximal).detach()
+    turn_ratio = sequence_sums(log_ratio, inputs.turns, mean=True).exp()
+    surrogate = turn_ratio * (inputs.policy_logprobs - inputs.policy_logprobs.detach()).exp()
+    loss, clipped = _clipped_surrogate(surrogate, inputs.advantages, inputs.settings)
+    return TargetLosses(loss, torch.ones_like(clipped), inputs.behavior_ratio, clipped)
+
+
+@LOSSES.register("CISPO")
+def cispo_loss(inputs: LossInputs) -> TargetLosses:
+    """Return REINFORCE with an importance weight that is clipped from above."""
+    ratio = bounded_log_ratio(inputs.policy_logprobs, inputs.proximal).exp().detach()
+    _, upper = inputs.settings.clip_range
+    clipped = ratio > upper
+    loss = -ratio.clamp(max=upper) * inputs.advantages * inputs.policy_logprobs
+    return TargetLosses(loss, torch.ones_like(clipped), inputs.behavior_ratio, clipped)
+
+
+@LOSSES.register("REINFORCE")
+def reinforce_loss(inputs: LossInputs) -> TargetLosses:
+    """Return `-A * log pi`."""
+    return plain_losses(inputs, -inputs.advantages * inputs.policy_logprobs)
+
+
+def plain_losses(inputs: LossInputs, loss: torch.Tensor) -> TargetLosses:
+    """Return losses [N] of which none is clipped or dropped."""
+    kept = torch.ones_like(loss, dtype=torch.bool, requires_grad=False)
+    return TargetLosses(loss, kept, inputs.behavior_ratio, ~kept)
 
 
 def weighted_sum(losses: TargetLosses, weights: torch.Tensor) -> torch.Tensor:
@@ -190,7 +273,8 @@ def cross_entropy(policy_logprobs: torch.Tensor) -> TargetLosses:
     )
 
 
-def _log_ratio(policy_logprobs: torch.Tensor, other_logprobs: torch.Tensor) -> torch.Tensor:
+def bounded_log_ratio(policy_logprobs: torch.Tensor, other_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return the log of the ratio of two policies [N], within `MAX_LOG_RATIO`."""
     log_ratio = policy_logprobs - other_logprobs.to(policy_logprobs.dtype)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
@@ -233,22 +317,18 @@ def _with_clipped_gradients(
     return loss
 
 
-def _inside_drop_range(
-    ratio: torch.Tensor,
-    advantages: torch.Tensor,
-    settings: LossSettings,
-    staleness: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return False where the ratio left the drop range in the direction of its advantage."""
+def inside_drop_range(inputs: LossInputs) -> torch.Tensor:
+    """Return False [N] where pi/mu left the drop range in the direction of its advantage."""
+    settings, ratio, advantages = inputs.settings, inputs.behavior_ratio, inputs.advantages
     cap = settings.importance_weight_cap_ratio
+    if not cap:
+        return torch.ones_like(ratio, dtype=torch.bool)
     shrink: float | torch.Tensor = 1.0
     if settings.strict_in_bound:
         shrink = 1.0 / cap
     elif settings.out_of_date_decay is not None:
-        if staleness is None:
-            raise ConfigError("out_of_date_decay needs the staleness of every target token")
         decay = settings.out_of_date_decay
-        shrink = (-staleness.to(torch.float64) * decay).clamp(max=0.0).exp()
+        shrink = (-inputs.staleness.to(torch.float64) * decay).clamp(max=0.0).exp()
     upper = 1.0 + (settings.epsilon + settings.epsilon_higher) * cap * shrink
     lower = 1.0 - settings.epsilon * cap * shrink
     is_outside = ((ratio > upper) & (advantages > 0)) | ((ratio < lower) & (advantages < 0))

@@ -54,6 +54,34 @@ def load_user_module(source: str | Path, what: str) -> ModuleType:
         raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error
 
 
+def load_reference(reference: str, what: str) -> Any:
+    """Return the object that `path/to/file.py:name` or `package.module:name` names.
+
+    Args:
+        reference: the reference; dots in the name lead to nested attributes.
+        what: the flag or argument with this value, for messages.
+
+    Raises:
+        ConfigError: the file, module or attribute does not exist, or importing it fails.
+    """
+    place, colon, name = reference.rpartition(":")
+    if not colon:
+        raise ConfigError(f"{what}: {reference!r} does not name an object; write file.py:name")
+    found: Any = load_user_module(place, f"{what}: {place}")
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{what}: {place} defines no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+def source_digest(function: Callable[..., Any]) -> str:
+    """Return the SHA-256 of the file that defines a user's function."""
+    file = inspect.getsourcefile(inspect.unwrap(function))
+    assert file is not None, "a function that was loaded by reference has a file"
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
 def check_agent_function(agent: Callable[..., Any], what: str) -> None:
     """Refuse a function that cannot be called as an agent: with a task and an endpoint.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.private_files import write_private
-from agentrl.config.user_code import load_user_module
+from agentrl.config.user_code import load_reference
 from agentrl.errors import ConfigError
 
 _PICKLED = ".pkl"
@@ -34,17 +34,10 @@ def load_object(reference: str, argument: str) -> Any:
     Raises:
         ConfigError: the file, module or attribute does not exist, or importing it fails.
     """
-    place, colon, name = reference.rpartition(":")
-    if not colon:
-        raise ConfigError(f"{argument}: {reference!r} does not name an object; write file.py:name")
+    place = reference.rpartition(":")[0]
     if place.endswith(_PICKLED):
         return _unpickle(Path(place), argument)
-    found: Any = load_user_module(place, f"{argument}: {place}")
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"{argument}: {place} defines no {name!r}")
-        found = getattr(found, part)
-    return found
+    return load_reference(reference, argument)
 
 
 def functions_of(path: Path, argument: str) -> list[str]:
