@@ -1,10 +1,12 @@
 """Advantages of a group's records from their scores."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.schema.formulas import AdvantageKind
+from agentrl.algorithms.formula_registry import FormulaRegistry
+from agentrl.errors import UserCodeError
 
 RIGHT_ABOVE = 0.5
 """Scores above this count as right, all others as wrong."""
@@ -13,12 +15,88 @@ _MIN_DEVIATION = 1e-9
 """Standard deviations up to this are rounding errors and count as 0."""
 
 
+@dataclass(frozen=True, eq=False)
+class ComparedRewards:
+    """The rewards of one group that are compared with each other; at least two."""
+
+    rewards: np.ndarray
+    """float64 [n], finite: of n records, or of n runs of one seat; from turn `turn` on, if turns
+    have their own rewards."""
+    seat: str = ""
+    """The seat whose runs are compared; empty if rollouts have one agent."""
+    turn: int = 0
+    """Number of the turn, counted per run."""
+
+
+AdvantageFunction = Callable[[ComparedRewards], np.ndarray]
+ADVANTAGES: FormulaRegistry[AdvantageFunction] = FormulaRegistry(
+    "advantage_estimator", "advantage estimator"
+)
+"""Functions of `ComparedRewards` to float64 [n], by the value of `--advantage_estimator`."""
+
+
+@ADVANTAGES.register("leave_one_out")
+def leave_one_out(compared: ComparedRewards) -> np.ndarray:
+    """Return each reward minus the mean of the others."""
+    rewards = compared.rewards
+    centered: np.ndarray = rewards - rewards.mean()
+    return centered * (len(rewards) / (len(rewards) - 1))
+
+
+@ADVANTAGES.register("reinforce_plus_plus")
+@ADVANTAGES.register("group_mean")
+def group_mean(compared: ComparedRewards) -> np.ndarray:
+    """Return each reward minus the mean."""
+    advantages: np.ndarray = compared.rewards - compared.rewards.mean()
+    return advantages
+
+
+@ADVANTAGES.register("group_std")
+def group_std(compared: ComparedRewards) -> np.ndarray:
+    """Return each reward minus the mean, over the standard deviation."""
+    deviation = float(compared.rewards.std())
+    if deviation <= _MIN_DEVIATION:
+        return np.zeros(len(compared.rewards))
+    return group_mean(compared) / deviation
+
+
+def compared_advantages(compared: ComparedRewards, kind: str) -> np.ndarray:
+    """Return the advantages of compared rewards, float64 [n].
+
+    Args:
+        compared: the rewards.
+        kind: the estimator.
+
+    Raises:
+        UserCodeError: the user's own failed, or returned something else.
+    """
+    advantages = ADVANTAGES.formula(kind)(compared)
+    where = f"--advantage_estimator {kind}"
+    if not isinstance(advantages, np.ndarray):
+        raise UserCodeError(
+            f"{where}: it must return a NumPy array, not {type(advantages).__name__}"
+        )
+    if advantages.shape != compared.rewards.shape or advantages.dtype != np.float64:
+        raise UserCodeError(
+            f"{where}: it must return one float64 a reward, shape {compared.rewards.shape}, not "
+            f"{advantages.dtype} {advantages.shape}"
+        )
+    if not np.isfinite(advantages).all():
+        raise UserCodeError(
+            f"{where}: it returned a value that is not finite for rewards "
+            f"{compared.rewards.tolist()}; return 0 where a deviation is 0"
+        )
+    return advantages
+
+
 def group_advantages(
     scores: Sequence[float | None],
     *,
-    kind: AdvantageKind = "leave_one_out",
+    kind: str = "leave_one_out",
     adv_scaling: float = 1.0,
     sign_clip: bool = True,
+    seat: str = "",
+    turn: int = 0,
 ) -> np.ndarray:
     """Return the advantage of each record of one group.
 
@@ -37,6 +115,8 @@ def group_advantages(
         adv_scaling: factor on the result.
         sign_clip: wrong records (score <= 0.5) get no positive and right ones no negative
             advantage.
+        seat: see `ComparedRewards`.
+        turn: see `ComparedRewards`.
 
     Returns:
         float64 [G]; NaN where the score is missing.
@@ -44,7 +124,11 @@ def group_advantages(
     values = np.array([np.nan if score is None else score for score in scores], dtype=np.float64)
     scored = ~np.isnan(values)
     advantages = np.full(len(values), np.nan)
-    advantages[scored] = _centered(values[scored], kind)
+    if scored.sum() > 1:
+        compared = ComparedRewards(values[scored], seat, turn)
+        advantages[scored] = compared_advantages(compared, kind)
+    else:
+        advantages[scored] = 0.0
     if sign_clip:
         advantages = clip_signs(advantages, values > RIGHT_ABOVE)
     return advantages * adv_scaling
@@ -79,7 +163,8 @@ def group_turn_advantages(
     scores: Sequence[float | None],
     step_rewards: Sequence[Sequence[float | None]],
     *,
-    kind: AdvantageKind = "leave_one_out",
+    kind: str = "leave_one_out",
+    seat: str = "",
 ) -> np.ndarray:
     """Return the advantage of each turn of a group's records, float64 [G, T].
 
@@ -92,13 +177,18 @@ def group_turn_advantages(
         scores: see `returns_to_go`.
         step_rewards: see `returns_to_go`.
         kind: the estimator.
+        seat: see `ComparedRewards`.
     """
     to_go = returns_to_go(scores, step_rewards)
     columns = [
         group_advantages(
-            [None if np.isnan(value) else value for value in column], kind=kind, sign_clip=False
+            [None if np.isnan(value) else value for value in column],
+            kind=kind,
+            sign_clip=False,
+            seat=seat,
+            turn=turn,
         )
-        for column in to_go.T.tolist()
+        for turn, column in enumerate(to_go.T.tolist())
     ]
     return np.stack(columns, axis=1) if columns else to_go
 
@@ -108,7 +198,7 @@ def seat_turn_advantages(
     scores: Sequence[float | None],
     step_rewards: Sequence[Sequence[float | None]],
     *,
-    kind: AdvantageKind = "leave_one_out",
+    kind: str = "leave_one_out",
 ) -> list[np.ndarray]:
     """Return the advantages of the turns of each stint of a group's seats, float64 [T_i] each.
 
@@ -129,6 +219,7 @@ def seat_turn_advantages(
             [scores[stint] for stint in stints],
             [step_rewards[stint] for stint in stints],
             kind=kind,
+            seat=seat,
         )
         for stint, row in zip(stints, found, strict=True):
             advantages[stint][:] = row[: len(step_rewards[stint])]
@@ -190,15 +281,3 @@ def clip_signs(advantages: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return advantages with the wrong sign set to 0 (NaN stays NaN)."""
     clipped: np.ndarray = np.where(right, np.maximum(advantages, 0.0), np.minimum(advantages, 0.0))
     return clipped
-
-
-def _centered(values: np.ndarray, kind: AdvantageKind) -> np.ndarray:
-    if len(values) < 2:
-        return np.zeros(len(values))
-    centered: np.ndarray = values - values.mean()
-    if kind == "leave_one_out":
-        return centered * (len(values) / (len(values) - 1))
-    if kind == "group_std":
-        deviation = values.std()
-        return centered / deviation if deviation > _MIN_DEVIATION else np.zeros(len(values))
-    return centered

@@ -10,10 +10,19 @@ from typing import Literal
 import numpy as np
 
 from agentrl.algorithms.advantages import RIGHT_ABOVE
+from agentrl.algorithms.formula_registry import users_function
+from agentrl.errors import UserCodeError
 from agentrl.schema.training import EQUAL_SCORES
 
 RecordDrop = Literal[
-    "no_score", "zero_variance", "balance", "few_turns", "context_limit", "stale", "no_targets"
+    "no_score",
+    "zero_variance",
+    "group_filter",
+    "balance",
+    "few_turns",
+    "context_limit",
+    "stale",
+    "no_targets",
 ]
 CONTEXT_LIMITS = frozenset({"length_limit", "turns_limit"})
 """Outcomes that `reserve_context_error_count` rations."""
@@ -78,6 +87,7 @@ def filter_group(
     group: GroupFacts,
     *,
     min_score_spread: float = 0.1,
+    own_filter: str | None = None,
     balance_sample: bool = False,
     min_turns: int = 0,
     reserve_context_error_count: int = -1,
@@ -87,13 +97,15 @@ def filter_group(
 
     Records without a score or sampled tokens are always left out. A group whose scores spread by
     less than `min_score_spread` (those of every seat, if there are several) teaches nothing and is
-    left out as a whole, unless some of its turns have their own scores. Then either
+    left out as a whole, unless some of its turns have their own scores. Next comes the user's own
+    filter, with reason `group_filter`. Then either
     `balance_sample` applies (with n = min(wrong, right), n + 1 wrong and n + 2 right records stay,
     drawn by `seed`), or both `min_turns` and `reserve_context_error_count` do.
 
     Args:
         group: the facts.
         min_score_spread: smallest difference between best and worst score.
+        own_filter: reference of a function of `GroupFacts` to one bool a record; False leaves it out.
         balance_sample: keep about as many right as wrong records.
         min_turns: right records with fewer turns are left out.
         reserve_context_error_count: number of records that reached a length or turn limit and stay;
@@ -103,6 +115,12 @@ def filter_group(
     reasons: list[RecordDrop | None] = [_unusable_reason(record) for record in group.records]
     if not _has_learning_signal(group, min_score_spread):
         return tuple(reason or EQUAL_SCORES for reason in reasons)
+    if own_filter is not None:
+        kept = kept_by(own_filter, group)
+        reasons = [
+            reason or (None if keep else "group_filter")
+            for reason, keep in zip(reasons, kept, strict=True)
+        ]
     rng = np.random.default_rng([seed, *group.task_id.encode()])
     candidates = [index for index, reason in enumerate(reasons) if reason is None]
     if balance_sample:
@@ -126,6 +144,27 @@ def filter_group(
         for index in _surplus(limited, reserve_context_error_count, rng):
             reasons[index] = "context_limit"
     return tuple(reasons)
+
+
+def kept_by(own_filter: str, group: GroupFacts) -> tuple[bool, ...]:
+    """Return the decisions of a user's filter, one a record.
+
+    Args:
+        own_filter: reference of the function.
+        group: the facts.
+
+    Raises:
+        UserCodeError: the function failed, or returned something else.
+    """
+    result = users_function(own_filter, "--group_filter")(group)
+    is_list = isinstance(result, Sequence | np.ndarray) and len(result) == len(group.records)
+    if not (is_list and all(isinstance(one, bool | np.bool_) for one in result)):
+        raise UserCodeError(
+            f"--group_filter {own_filter}: it must return one bool for each of the "
+            f"{len(group.records)} records, in their order; return [bool(...) for record in "
+            "group.records]"
+        )
+    return tuple(bool(one) for one in result)
 
 
 def _unusable_reason(record: RecordFacts) -> RecordDrop | None:

@@ -190,10 +190,12 @@ def policy_loss(
         records=none,
         settings=settings,
     )
-    return LOSSES.formula(kind)(inputs)
+    losses = LOSSES.formula(kind)(inputs)
+    assert isinstance(losses, TargetLosses), "built-in losses return nothing else"
+    return losses
 
 
-LossFunction = Callable[..., TargetLosses]
+LossFunction = Callable[..., object]
 LOSSES: FormulaRegistry[LossFunction] = FormulaRegistry("loss_calculator", "loss")
 """Functions of `LossInputs`, by the value of `--loss_calculator`."""
 

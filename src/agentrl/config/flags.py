@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from agentrl.config.own_function import OWN_FUNCTION_FLAGS, REFERENCE, BuiltInOr
 from agentrl.config.secrets import (
     SECRET_TYPES,
     SecretCommand,
@@ -88,11 +89,15 @@ class Flag:
     @property
     def metavar(self) -> str:
         """Placeholder of the value in help texts: its choices, or its type."""
-        return "|".join(self.choices) or _VALUE_NAMES[self._kind]
+        own = (REFERENCE,) if self.name in OWN_FUNCTION_FLAGS else ()
+        return "|".join((*self.choices, *own)) or _VALUE_NAMES[self._kind]
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The named values that the flag accepts, if any."""
+        for annotation in self.field.metadata:
+            if isinstance(annotation, BuiltInOr):
+                return annotation.names
         return get_args(self._type) if get_origin(self._type) is Literal else ()
 
     @property

@@ -118,6 +118,7 @@ def select_group(
     reasons: tuple[RecordDrop | None, ...] = filter_group(
         group,
         min_score_spread=algorithm.min_score_spread,
+        own_filter=algorithm.group_filter,
         balance_sample=algorithm.balance_sample,
         min_turns=algorithm.min_turns,
         reserve_context_error_count=algorithm.reserve_context_error_count,

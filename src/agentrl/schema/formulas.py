@@ -11,7 +11,11 @@ LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 """Policy losses, see `algorithms.losses`."""
 
 AdvantageKind = Literal["leave_one_out", "group_mean", "group_std", "reinforce_plus_plus"]
+ADVANTAGE_KINDS: tuple[AdvantageKind, ...] = get_args(AdvantageKind)
 """Baselines within a group, see `algorithms.advantages`."""
+
+RATE_SCHEDULES = ("constant", "linear", "cosine")
+"""Learning rates after the warm-up, see `trainer.learner.optimizer`."""
 
 ProximalKind = Literal["behavior", "recompute", "loglinear"]
 CorrectionKind = Literal["none", "full", "tis", "icepop", "mis"]

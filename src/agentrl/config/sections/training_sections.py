@@ -1,21 +1,22 @@
 """Sections of the training side: algorithm, training loop and publishing of weights."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from agentrl.config.gpu_lists import GpuList
+from agentrl.config.own_function import BuiltInOr, OwnFunction, is_reference
 from agentrl.config.recipes import RECIPES, expand_recipe
 from agentrl.config.sections.section import ConfigSection
 from agentrl.schema import Control
 from agentrl.schema.formulas import (
+    ADVANTAGE_KINDS,
     LOSS_KINDS,
-    AdvantageKind,
+    RATE_SCHEDULES,
     CorrectionKind,
     CorrectionLevel,
     KLEstimator,
-    LossKind,
     ProximalKind,
 )
 
@@ -26,8 +27,10 @@ class AlgorithmSection(ConfigSection):
     recipe: str | None = None
     """A paper's objective, in place of its flags: grpo, dapo, dr_grpo, gspo, cispo, minirl, rloo or
     reinforce_pp (see docs/training.md). Flags that are also given take precedence."""
-    loss_calculator: LossKind = "GRPO"
-    """Policy loss, in upper or lower case."""
+    loss_calculator: Annotated[str, BuiltInOr(LOSS_KINDS)] = "GRPO"
+    """Policy loss, in upper or lower case, or your own function (see docs/own-algorithm.md)."""
+    loss_args: dict[str, Any] | None = None
+    """JSON object of keyword arguments of your own loss (`{"temperature": 0.5}`)."""
     epsilon: float = Field(default=0.2, ge=0)
     """Half-width of the clip range."""
     epsilon_higher: float = Field(default=0.1, ge=0)
@@ -76,8 +79,9 @@ class AlgorithmSection(ConfigSection):
     """Estimator of the KL divergence per token."""
     reference_model: str | None = None
     """Reference model of the KL penalty; model_name_or_path by default."""
-    advantage_estimator: AdvantageKind = "leave_one_out"
-    """Baseline within the group; `reinforce_plus_plus` also normalizes over the whole step."""
+    advantage_estimator: Annotated[str, BuiltInOr(ADVANTAGE_KINDS)] = "leave_one_out"
+    """Baseline within the group, or your own function; `reinforce_plus_plus` also normalizes over the
+    whole step."""
     adv_scaling: float = 1.0
     """Factor on the advantages."""
     sign_clip: bool = True
@@ -95,6 +99,8 @@ class AlgorithmSection(ConfigSection):
     repeat_equal_probability: float = Field(default=1.0, ge=0, le=1)
     """Probability p that a later epoch repeats a question whose last group was dropped for equal
     scores; p^k after k such groups in a row (GRESO). With 1, every epoch repeats every question."""
+    group_filter: OwnFunction | None = None
+    """Your own function that selects the records of a group; off by default."""
     balance_sample: bool = False
     """Keep about as many correct as wrong records of a group."""
     min_turns: int = Field(default=1, ge=0)
@@ -122,6 +128,8 @@ class AlgorithmSection(ConfigSection):
     @field_validator("loss_calculator", mode="before")
     @classmethod
     def _canonical_loss(cls, name: object) -> str:
+        if is_reference(str(name)):
+            return str(name)
         kind = str(name).upper()
         if kind not in LOSS_KINDS and kind.lower() in RECIPES:
             raise PydanticCustomError(
@@ -167,8 +175,9 @@ class TrainerSection(ConfigSection):
     """AdamW's betas and eps: `beta1=..,beta2=..,eps=..`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate schedule after the warm-up."""
+    lr_scheduler_type: Annotated[str, BuiltInOr(RATE_SCHEDULES)] = "constant"
+    """Learning rate schedule after the warm-up, or your own function of the step, in place of
+    learning_rate and warmup_steps."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient norm above which gradients are scaled down (clipped)."""
     max_tokens: int = Field(default=65536, ge=1)
@@ -239,6 +248,8 @@ class TrainerSection(ConfigSection):
     """Exclude the optimizer state from checkpoints. Such a run cannot resume exactly."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two log lines."""
+    on_step: OwnFunction | None = None
+    """Your own function that rank 0 calls after every step; off by default."""
     report_to: tuple[str, ...] = ()
     """Trackers that receive the metrics of every step, in addition to the console and
     metrics.jsonl: tensorboard, wandb, swanlab, trackio, mlflow (comma separated; see

@@ -5,7 +5,13 @@ Input: sections whose values are individually valid. Output: the problems, one p
 
 from collections.abc import Iterator
 
-from agentrl.config.sections import AlgorithmSection, RootConfig, SamplingSection
+from agentrl.config.own_function import is_reference
+from agentrl.config.sections import (
+    AlgorithmSection,
+    RootConfig,
+    SamplingSection,
+    TrainerSection,
+)
 from agentrl.errors import ConfigError
 
 _READ_BY = {
@@ -65,6 +71,15 @@ def freshness_contradictions(config: RootConfig) -> Iterator[str]:
         )
 
 
+def schedule_contradictions(trainer: TrainerSection) -> Iterator[str]:
+    """Yield a flag of the learning rate that a user's own schedule replaces."""
+    if is_reference(trainer.lr_scheduler_type) and trainer.warmup_steps:
+        yield (
+            f"--lr_scheduler_type {trainer.lr_scheduler_type} replaces --warmup_steps "
+            f"{trainer.warmup_steps}; remove it, and warm up in your function"
+        )
+
+
 def with_implied_freshness(config: RootConfig) -> RootConfig:
     """Return the configuration with the freshness that `--sync_sampling` implies."""
     if not config.trainer.sync_sampling or config.algorithm.max_staleness == 0:
@@ -74,7 +89,12 @@ def with_implied_freshness(config: RootConfig) -> RootConfig:
 
 
 def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:
-    for name, losses in _READ_BY.items():
+    if algorithm.loss_args and not is_reference(algorithm.loss_calculator):
+        yield (
+            f"--loss_args are arguments of your own loss, and {algorithm.loss_calculator} is built "
+            "in; give --loss_calculator file.py:name"
+        )
+    for name, losses in () if is_reference(algorithm.loss_calculator) else _READ_BY.items():
         value = getattr(algorithm, name)
         is_set = bool(value) and value != type(algorithm).model_fields[name].default
         if is_set and algorithm.loss_calculator not in losses:

@@ -26,6 +26,7 @@ from agentrl.config.sections import (
 from agentrl.config.validation.algorithm_checks import (
     freshness_contradictions,
     loss_contradictions,
+    schedule_contradictions,
     with_implied_freshness,
 )
 from agentrl.config.validation.placement_checks import (
@@ -160,6 +161,7 @@ def _named_texts(value: object) -> Iterator[tuple[str, str]]:
 
 def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from loss_contradictions(config.algorithm)
+    yield from schedule_contradictions(config.trainer)
     yield from _agent_contradictions(config.agents)
     yield from _gateway_contradictions(config)
     yield from _rollout_contradictions(config)

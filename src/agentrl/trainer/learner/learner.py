@@ -9,7 +9,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ class StepOutcome:
     """Mean KL estimate against the reference model, if there is one."""
     seconds: dict[str, float]
     """Wall time of `forward_backward` and `optimizer` on this rank."""
+    loss_metrics: dict[str, float]
+    """Means of the figures that the user's loss returned; complete on rank 0 only."""
     ratios: TurnRatios
     """Turn by turn; complete on rank 0 only."""
     skipped: str | None = None
@@ -129,10 +132,12 @@ class Learner:
         """
         started = time.monotonic()
         sums, ratios, traces = _Sums(), [], []
+        metrics: Counter[str] = Counter()
         for micro_batch, outcome in self._passes.forward_backward(
             micro_batches, self._settings.algorithm
         ):
             sums.add(micro_batch, outcome, flops=self.flops.row(micro_batch.row))
+            metrics.update({name: float(v.sum()) for name, v in outcome.metrics.items()})
             ratios.append(TurnRatios.of(micro_batch.turns, outcome.losses, outcome.masked))
             traces.append(
                 TargetTrace.of(
@@ -179,6 +184,10 @@ class Learner:
                 "forward_backward": accumulated - started,
                 "optimizer": time.monotonic() - accumulated,
             },
+            loss_metrics={
+                name: total / count
+                for name, total in _summed(self._ranks.gather_dp(metrics)).items()
+            },
             ratios=TurnRatios.joined(self._ranks.gather_dp(TurnRatios.joined(ratios))),
             skipped=skipped,
         )
@@ -210,7 +219,9 @@ class Learner:
         if algorithm is not None and self._precision.is_mixed:
             # In bfloat16, rounding moves ratios across clip bounds, which would be reported as an
             # error of merging. REINFORCE has no bounds.
-            algorithm = algorithm.model_copy(update={"loss_calculator": "REINFORCE"})
+            algorithm = algorithm.model_copy(
+                update={"loss_calculator": "REINFORCE", "loss_args": None}
+            )
         return check_merge(
             self._policy,
             merged,
@@ -359,6 +370,13 @@ class _Sums:
         self.kl += outcome.kl
         if outcome.policy.entropies is not None:
             self.entropy += float(outcome.policy.entropies.sum())
+
+
+def _summed(parts: Iterable[Counter[str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return total
 
 
 def _write_config_dtype(model_dir: Path, dtype: torch.dtype) -> None:

@@ -1,13 +1,15 @@
 """AdamW and its learning-rate schedule from the trainer's flags, and moving their state."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from agentrl.algorithms.formula_registry import users_function
 from agentrl.config.optimizer_arguments import parse_optim_args
+from agentrl.config.own_function import is_reference
 from agentrl.config.sections import TrainerSection
 
 
@@ -39,15 +41,25 @@ def learning_rate(config: TrainerSection, num_done: int) -> float:
 
     A pure function of the step, so a checkpoint needs no scheduler state.
     """
+    if is_reference(config.lr_scheduler_type):
+        return float(users_function(config.lr_scheduler_type, "--lr_scheduler_type")(num_done + 1))
     if num_done < config.warmup_steps:
         return config.learning_rate * (num_done + 1) / (config.warmup_steps + 1)
-    if config.lr_scheduler_type == "constant":
-        return config.learning_rate
     num_after_warmup = max(1, config.max_steps - config.warmup_steps)
     progress = min(1.0, (num_done - config.warmup_steps) / num_after_warmup)
-    if config.lr_scheduler_type == "linear":
-        return config.learning_rate * (1.0 - progress)
-    return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.learning_rate * _SCHEDULES[config.lr_scheduler_type](progress)
+
+
+def _cosine(progress: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+_SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": _cosine,
+}
+"""Share of the peak after the warm-up, by the share of the steps that is done."""
 
 
 def move_state(models: Iterable[nn.Module], optimizer: Optimizer, device: torch.device) -> None:

@@ -7,7 +7,7 @@ Values saved for the backward pass may be kept in host memory. They are copied b
 gradients are the same with and without it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -19,14 +19,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
+from agentrl.algorithms.loss_evaluation import evaluated_loss
 from agentrl.algorithms.losses import (
+    LossInputs,
     LossSettings,
     TargetLosses,
     corrected,
     cross_entropy,
     importance_correction,
     kl_penalty,
-    policy_loss,
     proximal_logprobs,
     weighted_sum,
 )
@@ -53,6 +54,8 @@ class PassOutcome:
     masked: torch.Tensor
     """bool [T], target tokens that an importance correction masked."""
     losses: TargetLosses
+    metrics: Mapping[str, torch.Tensor]
+    """Figures of the user's loss, each [T]."""
     policy: TargetLogprobs
     behavior_logprobs: torch.Tensor
 
@@ -165,7 +168,7 @@ def forward_backward(
             output = target_logprobs(
                 policy, batch.row, chunk_size=chunk_size, with_entropy=with_entropy
             )
-        pass_loss = loss_of(output.logprobs, batch, algorithm, reference_logprobs)
+        pass_loss = loss_of(output, batch, algorithm, reference_logprobs)
         pass_loss.loss.backward()
     else:
         # The loss needs the logprobs of all chunks (GSPO averages over whole turns), but memory holds
@@ -179,9 +182,9 @@ def forward_backward(
             states_device=chunk_states_device(activation_offloading),
         )
         output = passes.forward(with_entropy=with_entropy)
-        logprobs = output.logprobs.requires_grad_()
-        pass_loss = loss_of(logprobs, batch, algorithm, reference_logprobs)
-        (gradient,) = torch.autograd.grad(pass_loss.loss, logprobs)
+        output.logprobs.requires_grad_()
+        pass_loss = loss_of(output, batch, algorithm, reference_logprobs)
+        (gradient,) = torch.autograd.grad(pass_loss.loss, output.logprobs)
         with offloading():
             passes.backward(gradient)
     return pass_loss.outcome(output)
@@ -222,6 +225,7 @@ class PassLoss(NamedTuple):
     masked: torch.Tensor
     kl: float
     behavior_logprobs: torch.Tensor
+    metrics: Mapping[str, torch.Tensor]
 
     def outcome(self, policy: TargetLogprobs) -> PassOutcome:
         """Return the figures without a graph, together with the policy's outputs."""
@@ -230,6 +234,7 @@ class PassLoss(NamedTuple):
             kl=self.kl,
             masked=self.masked,
             losses=self.losses._replace(loss=self.losses.loss.detach()),
+            metrics=self.metrics,
             policy=policy._replace(logprobs=policy.logprobs.detach()),
             behavior_logprobs=self.behavior_logprobs,
         )
@@ -252,33 +257,38 @@ def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
 
 
 def loss_of(
-    logprobs: torch.Tensor,
+    policy: TargetLogprobs,
     batch: MicroBatch,
     algorithm: AlgorithmSection | None,
     reference_logprobs: torch.Tensor | None,
 ) -> PassLoss:
     """Return the loss of a micro-batch from the logprobs of its targets [T]."""
+    logprobs = policy.logprobs
     device = logprobs.device
     weights = torch.from_numpy(batch.weights).to(device, logprobs.dtype)
     if algorithm is None:
         losses = cross_entropy(logprobs)
         loss = weighted_sum(losses, weights)
-        return PassLoss(loss, losses, ~losses.keep, 0.0, logprobs.detach())
+        return PassLoss(loss, losses, ~losses.keep, 0.0, logprobs.detach(), {})
     behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
     staleness = torch.from_numpy(batch.staleness).to(device)
     # Turns are renumbered within the micro-batch.
     _, numbers = np.unique(batch.turns, return_inverse=True)
     turns = torch.from_numpy(numbers).to(device)
     proximal = proximal_logprobs(logprobs, behavior, kind=algorithm.proximal, staleness=staleness)
-    losses = policy_loss(
-        logprobs,
-        behavior,
-        torch.from_numpy(batch.advantages).to(device),
-        loss_settings(algorithm),
-        proximal_logprobs=proximal,
+    inputs = LossInputs(
+        policy_logprobs=logprobs,
+        behavior=behavior.to(logprobs.dtype),
+        proximal=proximal,
+        reference=reference_logprobs,
+        entropies=policy.entropies,
+        advantages=torch.from_numpy(batch.advantages).to(device, logprobs.dtype),
         staleness=staleness,
-        sequences=turns,
+        turns=turns,
+        records=torch.from_numpy(batch.records).to(device),
+        settings=loss_settings(algorithm),
     )
+    losses, metrics = evaluated_loss(inputs, algorithm.loss_args or {})
     correction = importance_correction(
         proximal,
         behavior,
@@ -295,7 +305,7 @@ def loss_of(
         kl = kl_penalty(logprobs, reference_logprobs, kind=algorithm.kl_estimator)
         loss = loss + algorithm.kl_coefficient * (weights * kl).sum()
         total_kl = float(kl.detach().sum())
-    return PassLoss(loss, losses, ~correction.keep, total_kl, behavior)
+    return PassLoss(loss, losses, ~correction.keep, total_kl, behavior, metrics)
 
 
 @dataclass(frozen=True, eq=False)

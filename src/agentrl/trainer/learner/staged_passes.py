@@ -79,8 +79,9 @@ class StagedPasses:
         losses: dict[int, PassLoss] = {}
 
         def loss(number: int, logprobs: torch.Tensor) -> torch.Tensor:
+            policy = rows.outputs[number]._replace(logprobs=logprobs)
             losses[number] = loss_of(
-                logprobs, batches[number], algorithm, reference_logprobs.get(number)
+                policy, batches[number], algorithm, reference_logprobs.get(number)
             )
             return losses[number].loss
 
@@ -97,9 +98,9 @@ class StagedPasses:
         output = passes.forward_staged(with_entropy=self.with_entropy)
         gradient = None
         if output is not None:
-            logprobs = output.logprobs.requires_grad_()
-            pass_loss = loss_of(logprobs, batch, algorithm, reference_logprobs.get(0))
-            (gradient,) = torch.autograd.grad(pass_loss.loss, logprobs)
+            output.logprobs.requires_grad_()
+            pass_loss = loss_of(output, batch, algorithm, reference_logprobs.get(0))
+            (gradient,) = torch.autograd.grad(pass_loss.loss, output.logprobs)
             yield batch, pass_loss.outcome(output)
         passes.backward_staged(gradient, self._offloading)
 

@@ -58,6 +58,8 @@ class StepMetrics(BaseModel):
     ratio_max: float | None = None
     ratio_quantiles: dict[str, float] = Field(default_factory=dict)
     """Quantiles `p01`, `p10`, `p50`, `p90` and `p99` of the importance ratios."""
+    loss_metrics: dict[str, float] = Field(default_factory=dict)
+    """Means over the target tokens of the figures that the user's own loss returned."""
     logprob_gap: float | None = None
     """Mean |policy - behavior| logprob of the target tokens."""
     merge_tokens: float | None = None

@@ -69,6 +69,9 @@ def step_metrics(
         route_conflicts=stats.num_expert_conflicts,
         dropped=dict(step_groups.dropped),
         merge_error=merge_error,
+        loss_metrics={
+            name: value for name, value in outcome.loss_metrics.items() if math.isfinite(value)
+        },
         seconds=seconds,
         **_reward_figures(step_groups.scores),
         **_target_figures(outcome),

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from support.training import MakeConfig, Player, train_tasks
 
-from agentrl.algorithms.losses import TargetLosses, policy_loss
+from agentrl.algorithms.losses import LOSSES, LossInputs, TargetLosses
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.data.batch import StepBatch, build_training_step
 from agentrl.data.rows import Merge
@@ -30,7 +30,6 @@ from agentrl.schema import Record, Run, Score, Split, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import mesh_shape
 from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
-from agentrl.trainer.learner import passes
 from agentrl.trainer.metrics import measures
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.rl import training_loop as loop
@@ -664,13 +663,13 @@ async def test_losses_that_stay_infinite_end_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await fill(store, model_path, [MIXED] * 4)
-    plain = policy_loss
+    plain = LOSSES.formula("GRPO")
 
-    def infinite(*args: Any, **kwargs: Any) -> TargetLosses:
-        losses = plain(*args, **kwargs)
+    def infinite(inputs: LossInputs) -> TargetLosses:
+        losses = plain(inputs)
         return losses._replace(loss=losses.loss * float("inf"))
 
-    monkeypatch.setattr(passes, "policy_loss", infinite)
+    monkeypatch.setitem(LOSSES._built_in, "GRPO", infinite)
     monkeypatch.setattr(measures, "_MAX_CONSECUTIVE_SKIPS", 2)
     with pytest.raises(TrainingError, match="non_finite_loss"):
         await train(make_config(max_steps=4))

@@ -1,0 +1,71 @@
+"""Values of flags that name a function: a built-in one, or the user's by its place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
+
+REFERENCE = "FILE.py:NAME"
+"""Placeholder of a user's function."""
+
+
+def is_reference(value: str | None) -> bool:
+    """Return whether a value names a user's function."""
+    return value is not None and ":" in value
+
+
+def _absolute_reference(value: str) -> str:
+    """Return `file.py:name` with an absolute path, because processes have different folders."""
+    place, colon, name = value.rpartition(":")
+    if not (colon and place and name.isidentifier()):
+        raise PydanticCustomError(
+            "own_function", "give file.py:name or package.module:name of a function"
+        )
+    if not place.endswith(".py"):
+        return value
+    return f"{Path(place).expanduser().absolute()}:{name}"
+
+
+@dataclass(frozen=True)
+class BuiltInOr:
+    """Annotation of a string: one of some names, or the reference of a user's function."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Validate after the value is known to be a string."""
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, value: str) -> str:
+        if value in self.names:
+            return value
+        if is_reference(value):
+            return _absolute_reference(value)
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(self.names)})
+
+
+OwnFunction = Annotated[str, AfterValidator(_absolute_reference)]
+"""The reference of a user's function."""
+
+
+def own_functions(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the references among the values of a configuration, by flag.
+
+    Args:
+        values: by flag name.
+    """
+    return {name: values[name] for name in OWN_FUNCTION_FLAGS if is_reference(values.get(name))}
+
+
+OWN_FUNCTION_FLAGS = (
+    "loss_calculator",
+    "advantage_estimator",
+    "group_filter",
+    "lr_scheduler_type",
+    "on_step",
+)
