@@ -75,8 +75,9 @@ def users_function(reference: str, flag: str) -> Any:
             raise
         except Exception as error:
             place = users_place(traceback.extract_tb(error.__traceback__))
+            text = " ".join(str(error).split())
             raise UserCodeError(
-                f"{flag} {reference}: {place}: {type(error).__name__}: {error}"
+                f"{flag} {reference}: {place}: {type(error).__name__}: {text}"
             ) from error
 
     return call

@@ -67,8 +67,8 @@ def _try_advantages(reference: str) -> None:
         backwards = compared_advantages(ComparedRewards(values[::-1].copy()), reference)
         if not np.allclose(found[::-1], backwards):
             raise ConfigError(
-                f"{where}: it depends on the order of the rewards, which is that of arrival; treat all "
-                "of them alike"
+                f"{where}: it depends on the order of the rewards, which has no meaning; treat all of "
+                "them alike"
             )
 
 

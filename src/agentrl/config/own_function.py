@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
+from agentrl.config.user_code import load_reference, source_digest
+
 REFERENCE = "FILE.py:NAME"
 """Placeholder of a user's function."""
 
@@ -53,15 +55,8 @@ OwnFunction = Annotated[str, AfterValidator(_absolute_reference)]
 """The reference of a user's function."""
 
 
-def own_functions(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the references among the values of a configuration, by flag.
-
-    Args:
-        values: by flag name.
-    """
-    return {name: values[name] for name in OWN_FUNCTION_FLAGS if is_reference(values.get(name))}
-
-
+SOURCES = "own_sources"
+"""Key of the digests in a run's stored configuration."""
 OWN_FUNCTION_FLAGS = (
     "loss_calculator",
     "advantage_estimator",
@@ -69,3 +64,20 @@ OWN_FUNCTION_FLAGS = (
     "lr_scheduler_type",
     "on_step",
 )
+
+
+def with_sources(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the SHA-256 of the file of each function of the user.
+
+    Args:
+        values: by flag name.
+
+    Raises:
+        ConfigError: a file cannot be imported.
+    """
+    digests = {
+        name: source_digest(load_reference(values[name], f"--{name}"))
+        for name in OWN_FUNCTION_FLAGS
+        if is_reference(values.get(name))
+    }
+    return {**values, SOURCES: digests} if digests else dict(values)

@@ -23,6 +23,7 @@ from agentrl.config.sections import (
 from agentrl.config.validation.algorithm_checks import check_training_sampling
 from agentrl.errors import AgentRLError, ConfigError, StoreError, WriteError
 from agentrl.launcher.checks.extras import check_extras
+from agentrl.launcher.checks.function_checks import check_functions
 from agentrl.launcher.checks.policy_checks import check_policy, find_model
 from agentrl.launcher.checks.question_checks import check_questions
 from agentrl.launcher.checks.server_checks import check_servers
@@ -113,6 +114,7 @@ async def findings(
         "model": model,
         "trackers": trackers,
         "groups and ranks": partial(_check_groups_and_ranks, config, trains=trains),
+        **({"functions": partial(check_functions, config)} if trains else {}),
         "questions": lambda: check_questions(config, *renderers, trains=trains),
         "agent": partial(_check_agent, config),
         "database": partial(_check_store, config, trains=trains),

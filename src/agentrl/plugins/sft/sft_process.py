@@ -33,6 +33,7 @@ from agentrl.plugins.sft.curriculum import (
 from agentrl.plugins.sft.learned import summed_up, suspicions
 from agentrl.renderers.renderer import Renderer
 from agentrl.store import TrajectoryStore
+from agentrl.trainer.after_step import call_after_step
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.checkpoint import Checkpoint, CheckpointSaver, checkpoint_to_resume
 from agentrl.trainer.learner.merge_trial import with_exact_merge
@@ -239,6 +240,7 @@ class _SftLoop:
         if step < self._curriculum.num_steps and self._is_eval_due(step):
             await self._evaluate()
         self._session.report(metrics)
+        await call_after_step(self._trainer.on_step, metrics)
 
     async def _evaluate(self) -> None:
         """Record the loss on the held-out conversations."""

@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 
 from agentrl.config.loading import build_config, flat_values
+from agentrl.config.own_function import SOURCES, with_sources
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.data import SelectedGroup, StepBatch, build_training_step, select_group
 from agentrl.data.shown_images import ImageBook
@@ -160,6 +161,7 @@ def _config_of(steps: range, config: RootConfig, run: Run | None) -> RootConfig:
     """
     if run is None:
         return config
+    _note_changed_sources(config, run.config_at(steps[-1]))
     used = [_step_flags(run.config_at(step)) for step in steps]
     for step, values in zip(steps, used, strict=True):
         if values != used[0]:
@@ -169,6 +171,18 @@ def _config_of(steps: range, config: RootConfig, run: Run | None) -> RootConfig:
             )
     changed = {name: value for name, value in used[0].items() if value != run.config.get(name)}
     return build_config({**flat_values(config), **changed}) if changed else config
+
+
+def _note_changed_sources(config: RootConfig, recorded: Mapping[str, Any]) -> None:
+    """Warn about functions of the user whose files are not those that computed the steps."""
+    now = with_sources(flat_values(config)).get(SOURCES, {})
+    for flag, digest in recorded.get(SOURCES, {}).items():
+        if now.get(flag) != digest:
+            logger.warning(
+                "the source of --%s %s has changed since the step (SHA-256 %.12s, now %.12s); "
+                "differences may come from it",
+                *(flag, recorded[flag], digest, now.get(flag, "not given")),
+            )
 
 
 def _step_flags(values: Mapping[str, Any]) -> dict[str, Any]:

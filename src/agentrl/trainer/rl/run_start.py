@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from agentrl.config.loading import flat_values
+from agentrl.config.own_function import with_sources
 from agentrl.config.sections import (
     AlgorithmSection,
     ModelSection,
@@ -200,7 +201,7 @@ async def _prepare(
     await store.runs.create(
         Run(
             name=config.run.run_name,
-            config=flat_values(config),
+            config=with_sources(flat_values(config)),
             control=control,
             flag_control=control,
         )

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.algorithms.function_trial import try_functions
 from agentrl.config.loading import flat_values
+from agentrl.config.own_function import with_sources
 from agentrl.config.sections import (
     RootConfig,
 )
@@ -31,11 +33,13 @@ from agentrl.inference.weight_sync import PolicyPublisher, WriteFiles
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.schema import RunStatus
 from agentrl.store import DEFAULT_CONSUMER
+from agentrl.trainer.after_step import call_after_step
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.checkpoint import (
     CheckpointSaver,
 )
 from agentrl.trainer.learner.learner import StepOutcome
+from agentrl.trainer.learner.loss_trial import try_loss
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite
@@ -93,6 +97,8 @@ def train(config: RootConfig) -> TrainResult | None:
         StoreError: the store failed, or an evaluation did not finish in time.
         TrainingError: losses or gradients stay non-finite, or GPUs that servers share are too small.
     """
+    try_functions(config.algorithm, config.trainer)
+    try_loss(config.algorithm)
     with beside_servers(config):
         return run_on_ranks("trainer", config, lambda ranks, stop: lead(config, ranks, stop=stop))
 
@@ -121,7 +127,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
         images = RecordImages(run.store, image_reader(settings.weights.model_path, config.model))
         loop = TrainLoop(session, config, run, images)
         if config.trainer.consumer == DEFAULT_CONSUMER:
-            await run.store.runs.set_config(flat_values(config), last_step)
+            await run.store.runs.set_config(with_sources(flat_values(config)), last_step)
         result = await loop.run()
         logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
         return result
@@ -337,6 +343,7 @@ class TrainLoop:
         metrics = metrics.model_copy(update={"seconds": seconds, "time": time.time()})
         self._history.steps[-1] = metrics
         self._session.report(metrics)
+        await call_after_step(self._trainer.on_step, metrics)
         figures = metrics.model_dump(mode="json", exclude_none=True)
         await self._store.figures.put_step(self._consumer, figures)
         if step % self._trainer.logging_steps == 0:

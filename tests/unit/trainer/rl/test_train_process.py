@@ -667,6 +667,7 @@ async def test_losses_that_stay_infinite_end_the_run(
 
     def infinite(inputs: LossInputs) -> TargetLosses:
         losses = plain(inputs)
+        assert isinstance(losses, TargetLosses)
         return losses._replace(loss=losses.loss * float("inf"))
 
     monkeypatch.setitem(LOSSES._built_in, "GRPO", infinite)
