@@ -3,6 +3,7 @@
 Both are plain functions of one frozen dataclass of inputs, so every built-in one is an example.
 """
 
+import importlib
 import traceback
 from collections.abc import Callable
 from functools import cache, wraps
@@ -17,15 +18,18 @@ Formula = TypeVar("Formula", bound=Callable[..., Any])
 class FormulaRegistry(Generic[Formula]):
     """The formulas that one flag selects."""
 
-    def __init__(self, flag: str, kind: str) -> None:
+    def __init__(self, flag: str, kind: str, built_in: str | None = None) -> None:
         """Start without formulas.
 
         Args:
             flag: name of the flag.
             kind: what the formulas are, for messages: `loss`.
+            built_in: dotted name of the module that registers the built-in ones when the first is
+                needed; None: they are registered already.
         """
         self._flag = flag
         self._kind = kind
+        self._module = built_in
         self._built_in: dict[str, Formula] = {}
 
     def register(self, name: str) -> Callable[[Formula], Formula]:
@@ -43,6 +47,8 @@ class FormulaRegistry(Generic[Formula]):
         Raises:
             ConfigError: there is none, or the user's file cannot be imported.
         """
+        if self._module is not None:
+            importlib.import_module(self._module)
         if name in self._built_in:
             return self._built_in[name]
         if ":" in name:

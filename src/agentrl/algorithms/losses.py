@@ -14,14 +14,14 @@ and trainer compute the same weights differently, and the sample may be some ver
 correction carries a gradient.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from agentrl.algorithms.formula_registry import FormulaRegistry
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserCodeError
 from agentrl.schema.formulas import (
     CorrectionKind,
     CorrectionLevel,
@@ -196,64 +196,90 @@ def policy_loss(
 
 
 LossFunction = Callable[..., object]
-LOSSES: FormulaRegistry[LossFunction] = FormulaRegistry("loss_calculator", "loss")
+LOSSES: FormulaRegistry[LossFunction] = FormulaRegistry(
+    "loss_calculator", "loss", "agentrl.algorithms.built_in_losses"
+)
 """Functions of `LossInputs`, by the value of `--loss_calculator`."""
-
-
-@LOSSES.register("GRPO")
-def grpo_loss(inputs: LossInputs) -> TargetLosses:
-    """Return the clipped surrogate of GRPO and DAPO, dual-clipped or with CE-GPPO's gradients."""
-    ratio = bounded_log_ratio(inputs.policy_logprobs, inputs.proximal).exp()
-    loss, clipped = _clipped_surrogate(ratio, inputs.advantages, inputs.settings)
-    loss = _with_clipped_gradients(
-        loss, inputs.policy_logprobs, ratio, inputs.advantages, inputs.settings
-    )
-    return TargetLosses(loss, inside_drop_range(inputs), inputs.behavior_ratio, clipped)
-
-
-@LOSSES.register("MINIRL")
-def minirl_loss(inputs: LossInputs) -> TargetLosses:
-    """Return REINFORCE with a truncated importance weight and a drop range."""
-    weights = inputs.behavior_ratio
-    clipped = torch.zeros_like(weights, dtype=torch.bool)
-    truncation = inputs.settings.importance_weight_truncation
-    if truncation is not None:
-        clipped = weights > truncation
-        weights = weights.clamp(max=truncation)
-    loss = -weights * inputs.advantages * inputs.policy_logprobs
-    return TargetLosses(loss, inside_drop_range(inputs), inputs.behavior_ratio, clipped)
-
-
-@LOSSES.register("GSPO")
-def gspo_loss(inputs: LossInputs) -> TargetLosses:
-    """Return the clipped surrogate with one ratio for each turn."""
-    log_ratio = bounded_log_ratio(inputs.policy_logprobs, inputs.proximal).detach()
-    turn_ratio = sequence_sums(log_ratio, inputs.turns, mean=True).exp()
-    surrogate = turn_ratio * (inputs.policy_logprobs - inputs.policy_logprobs.detach()).exp()
-    loss, clipped = _clipped_surrogate(surrogate, inputs.advantages, inputs.settings)
-    return TargetLosses(loss, torch.ones_like(clipped), inputs.behavior_ratio, clipped)
-
-
-@LOSSES.register("CISPO")
-def cispo_loss(inputs: LossInputs) -> TargetLosses:
-    """Return REINFORCE with an importance weight that is clipped from above."""
-    ratio = bounded_log_ratio(inputs.policy_logprobs, inputs.proximal).exp().detach()
-    _, upper = inputs.settings.clip_range
-    clipped = ratio > upper
-    loss = -ratio.clamp(max=upper) * inputs.advantages * inputs.policy_logprobs
-    return TargetLosses(loss, torch.ones_like(clipped), inputs.behavior_ratio, clipped)
-
-
-@LOSSES.register("REINFORCE")
-def reinforce_loss(inputs: LossInputs) -> TargetLosses:
-    """Return `-A * log pi`."""
-    return plain_losses(inputs, -inputs.advantages * inputs.policy_logprobs)
 
 
 def plain_losses(inputs: LossInputs, loss: torch.Tensor) -> TargetLosses:
     """Return losses [N] of which none is clipped or dropped."""
     kept = torch.ones_like(loss, dtype=torch.bool, requires_grad=False)
     return TargetLosses(loss, kept, inputs.behavior_ratio, ~kept)
+
+
+class EvaluatedLoss(NamedTuple):
+    """Losses of N target tokens, and the user's figures about them."""
+
+    losses: TargetLosses
+    metrics: Mapping[str, torch.Tensor]
+    """Name -> value of each target token [N], without gradient."""
+
+
+def evaluated_loss(inputs: LossInputs, arguments: Mapping[str, Any]) -> EvaluatedLoss:
+    """Return the losses by `inputs.settings.kind`.
+
+    Args:
+        inputs: of one micro-batch.
+        arguments: keyword arguments of the user's function (`--loss_args`).
+
+    Raises:
+        ConfigError: there is no such loss.
+        UserCodeError: the user's function failed, or returned something else.
+    """
+    kind = inputs.settings.kind
+    result = LOSSES.formula(kind)(inputs, **arguments)
+    where = f"--loss_calculator {kind}"
+    metrics: object = {}
+    if isinstance(result, tuple) and not isinstance(result, TargetLosses):
+        if len(result) != 2:
+            raise UserCodeError(
+                f"{where}: it returned a tuple of {len(result)}; return the loss [N], TargetLosses, "
+                "or (loss, metrics)"
+            )
+        result, metrics = result
+    losses = plain_losses(inputs, result) if isinstance(result, torch.Tensor) else result
+    if not isinstance(losses, TargetLosses):
+        raise UserCodeError(
+            f"{where}: it returned {type(losses).__name__}; return the loss [N], TargetLosses, or "
+            "(loss, metrics)"
+        )
+    _check_shapes(losses, inputs, where)
+    return EvaluatedLoss(losses, _checked_metrics(metrics, inputs, where))
+
+
+def _check_shapes(losses: TargetLosses, inputs: LossInputs, where: str) -> None:
+    expected = inputs.policy_logprobs
+    for name, values in losses._asdict().items():
+        if values.shape != expected.shape:
+            raise UserCodeError(
+                f"{where}: {name} has the shape {list(values.shape)}; return one value for each of "
+                f"the {len(expected)} target tokens, without sum or mean"
+            )
+    if losses.loss.dtype != expected.dtype:
+        raise UserCodeError(
+            f"{where}: the loss is {losses.loss.dtype} and policy_logprobs {expected.dtype}; compute "
+            "in the dtype of policy_logprobs"
+        )
+    for name in ("keep", "clipped"):
+        if getattr(losses, name).dtype != torch.bool:
+            raise UserCodeError(f"{where}: {name} is {getattr(losses, name).dtype}; return bool")
+
+
+def _checked_metrics(metrics: object, inputs: LossInputs, where: str) -> dict[str, torch.Tensor]:
+    if not isinstance(metrics, Mapping):
+        raise UserCodeError(
+            f"{where}: its metrics are {type(metrics).__name__}; return a mapping of names to [N]"
+        )
+    for name, values in metrics.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise UserCodeError(f"{where}: the metric {name!r} needs a name of letters and _")
+        if not isinstance(values, torch.Tensor) or values.shape != inputs.policy_logprobs.shape:
+            raise UserCodeError(
+                f"{where}: the metric {name} must be a tensor with one value for each target token, "
+                "which the product averages"
+            )
+    return {name: values.detach() for name, values in metrics.items()}
 
 
 def weighted_sum(losses: TargetLosses, weights: torch.Tensor) -> torch.Tensor:
@@ -279,44 +305,6 @@ def bounded_log_ratio(policy_logprobs: torch.Tensor, other_logprobs: torch.Tenso
     """Return the log of the ratio of two policies [N], within `MAX_LOG_RATIO`."""
     log_ratio = policy_logprobs - other_logprobs.to(policy_logprobs.dtype)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def _clipped_surrogate(
-    ratio: torch.Tensor, advantages: torch.Tensor, settings: LossSettings
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `-min(r*A, clip(r)*A)`, dual-clipped, and where the clipped term was taken."""
-    unclipped = ratio * advantages
-    clipped_term = ratio.clamp(*settings.clip_range) * advantages
-    objective, clipped = (
-        torch.minimum(unclipped, clipped_term),
-        clipped_term.detach() < unclipped.detach(),
-    )
-    if settings.dual_clip is not None:
-        floor = settings.dual_clip * advantages
-        is_floored = (advantages < 0) & (objective.detach() < floor)
-        objective = torch.where(is_floored, floor, objective)
-        clipped = clipped | is_floored
-    return -objective, clipped
-
-
-def _with_clipped_gradients(
-    loss: torch.Tensor,
-    policy_logprobs: torch.Tensor,
-    ratio: torch.Tensor,
-    advantages: torch.Tensor,
-    settings: LossSettings,
-) -> torch.Tensor:
-    """Return the loss with the bounded gradients of CE-GPPO (2509.20712) for clipped tokens."""
-    lower, upper = settings.clip_range
-    # r / sg(r): its value is 1 and its gradient that of log pi. This form is finite for any r.
-    unit = (policy_logprobs - policy_logprobs.detach()).exp()
-    if settings.beta1 is not None:
-        below = (ratio.detach() < lower) & (advantages < 0)
-        loss = torch.where(below, -settings.beta1 * lower * unit * advantages, loss)
-    if settings.beta2 is not None:
-        above = (ratio.detach() > upper) & (advantages > 0)
-        loss = torch.where(above, -settings.beta2 * upper * unit * advantages, loss)
-    return loss
 
 
 def inside_drop_range(inputs: LossInputs) -> torch.Tensor:

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from agentrl.algorithms.loss_evaluation import EvaluatedLoss, evaluated_loss
-from agentrl.algorithms.losses import LossInputs
+from agentrl.algorithms.losses import EvaluatedLoss, LossInputs, evaluated_loss
 from agentrl.config.own_function import is_reference
 from agentrl.config.sections import AlgorithmSection
 from agentrl.errors import AgentRLError, ConfigError, UserCodeError

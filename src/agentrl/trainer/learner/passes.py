@@ -19,13 +19,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from agentrl.algorithms.loss_evaluation import evaluated_loss
 from agentrl.algorithms.losses import (
     LossInputs,
     LossSettings,
     TargetLosses,
     corrected,
     cross_entropy,
+    evaluated_loss,
     importance_correction,
     kl_penalty,
     proximal_logprobs,

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from agentrl.algorithms.advantages import ADVANTAGES
-from agentrl.algorithms.loss_evaluation import evaluated_loss
-from agentrl.algorithms.losses import LOSSES, LossInputs, LossSettings, TargetLosses
+from agentrl.algorithms.losses import LOSSES, LossInputs, LossSettings, TargetLosses, evaluated_loss
 from agentrl.schema.formulas import ADVANTAGE_KINDS, LOSS_KINDS
 
 OWN = """
