@@ -542,3 +542,33 @@ def test_rollouts_that_start_programs_are_limited_by_the_cores_of_each_machine(
     assert joining.rollout.max_concurrent_samples_per_process == elsewhere
     # A resumed run does not report it as a changed flag.
     assert flat_values(joining) == flat_values(config)
+
+
+def test_a_users_loss_reads_every_setting() -> None:
+    given = ["--loss_calculator", "own.py:loss", "--beta1", "0.5", "--strict_in_bound"]
+    config = parse_flags([*given, "--dual_clip", "3", "--loss_args", '{"bound": 2}'])
+    assert config.algorithm.loss_calculator == f"{Path.cwd()}/own.py:loss"
+    assert config.algorithm.loss_args == {"bound": 2}
+    assert parse_flags(["--loss_calculator", "pkg.losses:mine"]).algorithm.loss_calculator == (
+        "pkg.losses:mine"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (["--loss_args", '{"bound": 2}'], "GRPO is built in; give --loss_calculator file.py:name"),
+        (["--group_filter", "own.py"], "--group_filter: give file.py:name"),
+        (["--loss_calculator", ":loss"], "--loss_calculator: give file.py:name"),
+        (["--on_step", "own.py:"], "--on_step: give file.py:name"),
+        (
+            ["--lr_scheduler_type", "own.py:rate", "--warmup_steps", "3"],
+            "replaces --warmup_steps 3; remove it",
+        ),
+        (["--advantage_estimator", "group_men"], "did you mean group_mean?"),
+    ],
+)
+def test_wrong_references_are_refused_by_flag(given: list[str], remedy: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_flags(given)
+    assert remedy in str(error.value)

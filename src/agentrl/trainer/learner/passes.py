@@ -241,7 +241,7 @@ class PassLoss(NamedTuple):
 
 
 def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
-    """Return the settings of the policy loss from the flags."""
+    """Return the settings of the formulas, which `policy_loss` describes, from the flags."""
     return LossSettings(
         kind=algorithm.loss_calculator,
         epsilon=algorithm.epsilon,
