@@ -4,6 +4,7 @@ Both are plain functions of one frozen dataclass of inputs, so every built-in on
 """
 
 import importlib
+import inspect
 import traceback
 from collections.abc import Callable
 from functools import cache, wraps
@@ -70,7 +71,7 @@ def users_function(reference: str, flag: str) -> Any:
         ConfigError: it cannot be imported, or is no function.
     """
     function = load_reference(reference, flag)
-    if not callable(function) or isinstance(function, type):
+    if not inspect.isfunction(inspect.unwrap(function)):
         raise ConfigError(f"{flag} {reference}: it is no function; name one that `def` defines")
 
     @wraps(function)

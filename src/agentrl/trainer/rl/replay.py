@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 
 from agentrl.config.loading import build_config, flat_values
-from agentrl.config.own_function import SOURCES, with_sources
+from agentrl.config.own_function import SOURCES, is_reference, with_sources
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.data import SelectedGroup, StepBatch, build_training_step, select_group
 from agentrl.data.shown_images import ImageBook
@@ -187,7 +187,8 @@ def _note_changed_sources(config: RootConfig, recorded: Mapping[str, Any]) -> No
 
 def _step_flags(values: Mapping[str, Any]) -> dict[str, Any]:
     flags = {name: values[name] for name in _STEP_FLAGS & values.keys()}
-    if flags.get("lr_scheduler_type") == "constant":
+    schedule = flags.get("lr_scheduler_type")
+    if schedule == "constant" or is_reference(schedule):
         del flags["max_steps"]
     return flags
 
