@@ -103,6 +103,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
         entry = {**entry, **_fields_of(shape, entry, defaults, folder)}
     identity = _first(entry, _ID_KEYS)
     query, system_prompt = _query(entry), _system_prompt(entry, defaults)
+    _check_chars(len(query) + len(system_prompt))  # before they are searched
     shape_scorer = None if shape is None else shape.scorer
     question = Question(
         id=where.replace(" ", "") if identity is _MISSING else _text(identity, "id"),
@@ -281,7 +282,10 @@ def _kind(value: object) -> str:
 def _check_size(question: Question) -> None:
     answers = (question.answer, *question.aug_answers)
     texts = (question.id, question.query, question.system_prompt, *map(str, answers))
-    num_chars = sum(map(len, texts))
+    _check_chars(sum(map(len, texts)))
+
+
+def _check_chars(num_chars: int) -> None:
     if num_chars > _MAX_TEXT_CHARS:
         raise BadEntry(f"{num_chars:,} characters of text; the limit is {_MAX_TEXT_CHARS:,}")
 

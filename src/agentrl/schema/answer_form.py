@@ -22,7 +22,8 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 """Also matches escaped characters, so that escaped braces, which belong to the answer, are skipped."""
 _FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 # A text may hold `Answer:` without asking for it ("Question: ... Answer:"), so a request is needed.
-_REQUEST = r"(?:after|form|format|line|follow\w*)\b[^\n]{0,60}?"
+# Its words are bounded: each `follow` of a long word would be read to the end of that word.
+_REQUEST = r"(?:after|form|format|line|follow\w{0,3})\b[^\n]{0,60}?"
 _ASKED: tuple[tuple[str, re.Pattern[str]], ...] = (
     (TAG, re.compile(r"<answer>")),
     (BOXED, re.compile(r"\\boxed\b")),

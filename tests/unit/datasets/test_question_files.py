@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,24 @@ def test_keys_that_nothing_reads_are_listed_with_what_was_meant(tmp_path: Path) 
             "tools",
             "Answer_schema (did you mean answer_schema?)",
         ]
+
+
+@pytest.mark.parametrize("field", ["question", "system_prompt"])
+def test_a_text_beyond_the_limit_is_refused_before_it_is_searched(
+    tmp_path: Path, field: str
+) -> None:
+    path = tmp_path / "q.jsonl"
+    row = {"question": "x", "answer": "y"} | {field: "x" * 2**25}
+    path.write_text((json.dumps(row) + "\n") * 3)
+    begin = time.thread_time()
+    with pytest.raises(DatasetError, match=r"line 1: 33,554,43\d characters of text"):
+        load_questions(path, DataSection())
+    assert time.thread_time() - begin < 2  # each search takes 6 s
+
+
+def test_a_long_word_of_a_question_is_searched_once(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"question": "follow" * 30_000, "answer": "y"}))
+    begin = time.thread_time()
+    load_questions(path, DataSection())
+    assert time.thread_time() - begin < 1

@@ -27,6 +27,11 @@ PLACEHOLDERS = ("query", "task_id", "model", "base_url", "anthropic_base_url", "
 _QUESTION_PLACEHOLDERS = {"query", "task_id"}
 # `${NAME}` belongs to the shell.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
+_INTERPRETER = re.compile(
+    r"(?P<c>(?:ba|da|fi|k|mk|a|c|tc|z)?sh|python[\d.]*|pypy[\d.]*)|(?P<e>perl|ruby|node|lua)|(?P<any>ssh)"
+)
+"""Programs that run a text, by the option that begins it (`ssh`: all its arguments)."""
+_OPTION_WITH_VALUE = re.compile(r"[-+][A-Za-z]*[oOWX]")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _MAX_OUTPUT_BYTES = 1 << 20
 _END_SECONDS = 2.0
@@ -56,6 +61,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
         program = words[0] if words else ""
         raise ConfigError(f"--agent_command: program {program!r} not found on this machine")
     _check_placeholders(_PLACEHOLDER.findall(command))
+    _check_program_texts(words)
     program = words[0] if "/" not in words[0] else _absolute(words[0])
     words = [program, *map(_absolute, words[1:])]
     missing = [name for name in section.agent_env if name not in os.environ]
@@ -97,6 +103,33 @@ def _check_placeholders(named: Sequence[str]) -> None:
         raise ConfigError(
             "--agent_command has no {query}; add it where the program expects the question"
         )
+
+
+def _check_program_texts(words: Sequence[str]) -> None:
+    for place, word in enumerate(words):
+        interpreter = _INTERPRETER.fullmatch(Path(word).name)
+        texts = () if interpreter is None else _program_text(interpreter, words[place + 1 :])
+        for name in _PLACEHOLDER.findall(" ".join(texts)):
+            if name in _QUESTION_PLACEHOLDERS:
+                raise ConfigError(
+                    f"--agent_command: {word} would run the text of {{{name}}} as a program; pass it "
+                    f"as an argument (sh -c 'my-agent \"$1\"' sh {{{name}}}), or write a script"
+                )
+
+
+def _program_text(interpreter: re.Match[str], arguments: Sequence[str]) -> Sequence[str]:
+    """Return those arguments of an interpreter that it reads as a program."""
+    option = interpreter.lastgroup
+    if option == "any":
+        return arguments
+    skips = False
+    for place, word in enumerate(arguments):
+        if not skips and not word.startswith(("-", "+")):
+            break  # a script, whose own options follow
+        if not skips and re.match(rf"-[A-Za-z]*{option}|--(?:eval|command)", word):
+            return arguments[place : place + 2]
+        skips = not skips and _OPTION_WITH_VALUE.fullmatch(word) is not None
+    return ()
 
 
 def _absolute(word: str) -> str:

@@ -169,3 +169,35 @@ def test_a_command_that_cannot_run_is_refused_in_one_line(
 
 def test_braces_that_are_no_placeholder_stay() -> None:
     configured_agent(section_of("env '{\"a\": 1}' ${HOME} {query}"))
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("sh -c '{query}'", "query"),
+        ("env A=1 bash -lc 'my-agent \"{query}\"'", "query"),
+        ("bash -o pipefail -e -c 'cat > /dev/null; echo {task_id}'", "task_id"),
+        (f"{sys.executable} -c 'print(\"{{query}}\")'", "query"),
+        (f"{sys.executable} -Ic'print(\"{{query}}\")'", "query"),
+        ("env perl -pe '{query}'", "query"),
+        ("env ssh host my-agent {query}", "query"),
+    ],
+)
+def test_the_text_of_a_question_is_no_program(command: str, name: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured_agent(section_of(command))
+    assert f"would run the text of {{{name}}} as a program" in str(refused.value)
+    assert "$1" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sh -c 'my-agent --url {base_url} \"$1\"' sh {query}",
+        f"{sys.executable} -m agent -c {{query}}",
+        "bash -e agent.sh -c {query}",
+    ],
+)
+def test_a_question_may_be_an_argument_of_an_interpreter(command: str) -> None:
+    configured_agent(section_of(command))
