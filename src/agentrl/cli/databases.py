@@ -117,8 +117,14 @@ def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:
 
 
 @asynccontextmanager
-async def opened_store(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
+async def opened_store(
+    config: RootConfig, *, also_unfinished: bool = False
+) -> "AsyncIterator[TrajectoryStore]":
     """Yield the store of the run that the configuration names.
+
+    Args:
+        config: of the command.
+        also_unfinished: yield a database too that holds an unfinished import, and no run.
 
     Raises:
         ConfigError: the run does not exist.
@@ -128,7 +134,8 @@ async def opened_store(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
 
     with served_uri(config) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
-            if await store.runs.get() is None:
+            is_usable = also_unfinished and await store.transfer.is_unfinished()
+            if not is_usable and await store.runs.get() is None:
                 known = await store.reports.run_names()
                 hint = f"; existing: {', '.join(known)}" if known else ""
                 raise ConfigError(f"{store.redacted_uri} contains no run{hint}")

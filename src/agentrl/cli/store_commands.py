@@ -334,17 +334,20 @@ async def compact(config: RootConfig, is_confirmed: bool, as_json: bool) -> int:
 @_yes_option
 @_json_option
 async def drop(config: RootConfig, is_confirmed: bool, as_json: bool) -> int:
-    """Delete the run's database; its files are kept."""
-    async with opened_store(config) as opened:
+    """Delete the run's database, or what an unfinished import left; the run's files are kept."""
+    async with opened_store(config, also_unfinished=True) as opened:
         await opened.maintenance.check_idle()
-        summary = await opened.reports.summary()
         name = opened.database_name
-        if not is_confirmed:
-            _confirm(
-                f"delete the database {name!r} at {opened.redacted_uri} with its "
-                f"{counted(summary.num_groups, 'group')}, trained to version "
-                f"{summary.policy_version}?"
+        if await opened.transfer.is_unfinished():
+            content = "an unfinished import and no run"
+        else:
+            summary = await opened.reports.summary()
+            content = (
+                f"its {counted(summary.num_groups, 'group')}, trained to version "
+                f"{summary.policy_version}"
             )
+        if not is_confirmed:
+            _confirm(f"delete the database {name!r} at {opened.redacted_uri} with {content}?")
         await opened.drop_database()
     _report(f"deleted database {name!r}; the run's files are kept", {"dropped": name}, as_json)
     return 0

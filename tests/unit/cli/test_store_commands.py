@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stored import fill
+from support.stored import fill, make_task
 
 from agentrl.cli.main import main
 from agentrl.schema import Run
@@ -63,6 +63,29 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert f"deleted database '{copy}'" in call("drop", "--yes", run=copy)
     assert "contains no run" in call("stats", run=copy, code=2)
     assert json.loads(call("compact", "--yes", "--json"))["num_bytes"] == 0
+
+
+def test_what_a_killed_import_left_is_dropped(
+    mongo_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = mongo_uri.replace("&journal=true", "")
+    name = mongo_uri.partition("?")[0].rpartition("/")[2]
+
+    async def leave() -> None:
+        async with TrajectoryStore.connect(uri, name) as store:
+            await store.ensure_schema()
+            await store.tasks.add([make_task(1)])
+
+    words = ["--run_name", name, "--db_connection_string", uri]
+    assert main(["store", "drop", "--yes", *words]) == 2  # there is no such database
+    asyncio.run(leave())
+    assert main(["store", "stats", *words]) == 2
+    capsys.readouterr()
+    assert main(["store", "drop", *words]) == 2
+    assert "with an unfinished import and no run" in capsys.readouterr().err
+    assert main(["store", "drop", "--yes", *words]) == 0
+    assert f"deleted database '{name}'" in capsys.readouterr().out
+    assert main(["store", "drop", "--yes", *words]) == 2
 
 
 def test_an_import_begins_a_private_database_only_for_a_whole_export(

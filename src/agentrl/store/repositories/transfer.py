@@ -10,8 +10,10 @@ import asyncio
 import functools
 import hashlib
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,8 @@ COLLECTIONS = (
 _SLOT_FIELDS = {"tasks": "_id", "records": "task_id"}
 """Collections with slots -> the field that names the task."""
 _GROUP_FIELDS = _SLOT_FIELDS | dict.fromkeys(("turns", "record_data", "turn_training"), "task_id")
+_LONGEST_LEASE = timedelta(minutes=5)
+"""From when on a lease of an export is not one that was taken just before."""
 MANIFEST = "manifest.json"
 BATCH_BYTES = 8 * 2**20
 
@@ -229,7 +233,8 @@ class TransferRepository(Repository):
     async def import_run(self, folder: Path) -> Manifest:
         """Read an export into this database, which must be empty.
 
-        The run takes the name of the database, and is marked as imported.
+        The run takes the name of the database, and is marked as imported. Leases and heartbeats
+        that no clock explains end now, since the run would count as active until then.
 
         Raises:
             ConfigError: the folder holds no complete export, or one of another release.
@@ -260,13 +265,21 @@ class TransferRepository(Repository):
             raise ConfigError(f"{folder}: document rejected: {_rejection_reason(error)}") from error
         return manifest
 
+    @operation("look for an unfinished import")
+    async def is_unfinished(self) -> bool:
+        """Return whether the database holds what an import that was killed leaves: no run."""
+        is_made = COLLECTIONS[0] in await self._db.collections()
+        return is_made and await self._db.runs.find_one({}, {"_id": 1}) is None
+
     async def _insert(self, manifest: Manifest, folder: Path) -> None:
+        now = await self._db.server_time()
         for name, file in manifest.files.items():
             for batch in _batches(read_documents(folder / file.name, manifest.format)):
                 if name == "runs":
                     batch = [{**one, "_id": self._db.name} for one in batch]
                 for document in batch:
                     _check_document(name, document)
+                    _end_leases(document, now)
                 await self._db[name].insert_many(batch)
         policies = [one["_id"] async for one in self._db.policies.find({}, {"_id": 1})]
         marked = await self._db.runs.update_one({}, {"$set": {"imported_policies": policies}})
@@ -302,8 +315,24 @@ def _check_document(name: str, document: Document) -> None:
         if "kind" not in document:
             raise StoreError(f"task {document['_id']!r} has no kind")
         task_from_document(document)
-    elif kind in STORED_MODELS and kind != "turns":  # a turn's values are in blobs
+    elif kind == "turns":  # its values are in blobs, so it is no whole model
+        rewards = {name: document.get(name) for name in ("reward", "advantage")}
+        rewards["seat.reward"] = (document.get("seat") or {}).get("reward")
+        for field, value in rewards.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise StoreError(f"turn {document['_id']!r}: {field} must be finite, got {value}")
+    elif kind in STORED_MODELS:
         from_document(STORED_MODELS[kind], document)
+
+
+def _end_leases(document: Document, now: datetime) -> None:
+    """Move the dates from which a live process is recognized to now, if they are too late."""
+    dates = [(document, "heartbeat_at")] if "heartbeat_at" in document else []
+    leases = (document.get("lease"), *document.get("trainer_leases", {}).values())
+    dates += [(lease, "expires_at") for lease in leases if lease is not None]
+    for holder, field in dates:
+        if holder[field] > now + _LONGEST_LEASE:
+            holder[field] = now
 
 
 def _rejection_reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -419,6 +420,16 @@ UNUSABLE: dict[str, tuple[str, Callable[[dict[str, Any]], None], str]] = {
         lambda record: record["score"].update(parts={"a": float("inf")}),
         "is not a valid DBRecordData: score.parts.a: .*finite",
     ),
+    "reward": (
+        "turns",
+        lambda turn: turn.update(reward=float("nan")),
+        "turn '.*': reward must be finite, got nan",
+    ),
+    "seat": (
+        "turns",
+        lambda turn: turn.update(seat={"name": "a", "reward": float("inf")}),
+        "turn '.*': seat.reward must be finite, got inf",
+    ),
     "integer": ("turns", lambda turn: turn.update(index=2**63), "the integer .* does not fit"),
     "orders": ("tasks", lambda task: task.update(order=1), "duplicate key .*one_order"),
     "status": (
@@ -481,6 +492,35 @@ async def test_an_import_that_is_interrupted_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await importing
     assert await empty.database.collections() == {}
+
+
+async def test_dates_in_the_future_keep_no_imported_run_alive(
+    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path
+) -> None:
+    folder = tmp_path / "export"
+    await store.runs.create(Run(name=store.database_name))
+    await store.tasks.add([make_task(1)])
+    await claim(store)
+    await store.trainer_leases.acquire("trainer", "elsewhere:1:2-3", lease_seconds=60)
+    await store.samplers.register(SamplerInfo(id="elsewhere:1:2", host="elsewhere", pid=1))
+    future = await store.database.server_time() + timedelta(days=3650)
+    await store.database.records.update_many(
+        {"lease": {"$ne": None}}, {"$set": {"lease.expires_at": future}}
+    )
+    await store.database.samplers.update_many({}, {"$set": {"heartbeat_at": future}})
+    await store.database.runs.update_many(
+        {}, {"$set": {"trainer_leases.trainer.expires_at": future}}
+    )
+    await store.transfer.export_run(folder, everything=True)
+    await empty.transfer.import_run(folder)
+    now = await empty.database.server_time()
+    for name, field in [
+        ("records", "lease.expires_at"),
+        ("samplers", "heartbeat_at"),
+        ("runs", "trainer_leases.trainer.expires_at"),
+    ]:
+        assert await empty.database[name].find_one({field: {"$lte": now}}) is not None
+        assert await empty.database[name].find_one({field: {"$gt": now}}) is None
 
 
 async def test_a_file_beside_an_export_is_refused(
