@@ -32,6 +32,7 @@ from agentrl.launcher.cluster.resume_checks import (
     check_checkpoints,
     check_no_trainer,
     check_not_running,
+    check_owner,
 )
 from agentrl.launcher.console.progress_display import ProgressDisplay
 from agentrl.launcher.console.run_console import run_console
@@ -82,6 +83,7 @@ async def run_training(config: RootConfig) -> int:
         if config.run.fresh:
             await check_name_is_free(config.run, store)
         await check_no_trainer(config, store)
+        check_owner(config, await store.runs.get())
         missing_note = await check_checkpoints(config, store)
         for note in (
             *([] if missing_note is None else [missing_note]),

@@ -134,6 +134,8 @@ class Run(Value):
 
     name: str
     schema_version: int = SCHEMA_VERSION
+    owner: str = ""
+    """Who trained it first, `user@host`; empty before, and for runs of earlier releases."""
     status: RunStatus = "created"
     phase: RunPhase | None = None
     phase_at: datetime | None = None

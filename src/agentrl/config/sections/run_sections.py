@@ -55,6 +55,10 @@ class RunSection(ConfigSection):
     delete_existing: bool = False
     """With `--fresh`: delete the run's database and output directory first."""
 
+    join: bool = False
+    """Train a run of `--db_connection_string` that another user or another machine started, although
+    its checkpoints are not in `--output_dir`. Both then train on the same records."""
+
     @field_validator("run_name")
     @classmethod
     def _check_run_name(cls, name: str) -> str:

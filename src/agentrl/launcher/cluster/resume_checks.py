@@ -9,7 +9,7 @@ from agentrl.config.loading import flat_values
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.invocation import typed_command
-from agentrl.runtime.processes.process_identity import is_alive
+from agentrl.runtime.processes.process_identity import is_alive, this_user
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.mongod_folder import serving
@@ -71,6 +71,25 @@ async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
             raise already_running(
                 config.run.run_name, f"its trainer on {host}, process {pid}{since}"
             )
+
+
+def check_owner(config: RootConfig, run: Run | None) -> None:
+    """Check that the run of a shared database is not another user's.
+
+    A start that finds the run's checkpoints continues it, wherever it runs.
+
+    Raises:
+        ConfigError: another user or machine started it, and its checkpoints are not here.
+    """
+    if run is None or not run.owner or run.is_imported or config.run.join:
+        return
+    is_shared = config.store.db_connection_string is not None
+    if is_shared and run.owner != this_user() and not checkpoint_paths(config.run.output_path):
+        raise ConfigError(
+            f"run {run.name!r} of this database belongs to {run.owner}, and "
+            f"{config.run.output_path} holds none of its checkpoints; use another --run_name, or "
+            "--join to train it together"
+        )
 
 
 def changes_since(config: RootConfig, run: Run | None) -> list[str]:

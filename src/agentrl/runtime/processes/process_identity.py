@@ -1,5 +1,6 @@
 """Names under which processes hold leases, and whether the process of a name still runs."""
 
+import getpass
 import os
 import socket
 import uuid
@@ -12,6 +13,15 @@ def new_lease_owner() -> str:
     contains that namespace. The random part distinguishes processes that had the same pid.
     """
     return f"{socket.gethostname()}:{os.getpid()}:{_pid_namespace()}-{uuid.uuid4().hex[:8]}"
+
+
+def this_user() -> str:
+    """Return who runs this process, and where: `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def is_alive(owner: str) -> bool:

@@ -153,6 +153,12 @@ class RunRepository(Repository):
         changes = {"config": config, "config_log": [change.model_dump() for change in log]}
         await self._change_run({name: literal(value) for name, value in changes.items()})
 
+    @operation("set the run's owner")
+    async def set_owner(self, owner: str) -> None:
+        """Store who trains the run; no effect on a run that has an owner."""
+        nobody = {"owner": {"$in": ["", None]}}
+        await self._db.runs.update_one(nobody, {"$set": {"owner": owner}})
+
     @operation("set the run's status")
     async def set_status(self, status: RunStatus) -> Run:
         """Set the run's status, and return the run."""

@@ -37,6 +37,7 @@ from agentrl.inference.weight_sync.delivery import Delivery
 from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.ending_tasks import end_tasks
+from agentrl.runtime.processes.process_identity import this_user
 from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup
@@ -206,6 +207,7 @@ async def _prepare(
             flag_control=control,
         )
     )
+    await store.runs.set_owner(this_user())
     await store.runs.apply_flags(control)
     # All questions are added now, so that questions added later cannot take their ids. Further
     # epochs are added as the steps need them.

@@ -17,9 +17,10 @@ from agentrl.launcher.cluster.resume_checks import (
     check_checkpoints,
     check_no_trainer,
     check_not_running,
+    check_owner,
 )
 from agentrl.launcher.training_run import already_done
-from agentrl.runtime.processes.process_identity import new_lease_owner
+from agentrl.runtime.processes.process_identity import new_lease_owner, this_user
 from agentrl.schema import Policy, Run
 from agentrl.store import TrajectoryStore, mongod_folder
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -74,6 +75,27 @@ async def test_in_a_database_of_ones_own_it_is_the_trainer_that_is_named(
         await check_no_trainer(config, store)
     await store.trainer_leases.release("trainer")
     await check_no_trainer(config, store)
+
+
+async def test_a_run_of_another_user_in_a_shared_database_is_joined_only_when_asked(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    shared = {"db_connection_string": "mongodb://127.0.0.1:1"}
+    config = config_in(tmp_path, **shared)
+    check_owner(config, None)
+    await store.runs.create(Run(name=store.database_name))
+    check_owner(config, await store.runs.get())  # questions were added, and nobody trained yet
+    for owner in ("ann@there", this_user()):  # the first one stays
+        await store.runs.set_owner(owner)
+    run = await store.runs.get()
+    with pytest.raises(ConfigError, match=r"belongs to ann@there, and .* --run_name, or --join"):
+        check_owner(config, run)
+    check_owner(config_in(tmp_path, join=True, **shared), run)
+    check_owner(config_in(tmp_path), run)  # the data are a folder of this user
+    kept = config.run.output_path / "checkpoints/000003"
+    kept.mkdir(parents=True)
+    (kept / "state.json").touch()
+    check_owner(config, run)
 
 
 async def test_files_and_database_that_do_not_belong_together_are_told(
