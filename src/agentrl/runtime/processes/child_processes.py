@@ -21,6 +21,7 @@ from typing import Self
 import psutil
 
 from agentrl.config.private_files import make_private
+from agentrl.runtime import log_rotation
 from agentrl.runtime.processes.restarts import Restarts
 
 logger = logging.getLogger(__name__)
@@ -240,7 +241,7 @@ class Supervisor:
     async def _watch(self, child: Child) -> int:
         while True:
             assert child.process is not None
-            status = await child.process.wait()
+            status = await _until_ended(child, child.process)
             if child.stopping or (status == 0 and await child.is_done()):
                 return status
             may_restart = status == 0 or child.may_restart(child, status)
@@ -256,6 +257,19 @@ class Supervisor:
                 log.write(f"--- {message}\n")
             await asyncio.sleep(delay)
             await self._spawn(child)
+
+
+async def _until_ended(child: Child, process: asyncio.subprocess.Process) -> int:
+    """Return the exit status of a process, whose log file is rotated until it ends."""
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=log_rotation.CHECK_SECONDS)
+            if await asyncio.to_thread(log_rotation.rotate, child.log_path):
+                child.log_offset = 0
+        return waiting.result()
+    finally:
+        waiting.cancel()
 
 
 def kill_descendants() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.runtime import log_rotation
 from agentrl.runtime.processes.child_processes import Child, Supervisor, never, run_to_end
 from agentrl.runtime.processes.restarts import Restarts
 
@@ -25,6 +26,28 @@ async def wait_until_dead(pid: int) -> None:
     async with asyncio.timeout(10):
         while alive(pid):
             await asyncio.sleep(0.02)
+
+
+async def test_the_log_of_a_talkative_child_is_rotated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_rotation, "LOG_BYTES", 10_000)
+    monkeypatch.setattr(log_rotation, "CHECK_SECONDS", 0.05)
+    script = "import time, itertools\nfor n in itertools.count():"
+    script += " print(f'{n:099d}', flush=True); time.sleep(0.0005)"
+    log = tmp_path / "child.log"
+    async with Supervisor() as supervisor:
+        child = Child("child", [sys.executable, "-c", script], log)
+        await supervisor.start(child)
+        async with asyncio.timeout(30):
+            while not (tmp_path / "child.log.3").exists() or int(child.log_tail(1) or 0) < 1000:
+                await asyncio.sleep(0.02)
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == ["child.log", *(f"child.log.{n}" for n in (1, 2, 3))]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
+    assert sum(path.stat().st_size for path in files) < 4 * 60_000
+    first = [int(path.read_text().split()[0]) for path in files]
+    assert first == sorted(first, reverse=True)
 
 
 async def test_leaving_the_supervisor_ends_the_children_and_nobody_else(tmp_path: Path) -> None:
