@@ -9,6 +9,7 @@ from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("prying", log_level="CRITICAL")
 held: list[bytearray] = []
+files: list[int] = []
 sys.stderr.write("starting up\n")
 
 
@@ -80,6 +81,20 @@ def take_memory(megabytes: int) -> str:
         held.append(bytearray(megabytes << 20))
     except MemoryError:
         return "no memory"
+    return "taken"
+
+
+@server.tool()
+def take_files(megabytes: int, kind: str) -> str:
+    """Fill a file that is memory and that nothing maps."""
+    if kind == "memfd":
+        files.append(os.memfd_create("taken"))
+    else:
+        files.append(os.open("/dev/shm/taken", os.O_CREAT | os.O_RDWR))
+    if kind == "deleted":
+        os.unlink("/dev/shm/taken")
+    for _ in range(megabytes):
+        os.write(files[-1], bytes(1 << 20))
     return "taken"
 
 

@@ -1,6 +1,7 @@
 """Log files of bounded size, whose writers keep them open: a process's standard output."""
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 LOG_BYTES = 64 << 20
@@ -22,7 +23,7 @@ def rotate(path: Path) -> bool:
     except FileNotFoundError:
         return False
     earlier = [path.with_name(f"{path.name}.{number}") for number in range(KEPT_LOGS, 0, -1)]
-    for older, newer in zip(earlier, earlier[1:], strict=False):
+    for older, newer in pairwise(earlier):
         if newer.exists():
             newer.replace(older)
     shutil.copy2(path, earlier[-1])

@@ -15,13 +15,12 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 from mcp import MCPError
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -51,6 +50,7 @@ from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.http.signalled_server import serve_until_signalled
 from agentrl.runtime.processes.confinement import Confinement
+from agentrl.runtime.processes.memory_use import memory_of
 from agentrl.tools.servers.admission import FAILURE_KEY
 from agentrl.tools.servers.connection import ServerConnection
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig
@@ -207,7 +207,7 @@ class Environment:
                 if not session.calls_in_flight and session.last_used < limit:
                     await self.end_session(session_id)
                 elif (
-                    size := await asyncio.to_thread(_memory_of, session.pids)
+                    size := await asyncio.to_thread(memory_of, session.pids)
                 ) > self._memory_bytes:
                     logger.warning(
                         "stopping the servers of a session: they use %d MiB, more than the limit "
@@ -378,18 +378,6 @@ class _SessionGate:
             "data": {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version},
         }
         return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
-
-
-def _memory_of(pids: Sequence[int]) -> int:
-    """Return the bytes of memory that these processes and their descendants use."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            parent = psutil.Process(pid)
-            for process in (parent, *parent.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    total += process.memory_info().rss
-    return total
 
 
 def _headers(ctx: ServerRequestContext[Any, Request]) -> Headers:

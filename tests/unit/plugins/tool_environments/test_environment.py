@@ -17,6 +17,7 @@ from support.patience import PATIENCE
 
 from agentrl.cli.main import main
 from agentrl.errors import ToolError
+from agentrl.runtime.processes.memory_use import memory_of
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 
 SERVER = Path(__file__).parents[3] / "support/mcp_server.py"
@@ -263,6 +264,21 @@ async def test_sessions_and_their_memory_are_bounded(
         assert await said(one, "take_memory", megabytes=1000) == "no memory"
         with pytest.raises(MCPError, match="1 sessions are open"):
             await said(other, "take_memory", megabytes=1)
+
+
+@pytest.mark.parametrize("kind", ["memfd", "shm", "deleted"])
+async def test_files_in_memory_count_as_memory_of_a_session(
+    start_environment: StartEnvironment, kind: str
+) -> None:
+    environment = start_environment({"prying": PRYING}, "--session_memory_megabytes", "300")
+    async with environment.client() as one:
+        assert await said(one, "take_files", megabytes=50, kind=kind) == "taken"
+        pids = [child.pid for child in psutil.Process(environment.process.pid).children()]
+        assert memory_of(pids) < 300 << 20
+        assert await said(one, "take_files", megabytes=250, kind=kind) == "taken"
+        async with asyncio.timeout(PATIENCE):
+            while psutil.pid_exists(pids[0]):
+                await asyncio.sleep(0.1)
 
 
 @pytest.mark.slow
