@@ -91,7 +91,8 @@ async def run_training(config: RootConfig) -> int:
         ):
             say(console, f"note: {note}")
         await check_has_questions(config.data, store)
-        await check_unchanged(config.data, store)
+        for note in await check_unchanged(config.data, store):
+            say(console, f"note: {note}")
         done = await already_done(config.trainer, store)
         if done is not None:
             say(console, done)

@@ -26,6 +26,7 @@ from agentrl.rewards.factory import ScoringFunction, load_scorer_module
 from agentrl.rollout import sampler_class_for
 from agentrl.rollout.worker.resources import served_context_length
 from agentrl.runtime.printable import counted
+from agentrl.schema import MCPTask, Task
 from agentrl.schema.answer_form import written
 from agentrl.store import TrajectoryStore
 
@@ -81,22 +82,44 @@ async def check_questions(
     return notes
 
 
-async def check_unchanged(data: DataSection, store: TrajectoryStore) -> None:
-    """Reject a question file that has changed since the run read it.
+async def check_unchanged(data: DataSection, store: TrajectoryStore) -> list[str]:
+    """Reject a question file whose questions have changed since the run read it.
 
     Only the first questions are compared, to report a change before anything starts; the trainer
     compares all.
+
+    Returns:
+        A note if answers have changed: the run keeps those that it read.
 
     Raises:
         DatasetError: an id belongs to another question of the run.
         StoreError: the store failed.
     """
     if data.train_file is None or await store.tasks.next_train_order() == 0:
-        return
+        return []
     folder = data.train_file.parent
     entries = islice(read_entries(data.train_file), _MAX_COMPARED)
     first = [question_of(entry, data, where, folder) for where, entry in entries]
-    await check_known_questions(store, tasks_from_questions(first, "train"))
+    tasks = list(tasks_from_questions(first, "train"))
+    await check_known_questions(store, tasks)
+    stored = {task.id: task for task in await store.tasks.get_many([task.id for task in tasks])}
+    changed = [
+        task.dataset_id
+        for task in tasks
+        if task.id in stored and _answers_differ(task, stored[task.id])
+    ]
+    if not changed:
+        return []
+    return [
+        f"{data.train_file}: {counted(len(changed), 'answer')} changed, the first that of "
+        f"{changed[0]!r}; the run keeps those that it read, so use another --run_name for the new ones"
+    ]
+
+
+def _answers_differ(task: Task, stored: Task) -> bool:
+    if not (isinstance(task, MCPTask) and isinstance(stored, MCPTask)):
+        return False
+    return (task.answer, [*task.aug_answers]) != (stored.answer, [*stored.aug_answers])
 
 
 def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) -> Iterator[str]:
