@@ -144,6 +144,8 @@ class Run(Value):
     """The resolved configuration of the last start, without secrets."""
     config_log: tuple[ConfigChange, ...] = ()
     """The last changes of `config`, oldest first."""
+    text_digests: dict[str, str] = Field(default_factory=dict)
+    """Digests of the model's chat template and vocabulary at the last start of the trainer."""
     control: Control = Field(default_factory=Control)
     control_problems: tuple[str, ...] = Field(default=(), exclude=True)
     """What is wrong with values in the stored controls that `control` leaves out."""

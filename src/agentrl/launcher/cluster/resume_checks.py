@@ -5,6 +5,8 @@ and start time of the live run. A run is detected by the lock on the data of its
 by its trainer's lease in the user's database.
 """
 
+from collections.abc import Iterator
+
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import ConfigError, StoreError
@@ -14,6 +16,7 @@ from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.mongod_folder import serving
 from agentrl.trainer.checkpoint import check_has_database, checkpoint_paths
+from agentrl.trainer.text_digests import text_digests
 
 READER_COMMANDS = tuple(f"`agentrl {command}" for command in ("inspect", "store", "tasks", "ui"))
 """Prefixes of the names of processes that serve a run's data without working on the run."""
@@ -118,9 +121,22 @@ def changes_since(config: RootConfig, run: Run | None) -> list[str]:
         for flag in SECTIONS[section].model_fields
         if flag in before and flag not in _EXPECTED_CHANGES and before[flag] != now[flag]
     ]
+    notes = list(_text_changes(config, run))
     omitted = f" and {len(changed) - _MAX_CHANGES} more" if len(changed) > _MAX_CHANGES else ""
     shown = ", ".join(changed[:_MAX_CHANGES])
-    return [f"{name} resumes with changed flags: {shown}{omitted}"] if changed else []
+    flags = [f"{name} resumes with changed flags: {shown}{omitted}"] if changed else []
+    return [*flags, *notes]
+
+
+def _text_changes(config: RootConfig, run: Run) -> Iterator[str]:
+    """Yield a note for each text that changed in place: flags show other files, not other contents."""
+    digests = text_digests(config.model) if run.text_digests else {}
+    for name, digest in digests.items():
+        if run.text_digests.get(name, digest) != digest:
+            yield (
+                f"the {name} of {config.model.model_name_or_path} is not the one that run "
+                f"{run.name!r} was trained with: it may read and write other tokens"
+            )
 
 
 def _shortened(value: object) -> str:

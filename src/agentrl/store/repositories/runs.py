@@ -159,6 +159,11 @@ class RunRepository(Repository):
         nobody = {"owner": {"$in": ["", None]}}
         await self._db.runs.update_one(nobody, {"$set": {"owner": owner}})
 
+    @operation("store the digests of the run's texts")
+    async def set_text_digests(self, digests: dict[str, str]) -> None:
+        """Store which chat template and vocabulary the run has now."""
+        await self._db.runs.update_one({}, {"$set": {"text_digests": digests}})
+
     @operation("set the run's status")
     async def set_status(self, status: RunStatus) -> Run:
         """Set the run's status, and return the run."""

@@ -48,6 +48,7 @@ from agentrl.trainer.checkpoint import (
     checkpoint_to_resume,
 )
 from agentrl.trainer.learner.settings import LearnerSettings
+from agentrl.trainer.text_digests import text_digests
 from agentrl.trainer.trainer_lease import trainer_lease
 from agentrl.trainer.training_session import (
     check_trainer_flags,
@@ -208,6 +209,8 @@ async def _prepare(
         )
     )
     await store.runs.set_owner(this_user())
+    digests = await asyncio.to_thread(text_digests, config.model)
+    await store.runs.set_text_digests(digests)
     await store.runs.apply_flags(control)
     # All questions are added now, so that questions added later cannot take their ids. Further
     # epochs are added as the steps need them.

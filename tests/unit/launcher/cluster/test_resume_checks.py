@@ -20,10 +20,12 @@ from agentrl.launcher.cluster.resume_checks import (
     check_owner,
 )
 from agentrl.launcher.training_run import already_done
+from agentrl.renderers.model_files import read_model_files
 from agentrl.runtime.processes.process_identity import new_lease_owner, this_user
 from agentrl.schema import Policy, Run
 from agentrl.store import TrajectoryStore, mongod_folder
 from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.trainer.text_digests import text_digests
 
 WHERE = rf"on {re.escape(socket.gethostname())}, process {os.getpid()}, since 20\d\d-\d\d-\d\d"
 
@@ -135,6 +137,22 @@ def test_flags_that_a_run_did_not_begin_with_are_noted(tmp_path: Path) -> None:
         changes_since(config_in(tmp_path, **adapter), run())
     with pytest.raises(ConfigError, match="trains an adapter; resume it with --lora_rank 4, or"):
         changes_since(config_in(tmp_path), run(**adapter))
+
+
+def test_texts_of_the_model_that_changed_in_place_are_noted(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree("assets/demo/model", folder)
+    config = config_in(tmp_path, model_name_or_path=str(folder))
+    digests = text_digests(config.model)
+    run = Run(name="mine", config=flat_values(config), text_digests=digests)
+    assert changes_since(config, run) == []
+    changed = read_model_files(folder).chat_template.replace("assistant", "helper")
+    (folder / "chat_template.jinja").write_text(changed)
+    (note,) = changes_since(config, run)
+    assert f"the chat template of {folder} is not the one that run 'mine' was trained" in note
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    assert "the vocabulary of" in changes_since(config, run)[1]
 
 
 async def test_a_run_beyond_max_steps_samples_nothing_and_says_how_to_go_on(
