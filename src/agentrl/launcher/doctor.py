@@ -24,6 +24,7 @@ from typing import Literal
 
 import psutil
 
+from agentrl.config.private_paths import private_paths
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError
 from agentrl.launcher.checks.extras import (
@@ -254,7 +255,8 @@ async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
         yield Diagnosis("note", "tools", "--tool_server_command starts with the run")
     try:
         # The stored configuration of a run contains the address of its former server.
-        tools = tools_config(config.tools.model_copy(update={"tool_server_url": None}))
+        section = config.tools.model_copy(update={"tool_server_url": None})
+        tools = tools_config(section, private_paths(config))
     except AgentRLError as error:
         yield Diagnosis("FAIL", "tools", str(error))
         return

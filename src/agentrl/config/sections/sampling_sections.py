@@ -141,6 +141,9 @@ class ToolsSection(ConfigSection):
     default."""
     tool_timeout_seconds: float = Field(default=60.0, gt=0)
     """Timeout of one tool call in seconds."""
+    tool_visible_paths: tuple[Path, ...] = ()
+    """Paths that the programs of tools see although they are private: the question files, the state
+    of runs, or a login in the home directory (comma separated; see docs/tools.md)."""
     resumable_tools: bool = False
     """Declare that the tools keep no state between calls: when a sampler dies, another one resumes
     its rollouts at their last durable turn instead of restarting them. In `mcp_servers`,

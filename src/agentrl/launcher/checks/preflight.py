@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from agentrl.config.private_paths import private_paths
 from agentrl.config.sections import (
     DataSection,
     RootConfig,
@@ -305,7 +306,8 @@ async def _check_tools(
     config: RootConfig, model_path: Path | None, renderer: Renderer | None = None
 ) -> None:
     # The stored configuration of a run contains the address of its former server.
-    tools = tools_config(config.tools.model_copy(update={"tool_server_url": None}))
+    section = config.tools.model_copy(update={"tool_server_url": None})
+    tools = tools_config(section, private_paths(config))
     command = config.tools.tool_server_command
     if command is not None:
         check_tool_server_command(command.get_secret_value())

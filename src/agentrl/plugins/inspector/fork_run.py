@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.private_paths import private_paths
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
@@ -99,7 +100,7 @@ async def run_fork(
         fork = await _new_fork(store, request, detail, version)
         task = await store_fork(store, fork, detail.task, request.num_tries)
         on_stored(fork, [f"{fork.id}/{number}" for number in range(request.num_tries)])
-        tools = tools_config(cluster.config.tools)
+        tools = tools_config(cluster.config.tools, private_paths(cluster.config))
         stateless = cluster.config.tools.resumable_tools or tools.is_resumable
         async for record in play(
             context,

@@ -1,0 +1,48 @@
+"""Files that the tools of a run have no use for: the state of runs, answers, and the user's secrets.
+
+A model decides what runs in a tool. Programs that AgentRL starts for it (stdio servers, the tool
+server) see these paths as empty where namespaces exist (`runtime.processes.confinement`).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
+
+_IN_HOME = (
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config/gcloud", ".config/gh"),
+    *(".netrc", ".pypirc", ".git-credentials", ".mongodb", ".mongorc.js", ".mongoshrc.js"),
+    *(".cache/huggingface/token", ".huggingface", ".config/wandb", ".config/agentrl"),
+)
+"""Keys and logins by the names of the programs that keep them there."""
+_IN_FOLDER = (".env", "output", str(PRIVATE_MONGO_ROOT.parent))
+"""Of the working directory: variables, and what AgentRL keeps of all runs started there."""
+
+
+def user_secrets() -> tuple[Path, ...]:
+    """Return where this user and the runs of the working directory keep what is theirs alone."""
+    home = Path.home()
+    paths = (*(home / name for name in _IN_HOME), *(Path.cwd() / name for name in _IN_FOLDER))
+    return tuple(path for path in paths if path.exists())
+
+
+def private_paths(config: RootConfig) -> tuple[Path, ...]:
+    """Return the paths that tools of a run do not see: `user_secrets`, its state, and its answers.
+
+    `--tool_visible_paths` are left out, and so is a directory that contains the working directory,
+    without which no program could start.
+    """
+    visible = {path.expanduser().resolve() for path in config.tools.tool_visible_paths}
+    here = Path.cwd()
+    found = dict.fromkeys(path.expanduser().resolve() for path in _of_run(config))
+    return tuple(path for path in found if path not in visible and not here.is_relative_to(path))
+
+
+def _of_run(config: RootConfig) -> Iterator[Path]:
+    yield from user_secrets()
+    yield from (config.run.output_path, config.private_mongo_dir, config.run.logs_dir)
+    for answers in (config.data.train_file, config.data.eval_file):
+        if answers is not None:
+            yield answers
+    if config.rollout.agent_config_path is not None:
+        yield config.rollout.agent_config_path

@@ -1,0 +1,71 @@
+"""What a program of a tool reads of the runs, answers and logins around it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.command_line import parse_flags
+from agentrl.config.private_paths import private_paths
+from agentrl.rollout.worker.resources import tools_config
+from agentrl.runtime.processes.confinement import Confinement, confinement_gap
+
+pytestmark = pytest.mark.skipif(
+    confinement_gap() is not None, reason="the machine has no namespaces"
+)
+PRIVATE = (
+    *("work/questions.jsonl", "work/.env", "work/.agentrl/ui-token"),
+    *("work/output/mine/config.secrets.yaml", "work/output/other/config.secrets.yaml"),
+    *("home/.ssh/id_ed25519", "home/.cache/huggingface/token"),
+)
+PUBLIC = ("work/server.py", "work/data/goods.json", "home/notes.txt")
+READ = """
+import json, pathlib, sys
+def read(path):
+    try:
+        return pathlib.Path(path).read_text()
+    except OSError:
+        return ""
+print(json.dumps({path: read(path) for path in sys.argv[1:]}))
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    for name in (*PRIVATE, *PUBLIC):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"question": "2 + 2?", "answer": "4"}\n')
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "work")
+    return {name: tmp_path / name for name in (*PRIVATE, *PUBLIC)}
+
+
+def read_by_a_tool(files: dict[str, Path], scratch: Path, *flags: str) -> set[str]:
+    """Return the names of the files whose text the program sees."""
+    config = parse_flags(["--run_name", "mine", "--train_file", "questions.jsonl", *flags])
+    scratch.mkdir(parents=True)
+    tools = tools_config(config.tools, private_paths(config))
+    confinement = Confinement(scratch=scratch, hidden=tools.hidden_paths)
+    command = confinement.command([sys.executable, "-c", READ, *map(str, files.values())])
+    found = json.loads(subprocess.check_output(command, env=confinement.environment(), timeout=60))
+    return {name for name, path in files.items() if found[str(path)]}
+
+
+def test_a_tool_reads_no_state_of_runs_no_answers_and_no_logins(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    assert read_by_a_tool(files, tmp_path / "scratch/1") == set(PUBLIC)
+
+
+def test_a_user_shows_a_tool_what_it_needs(files: dict[str, Path], tmp_path: Path) -> None:
+    shown = ("--tool_visible_paths", "questions.jsonl,~/.ssh")
+    read = read_by_a_tool(files, tmp_path / "scratch/1", *shown)
+    assert read == {*PUBLIC, "work/questions.jsonl", "home/.ssh/id_ed25519"}
+
+
+def test_the_working_directory_is_never_hidden(files: dict[str, Path], tmp_path: Path) -> None:
+    read = read_by_a_tool(files, tmp_path / "scratch/1", "--output_dir", ".")
+    assert set(PUBLIC) <= read
