@@ -216,7 +216,7 @@ def register_attention(
         scaling: float,
         **keywords: Any,
     ) -> tuple[torch.Tensor, None]:
-        optional = {name: keywords.pop(name) for name in computes & keywords.keys()}
+        optional = {name: keywords.pop(name) for name in sorted(computes) if name in keywords}
         _refuse_variants(implementation, {"attention_mask": attention_mask, **keywords})
         variant = AttentionVariant(scaling, **optional)
         return attend(module, query, key, value, variant=variant, context=keywords[CONTEXT]), None
