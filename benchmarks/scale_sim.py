@@ -126,9 +126,13 @@ class Setting:
     max_staleness: int
     step_seconds: float
     num_steps: int
-    """The first steps of a longer run: at its end, a run only waits for its last groups."""
+    seed: int = 0
     colocated: bool = False
     """Trainer and servers take turns on the same devices."""
+    is_whole: bool = False
+    """The run ends with these steps. Otherwise, they are the first of a longer run: at its end, a
+    run only waits for its last groups.
+    """
 
 
 class SimSampler(AsyncSampler[MCPTask]):
@@ -179,7 +183,7 @@ async def simulate(setting: Setting, rates: Rates, folder: Path) -> Outcome:
     for url in urls:
         store.known[url] = InferenceService(id=url, base_url=url, backend="sglang", model_path="m")
     failing = [
-        asyncio.create_task(fail_now_and_then(store, server, rates, number))
+        asyncio.create_task(fail_now_and_then(store, server, rates, setting.seed + number))
         for number, server in enumerate(SimClient.servers.values())
     ]
     rollouts = setting.groups_per_step * setting.num_generations * (setting.max_staleness + 1)
@@ -232,8 +236,10 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
         cast(Any, store),
         RecordImages(cast(Any, store), None),
         algorithm=AlgorithmSection(max_staleness=setting.max_staleness),
-        trainer=TrainerSection(max_steps=setting.num_steps + setting.max_staleness + 1),
-        seed=0,
+        trainer=TrainerSection(
+            max_steps=setting.num_steps + (0 if setting.is_whole else setting.max_staleness + 1)
+        ),
+        seed=setting.seed,
         more_may_come=True,
     )
     publisher = PolicyPublisher(
