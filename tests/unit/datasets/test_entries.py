@@ -183,7 +183,7 @@ def test_what_cannot_be_stored_is_a_bad_line(tmp_path: Path) -> None:
         (f'{{"q": "A", "answer": {"[" * 10**5}', "nested too deeply"),
         (
             json.dumps({"q": "A" * 4_000_000}),
-            "4,000,009 characters of text; the limit is 3,000,000",
+            "4,000,000 characters of text; the limit is 3,000,000",
         ),
         ('{"q": "  "}', r"no question in .*\(found: q\)"),
         ('{"q": ["a", "b"]}', r"query must be text, found list"),
