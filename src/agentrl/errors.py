@@ -8,6 +8,7 @@
     │   ├── StoreUnreachable          MongoDB does not respond; it may later
     │   ├── DataInUse                 another process serves the data of a private mongod
     │   ├── LeaseLost                 another process owns the document now; write nothing more
+    │   │   └── RunDropped            the run's documents are gone
     │   └── TrainerBusy               a second trainer asked for a consumer that is in use
     ├── InferenceError                an inference server failed or refused a request
     │   ├── NoServerAvailable         no registered server is up

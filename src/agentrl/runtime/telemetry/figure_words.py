@@ -173,6 +173,13 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
         "The ratios below which 1, 10, 50, 90 and 99 % of the tokens lie.",
         f"The median is 1, and p01 and p99 lie between 0.5 and 2. {_TWO_ENGINES}",
     ),
+    "loss_metrics": FigureWords(
+        "Figures of your own loss",
+        "as returned",
+        "Means over the target tokens of what the function of --loss_calculator returned beside the "
+        "losses.",
+        "Whatever that function says.",
+    ),
     "logprob_gap": FigureWords(
         "Trainer against sampler, per token",
         "nats/token",
