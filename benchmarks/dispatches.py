@@ -136,9 +136,15 @@ def per_layer(kind: str, batch: MicroBatch, *, merge: str = "tree") -> float:
     return (many - few) / 2
 
 
-def measure(kind: str) -> dict[str, float]:
-    """Return the operations a layer with 8 and with 64 groups, and those of the stock layer."""
-    few, many = (batch_of(Workload(groups, 8, 420, 1, 100, 1)) for groups in (8, 64))
+def measure(kind: str, *, prompt: int = 420, answer: int = 100) -> dict[str, float]:
+    """Return the operations a layer with 8 and with 64 groups, and those of the stock layer.
+
+    Args:
+        kind: of the model.
+        prompt: tokens of each group's prompt.
+        answer: tokens of each of its eight answers.
+    """
+    few, many = (batch_of(Workload(groups, 8, prompt, 1, answer, 1)) for groups in (8, 64))
     stock = batch_of(single_row(few.row.num_tokens))
     return {
         "per_layer_8": per_layer(kind, few),

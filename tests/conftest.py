@@ -5,6 +5,7 @@ import inspect
 import logging
 import os
 import shutil
+import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
@@ -26,11 +27,19 @@ gc.disable()
 # As `agentrl` sets it, before anything loads torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# A shell starts background commands with SIGINT ignored, and nohup with SIGHUP ignored, which child
+# processes inherit.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        is_interrupt = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+
 # The suite tries the same cases each time; `scripts/fuzz`, which wants a report, tries new ones.
 settings.register_profile("suite", derandomize=report() is None)
 settings.load_profile("suite")
 
 _LONGEST = (
+    *("test_first_answers", "test_compilation", "test_commands", "test_loss_trial"),
     *("test_short_demo", "test_environment", "test_server_supervisor", "test_sampler_process"),
     *("test_inspector_pages", "test_recording", "test_mesh", "test_adapters", "test_train_process"),
     *("test_rehearsal", "test_server_clock", "test_sampling_loop", "test_mcp_toolbox"),

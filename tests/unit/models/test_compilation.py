@@ -33,14 +33,9 @@ def policy_of(
     return wrap_policy(model, gradient_checkpointing=recomputed)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # compilers warn, differently in each version of torch
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(family, marks=() if family == "qwen3" else pytest.mark.slow)
-        for family in FAMILIES
-    ],
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_those_without_compilation(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +59,7 @@ def test_gradients_are_those_without_compilation(
     ("family", "recomputed"),
     [
         ("qwen3", False),
-        ("olmo3", True),
+        pytest.param("olmo3", True, marks=pytest.mark.slow),
         pytest.param("gemma2", False, marks=pytest.mark.slow),
         pytest.param("gpt_oss", True, marks=pytest.mark.slow),
     ],
