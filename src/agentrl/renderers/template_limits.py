@@ -28,6 +28,8 @@ _MAX_NUMBER = 1 << 20
 _OPERATIONS_PER_CHECK = 64
 _VALUE_CHARS = 64
 """Assumed length of a number, and of the punctuation around a value."""
+_ITEM_CHARS = 8
+"""Bytes of a list's reference to an item, which count as characters."""
 _WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(?:\d{5}|\*)|:[^{}]*(?:\d{5}|\{)")
 _UNBOUNDED = frozenset({"encode", "expandtabs", "to_bytes", "translate"})
 """Methods that chat templates do not need, and whose results may be of any size."""
@@ -258,7 +260,9 @@ def _binop_size(operator: str, left: Any, right: Any) -> float:
 def _length(value: Any) -> int:
     if isinstance(value, int):
         return value.bit_length() // 3
-    return len(value) if isinstance(value, str | list | tuple) else 0
+    if isinstance(value, list | tuple):
+        return _ITEM_CHARS * len(value)
+    return len(value) if isinstance(value, str) else 0
 
 
 def _factor(value: Any) -> int:
