@@ -1,16 +1,13 @@
 """Tries the user's loss on a small random step, before a run starts.
 
 Input: the flags of the algorithm. Output: nothing, or the first mistake in one line. As a program, it
-reads the flags from stdin and writes the mistake to stdout, both as JSON, so that the launcher needs no
-torch.
+answers a `RequestProcess`, so that the launcher needs no torch.
 """
 
+import asyncio
 import io
-import json
-import os
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from typing import Any
@@ -21,6 +18,9 @@ from agentrl.algorithms.losses import EvaluatedLoss, LossInputs, evaluated_loss
 from agentrl.config.own_function import is_reference
 from agentrl.config.sections import AlgorithmSection
 from agentrl.errors import AgentRLError, ConfigError, UserCodeError
+from agentrl.runtime.printable import one_line
+from agentrl.runtime.processes.request_server import Answer, RequestServer
+from agentrl.runtime.telemetry.loop_watch import LoopWatch
 from agentrl.trainer.learner.passes import loss_settings
 
 _TURNS_PER_RECORD = (2, 3, 1)
@@ -28,6 +28,7 @@ _TOKENS_PER_TURN = (5, 3, 7, 2, 4, 3)
 _MAX_SECONDS = 1.0
 """Longest time of one call. A loss of a few tokens takes less than a millisecond."""
 _TOLERANCE = 1e-5
+_MAX_PROBLEM_CHARS = 500
 
 
 def try_loss(algorithm: AlgorithmSection) -> None:
@@ -199,18 +200,22 @@ def _check_empty(compute: _Compute, inputs: LossInputs) -> str | None:
     return None
 
 
-def main() -> None:
-    """Answer the launcher."""
-    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    problem = None
-    try:
-        try_loss(AlgorithmSection.model_validate_json(sys.stdin.read()))
-    except AgentRLError as error:
-        problem = str(error)
-    json.dump({"problem": problem}, answer)
-    answer.flush()
+def _load() -> Answer:
+    def tried(flags: Mapping[str, Any]) -> str | None:
+        try:
+            try_loss(AlgorithmSection.model_validate(flags))
+        except AgentRLError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - without an answer, the launcher would wait
+            text = one_line(f"{type(error).__name__}: {error}", _MAX_PROBLEM_CHARS)
+            return f"--loss_calculator {flags['loss_calculator']}: its trial failed: {text}"
+        return None
+
+    async def answer(flags: Mapping[str, Any]) -> dict[str, Any]:
+        return {"problem": await asyncio.to_thread(tried, flags)}
+
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    RequestServer(LoopWatch("the trial's event loop", "try the loss in a thread")).run(_load)
