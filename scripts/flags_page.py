@@ -4,20 +4,18 @@
 .venv/bin/python scripts/flags_page.py --check    fail if the page differs
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
+from written_page import ROOT, write_or_check
 
 from agentrl.cli.main import agentrl
 from agentrl.config.command_line import FlagCommand, FlagGroup, option_value
 from agentrl.config.flags import ALIASES, FLAGS, NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
 from agentrl.config.sections import SECTIONS
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/flags.md"
 INTRODUCTION = """\
 # Flags
@@ -119,19 +117,5 @@ def written() -> Iterator[str]:
     yield from rows("| flag | reason |", ignored())
 
 
-def main() -> int:
-    """Write or check the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--check", action="store_true")
-    is_check = parser.parse_args().check
-    text = "".join(written())
-    is_current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-    if is_check and not is_current:
-        print(f"{PAGE.relative_to(ROOT)} differs from the code: run scripts/flags_page.py")
-    elif not is_current:
-        PAGE.write_text(text, encoding="utf-8")
-    return int(is_check and not is_current)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, written(), description=__doc__, source="code"))

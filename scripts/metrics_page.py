@@ -4,15 +4,14 @@
 .venv/bin/python scripts/metrics_page.py --check    fail if the page differs
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+
+from written_page import ROOT, write_or_check
 
 from agentrl.runtime.telemetry.figure_words import TABLES
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/metrics.md"
 INTRODUCTION = """\
 # Figures in words
@@ -57,19 +56,5 @@ def written() -> Iterator[str]:
             yield f"| {words.name} | `{key}` | {words.unit} | {meaning} | {advice} |\n"
 
 
-def main() -> int:
-    """Write or check the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--check", action="store_true")
-    is_check = parser.parse_args().check
-    text = "".join(written())
-    is_current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-    if is_check and not is_current:
-        print(f"{PAGE.relative_to(ROOT)} differs from the table: run scripts/metrics_page.py")
-    elif not is_current:
-        PAGE.write_text(text, encoding="utf-8")
-    return int(is_check and not is_current)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, written(), description=__doc__, source="table"))
