@@ -122,7 +122,7 @@ def dispatches(kind: str, layers: int, batch: MicroBatch, *, merge: str = "tree"
         settings = LearnerSettings(
             weights=StartWeights(Path(folder)),
             model=ModelSection(torch_dtype="bfloat16"),
-            trainer=TrainerSection(max_tokens=10**7, merge=merge, log_entropy=False),
+            trainer=TrainerSection(max_tokens=10**7, merge=merge),
             algorithm=AlgorithmSection(),
             seed=0,
         )

@@ -397,7 +397,7 @@ def importance_correction(
     Raises:
         ConfigError: sequences are needed and missing.
     """
-    log_rho = (proximal.detach() - behavior.to(proximal.dtype)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_rho = bounded_log_ratio(proximal.detach(), behavior)
     needs_sequences = veto_threshold is not None or (kind != "none" and level != "token")
     if needs_sequences and sequences is None:
         raise ConfigError("corrections of whole sequences need the turn of every target token")

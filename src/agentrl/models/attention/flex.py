@@ -97,8 +97,8 @@ class FlexBackend:
         """See `AttentionBackend.attend`."""
         # A compiled layer contains the kernel. Uncompiled, FlexAttention computes all N x N scores;
         # tests on CPU check masks with it.
-        is_compiled = torch.compiler.is_compiling() or not query.is_cuda
-        kernel = flex_attention if is_compiled else _compiled()
+        needs_compiling = query.is_cuda and not torch.compiler.is_compiling()
+        kernel = _compiled() if needs_compiling else flex_attention
         num_queries = query.shape[2]
         result = kernel(
             *(_padded(states) for states in (query, key, value)),

@@ -86,7 +86,7 @@ async def env_up(
         ToolsConfig(
             servers=load_mcp_servers(config.tools.mcp_servers.get_secret_value()),
             call_timeout_seconds=config.tools.tool_timeout_seconds,
-            hidden_paths=((env_file or Path(".env")), *user_secrets()),
+            hidden_paths=(env_file or Path(".env"), *user_secrets()),
             log_dir=config.run.logs_dir,
             log_prefix="env_",
         ),
