@@ -143,14 +143,14 @@ async def serve(context: click.Context, config: RootConfig) -> int:
 async def evaluate(context: click.Context, config: RootConfig) -> int:
     """Score the run's newest checkpoint, or the model that --model_name_or_path names.
 
-    Without a model and questions, the demo is evaluated.
+    With --evaluated_route, any model with an OpenAI-compatible chat API is scored instead. Without a model and questions, the demo is evaluated.
     """
     from agentrl.launcher.evaluation_run import newest_checkpoint, run_evaluation
 
     # Only the command line counts: the run's configuration file names the model of its first start.
     given = given_flags(context)
     config, _ = _or_demo(given, config, "eval_file")
-    is_named = "model_name_or_path" in given
+    is_named = "model_name_or_path" in given or config.agents.evaluated_route is not None
     checkpoint = None if is_named else newest_checkpoint(config.run.output_path)
     return await run_evaluation(_with_agent(config), checkpoint)
 

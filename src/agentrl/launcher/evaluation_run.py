@@ -80,9 +80,11 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
         console, "checking the model, the questions and the tool servers ..."
     ):
         notes = await check_inputs(config, trains=False)
-    config, fitted = fitted_to_model(
-        config, find_model(config.model), samples_on=gpus.samples_on(config.inference)
-    )
+    fitted: list[str] = []
+    if config.agents.evaluated_route is None:
+        config, fitted = fitted_to_model(
+            config, find_model(config.model), samples_on=gpus.samples_on(config.inference)
+        )
     for note in (*notes, *fitted):
         say(console, f"note: {note}")
     for line in first_question_lines(config, config.data.eval_file):
@@ -134,10 +136,11 @@ async def _evaluate(
     async with report_if_slow(console, "waiting for the tool server ..."):
         await cluster.start_tool_server()
     cluster.write_config()
-    await cluster.start_servers()
+    if config.agents.evaluated_route is None:
+        await cluster.start_servers()
     await cluster.start_samplers()
     tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
-    model = str(adapter or config.model.model_name_or_path)
+    model = config.agents.evaluated_route or str(adapter or config.model.model_name_or_path)
     say(console, f"{counted(len(tasks), 'question')} for {model}")
     follower = asyncio.create_task(follow(console, store))
     try:

@@ -23,6 +23,7 @@ from agentrl.renderers.conversation import Conversation, Prompt
 from agentrl.renderers.reply import Reply
 from agentrl.renderers.untrusted_text import Tools
 from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.evaluated_route import EvaluatedRoute, addresses_of, parsed_reply
 from agentrl.rollout.recorded_turns import ForkPoint, ResumedTurns
 from agentrl.rollout.turn_writes import TurnWrites
 from agentrl.schema import (
@@ -194,6 +195,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
             LeaseLost: another process owns the slot by now.
             RenderError: a resumed attempt renders a different prompt than the recorded one.
         """
+        if self.context.evaluated_route is not None:
+            return await self._ask_route(self.context.evaluated_route, conversation)
         if not self.context.may_fit(conversation.pending, conversation.tools):
             raise LimitReached("length_limit")
         prompt = self._recorded.prompt(len(self.turns), conversation, self.context.renderer)
@@ -211,6 +214,35 @@ class AsyncSampler(ABC, Generic[TaskType]):
         full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
         conversation.replied(turn.index, full_ids, reply.message)
         return turn, reply
+
+    async def _ask_route(
+        self, route: EvaluatedRoute, conversation: Conversation
+    ) -> tuple[DispatchedSamplingTask, Reply]:
+        """Request the reply of the model that is evaluated in the place of the policy."""
+        started_at = self.now()
+        added = conversation.pending
+        sampling = self.context.sampling_params(self.task.split)
+        addresses = addresses_of(conversation.history)
+        images = dict(zip(addresses, await self.context.images.inlined(addresses), strict=True))
+        with self.context.traces.chat(self._trace) as span:
+            answered = await self.within_time(route.reply(conversation, sampling, images))
+            parent = conversation.last_turn
+            results = () if parent is None else self.turns[parent.index].tool_results
+            turn = await self.note_call(
+                parent=None if parent is None else parent.index,
+                added_messages=tuple(m for m in added if not _is_result(m, results)),
+                tools=tuple(dict(tool) for tool in conversation.tools) if parent is None else (),
+                output_text=str(answered.message["content"]),
+                tool_calls=answered.tool_calls,
+                finish_reason="length" if answered.finish_reason == "length" else "stop",
+                branch_reason=conversation.branch_reason,
+                model=route.name,
+                server=answered.server,
+                started_at=started_at,
+            )
+            self.context.traces.describe_turn(span, turn, answered.num_prompt_tokens, added)
+        conversation.replied(turn.index, np.empty(0, dtype=np.int32), answered.message)
+        return turn, parsed_reply(answered)
 
     async def sample(
         self,

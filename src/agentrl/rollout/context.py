@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
+from agentrl.rollout.evaluated_route import EvaluatedRoute
 from agentrl.rollout.image_library import ImageLibrary
 from agentrl.rollout.traces import Traces
 from agentrl.schema import Control, MCPTask, Record, SamplingParams, Score, Split
@@ -98,6 +99,7 @@ class RolloutContext:
         resumable: the tools keep no state, so that another sampler may resume a dead one's rollout.
         summarizer: shortens long texts; None if none is configured.
         traces: spans of the rollouts, if a collector is configured.
+        evaluated_route: the model that answers in the place of the policy, in an evaluation.
     """
 
     store: TrajectoryStore
@@ -114,6 +116,7 @@ class RolloutContext:
     live: LiveControl = field(default_factory=LiveControl)
     summarizer: Summarizer | None = None
     traces: Traces = field(default_factory=Traces)
+    evaluated_route: EvaluatedRoute | None = None
 
     @property
     def max_prompt_len(self) -> int:

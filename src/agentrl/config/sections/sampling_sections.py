@@ -186,6 +186,9 @@ class AgentSection(ConfigSection):
     """JSON object of other models that the agent may call: name -> base_url (OpenAI-compatible) and
     optionally model (its name there) and api_key_env (the environment variable with the key). These
     calls are stored but not trained on."""
+    evaluated_route: str | None = Field(default=None, min_length=1)
+    """Model of agent_routes that `agentrl eval` scores instead of the policy, by its chat API; no
+    inference server is started."""
     agent_gateway_host: str = "127.0.0.1"
     """Address at which agents reach a sampler's endpoint. With any address but loopback, every call
     needs the rollout's key."""

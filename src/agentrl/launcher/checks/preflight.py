@@ -31,6 +31,7 @@ from agentrl.launcher.checks.server_checks import check_servers
 from agentrl.launcher.cluster.child_commands import check_tool_server_command
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.agent import configured_agent
+from agentrl.rollout.evaluated_route import open_evaluated_route
 from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
 from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.http.http_clients import check_proxy
@@ -117,7 +118,7 @@ async def findings(
         "groups and ranks": partial(_check_groups_and_ranks, config, trains=trains),
         **({"functions": partial(check_functions, config)} if trains else {}),
         "questions": lambda: check_questions(config, *renderers, trains=trains),
-        "agent": partial(_check_agent, config),
+        "agent": partial(_check_agent, config, trains=trains),
         "database": partial(_check_store, config, trains=trains),
         "tools": tools,
         "servers": partial(_check_own_servers, config),
@@ -163,7 +164,9 @@ async def check_ranks(config: RootConfig) -> None:
 
 def _check_packages(config: RootConfig, *, trains: bool) -> None:
     check_extras(config, trains=trains)
-    if config.agents.has_agent or config.rollout.agent_config_path is not None:
+    agents = config.agents
+    calls_others = agents.has_agent or agents.evaluated_route is not None
+    if calls_others or config.rollout.agent_config_path is not None:
         check_proxy()
 
 
@@ -222,7 +225,13 @@ async def full_disk_reported(config: RootConfig) -> AsyncIterator[None]:
         ) from error
 
 
-def _check_agent(config: RootConfig) -> list[str]:
+async def _check_agent(config: RootConfig, *, trains: bool) -> list[str]:
+    if config.agents.evaluated_route is not None:
+        if trains:
+            raise ConfigError("--evaluated_route is for `agentrl eval`: no loss reaches that model")
+        async with open_evaluated_route(config.agents) as route:
+            assert route is not None, "one is named"
+            await route.check()
     if not config.agents.has_agent:
         return []
     configured_agent(config.agents)
@@ -234,7 +243,7 @@ def _check_agent(config: RootConfig) -> list[str]:
 
 
 async def _check_own_servers(config: RootConfig) -> None:
-    if config.rollout.enable_sampling:
+    if config.rollout.enable_sampling and config.agents.evaluated_route is None:
         await check_servers(config.inference)
 
 

@@ -14,18 +14,14 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
-
 from agentrl.config.sections import AgentSection
 from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.inference.dialects.api_server import APIServer
 from agentrl.rollout.agent.agent_loading import AgentFunction, is_async, program_ended
-from agentrl.rollout.agent.forwarded_models import ForwardedModels
 from agentrl.rollout.agent.recording import RecordingSession
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
-from agentrl.runtime.http.bounded_replies import NOT_COMPRESSED
-from agentrl.runtime.http.http_clients import open_client
+from agentrl.rollout.forwarded_models import ForwardedModels
 from agentrl.schema import AgentResult, MCPTask, Outcome, Record, Score, Seat
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -33,7 +29,6 @@ log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 5.0
 """How long a cancelled agent may take to finish."""
-_FORWARDING_TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 _INFRASTRUCTURE = (AgentRLError, ConnectionError, TimeoutError, socket.gaierror)
 
 
@@ -62,12 +57,11 @@ class AgentEndpointServer:
             ConfigError: it cannot listen on the address.
         """
         async with (
-            open_client(timeout=_FORWARDING_TIMEOUT, headers=NOT_COMPRESSED) as client,
+            ForwardedModels.open(section) as forwarded,
             APIServer.open(section.agent_gateway_host) as server,
         ):
             log.info("agents reach the policy at %s", server.address)
-            routes = {} if section.agent_routes is None else section.agent_routes.get_secret_value()
-            yield cls(section, model, ForwardedModels(routes, client), server)
+            yield cls(section, section.evaluated_route or model, forwarded, server)
 
     @contextlib.asynccontextmanager
     async def serve(
@@ -171,7 +165,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
             raise AgentError(str(error)) from None
         if result.error is not None and session.limit is None:
             raise AgentError(f"the agent ended the attempt: {result.error}")
-        if session.limit is None and not any(turn.trainable for turn in self.turns):
+        if session.limit is None and not any(map(session.is_of_policy, self.turns)):
             raise AgentError(
                 "the agent returned without calling the policy, so there is nothing to train on; "
                 "make it call the model with the base_url and api_key that it is given"

@@ -26,11 +26,7 @@ from agentrl.inference.dialects.session import (
 from agentrl.inference.request_bodies import UNPAIRED_SURROGATE
 from agentrl.renderers import Reply
 from agentrl.rollout.agent.call_history import CallHistory, Plan, Tools
-from agentrl.rollout.agent.forwarded_models import (
-    FORWARDED_REFUSED,
-    ForwardedCalls,
-    ForwardedModels,
-)
+from agentrl.rollout.agent.forwarded_calls import ForwardedCalls
 from agentrl.rollout.agent.reply_delivery import (
     DeltaStream,
     all_content,
@@ -40,6 +36,7 @@ from agentrl.rollout.agent.reply_delivery import (
     with_call_ids,
 )
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached
+from agentrl.rollout.forwarded_models import FORWARDED_REFUSED, ForwardedModels
 from agentrl.schema import DispatchedSamplingTask, Message, Outcome, Seat, ToolResult
 from agentrl.schema.agent_result import MAX_SEAT_CHARS, MAX_SEATS
 from agentrl.schema.image import image_addresses, image_part
@@ -118,10 +115,14 @@ class RecordingSession(ModelSession):
         self._num_sampling = 0
         self._failures: dict[tuple[Seat | None, str], Exception] = {}
 
+    def is_of_policy(self, turn: DispatchedSamplingTask) -> bool:
+        """Return whether the policy replied, or the model that is evaluated in its place."""
+        return turn.trainable or turn.model == self._section.evaluated_route
+
     @property
     def models(self) -> tuple[str, ...]:
         """Model names that a request may use."""
-        return self.model, *self._forwarded.models
+        return tuple(dict.fromkeys((self.model, *self._forwarded.models)))
 
     @property
     def failure(self) -> Exception | None:
@@ -183,7 +184,7 @@ class RecordingSession(ModelSession):
     ) -> Completion:
         """Continue a conversation of a place; see `chat`."""
         call_key = json.dumps([request.model, request.raw], sort_keys=True, default=str)
-        if request.model == self.model:
+        if request.model == self.model and self._section.evaluated_route is None:
             return await self._guarded(place, call_key, self._chat(place, request, on_delta))
         self._require_forwarded(request.model)
         return await self._guarded(place, call_key, self._forward(place, request))

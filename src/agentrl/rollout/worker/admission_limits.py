@@ -59,11 +59,15 @@ class RunWatch:
     Args:
         store: the trajectory store.
         servers: the pool that gets the registered servers.
+        needs_servers: False if the policy's servers sample nothing.
     """
 
-    def __init__(self, store: TrajectoryStore, servers: ServerPool) -> None:
+    def __init__(
+        self, store: TrajectoryStore, servers: ServerPool, *, needs_servers: bool = True
+    ) -> None:
         self._store = store
         self._servers = servers
+        self._needs_servers = needs_servers
         self.run: Run | None = None
         self.num_servers = 0
         """Number of servers that accept requests."""
@@ -110,7 +114,7 @@ class RunWatch:
             return "no_run"
         if self.run.control.sampling_paused:
             return "paused"
-        if self.num_servers == 0:
+        if self.num_servers == 0 and self._needs_servers:
             return "no_server"
         return None
 

@@ -13,6 +13,7 @@ from agentrl.models.checkpoints.architectures import decoder_config, raw_config
 from agentrl.models.checkpoints.resolve import resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
+from agentrl.rollout.evaluated_route import open_evaluated_route
 from agentrl.rollout.traces import open_traces
 from agentrl.schema import MCPTask, Record, Score
 from agentrl.store import TrajectoryStore
@@ -57,6 +58,7 @@ async def open_context(
             )
         )
         traces = stack.enter_context(open_traces(config))
+        route = await stack.enter_async_context(open_evaluated_route(config.agents))
         yield RolloutContext(
             store=store,
             servers=servers,
@@ -71,6 +73,7 @@ async def open_context(
             resumable=_is_resumable(config, tools),
             summarizer=summarizer,
             traces=traces,
+            evaluated_route=route,
         )
 
 
@@ -81,7 +84,8 @@ def _is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
     lead to a different context than that of the recorded turns. Not if a user's agent or an
     environment runs the rollout either: its state is unknown.
     """
-    if config.agents.has_agent or config.data.environments:
+    agents = config.agents
+    if agents.has_agent or agents.evaluated_route is not None or config.data.environments:
         return False
     rewrites = config.rollout.new_context != "disabled" or config.rollout.enable_repetition_compress
     return (config.tools.resumable_tools or tools.is_resumable) and not rewrites

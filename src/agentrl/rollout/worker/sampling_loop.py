@@ -98,7 +98,9 @@ class SamplingLoop:
         self._times = times or LoopTimes()
         self._notice = notice
         self._renewal = LeaseRenewal(context.store, context.rollout.lease_seconds)
-        self._watch = RunWatch(context.store, context.servers)
+        self._watch = RunWatch(
+            context.store, context.servers, needs_servers=context.evaluated_route is None
+        )
         self._limit = ConcurrencyLimit(context.rollout.target_concurrency)
         self._waiting = WaitingTimes(
             context.store.database_name, log_interval_seconds=self._times.log_waiting

@@ -664,6 +664,30 @@ async def test_a_rollout_whose_forwarded_model_stays_down_is_not_scored(
                 await stage.play(agent)
 
 
+async def test_an_evaluated_route_answers_in_the_place_of_the_policy(
+    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRITIC_KEY", "sk-critic")
+
+    async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        async with client_of(endpoint) as client:
+            completion = await client.chat.completions.create(
+                model=endpoint.model, messages=[{"role": "user", "content": task.query}]
+            )
+        return completion.choices[0].message.content or ""
+
+    async with provider() as (url, _):
+        route = {"base_url": url, "model": "big", "api_key_env": "CRITIC_KEY"}
+        section = AgentSection(agent="x:y", agent_routes={"big": route}, evaluated_route="big")
+        with serve_script(renderer, lambda prompt: "hm") as engine:
+            await begin_run(store, engine, TASK)
+            async with open_stage(store, engine, agents=section) as stage:
+                result, turns = await stage.play(agent)
+    assert result == RolloutResult("answered", "said by big")
+    assert [(turn.model, turn.trainable) for turn in turns] == [("big", False)]
+    assert not sent(engine)
+
+
 @asynccontextmanager
 async def provider() -> AsyncIterator[tuple[str, list[tuple[dict[str, Any], str]]]]:
     """Another OpenAI-compatible endpoint, and what it was asked under which key."""

@@ -1,11 +1,12 @@
-"""Models that are not trained: an agent's calls to them are forwarded, and stored without tokens.
+"""Models that are not trained: calls to them are forwarded to their servers.
 
 The servers speak OpenAI's protocol and may belong to third parties; `--agent_routes` names them.
 """
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, get_args
@@ -13,13 +14,13 @@ from typing import Any, cast, get_args
 import httpx
 
 from agentrl.config.secrets import redact
+from agentrl.config.sections import AgentSection
 from agentrl.errors import APIError, InferenceError, UnreadableReply
-from agentrl.inference.dialects.continuation import ContinuationIndex, conversation_key
 from agentrl.inference.dialects.messages import read_message
-from agentrl.inference.dialects.session import ChatRequest, Completion, FinishReason
-from agentrl.rollout.async_sampler import AsyncSampler
-from agentrl.runtime.http.bounded_replies import json_of, read_reply
-from agentrl.schema import Message, Seat, ToolCall
+from agentrl.inference.dialects.session import FinishReason
+from agentrl.runtime.http.bounded_replies import NOT_COMPRESSED, json_of, read_reply
+from agentrl.runtime.http.http_clients import open_client
+from agentrl.schema import Message, ToolCall
 
 FORWARDED_REFUSED = "refused_by_server"
 """Error code for a request that another model's server refused."""
@@ -27,6 +28,7 @@ _RETRYABLE_STATUSES = (408, 409, 429)
 _MAX_REPLY_BYTES = 16 << 20
 _MAX_ERROR_CHARS = 500
 _EXCHANGE_SECONDS = 600.0
+_TIMEOUT = httpx.Timeout(_EXCHANGE_SECONDS, connect=10.0)
 _MAX_COUNT = 2**31 - 1
 
 
@@ -42,7 +44,9 @@ class ForwardedModel:
 
 
 @dataclass(frozen=True)
-class _ForwardedReply:
+class ForwardedReply:
+    """A reply of another model."""
+
     message: Message
     tool_calls: tuple[ToolCall, ...]
     finish_reason: FinishReason
@@ -72,12 +76,20 @@ class ForwardedModels:
             for name, model in models.items()
         }
 
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, agents: AgentSection) -> AsyncIterator["ForwardedModels"]:
+        """Yield the models of `--agent_routes`, reached through a client of their own."""
+        routes = {} if agents.agent_routes is None else agents.agent_routes.get_secret_value()
+        async with open_client(timeout=_TIMEOUT, headers=NOT_COMPRESSED) as client:
+            yield cls(routes, client)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names that agents use for them."""
         return tuple(self._models)
 
-    async def ask(self, name: str, body: Mapping[str, Any]) -> _ForwardedReply:
+    async def ask(self, name: str, body: Mapping[str, Any]) -> ForwardedReply:
         """Forward a chat request.
 
         Args:
@@ -114,61 +126,6 @@ class ForwardedModels:
         return _parse_reply(name, model, reply)
 
 
-class ForwardedCalls:
-    """One rollout's calls to other models: turns alongside the policy's, without loss."""
-
-    def __init__(self, sampler: AsyncSampler[Any], models: ForwardedModels) -> None:
-        self._sampler = sampler
-        self._models = models
-        self._turns = ContinuationIndex[int]()
-        """Indices of turns; the scope of a conversation is the caller's seat and the model's name."""
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models that are forwarded to."""
-        return self._models.names
-
-    async def ask(
-        self, request: ChatRequest, messages: Sequence[Message], seat: Seat | None
-    ) -> Completion:
-        """Return another model's reply; the turn is durable on return.
-
-        Args:
-            request: forwarded unchanged.
-            messages: its messages, images under the addresses where they are stored.
-            seat: the agent that calls, in a rollout of several.
-
-        Raises:
-            InferenceError: the endpoint gave no answer.
-            APIError: it refused the request itself.
-        """
-        started_at = self._sampler.now()
-        reply = await self._models.ask(request.model, request.raw)
-        conversation = conversation_key(messages, scope=f"{seat} {request.model}")
-        num_known, turns = next(self._turns.matches(conversation), (0, ()))
-        turn = await self._sampler.note_call(
-            parent=turns[-1] if turns else None,
-            added_messages=tuple(messages[num_known:]),
-            output_text=reply.message["content"],
-            tool_calls=reply.tool_calls,
-            finish_reason="length" if reply.finish_reason == "length" else "stop",
-            model=request.model,
-            seat=seat,
-            server=reply.server,
-            started_at=started_at,
-        )
-        self._turns.add(conversation, reply.message, turn.index)
-        return Completion(
-            id=request.id,
-            created=request.created,
-            model=request.model,
-            message=reply.message,
-            finish_reason=reply.finish_reason,
-            num_prompt_tokens=reply.num_prompt_tokens,
-            num_output_tokens=reply.num_output_tokens,
-        )
-
-
 def _error_text(reply: bytes) -> str:
     try:
         error = json_of(reply)["error"]
@@ -178,7 +135,7 @@ def _error_text(reply: bytes) -> str:
     return " ".join(text[: 2 * _MAX_ERROR_CHARS].split())[:_MAX_ERROR_CHARS]
 
 
-def _parse_reply(name: str, model: ForwardedModel, reply: bytes) -> _ForwardedReply:
+def _parse_reply(name: str, model: ForwardedModel, reply: bytes) -> ForwardedReply:
     try:
         body = json_of(reply)
         choice = body["choices"][0]
@@ -203,7 +160,7 @@ def _parse_reply(name: str, model: ForwardedModel, reply: bytes) -> _ForwardedRe
             )
         )
     finish_reason = finish if finish in get_args(FinishReason) else "stop"
-    return _ForwardedReply(
+    return ForwardedReply(
         message=message,
         tool_calls=tuple(calls),
         finish_reason=cast("FinishReason", finish_reason),

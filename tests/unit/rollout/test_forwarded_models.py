@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from agentrl.errors import APIError, InferenceError
-from agentrl.rollout.agent.forwarded_models import ForwardedModels
+from agentrl.rollout.forwarded_models import ForwardedModels
 
 
 async def ask(response: httpx.Response) -> Any:
