@@ -1,9 +1,11 @@
 """Scorers, the judge, and answer extraction; importing this package registers the built-in scorers."""
 
 from agentrl.rewards import choice_scorers as _choice  # noqa: F401  registers `choice`, `calls`
+from agentrl.rewards import code_scorers as _code  # noqa: F401  registers `python_tests`
 from agentrl.rewards import judge as _judge  # noqa: F401  registers `agentcpm` and `asearcher`
 from agentrl.rewards import math_pool as _math_pool  # noqa: F401  registers `math`
 from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.code_runs import CodeRun, run_python
 from agentrl.rewards.factory import (
     MCPScorerFactory,
     Scorer,
@@ -16,6 +18,7 @@ from agentrl.schema import GroundTruth
 
 __all__ = [
     "AgentConfig",
+    "CodeRun",
     "GroundTruth",
     "MCPScorerFactory",
     "RegisteredScoring",
@@ -24,4 +27,5 @@ __all__ = [
     "extract_answer",
     "gaia_reward_func",
     "load_scorer_module",
+    "run_python",
 ]

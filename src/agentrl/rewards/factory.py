@@ -71,6 +71,8 @@ class ScorerTraits(TypedDict, total=False):
     first argument is their Records, with the answers in `final_answer`."""
     compares_text: bool
     """The function needs a text reference: questions whose answer is a list or an object are refused."""
+    check_answer: Callable[[Any], str | None]
+    """Returns why the function cannot use a reference answer, or None; such questions are refused."""
     isolated: bool
     """The function runs in a separate process if its file registers it (default True); otherwise in
     the sampler, whose objects it shares and whose event loop it must not block."""
@@ -88,6 +90,7 @@ class Scorer:
     needs_answer: bool = False
     sees_group: bool = False
     compares_text: bool = False
+    check_answer: Callable[[Any], str | None] | None = None
     isolated: bool = True
     source: str | None = None
     """The file or module that registers it in other processes; None if only this process has it."""
@@ -330,8 +333,8 @@ class MCPScorerFactory:
             answers: the question's right answers.
 
         Raises:
-            ConfigError: the scorer does not exist, requires a reference answer, or compares text
-                although an answer is a list or an object.
+            ConfigError: the scorer does not exist, requires a reference answer, compares text
+                although an answer is a list or an object, or cannot use an answer.
         """
         scorer = cls.get_scorer(name)
         if scorer.needs_answer and not answers:
@@ -345,6 +348,9 @@ class MCPScorerFactory:
                     f"scorer {name!r} compares text, and an answer is {kind}; list alternative "
                     "answers in aug_answers, or use your own scorer (--scorer_module)"
                 )
+        if scorer.check_answer is not None:
+            for problem in filter(None, map(scorer.check_answer, answers)):
+                raise ConfigError(f"scorer {name!r}: {problem}")
 
     @classmethod
     def registered_functions(cls) -> list[ScoringFunction]:

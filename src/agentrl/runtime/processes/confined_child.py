@@ -120,6 +120,9 @@ def _enter_private_root(plan: dict[str, Any]) -> None:
             os.symlink(os.readlink(path), root + path)
         elif os.path.exists(path):
             _bind(path, root + path, is_folder=os.path.isdir(path))
+    for path in plan["programs"]:
+        if not path.startswith(tuple(f"{folder}/" for folder in _PROGRAMS)):
+            _bind(path, root + path, is_folder=True)
     for name, source in sources.items():
         _bind(f"/proc/self/fd/{source}", root + name, is_folder=True)
     for name in ("/proc", "/dev/shm"):

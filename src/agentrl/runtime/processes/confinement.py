@@ -45,6 +45,8 @@ class Confinement:
     these directories by their paths there, which it can write to. Needs namespaces."""
     directory: str = ""
     """With `places`: its working directory."""
+    programs: tuple[Path, ...] = ()
+    """With `places`: directories of further programs, which it can only read, such as a Python."""
     network: bool = True
     """Whether it can reach other machines and the servers of this one. Needs namespaces."""
 
@@ -58,6 +60,7 @@ class Confinement:
             "hidden": [os.path.realpath(path) for path in self.hidden],
             "writable": [os.path.realpath(path.expanduser()) for path in self.writable],
             "places": {name: os.path.realpath(path) for name, path in self.places.items()},
+            "programs": [os.path.realpath(path) for path in self.programs],
             "namespaces": confinement_gap() is None,
         }
         return [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan), *argv]
