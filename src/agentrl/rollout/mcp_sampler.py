@@ -68,9 +68,14 @@ class MCPSampler(AsyncSampler[MCPTask]):
             schemas = tuple(spec.openai() for spec in tools.specs)
             conversation = Conversation(self._opening(), schemas)
             try:
-                return await self._run_turns(conversation, tools)
+                result = await self._run_turns(conversation, tools)
             except LimitReached as limit:
-                return RolloutResult(limit.outcome)
+                result = RolloutResult(limit.outcome)
+            return await self.close_tools(result, tools)
+
+    async def close_tools(self, result: RolloutResult, tools: ToolBox) -> RolloutResult:
+        """Return the result of the rollout, while its tools still keep their state; for subclasses."""
+        return result
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
         """Score the answer with the task's scorer; a rollout without an answer scores 0."""

@@ -262,14 +262,15 @@ async def test_the_page_shows_every_tool_and_a_configuration_that_is_one(
 ) -> None:
     monkeypatch.setenv("DESKTOP_VIEW_PASSWORD", PASSWORD)
     text = (DOCS / "desktop.md").read_text()
-    (block,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    block, _ = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     image = json.loads((DOCS.parent / "deploy/images/desktop.json").read_text())
     for given in (json.loads(block), image):
         (server,) = load_mcp_servers(given).values()
         assert server.args[:2] == COMMAND[:2]
         parser().parse_args(server.args[2:])
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE))
-    tools = await desktop_server(Display(tmp_path, width=400, height=300)).list_tools()
+    display = Display(tmp_path, width=400, height=300, home=tmp_path)
+    tools = await desktop_server(display).list_tools()
     assert list(rows) == [tool.name for tool in tools]
     for tool in tools:
         for argument in tool.input_schema.get("properties", {}):

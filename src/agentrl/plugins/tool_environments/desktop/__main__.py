@@ -7,6 +7,7 @@ the server exits, so that the rollout is retried elsewhere instead of being scor
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ from pydantic import Field
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.plugins.tool_environments.desktop.display import Display
+from agentrl.plugins.tool_environments.desktop.end_state import desktop_state
 
 T = TypeVar("T")
 
@@ -32,6 +34,7 @@ _WHEEL = {"up": "4", "down": "5", "left": "6", "right": "7"}
 _KEYS = re.compile(r"\w{1,32}(\+\w{1,32}){0,4}", re.ASCII)
 _WEB_ADDRESS = re.compile(r"https?://[^\s/?#\x00][^\s\x00]{0,2000}", re.IGNORECASE)
 _KEY_DELAY_MILLISECONDS = "4"
+_DRAG_PAUSE_SECONDS = "0.1"
 _SETTLE_SECONDS = 0.1
 """A window shows the effect of a key or a click after a short delay."""
 
@@ -73,10 +76,12 @@ class Desktop:
 
     async def drag(self, from_x: Column, from_y: Row, to_x: Column, to_y: Row) -> str:
         """Drag with the left button."""
-        destination = self._move_to(to_x, to_y)
-        await self._use(
-            *self._move_to(from_x, from_y), "mousedown", "1", *destination, "mouseup", "1"
-        )
+        # A window manager starts to move a window at the first motion, and looks when it is ready.
+        pause = ("sleep", _DRAG_PAUSE_SECONDS)
+        start, destination = self._move_to(from_x, from_y), self._move_to(to_x, to_y)
+        middle = self._move_to((from_x + to_x) // 2, (from_y + to_y) // 2)
+        held = (*pause, *middle, *pause, *destination, *pause)
+        await self._use(*start, "mousedown", "1", *held, "mouseup", "1")
         return "dragged"
 
     async def scroll(
@@ -92,7 +97,14 @@ class Desktop:
 
     async def type_text(self, text: Annotated[str, Field(max_length=MAX_TYPED_CHARS)]) -> str:
         """Type; a newline presses Return."""
-        await self._use("type", "--delay", _KEY_DELAY_MILLISECONDS, "--file", "-", typed=text)
+        # xdotool types a newline as Linefeed, which GTK's programs ignore.
+        for number, line in enumerate(text.split("\n")):
+            if number:
+                await self._use("key", "Return")
+            if line:
+                await self._use(
+                    "type", "--delay", _KEY_DELAY_MILLISECONDS, "--file", "-", typed=line
+                )
         return "typed"
 
     async def press_keys(
@@ -112,6 +124,15 @@ class Desktop:
         """Wait, for a page that loads."""
         await asyncio.sleep(seconds)
         return "waited"
+
+    async def open_program(self, program: Literal["terminal", "editor"]) -> str:
+        """Open a program in the home folder."""
+        await self._checked(self._display.open_program(program))
+        return "opened"
+
+    async def desktop_state(self) -> str:
+        """Read the windows and the files of the home folder as text."""
+        return json.dumps(await desktop_state(self._display))
 
     def _move_to(self, x: int, y: int) -> Sequence[str]:
         width, height = self._display.width, self._display.height
@@ -145,6 +166,9 @@ def desktop_server(display: Display) -> MCPServer[Any]:
         *(desktop.type_text, desktop.press_keys, desktop.wait),
     ):
         server.add_tool(tool)
+    if display.has_files:
+        server.add_tool(desktop.open_program)
+        server.add_tool(desktop.desktop_state)
     return server
 
 
@@ -156,7 +180,8 @@ async def serve(arguments: argparse.Namespace) -> None:
         ToolError: the display cannot be started.
     """
     width, height = arguments.size
-    with tempfile.TemporaryDirectory(prefix="desktop-") as folder:
+    # Programs that a terminal started end with the X server, and may write a last file meanwhile.
+    with tempfile.TemporaryDirectory(prefix="desktop-", ignore_cleanup_errors=True) as folder:
         async with Display(
             Path(folder),
             width=width,
@@ -164,6 +189,7 @@ async def serve(arguments: argparse.Namespace) -> None:
             view_host=arguments.view_host,
             view_port=arguments.view_port,
             view_password=os.environ.pop("DESKTOP_VIEW_PASSWORD", ""),
+            home=arguments.home,
         ) as display:
             if display.view_address:
                 _log(f"watch this display at {display.view_address}")
@@ -193,6 +219,12 @@ def _size(text: str) -> tuple[int, int]:
     return size
 
 
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
+    return Path(text).absolute()
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = argparse.ArgumentParser(
@@ -211,6 +243,12 @@ def parser() -> argparse.ArgumentParser:
         *("--view_host", "--view-host"),
         default="127.0.0.1",
         help="address that the viewer listens on; 0.0.0.0 in containers",
+    )
+    command_line.add_argument(
+        "--home",
+        type=_folder,
+        help="folder whose copy is the home of the programs; adds a terminal, an editor, and the "
+        "desktop's state as text",
     )
     return command_line
 

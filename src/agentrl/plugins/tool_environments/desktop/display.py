@@ -1,7 +1,7 @@
 """A private X display: start it, take screenshots, use mouse and keyboard, and let people watch.
 
-It uses installed programs: Xvfb, openbox, Chromium, maim and xdotool; for viewers, x11vnc and
-websockify with noVNC. All users of the machine can reach the display's socket, so the X server
+It uses installed programs: Xvfb, openbox, Chromium, maim and xdotool; for people's own files, xterm
+and mousepad; for viewers, x11vnc and websockify with noVNC. All users of the machine can reach the display's socket, so the X server
 requires a secret (an MIT magic cookie), which is stored in the display's folder. This module is
 independent of MCP.
 """
@@ -25,6 +25,7 @@ from agentrl.runtime.processes.child_processes import end_with_parent
 from agentrl.runtime.processes.confinement import Confinement, confinement_gap
 
 NEEDED = ("Xvfb", "openbox", "chromium", "maim", "xdotool")
+NEEDED_FOR_FILES = ("xterm", "mousepad")
 NEEDED_TO_WATCH = ("x11vnc", "websockify")
 NOVNC = Path("/usr/share/novnc")
 MIN_PASSWORD_CHARS = 8
@@ -34,6 +35,15 @@ _POLL_SECONDS, _NOTICE_SECONDS = 0.05, 0.5
 _MAX_STDERR_CHARS = 200
 _WINDOW_GONE = "BadWindow"
 """Name of the X error for a window that no longer exists."""
+PROGRAMS = {
+    "terminal": (
+        *("xterm", "-fa", "Monospace", "-fs", "11", "-title", "Terminal"),
+        *("-e", "bash", "--norc", "--noprofile"),
+    ),
+    "editor": ("mousepad", "--disable-server"),
+}
+"""Command lines of the programs of a display with files, by the names that models use."""
+WINDOW_CLASSES = {"terminal": "^xterm$", "editor": "^mousepad$", "browser": "^chromium$"}
 _BROWSER_FLAGS = (
     *("--no-first-run", "--no-default-browser-check", "--start-maximized", "--disable-gpu"),
     *("--disable-dev-shm-usage", "--password-store=basic", "--hide-crash-restore-bubble"),
@@ -54,6 +64,7 @@ class Display:
         view_host: str = "127.0.0.1",
         view_port: int = 0,
         view_password: str = "",
+        home: Path | None = None,
     ) -> None:
         """Prepare a display, which starts when the context is entered.
 
@@ -64,11 +75,13 @@ class Display:
             view_host: address that the viewer listens on.
             view_port: its port, or the next free one; 0 for no viewer.
             view_password: password of the viewer.
+            home: a folder whose copy is the home of the programs; it adds a terminal and an editor.
 
         Raises:
             ConfigError: a program is not installed, or the password is too short.
         """
         needed = [*NEEDED, *(NEEDED_TO_WATCH if view_port else ())]
+        needed += NEEDED_FOR_FILES if home else ()
         missing = [name for name in needed if shutil.which(name) is None]
         if missing:
             raise ConfigError(
@@ -83,11 +96,15 @@ class Display:
         self.width, self.height = width, height
         self.view_address = ""
         """Address of the viewer, once the display has started; empty without a viewer."""
+        self.home = folder / "home"
+        """Home of the programs, private to this display."""
+        self.has_files = home is not None
+        """Whether it has a terminal, an editor and files to use them on."""
+        self._template = home
         self._folder = folder
         self._view_host, self._view_port = view_host, view_port
         self._view_password = view_password
-        # The browser's home is private to this display.
-        self._environment = {**os.environ, "HOME": str(folder)}
+        self._environment = {**os.environ, "HOME": str(self.home), "PS1": "$ "}
         self._programs: list[asyncio.subprocess.Process] = []
 
     async def __aenter__(self) -> "Display":
@@ -130,6 +147,32 @@ class Display:
         if error_text:  # such as an unknown key, which xdotool skips
             raise ToolError(error_text)
 
+    async def open_program(self, name: str) -> None:
+        """Start a program of `PROGRAMS`; return once its window exists.
+
+        Raises:
+            ToolError: no window opens in time.
+        """
+        before = len(await self.windows_of(name))
+        await self._start_program(*PROGRAMS[name], cwd=self.home)
+        deadline = time.monotonic() + _ACTION_SECONDS
+        while len(await self.windows_of(name)) <= before:
+            if time.monotonic() > deadline:
+                raise ToolError(f"no window of the {name} opens")
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def windows_of(self, program: str) -> list[str]:
+        """Return the visible windows of one of `WINDOW_CLASSES`, by their X11 numbers."""
+        return await self.ask("search", "--onlyvisible", "--class", WINDOW_CLASSES[program])
+
+    async def ask(self, *argv: str) -> list[str]:
+        """Return what `xdotool` prints with these arguments, in lines; none if it finds nothing."""
+        try:
+            output, _ = await self._run("xdotool", *argv)
+        except ToolError:  # nothing found, or a window that closed in this moment
+            return []
+        return output.decode(errors="replace").splitlines()
+
     async def browse(self, url: str) -> None:
         """Open a page in the browser, starting it if needed; return once its window exists.
 
@@ -155,6 +198,10 @@ class Display:
                     raise
 
     async def _start(self) -> None:
+        if self._template is None:
+            self.home.mkdir(0o700)
+        else:
+            shutil.copytree(self._template, self.home)
         display_dir = self._folder / "display"
         display_dir.mkdir(0o700)
         cookies = display_dir / "cookies"
@@ -209,7 +256,11 @@ class Display:
         self.view_address = f"{http_address(self._view_host, port)}/vnc.html?autoconnect=true"
 
     async def _start_program(
-        self, *argv: str, stdin: int = asyncio.subprocess.DEVNULL, pass_fds: Sequence[int] = ()
+        self,
+        *argv: str,
+        stdin: int = asyncio.subprocess.DEVNULL,
+        pass_fds: Sequence[int] = (),
+        cwd: Path | None = None,
     ) -> None:
         """Start a program that runs as long as the display."""
         program = await asyncio.create_subprocess_exec(
@@ -218,6 +269,7 @@ class Display:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             env=self._environment,
+            cwd=cwd,
             pass_fds=pass_fds,
             preexec_fn=end_with_parent(signal.SIGTERM),
         )
