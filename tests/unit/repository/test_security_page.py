@@ -1,4 +1,4 @@
-"""The pages on security and hardening name tests that exist."""
+"""Pages that name tests as their evidence name tests that exist."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("page", ["security", "hardening"])
+@pytest.mark.parametrize("page", ["security", "hardening", "origin-checklist"])
 def test_every_test_that_a_page_names_is_there(page: str) -> None:
     text = (ROOT / f"docs/{page}.md").read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
