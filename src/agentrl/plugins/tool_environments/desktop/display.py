@@ -35,7 +35,7 @@ _POLL_SECONDS, _NOTICE_SECONDS = 0.05, 0.5
 _MAX_STDERR_CHARS = 200
 _WINDOW_GONE = "BadWindow"
 """Name of the X error for a window that no longer exists."""
-PROGRAMS = {
+DESKTOP_PROGRAMS = {
     "terminal": (
         *("xterm", "-fa", "Monospace", "-fs", "11", "-title", "Terminal"),
         *("-e", "bash", "--norc", "--noprofile"),
@@ -148,13 +148,13 @@ class Display:
             raise ToolError(error_text)
 
     async def open_program(self, name: str) -> None:
-        """Start a program of `PROGRAMS`; return once its window exists.
+        """Start a program of `DESKTOP_PROGRAMS`; return once its window exists.
 
         Raises:
             ToolError: no window opens in time.
         """
         before = len(await self.windows_of(name))
-        await self._start_program(*PROGRAMS[name], cwd=self.home)
+        await self._start_program(*DESKTOP_PROGRAMS[name], cwd=self.home)
         deadline = time.monotonic() + _ACTION_SECONDS
         while len(await self.windows_of(name)) <= before:
             if time.monotonic() > deadline:
