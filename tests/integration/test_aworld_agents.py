@@ -252,7 +252,7 @@ def test_the_examples_reward_rises(aworld_python: Path, tmp_path: Path) -> None:
 def trained(
     request: pytest.FixtureRequest, aworld_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A run of one step, small enough for two cores: a dozen rollouts with two worker processes."""
+    """A run of one step, small enough for two cores: eight rollouts at a time, two worker processes."""
     folder = tmp_path_factory.mktemp(request.param)
     words = ["--swarm"] if request.param == "swarm" else []
     sizes = {"max_steps": 1, "agent_processes": 2, "groups_per_step": 2, "num_generations": 4}
