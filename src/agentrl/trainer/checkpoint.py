@@ -8,8 +8,8 @@ checkpoints/000012/
     digests.json       SHA-256 of every file above
 
 The directory is renamed into place as the last step, so a crash never leaves a partial checkpoint.
-The steps before the last one are in the run's metrics.jsonl, so that a checkpoint does not grow with
-the run. Files that differ from their digests make a checkpoint damaged: the intact one before it is
+The steps before the last one are in the run's metrics.jsonl, and losses on held-out conversations in
+eval_losses.jsonl, so that a checkpoint does not grow with the run. Files that differ from their digests make a checkpoint damaged: the intact one before it is
 used.
 """
 
@@ -40,7 +40,12 @@ from agentrl.runtime.atomic_directory import (
 )
 from agentrl.schema import Run
 from agentrl.trainer.metrics.history import History
-from agentrl.trainer.metrics.metrics_file import METRICS_FILE, metrics_until
+from agentrl.trainer.metrics.metrics_file import (
+    EVAL_LOSSES_FILE,
+    METRICS_FILE,
+    eval_losses_until,
+    metrics_until,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -118,11 +123,13 @@ class Draft:
         staging = stage_directory(target)
         try:
             shutil.copytree(model_dir, staging / MODEL_DIR, copy_function=_link_or_copy)
-            last_step = history.model_copy(update={"steps": history.steps[-1:], "evals": []})
+            unlisted = {"steps": history.steps[-1:], "evals": [], "eval_losses": {}}
+            last_step = history.model_copy(update=unlisted)
             state = {"format": _FORMAT, "step": step, "history": last_step.model_dump(mode="json")}
             (staging / _STATE_FILE).write_text(json.dumps(state))
-            if (output_path / METRICS_FILE).exists():
-                flush(output_path / METRICS_FILE)
+            for name in (METRICS_FILE, EVAL_LOSSES_FILE):
+                if (output_path / name).exists():
+                    flush(output_path / name)
         except OSError as error:
             raise WriteError(f"cannot write {target}: {error.strerror or error}") from error
         return cls(step, staging, target)
@@ -245,6 +252,8 @@ def _intact(path: Path) -> Checkpoint:
             raise _DamagedCheckpoint(f"{_DIGESTS_FILE} is missing")
         before = metrics_until(path.parents[1], step - 1)
         history.steps = [*before, *history.steps]
+        # Checkpoints of earlier releases hold them.
+        history.eval_losses |= eval_losses_until(path.parents[1], step)
     return Checkpoint(path, step, history)
 
 

@@ -25,7 +25,7 @@ from agentrl.trainer.checkpoint import (
     latest_checkpoint,
 )
 from agentrl.trainer.metrics.history import History, StepMetrics
-from agentrl.trainer.metrics.metrics_file import METRICS_FILE, append_metrics
+from agentrl.trainer.metrics.metrics_file import METRICS_FILE, append_eval_loss, append_metrics
 
 
 def history_of(num_steps: int) -> History:
@@ -296,6 +296,23 @@ def test_a_checkpoint_does_not_grow_with_the_run(tmp_path: Path) -> None:
     found = latest_checkpoint(tmp_path)
     assert found is not None
     assert found.history == history_of(59)
+
+
+def test_losses_on_held_out_conversations_stay_out_of_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    history = history_of(1)
+    sizes = []
+    for step in range(1, 60):
+        history.steps = history_of(step).steps[-1:]
+        history.eval_losses[step] = 1.0 / step
+        append_eval_loss(tmp_path, step, history.eval_losses[step])
+        arguments = {"step": step, "model_dir": tmp_path / "model", "history": history}
+        path = Draft.begin(tmp_path, **arguments).finish(keep=3)
+        sizes.append((path / "state.json").stat().st_size)
+    assert max(sizes) < 1.05 * min(sizes)
+    found = latest_checkpoint(tmp_path, at_most=58)
+    assert found is not None
+    assert found.history.eval_losses == {step: 1.0 / step for step in range(1, 59)}
 
 
 def test_a_skipped_step_without_rewards_stays_in_the_history(tmp_path: Path) -> None:

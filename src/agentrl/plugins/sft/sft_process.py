@@ -41,6 +41,7 @@ from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, learner_figures
+from agentrl.trainer.metrics.metrics_file import append_eval_loss
 from agentrl.trainer.metrics.reporting import write_summary
 from agentrl.trainer.rl.step_groups import image_reader
 from agentrl.trainer.training_session import (
@@ -256,6 +257,7 @@ class _SftLoop:
         loss = await self._group.evaluate(batch.micro_batches)
         step = self._history.last_step
         self._history.eval_losses[step] = loss
+        append_eval_loss(self._session.output_path, step, loss)
         self._session.trackers.log({"eval_loss": loss}, step)
         logger.info("loss on held-out conversations after step %d: %.4f", step, loss)
         await self._log_answer()

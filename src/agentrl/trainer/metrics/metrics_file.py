@@ -1,5 +1,9 @@
-"""metrics.jsonl: a line for every optimizer step of a run, also the history that it resumes with."""
+"""metrics.jsonl: a line for every optimizer step of a run, also the history that it resumes with.
 
+eval_losses.jsonl holds the losses on held-out conversations of supervised fine-tuning.
+"""
+
+import json
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +16,7 @@ from agentrl.trainer.metrics.history import History, StepMetrics
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+EVAL_LOSSES_FILE = "eval_losses.jsonl"
 
 
 def append_metrics(output_path: Path, metrics: StepMetrics) -> None:
@@ -43,6 +48,24 @@ def metrics_until(output_path: Path, step: int) -> list[StepMetrics]:
             "%s lacks the figures of %d of %d steps; the curves have gaps", path, num_missing, step
         )
     return [found[number] for number in sorted(found) if number <= step]
+
+
+def append_eval_loss(output_path: Path, step: int, loss: float) -> None:
+    """Append the loss on held-out conversations after a step to eval_losses.jsonl."""
+    output_path.mkdir(parents=True, exist_ok=True)
+    with (output_path / EVAL_LOSSES_FILE).open("a") as file:
+        file.write(json.dumps({"step": step, "eval_loss": loss}) + "\n")
+
+
+def eval_losses_until(output_path: Path, step: int) -> dict[int, float]:
+    """Return step -> loss on held-out conversations, up to `step`; the last line of a step counts."""
+    path = output_path / EVAL_LOSSES_FILE
+    found: dict[int, float] = {}
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            values = json.loads(line)
+            found[int(values["step"])] = float(values["eval_loss"])
+    return {number: loss for number, loss in found.items() if number <= step}
 
 
 def recorded_steps(config: RootConfig, first: int, last: int) -> dict[int, StepMetrics]:
