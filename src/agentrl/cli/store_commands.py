@@ -241,23 +241,24 @@ async def export_run(
 async def import_run(config: RootConfig, path: Path, score: float | None, as_json: bool) -> int:
     """Import an export into an empty database, named by --run_name.
 
-    PATH is a folder written by `agentrl store export` (jsonl or parquet), or trajectories of Harbor
+    PATH is a folder written by `agentrl store export` (jsonl or parquet) or --archive_dir, or trajectories of Harbor
     (ATIF): a .json or .jsonl file, or a folder of them. Each trajectory becomes a record.
     """
     from agentrl.store import TrajectoryStore
-    from agentrl.store.repositories.transfer import MANIFEST, read_manifest
+    from agentrl.store.repositories.transfer import export_folders, read_manifests
 
-    if not (path / MANIFEST).exists():
+    if not export_folders(path):
         return await _import_others(config, path, score, as_json)
     if score is not None:
         raise ConfigError(
             f"--score applies to trajectories; {path} is an export with its own scores"
         )
-    read_manifest(path)  # before a database is created for it
+    parts = read_manifests(path)  # before a database is created for it
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
             manifest = await opened.transfer.import_run(path)
-            total = sum(file.num_documents for file in manifest.files.values())
+            files = [file for part in parts.values() for file in part.files.values()]
+            total = sum(file.num_documents for file in files)
             _report(
                 f"{total} documents of run {manifest.run!r} are in {opened.redacted_uri}",
                 {"database": opened.database_name, "num_documents": total, "run": manifest.run},
@@ -314,9 +315,12 @@ async def bundle(
 @_yes_option
 @_json_option
 async def compact(config: RootConfig, is_confirmed: bool, as_json: bool) -> int:
-    """Delete unneeded data: turns replaced by later attempts, and unused shared texts."""
+    """Delete unneeded data: turns replaced by later attempts, and unused shared texts.
+
+    While processes work on the run, shared texts are removed only an hour after their last use: run
+    the command twice.
+    """
     async with opened_store(config) as opened:
-        await opened.maintenance.check_idle()
         plan = await opened.maintenance.plan_compaction()
         text = (
             f"{plan.superseded_turns} turns that later attempts replaced, "

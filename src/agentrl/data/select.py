@@ -141,7 +141,9 @@ def select_group(
             else:
                 drop_counts[verdict] += 1
                 left_out.append(_left_out(turn, reason or verdict, policy_version))
-        if reason is not None:
+        if record.expired_at is not None:
+            dropped_records[record.record_id] = "expired"
+        elif reason is not None:
             dropped_records[record.record_id] = reason
         elif sum(drop_counts.values()) == len(verdicts):
             # All turns were dropped. The record's reason is the most frequent one.

@@ -122,6 +122,8 @@ class Record(Value):
     created_at: datetime = Field(default_factory=utc_now)
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    expired_at: datetime | None = None
+    """When its turns were removed (`--retain_steps`, `--retain_days`); None while they are stored."""
 
     def score_of(self, scorer: str, version: str | None = None) -> Score | None:
         """Return this scorer's score; its newest one when no version is named."""

@@ -168,6 +168,10 @@ class Run(Value):
     imported_policies: tuple[int, ...] | None = None
     """Of a run that was imported: the policy versions that came with it. Their files are those of
     another installation, so nothing reads them. None for a run of this installation."""
+    expired_step: int = 0
+    """The turns of groups that steps up to this one consumed have expired."""
+    turns_name_blobs: bool = False
+    """Whether every turn lists the blobs that it refers to; those of earlier releases do not."""
     created_at: datetime = Field(default_factory=utc_now)
     updated_at: datetime = Field(default_factory=utc_now)
 

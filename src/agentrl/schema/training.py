@@ -65,7 +65,14 @@ class DBRecordData(Value):
     group_completed: bool = False
     created_at: datetime = Field(default_factory=utc_now)
     ledger: dict[str, LedgerEntry] = Field(default_factory=dict)
+    expired_at: datetime | None = None
+    """As in `Record`."""
     turns: tuple[DispatchedSamplingTask, ...] = ()
+
+    @property
+    def stored_turn_ids(self) -> tuple[str, ...]:
+        """`turn_ids` while the turns are stored, then none."""
+        return self.turn_ids if self.expired_at is None else ()
 
 
 class RatioStats(Value):

@@ -41,10 +41,12 @@ from agentrl.store.repositories.scores import ScoreRepository
 from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
 from agentrl.store.repositories.turns import TurnRepository
+from agentrl.store.repositories.unused_blobs import UnusedBlobs
 from agentrl.store.views.figures import FigureRepository
 
 if TYPE_CHECKING:
     from agentrl.store.repositories.maintenance import MaintenanceRepository
+    from agentrl.store.repositories.retention import RetentionRepository
     from agentrl.store.repositories.transfer import TransferRepository
     from agentrl.store.views.browsing import BrowseRepository
     from agentrl.store.views.lineage import LineageRepository
@@ -226,7 +228,14 @@ class TrajectoryStore:
         """Sizes, and reclaiming disk space."""
         from agentrl.store.repositories.maintenance import MaintenanceRepository  # noqa: PLC0415
 
-        return MaintenanceRepository(self._db)
+        return MaintenanceRepository(self._db, UnusedBlobs(self._db))
+
+    @functools.cached_property
+    def retention(self) -> "RetentionRepository":
+        """Removal of old turns while the run goes on."""
+        from agentrl.store.repositories.retention import RetentionRepository  # noqa: PLC0415
+
+        return RetentionRepository(self._db, self.transfer, UnusedBlobs(self._db))
 
     @functools.cached_property
     def transfer(self) -> "TransferRepository":

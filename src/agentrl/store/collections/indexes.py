@@ -43,6 +43,10 @@ INDEXES: dict[str, list[IndexModel]] = {
             name="by_label",
             partialFilterExpression={"tags": {"$gt": ""}},
         ),
+        # unused_blobs.unreferenced
+        IndexModel(
+            [("images", UP)], name="by_image", partialFilterExpression={"images": {"$gt": ""}}
+        ),
         # browse.search
         IndexModel([("query", TEXT)], name="words", **_TEXT_OPTIONS),
     ],
@@ -92,6 +96,16 @@ INDEXES: dict[str, list[IndexModel]] = {
     "turns": [
         # turns.of_record, and users' own queries for the turns of a record
         IndexModel([("record_id", UP), ("attempt", UP), ("index", UP)], name="by_attempt"),
+        # unused_blobs.unreferenced
+        IndexModel([("blobs", UP)], name="by_blob", partialFilterExpression={"blobs": {"$gt": ""}}),
+    ],
+    "blobs": [
+        # unused_blobs.remove
+        IndexModel(
+            [("unused_since", UP)],
+            name="unused",
+            partialFilterExpression={"unused_since": {"$exists": True}},
+        ),
     ],
     "record_data": [
         # groups.complete, and whole groups for ledger.ready_groups

@@ -121,7 +121,13 @@ def pack(turn: DispatchedSamplingTask, tools: ToolsPacker) -> tuple[Document, li
     for field, bound in (("added_messages", limit), ("tool_results", LARGE_BYTES)):
         document[field], more = pack_values(field, document[field], bound)
         blobs.extend(more)
-    return document, blobs
+    return with_blob_keys(document), blobs
+
+
+def with_blob_keys(document: Document) -> Document:
+    """Return a stored turn with the keys of its blobs in a list, for the index of their users."""
+    keys = sorted(set(blob_keys(document)))
+    return {**document, "blobs": keys} if keys else document
 
 
 def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
@@ -139,10 +145,20 @@ def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
 def blob_keys(document: Document) -> Iterable[str]:
     """Yield the keys of all blobs that a stored turn refers to, images included."""
     yield from packed_keys(document)
-    addresses = [*document.get("added_images", ())]
-    for result in document["tool_results"]:
-        addresses += result.get("images", ())
-    yield from filter(None, map(stored_key, addresses))
+    yield from filter(None, map(stored_key, document.get("added_images", ())))
+    yield from image_keys(document["tool_results"])
+
+
+def result_keys(packed: Iterable[Document]) -> set[str]:
+    """Return the keys of all blobs that stored tool results refer to, images included."""
+    results = list(packed)
+    return {*filter(None, map(blob_key, results)), *image_keys(results)}
+
+
+def image_keys(packed: Iterable[Document]) -> Iterable[str]:
+    """Yield the keys of the images that stored tool results show."""
+    for result in packed:
+        yield from filter(None, map(stored_key, result.get("images", ())))
 
 
 def packed_keys(document: Document) -> Iterable[str]:

@@ -4,6 +4,8 @@ A blob is `{_id: sha256, kind, value, num_bytes}`. One near MongoDB's 16 MB limi
 `{_id: sha256, kind, num_bytes, num_parts}`, with separate parts `{_id: "sha256/0", data}`.
 """
 
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +18,9 @@ from agentrl.store.documents.packed_turns import Blob, joined
 from agentrl.store.writes import insert_new
 
 _REMEMBERED = 8192
+TRUSTED_SECONDS = 600.0
+"""How long a process relies on a blob that it stored. `unused_blobs` removes none before a blob has
+been without a user for longer, so that a turn written meanwhile is seen."""
 
 
 class BlobRepository(Repository):
@@ -23,16 +28,28 @@ class BlobRepository(Repository):
 
     def __init__(self, database: RunDatabase) -> None:
         super().__init__(database)
-        self._stored: OrderedDict[str, None] = OrderedDict()
+        self._stored: OrderedDict[str, float] = OrderedDict()
+        """Key -> when this process stored the blob."""
 
     async def put(self, blobs: Iterable[Blob]) -> None:
-        """Make the blobs durable. Blobs that this process stored before are skipped."""
-        fresh = {blob.key: blob for blob in blobs if blob.key not in self._stored}
+        """Make the blobs durable. Blobs that this process stored a short time ago are skipped."""
+        now = time.monotonic()
+        trusted_from = now - TRUSTED_SECONDS
+        fresh = {
+            blob.key: blob for blob in blobs if self._stored.get(blob.key, -math.inf) < trusted_from
+        }
         documents = [document for blob in fresh.values() for document in blob.documents()]
         if not documents:
             return
-        await insert_new(self._db.blobs, documents)
-        self._stored.update(dict.fromkeys(fresh))
+        if await insert_new(self._db.blobs, documents) < len(documents):
+            # Some exist, and may be about to be removed. In this order, the removal either sees
+            # that they are used again, or comes before the insertion.
+            unused = {"_id": {"$in": [*fresh]}, "unused_since": {"$exists": True}}
+            await self._db.blobs.update_many(unused, {"$unset": {"unused_since": ""}})
+            await insert_new(self._db.blobs, documents)
+        self._stored.update(dict.fromkeys(fresh, now))
+        for key in fresh:
+            self._stored.move_to_end(key)
         while len(self._stored) > _REMEMBERED:
             self._stored.popitem(last=False)
 

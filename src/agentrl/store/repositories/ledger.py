@@ -101,11 +101,11 @@ class LedgerRepository(Repository):
         return await self._hydrate(complete) if hydrate else complete
 
     async def _hydrate(self, groups: list[list[DBRecordData]]) -> list[list[DBRecordData]]:
-        ids = [turn_id for group in groups for data in group for turn_id in data.turn_ids]
+        ids = [turn_id for group in groups for data in group for turn_id in data.stored_turn_ids]
         turns = iter(await self._turns.get_many(ids))
         return [
             [
-                data.model_copy(update={"turns": tuple(next(turns) for _ in data.turn_ids)})
+                data.model_copy(update={"turns": tuple(next(turns) for _ in data.stored_turn_ids)})
                 for data in group
             ]
             for group in groups
@@ -239,6 +239,9 @@ class LedgerRepository(Repository):
         await self._db.turn_training.delete_many(
             {"consumer": consumer, "step": {"$gt": checkpoint_step}}
         )
+        if consumer == DEFAULT_CONSUMER:
+            # Later steps are made again, of other groups.
+            await self._db.runs.update_one({}, {"$min": {"expired_step": checkpoint_step}})
         was_trained = {"$gt": [{"$size": f"${field}.trained_at"}, 0]}
         await self._db.record_data.update_many(
             later,
@@ -331,7 +334,11 @@ class LedgerRepository(Repository):
         Returns:
             The trainings in the order of the batch, and whole groups in the order in which the batch
             first mentions them.
+
+        Raises:
+            StoreError: they have expired.
         """
+        await self._check_kept(consumer, step, step)
         wanted = {"consumer": consumer, "step": step, "position": {"$ne": None}}
         found = self._db.turn_training.find(wanted).sort("position", 1)
         trainings = [from_document(TurnTraining, document) async for document in found]
@@ -340,13 +347,29 @@ class LedgerRepository(Repository):
 
     @operation("read the trained tasks of steps")
     async def trained_tasks(self, consumer: str, first: int, last: int) -> list[str]:
-        """Return the ids of the tasks that the steps `first` to `last` trained on."""
+        """Return the ids of the tasks that the steps `first` to `last` trained on.
+
+        Raises:
+            StoreError: some have expired.
+        """
+        await self._check_kept(consumer, first, last)
         wanted = {
             "consumer": consumer,
             "step": {"$gte": first, "$lte": last},
             "position": {"$ne": None},
         }
         return sorted(await self._db.turn_training.distinct("task_id", wanted))
+
+    async def _check_kept(self, consumer: str, first: int, last: int) -> None:
+        run = await self._db.runs.find_one({}, {"expired_step": 1})
+        for step in range(first, min(last, (run or {}).get("expired_step", 0)) + 1):
+            # An imported archive holds those of steps that have expired in its run.
+            of_step = {"consumer": consumer, "step": step}
+            if await self._db.turn_training.find_one(of_step, {"_id": 1}) is None:
+                raise StoreError(
+                    f"the turns of step {step} have expired (--retain_steps, --retain_days); "
+                    "`agentrl store import` reads what --archive_dir kept of them"
+                )
 
     @operation("store the turn trainings of a step")
     async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:

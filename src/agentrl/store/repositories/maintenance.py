@@ -1,19 +1,18 @@
 """Space used by a run's database, and its reclamation, which runs only on request."""
 
-from typing import Any
-
 from pymongo.errors import OperationFailure
 
 from agentrl.errors import StoreError
 from agentrl.schema.base import Value
-from agentrl.schema.image import stored_key
-from agentrl.store.database import UNAUTHORIZED, Repository, operation
+from agentrl.store.database import UNAUTHORIZED, Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document
-from agentrl.store.documents.expressions import lookup, shown
-from agentrl.store.documents.packed_turns import blob_keys
+from agentrl.store.documents.expressions import shown
 from agentrl.store.repositories.liveness import live_processes
+from agentrl.store.repositories.unused_blobs import GRACE, UnusedBlobs
 
 DELETE_BATCH = 1000
+MAX_BLOBS = 100_000
+"""Most blobs that one call removes while the run goes on."""
 
 
 class CollectionSize(Value):
@@ -54,6 +53,10 @@ class CompactPlan(Value):
 
 class MaintenanceRepository(Repository):
     """Measures the database, and deletes unneeded data."""
+
+    def __init__(self, database: RunDatabase, blobs: UnusedBlobs) -> None:
+        super().__init__(database)
+        self._blobs = blobs
 
     @operation("measure the database")
     async def stats(self) -> StoreStats:
@@ -112,84 +115,72 @@ class MaintenanceRepository(Repository):
     async def compact(self) -> CompactPlan:
         """Delete unneeded turns and blobs, and return the space to the disk.
 
-        Do not start a process of the run during the call. These stay readable: every record with
-        its last attempt, all attempts of failed or unfinished records, and the summary of every
-        attempt.
+        These stay readable: every record with its last attempt, all attempts of failed or
+        unfinished records, and the summary of every attempt.
 
         Returns:
-            What was deleted.
-
-        Raises:
-            StoreError: a process still works on the run.
+            What was deleted. While processes work on the run, blobs are only marked, and those that
+            were marked an hour ago are deleted; at rest, all unused ones are.
         """
-        await self.check_idle()
         plan, turns, blobs = await self._find_unneeded()
         await self._delete("turns", turns)
-        await self._delete("blobs", blobs)
-        if turns or blobs:
+        num_blobs = plan.unreferenced_blobs
+        if await self._is_active():
+            await self._blobs.mark(blobs)
+            num_blobs = await self._blobs.remove(GRACE, MAX_BLOBS)
+        else:
+            await self._blobs.remove_at_rest(blobs)
+        if turns or num_blobs:
             await self._release_space()
-        return plan
+        return plan.model_copy(update={"unreferenced_blobs": num_blobs})
+
+    async def _are_blobs_named(self) -> bool:
+        if not await self._blobs.are_named() and not await self._is_active():
+            await self._blobs.name_all()
+        return await self._blobs.are_named()
+
+    async def _is_active(self) -> bool:
+        forks = self._db.of_forks()
+        return bool(await live_processes(self._db) or await live_processes(forks))
 
     async def _find_unneeded(self) -> tuple[CompactPlan, list[str], list[str]]:
         """Return the unneeded data: counts, ids of turns and ids of blobs."""
         superseded, rejected, size = await self._unneeded_turns()
         turns = [*superseded, *rejected]
-        blobs, blob_bytes = await self._unreferenced_blobs(set(turns))
+        unused: dict[str, int] = {}
+        if await self._are_blobs_named():
+            unused = await self._blobs.all_unreferenced(but_for=set(turns))
         plan = CompactPlan(
             superseded_turns=len(superseded),
             unreferenced_turns=len(rejected),
-            unreferenced_blobs=len(blobs),
-            num_bytes=size + blob_bytes,
+            unreferenced_blobs=len(unused),
+            num_bytes=size + sum(unused.values()),
         )
-        return plan, turns, blobs
+        return plan, turns, [*unused]
 
     async def _unneeded_turns(self) -> tuple[list[str], list[str], int]:
-        """Return the ids of superseded turns, those of rejected turns, and the bytes of both."""
-        ended_before = {"$lt": ["$attempt", "$record.attempt"]}
-        is_current = {"$eq": ["$attempt", "$record.attempt"]}
-        acknowledged = {"$in": ["$_id", {"$ifNull": ["$record.turns", []]}]}
-        pipeline: list[Document] = [
-            {"$project": {**shown("record_id", "attempt"), "bytes": {"$bsonSize": "$$ROOT"}}},
-            lookup(
-                *("records", "record_id", "_id", "record"),
-                {"$project": shown("status", "attempt", "turns")},
-            ),
-            {"$unwind": {"path": "$record", "preserveNullAndEmptyArrays": True}},
-            {
-                "$project": {
-                    "bytes": 1,
-                    "superseded": {"$and": [{"$eq": ["$record.status", "scored"]}, ended_before]},
-                    "refused": {"$and": [is_current, {"$not": acknowledged}]},
-                }
-            },
-            {"$match": {"$or": [{"superseded": True}, {"refused": True}]}},
-        ]
+        """Return the ids of superseded turns, those of rejected turns, and the bytes of both.
+
+        Only records that were claimed more than once, or failed, can have any. Nothing claims an
+        ended record again, so a run may go on meanwhile.
+        """
+        ended: Document = {"$or": [{"status": "scored", "fence": {"$gt": 1}}, {"status": "failed"}]}
         superseded: list[str] = []
         rejected: list[str] = []
         size = 0
-        for found in await self._db.aggregate(self._db.turns, pipeline):
-            (superseded if found["superseded"] else rejected).append(found["_id"])
-            size += found["bytes"]
+        async for record in self._db.records.find(ended, shown("status", "attempt", "turns")):
+            acknowledged = set(record["turns"])
+            columns = {"attempt": 1, "bytes": {"$bsonSize": "$$ROOT"}}
+            async for turn in self._db.turns.find({"record_id": record["_id"]}, columns):
+                is_old = turn["attempt"] < record["attempt"]
+                if is_old and record["status"] == "scored":
+                    superseded.append(turn["_id"])
+                elif not is_old and turn["_id"] not in acknowledged:
+                    rejected.append(turn["_id"])
+                else:
+                    continue
+                size += turn["bytes"]
         return superseded, rejected, size
-
-    async def _unreferenced_blobs(self, excluded: set[str]) -> tuple[list[str], int]:
-        """Return ids and bytes of the blobs to which no turn, or only `excluded` turns, refer."""
-        used: set[str] = set()
-        async for turn in self._db.turns.find():
-            if turn["_id"] not in excluded:
-                used.update(blob_keys(turn))
-        async for turn in self._db["forks.turns"].find():
-            used.update(blob_keys(turn))
-        async for task in self._db.tasks.find({"images": {"$gt": []}}, {"images": 1}):
-            used.update(filter(None, map(stored_key, task["images"])))
-        unused, size = [], 0
-        sizes: list[Document] = [{"$project": {"bytes": {"$bsonSize": "$$ROOT"}}}]
-        for found in await self._db.aggregate(self._db.blobs, sizes):
-            key: Any = found["_id"]
-            if key.partition("/")[0] not in used:  # parts are `{key}/{number}`
-                unused.append(key)
-                size += found["bytes"]
-        return unused, size
 
     async def _delete(self, collection: str, ids: list[str]) -> None:
         for start in range(0, len(ids), DELETE_BATCH):

@@ -37,7 +37,7 @@ class RunRepository(Repository):
         if existing is None:
             # All processes of a run start concurrently and try to create it; the first insert wins.
             with suppress(DuplicateKeyError):
-                document = to_document(run)
+                document = to_document(run.model_copy(update={"turns_name_blobs": True}))
                 await self._db.runs.insert_one({**document, _AUDITED: document["control"]})
             existing = await self._db.runs.find_one() or {}
         if existing["_id"] != run.name:

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -29,10 +29,11 @@ from agentrl.store.collections.validators import STORED_MODELS
 from agentrl.store.database import FORKS_PREFIX, Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, from_document, task_from_document
 from agentrl.store.documents.export_files import ARRAYS, Format, Write, read_documents, writer
-from agentrl.store.documents.packed_turns import blob_key
+from agentrl.store.documents.packed_turns import blob_key, with_blob_keys
 from agentrl.store.repositories.blobs import BlobRepository
 from agentrl.store.repositories.liveness import live_processes
 from agentrl.store.repositories.tallies import TallyRepository
+from agentrl.store.writes import insert_new
 
 COLLECTIONS = (
     "tasks",
@@ -53,7 +54,9 @@ COLLECTIONS = (
 )
 _SLOT_FIELDS = {"tasks": "_id", "records": "task_id"}
 """Collections with slots -> the field that names the task."""
-_GROUP_FIELDS = _SLOT_FIELDS | dict.fromkeys(("turns", "record_data", "turn_training"), "task_id")
+_OF_GROUPS = _SLOT_FIELDS | {"record_data": "task_id"}
+_OF_RECORDS = frozenset({"turns", "turn_training"})
+"""Collections that an index answers by the id of the task, or of the record."""
 _LONGEST_LEASE = timedelta(minutes=5)
 """From when on a lease of an export is not one that was taken just before."""
 MANIFEST = "manifest.json"
@@ -69,7 +72,7 @@ class Manifest(Value):
     files: dict[str, "ExportedFile"]
     """Counts by collection."""
     num_left_out: int = 0
-    """Number of groups that no sampler had started."""
+    """Number of groups that no sampler had started; 0 for an export of certain groups."""
     was_active: bool | None = None
     """Whether processes worked on the run during the export; None for exports of earlier releases,
     which did not state it."""
@@ -155,13 +158,14 @@ class TransferRepository(Repository):
                 files = await copy(None)
                 is_snapshot = False
             was_active = await self._is_active() or was_active
-            num_tasks = await self._db.tasks.count_documents({})
+            is_partial = everything or groups is not None
+            num_tasks = 0 if is_partial else await self._db.tasks.count_documents({})
             manifest = Manifest(
                 run=run["_id"],
                 schema_version=run["schema_version"],
                 format=format_,
                 files=files,
-                num_left_out=0 if everything else max(0, num_tasks - files["tasks"].num_documents),
+                num_left_out=max(0, num_tasks - files["tasks"].num_documents),
                 was_active=was_active,
                 is_snapshot=is_snapshot or not was_active,
             )
@@ -185,7 +189,8 @@ class TransferRepository(Repository):
         everything: bool,
         session: Any,
     ) -> dict[str, ExportedFile]:
-        started = None if everything else await self._started_groups(session)
+        is_limited = groups is not None or everything
+        started = None if is_limited else await self._started_groups(session)
         selection = _Selection(groups, started)
         return {
             name: await self._export_collection(
@@ -208,8 +213,12 @@ class TransferRepository(Repository):
     ) -> ExportedFile:
         num_documents, size = 0, 0
         batch: list[Document] = []
+        wanted = selection.wanted(name)
+        if name == "blobs" and wanted:
+            wanted = await self._with_parts(wanted, session)
+        found = self._db[name].find(wanted, session=session)
         with writer(format_)(path, name) as write:
-            async for document in self._db[name].find(session=session).sort("_id", 1):
+            async for document in found.sort("_id", 1) if wanted == {} else found:
                 if not selection.includes(name, document):
                     continue
                 batch.append(document)
@@ -222,6 +231,13 @@ class TransferRepository(Repository):
         digest = await asyncio.to_thread(_sha256, path)
         return ExportedFile(name=path.name, num_documents=num_documents, sha256=digest)
 
+    async def _with_parts(self, wanted: Document, session: Any) -> Document:
+        """Return the filter of blobs with that of their parts."""
+        whole = {**wanted, "num_parts": {"$exists": True}}
+        heads = self._db.blobs.find(whole, {"num_parts": 1}, session=session)
+        parts = [f"{one['_id']}/{n}" async for one in heads for n in range(one["num_parts"])]
+        return {"_id": {"$in": [*wanted["_id"]["$in"], *parts]}}
+
     async def _write(self, write: Write, batch: list[Document], format_: Format) -> None:
         keys: set[str] = set()
         if format_ == "parquet":
@@ -231,21 +247,25 @@ class TransferRepository(Repository):
 
     @operation("import a run", repeatable=False)
     async def import_run(self, folder: Path) -> Manifest:
-        """Read an export into this database, which must be empty.
+        """Read an export, or all exports of an archive, into this database, which must be empty.
 
         The run takes the name of the database, and is marked as imported. Leases and heartbeats
         that no clock explains end now, since the run would count as active until then.
+
+        Returns:
+            The manifest; of an archive, that of its newest export.
 
         Raises:
             ConfigError: the folder holds no complete export, or one of another release.
             StoreError: the database holds a run.
         """
-        manifest = await asyncio.to_thread(read_manifest, folder)
-        if manifest.schema_version > SCHEMA_VERSION:
-            raise ConfigError(
-                f"{folder} has schema version {manifest.schema_version}, and this AgentRL supports "
-                f"{SCHEMA_VERSION}; use a newer release"
-            )
+        parts = await asyncio.to_thread(read_manifests, folder)
+        for path, manifest in parts.items():
+            if manifest.schema_version > SCHEMA_VERSION:
+                raise ConfigError(
+                    f"{path} has schema version {manifest.schema_version}, and this AgentRL "
+                    f"supports {SCHEMA_VERSION}; use a newer release"
+                )
         for name in COLLECTIONS:
             if await self._db[name].find_one({}, {"_id": 1}) is not None:
                 raise StoreError(
@@ -255,7 +275,7 @@ class TransferRepository(Repository):
         try:
             await self._prepare()
             await self._clear_tallies()  # those of an empty run
-            await self._insert(manifest, folder)
+            await self._insert(parts)
             for tallies in self._tallies:
                 await tallies.prepare()
         except BaseException as error:  # a Ctrl-C too
@@ -263,7 +283,7 @@ class TransferRepository(Repository):
             if not isinstance(error, StoreError | OperationFailure | InvalidDocument):
                 raise
             raise ConfigError(f"{folder}: document rejected: {_rejection_reason(error)}") from error
-        return manifest
+        return next(iter(parts.values()))
 
     @operation("look for an unfinished import")
     async def is_unfinished(self) -> bool:
@@ -271,20 +291,34 @@ class TransferRepository(Repository):
         is_made = COLLECTIONS[0] in await self._db.collections()
         return is_made and await self._db.runs.find_one({}, {"_id": 1}) is None
 
-    async def _insert(self, manifest: Manifest, folder: Path) -> None:
+    async def _insert(self, parts: Mapping[Path, Manifest]) -> None:
         now = await self._db.server_time()
-        for name, file in manifest.files.items():
-            for batch in _batches(read_documents(folder / file.name, manifest.format)):
-                if name == "runs":
-                    batch = [{**one, "_id": self._db.name} for one in batch]
-                for document in batch:
-                    _check_document(name, document)
-                    _end_leases(document, now)
-                await self._db[name].insert_many(batch)
+        for name in COLLECTIONS:
+            for folder, manifest in parts.items():
+                if name in manifest.files:
+                    await self._insert_file(name, folder, manifest, now, is_only=len(parts) == 1)
         policies = [one["_id"] async for one in self._db.policies.find({}, {"_id": 1})]
-        marked = await self._db.runs.update_one({}, {"$set": {"imported_policies": policies}})
+        own = {"imported_policies": policies, "turns_name_blobs": True}
+        marked = await self._db.runs.update_one({}, {"$set": own})
         if marked.matched_count == 0:
-            raise ConfigError(f"{folder} holds no run")
+            raise ConfigError(f"{next(iter(parts))} holds no run")
+
+    async def _insert_file(
+        self, name: str, folder: Path, manifest: Manifest, now: datetime, *, is_only: bool
+    ) -> None:
+        found = read_documents(folder / manifest.files[name].name, manifest.format)
+        for batch in _batches(found):
+            if name == "runs":
+                batch = [{**one, "_id": self._db.name} for one in batch]
+            if name.removeprefix(FORKS_PREFIX) == "turns":
+                batch = [with_blob_keys(one) for one in batch]
+            for document in batch:
+                _check_document(name, document)
+                _end_leases(document, now)
+            if is_only:
+                await self._db[name].insert_many(batch)
+            else:  # the exports of an archive share blobs
+                await insert_new(self._db[name], batch)
 
     async def _restore(self, before: Collection[str]) -> None:
         """Make the database what it was before the import: these collections, without a run."""
@@ -348,20 +382,29 @@ class _Selection:
     def __init__(self, groups: Collection[str] | None, started: Collection[str] | None) -> None:
         self._groups = None if groups is None else set(groups)
         self._started = started
+        self._records: set[str] = set()
         self._blobs: set[str] = set()
 
+    def wanted(self, name: str) -> Document:
+        """Return the filter of the documents to read; call it in the order of `COLLECTIONS`."""
+        if self._groups is None or name == "runs":
+            return {}
+        if name == "blobs":
+            return {"_id": {"$in": sorted(self._blobs)}}
+        if name in _OF_RECORDS:
+            return {"record_id": {"$in": sorted(self._records)}}
+        groups = sorted(self._groups) if name in _OF_GROUPS else []
+        return {_OF_GROUPS.get(name, "_id"): {"$in": groups}}
+
     def includes(self, name: str, document: Document) -> bool:
-        """Return whether the export holds a document; call it for blobs after their referrers."""
+        """Return whether the export holds a document that was read."""
         if self._groups is None:
             group = document.get(_SLOT_FIELDS.get(name, ""))
             return self._started is None or group is None or group in self._started
-        if name == "blobs":
-            return document["_id"].partition("/")[0] in self._blobs
-        if name not in _GROUP_FIELDS:
-            return name == "runs"
-        if document[_GROUP_FIELDS[name]] not in self._groups:
-            return False
-        self._blobs.update(_blob_keys(document))
+        if name == "records":
+            self._records.add(document["_id"])
+        if name in (*_OF_GROUPS, *_OF_RECORDS):
+            self._blobs.update(_blob_keys(document))
         return True
 
 
@@ -380,6 +423,22 @@ def _blob_keys(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _blob_keys(inner)
+
+
+def export_folders(folder: Path) -> list[Path]:
+    """Return the folder itself if it is an export, or the exports of an archive, newest first."""
+    if (folder / MANIFEST).exists():
+        return [folder]
+    return sorted((path.parent for path in folder.glob(f"*/{MANIFEST}")), reverse=True)
+
+
+def read_manifests(folder: Path) -> dict[Path, Manifest]:
+    """Return the manifest of an export, or those of an archive's exports by folder, newest first.
+
+    Raises:
+        ConfigError: there is none, a file is missing, or it was changed.
+    """
+    return {part: read_manifest(part) for part in export_folders(folder) or [folder]}
 
 
 def read_manifest(folder: Path) -> Manifest:

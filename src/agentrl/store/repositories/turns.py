@@ -12,13 +12,14 @@ from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import DispatchedSamplingTask, Seat, ToolResult
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, require
-from agentrl.store.documents.expressions import held, lease_lost
+from agentrl.store.documents.expressions import held, lease_lost, shown
 from agentrl.store.documents.packed_turns import (
     LARGE_BYTES,
     ToolsPacker,
     pack,
     pack_values,
     packed_keys,
+    result_keys,
     unpack,
 )
 from agentrl.store.repositories.blobs import BlobRepository
@@ -124,7 +125,11 @@ class TurnRepository(Repository):
                 values = [encode(result.model_dump()) for result in results]
                 packed, blobs = pack_values("tool_results", values, LARGE_BYTES)
                 await self._blobs.put(blobs)
-                updates.append(({"_id": turn_id}, {"$set": {"tool_results": packed}}))
+                update: Document = {"$set": {"tool_results": packed}}
+                keys = sorted(result_keys(packed))
+                if keys:
+                    update["$addToSet"] = {"blobs": {"$each": keys}}
+                updates.append(({"_id": turn_id}, update))
         return updates, refused
 
     @operation("store rewards of turns")
@@ -183,12 +188,15 @@ class TurnRepository(Repository):
     async def of_record(
         self, record_id: str, attempt: int | None = None
     ) -> list[DispatchedSamplingTask]:
-        """Return the turns of one attempt in order: the Record's current one, or any earlier."""
+        """Return the turns of one attempt in order: the Record's current one, or any earlier.
+
+        There are none once they have expired.
+        """
+        columns = shown("attempt", "turns", "expired_at")
         record = require(
-            await self._db.records.find_one({"_id": record_id}, {"attempt": 1, "turns": 1}),
-            f"record {record_id!r}",
+            await self._db.records.find_one({"_id": record_id}, columns), f"record {record_id!r}"
         )
-        if attempt in (None, record["attempt"]):
+        if attempt in (None, record["attempt"]) and not record.get("expired_at"):
             return await self.get_many(record["turns"])
         found = self._db.turns.find({"record_id": record_id, "attempt": attempt}).sort("index", 1)
         # A holder may have died between storing a turn and adding it to the Record. The process
@@ -202,8 +210,12 @@ class TurnRepository(Repository):
 
     @operation("read turns")
     async def of_records(self, record_ids: Sequence[str]) -> list[DispatchedSamplingTask]:
-        """Return the turns of the current attempts of several Records, record by record."""
-        found = self._db.records.find({"_id": {"$in": list(record_ids)}}, {"turns": 1})
+        """Return the turns of the current attempts of several Records, record by record.
+
+        Records whose turns have expired have none.
+        """
+        kept = {"_id": {"$in": list(record_ids)}, "expired_at": None}
+        found = self._db.records.find(kept, {"turns": 1})
         turns = {record["_id"]: record["turns"] async for record in found}
         return await self.get_many(
             [turn_id for record_id in record_ids for turn_id in turns.get(record_id, ())]

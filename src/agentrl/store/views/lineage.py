@@ -210,7 +210,7 @@ class LineageRepository(Repository):
             async for task in self._db.tasks.find({"_id": {"$in": sorted(tasks)}})
         }
         turns = iter(
-            await self._turns.get_many([turn_id for one in data for turn_id in one.turn_ids])
+            await self._turns.get_many([turn_id for one in data for turn_id in one.stored_turn_ids])
         )
         return [
             RecordLineage(
@@ -222,7 +222,7 @@ class LineageRepository(Repository):
                 scorer_version=one.score.version if one.score else None,
                 score=one.score.value if one.score else None,
                 ledger=one.ledger,
-                turns=tuple(_turn_lineage(next(turns), trainings) for _ in one.turn_ids),
+                turns=tuple(_turn_lineage(next(turns), trainings) for _ in one.stored_turn_ids),
             )
             for one in data
         ]

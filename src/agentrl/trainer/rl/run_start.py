@@ -48,6 +48,7 @@ from agentrl.trainer.checkpoint import (
     checkpoint_to_resume,
 )
 from agentrl.trainer.learner.settings import LearnerSettings
+from agentrl.trainer.rl.retention import check_retention, retain
 from agentrl.trainer.text_digests import text_digests
 from agentrl.trainer.trainer_lease import trainer_lease
 from agentrl.trainer.training_session import (
@@ -93,6 +94,7 @@ async def opened_run(
     """
     trainer, consumer = config.trainer, config.trainer.consumer
     _check_flags(config.run, trainer)
+    check_retention(config.store)
     check_training_sampling(config.sampling)
     async with (
         _connect(config.store, config.run.run_name) as store,
@@ -107,7 +109,11 @@ async def opened_run(
             if consumer == DEFAULT_CONSUMER:
                 await store.runs.reopen()
                 await store.runs.set_phase("loading")
-            yield OpenedRun(store, feed, control, checkpoint)
+            background = [asyncio.create_task(retain(store, config))]
+            try:
+                yield OpenedRun(store, feed, control, checkpoint)
+            finally:
+                await end_tasks(background)
 
 
 def learner_settings(

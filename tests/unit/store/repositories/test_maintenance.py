@@ -42,15 +42,15 @@ async def test_compacting_deletes_only_what_nothing_needs(store: TrajectoryStore
     assert await store.turns.of_record(dead.id, 1) == []
 
 
-async def test_compacting_waits_for_everybody_to_be_gone(store: TrajectoryStore) -> None:
+async def test_a_run_is_idle_when_everybody_is_gone(store: TrajectoryStore) -> None:
     await store.runs.create(Run(name=store.database_name))
     await store.trainer_leases.acquire("trainer", "host:1:a", 60)
     with pytest.raises(StoreError, match="host:1:a trains it as 'trainer', with a lease until"):
-        await store.maintenance.compact()
+        await store.maintenance.check_idle()
     await store.trainer_leases.release("trainer")
     await store.samplers.heartbeat(SamplerInfo(id="host:2:b", host="host", pid=2))
     with pytest.raises(StoreError, match="sampler host:2:b has been active since"):
-        await store.maintenance.compact()
+        await store.maintenance.check_idle()
     await store.samplers.heartbeat(SamplerInfo(id="host:2:b", host="host", pid=2, status="stopped"))
     await store.tasks.add([make_task(0)])
     record = await claim(store)

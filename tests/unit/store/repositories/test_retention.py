@@ -1,0 +1,197 @@
+"""Old turns are removed while the run goes on, and what may still be needed stays."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support.stored import claim, make_task, make_turn, play
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import select_group
+from agentrl.errors import StoreError
+from agentrl.schema import DBRecordData, Fork, Run, TurnTraining
+from agentrl.store import TrajectoryStore
+from agentrl.store.documents.codec import Document, to_document
+from agentrl.store.documents.packed_turns import Blob
+from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.store.repositories.unused_blobs import UnusedBlobs
+
+NUM_GROUPS = 4
+
+
+def training_of(data: DBRecordData, step: int) -> TurnTraining:
+    return TurnTraining(
+        id=f"trainer/{step}/{data.turn_ids[0]}",
+        consumer="trainer",
+        step=step,
+        turn_id=data.turn_ids[0],
+        record_id=data.record_id,
+        task_id=data.task_id,
+        position=data.traj_id,
+        num_tokens=7,
+        num_trained_tokens=7,
+        staleness=0,
+    )
+
+
+def documents_of(groups: Sequence[Sequence[DBRecordData]]) -> list[Document]:
+    """The stored form of groups and of their turns."""
+    members = [data for group in groups for data in group]
+    return [to_document(one) for data in members for one in (data, *data.turns)]
+
+
+async def train(store: TrajectoryStore, step: int) -> str:
+    """Train on the next ready group; returns its task."""
+    (group,) = await store.ledger.ready_groups(limit=1)
+    ids = [data.record_id for data in group]
+    await store.ledger.reserve("trainer", ids, step)
+    await store.ledger.put_turn_trainings([training_of(data, step) for data in group])
+    await store.ledger.commit("trainer", step)
+    return group[0].task_id
+
+
+async def trained_run(store: TrajectoryStore) -> list[str]:
+    """A run of one group a step; returns the tasks in the order of the steps."""
+    await store.ensure_schema()
+    await store.runs.create(Run(name=store.database_name))
+    await store.trainer_leases.acquire("trainer", "host:1:a", 60)
+    await store.tasks.add([make_task(number) for number in range(NUM_GROUPS)])
+    for _ in range(NUM_GROUPS * 2):
+        await play(store, await claim(store), num_turns=2)
+    return [await train(store, step) for step in range(1, NUM_GROUPS + 1)]
+
+
+async def expire(store: TrajectoryStore, step: int, archive: Path | None = None) -> int:
+    expiring = await store.retention.of_step(step)
+    assert expiring.waits_for == ""
+    num_turns = 0
+    for batch in expiring.batches:
+        num_turns += await store.retention.expire(batch, archive)
+    await store.retention.finish_step(step)
+    return num_turns
+
+
+async def stored_ids(store: TrajectoryStore, collection: str) -> set[object]:
+    return {one["_id"] async for one in store.database[collection].find({}, {"_id": 1})}
+
+
+async def test_expired_turns_go_and_the_rest_of_the_run_stays(store: TrajectoryStore) -> None:
+    tasks = await trained_run(store)
+    records = await store.records.of_task(tasks[0])
+    blobs = await stored_ids(store, "blobs")
+    assert await expire(store, 1) == 4
+    assert await store.retention.expired_step() == 1
+    left = await stored_ids(store, "turns")
+    assert not left & {turn for record in records for turn in record.turns}
+    assert len(left) == 4 * (NUM_GROUPS - 1)
+    assert len(await stored_ids(store, "turn_training")) == 2 * (NUM_GROUPS - 1)
+    detail = await store.reports.record_detail(records[0].id)
+    assert detail.turns == ()
+    assert detail.record.score == records[0].score
+    assert detail.record.expired_at is not None
+    with pytest.raises(StoreError, match="the turns of step 1 have expired"):
+        await store.ledger.trained_groups("trainer", 1)
+    trainings, groups = await store.ledger.trained_groups("trainer", 2)
+    assert (len(trainings), groups[0][0].task_id) == (2, tasks[1])
+    assert len(groups[0][0].turns) == 2
+    # Blobs that other groups use too are not marked, the question's own are.
+    unused = UnusedBlobs(store.database)
+    marked = {
+        one["_id"]
+        async for one in store.database["blobs"].find({"unused_since": {"$exists": True}})
+    }
+    assert marked == set(await unused.unreferenced(sorted(map(str, blobs))))
+    assert marked < blobs
+
+
+async def test_a_group_stays_while_something_may_need_its_turns(store: TrajectoryStore) -> None:
+    tasks = await trained_run(store)
+    record = (await store.records.of_task(tasks[0]))[0]
+    fork = Fork(
+        id=f"fork:{record.id}@1-ab",
+        record_id=record.id,
+        attempt=1,
+        task_id=tasks[0],
+        turn=1,
+        version=0,
+    )
+    await store.forks.add(fork)
+    await store.database["record_data"].update_one(
+        {"task_id": tasks[1], "traj_id": 0}, {"$set": {"score": None}}
+    )
+    await store.database["record_data"].update_one(
+        {"task_id": tasks[2], "traj_id": 0},
+        {"$set": {"ledger.trainer.status": "reserved", "ledger.trainer.step": 3}},
+    )
+    assert (await store.retention.of_step(1)).batches == ()  # forked
+    assert (await store.retention.of_step(2)).batches == ()  # finished without a score
+    assert (await store.retention.of_step(3)).waits_for == "trainer"  # no checkpoint holds it
+    await store.trainer_leases.acquire("second", "host:2:b", 60)
+    assert (await store.retention.of_step(4)).waits_for == "second"
+
+
+async def test_an_archive_is_imported_as_the_steps_were(
+    store: TrajectoryStore, mongod: EmbeddedMongo, tmp_path: Path
+) -> None:
+    await trained_run(store)
+    before = [await store.ledger.trained_groups("trainer", step) for step in (1, 2)]
+    for step in (1, 2):
+        await expire(store, step, tmp_path / f"{step:08d}-0001")
+    async with TrajectoryStore.connect(mongod.uri(), f"{store.database_name}_copy") as copy:
+        await copy.transfer.import_run(tmp_path)
+        after = [await copy.ledger.trained_groups("trainer", step) for step in (1, 2)]
+        record = before[0][1][0][0]
+        detail = await copy.reports.record_detail(record.record_id)
+        await copy.drop_database()
+    for (old_trainings, old_groups), (trainings, groups) in zip(before, after, strict=True):
+        assert trainings == old_trainings
+        assert documents_of(groups) == documents_of(old_groups)
+    assert [turn.id for turn in detail.turns] == list(record.turn_ids)
+
+
+async def test_a_resumed_trainer_drops_what_has_expired(store: TrajectoryStore) -> None:
+    await trained_run(store)
+    await expire(store, 1)
+    await store.ledger.recover("trainer", 0)
+    assert await store.retention.expired_step() == 0
+    expired, kept = await store.ledger.ready_groups(limit=2)
+    group = select_group(expired, AlgorithmSection(), policy_version=0)
+    assert not group.usable
+    assert set(group.dropped_records.values()) == {"expired"}
+    assert len(kept[0].turns) == 2
+
+
+async def test_a_blob_that_is_stored_again_is_not_removed(
+    store: TrajectoryStore, mongo_uri: str
+) -> None:
+    await trained_run(store)
+    unused = UnusedBlobs(store.database)
+    lost, wanted = Blob("x", "lost" * 300), Blob("x", "wanted" * 300)
+    await store.database["blobs"].insert_many([*lost.documents(), *wanted.documents()])
+    await unused.mark([lost.key, wanted.key])
+    assert await unused.remove(timedelta(hours=1), 100) == 0  # a turn may be on its way
+    # Another process is about to refer to one of them.
+    async with TrajectoryStore.connect(mongo_uri) as sampler:
+        await sampler._blobs.put([wanted])
+    assert await unused.remove(timedelta(0), 100) == 1
+    left = await stored_ids(store, "blobs")
+    assert wanted.key in left
+    assert lost.key not in left
+
+
+async def test_a_run_is_compacted_while_it_goes_on(store: TrajectoryStore) -> None:
+    await store.ensure_schema()
+    await store.runs.create(Run(name=store.database_name))
+    await store.trainer_leases.acquire("trainer", "host:1:a", 60)
+    await store.tasks.add([make_task(0), make_task(1)])
+    dead = await claim(store)
+    await store.turns.append(make_turn(dead, 0), dead.fence)
+    await store.records.fail_attempt(dead.id, dead.fence, "gone", 3)
+    scored = await play(store, await claim(store))
+    running = await claim(store)
+    await store.turns.append(make_turn(running, 0), running.fence)
+    assert (scored.id, scored.attempt) == (dead.id, 2)
+    assert (await store.maintenance.compact()).superseded_turns == 1
+    assert await stored_ids(store, "turns") == {scored.turns[0], f"{running.id}/{running.fence}/0"}
+    assert len(await store.turns.of_record(running.id)) == 1
