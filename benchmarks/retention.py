@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from growth import GENERATIONS, least_ms, loops, stored_record
+from growth import GENERATIONS, Query, least_ms, loops, stored_record
 from harness.results import parser, report
 
 from agentrl.config.sections import RootConfig, RunSection, StoreSection
@@ -45,8 +45,8 @@ DAYS = 10
 GROUPS_A_STEP, TURNS = 4, 2
 ADDED_TOKENS, SAMPLED_TOKENS = 200, 100
 READY_GROUPS = PENDING_GROUPS = 100
-LATER = 10**6
-"""First order of the groups that the measured queries claim and reserve."""
+"""After the groups of each day; the measured queries reserve and claim them."""
+MEASURED_STEP = 10**6
 TOOLS: tuple[Document, ...] = ({"type": "function", "function": {"name": "f", "doc": "x" * 2000}},)
 
 
@@ -92,9 +92,10 @@ def a_training(turn: DispatchedSamplingTask, step: int) -> Document:
     return to_document(training)
 
 
-def group(order: int, step: int | None) -> Iterator[tuple[str, Document]]:
+def group(
+    order: int, step: int | None, *, is_pending: bool = False
+) -> Iterator[tuple[str, Document]]:
     """Yield the documents of a group that a step trained, or of one that is ready or pending."""
-    is_pending = step is None and order >= LATER + READY_GROUPS
     task = MCPTask(
         id=f"train/0/q{order}",
         order=order,
@@ -152,6 +153,27 @@ async def _flush(store: TrajectoryStore, waiting: dict[str, dict[Any, Document]]
     waiting.clear()
 
 
+async def forget(store: TrajectoryStore, first_order: int) -> None:
+    """Remove the groups that the queries of the day before used."""
+    found = store.database["records"].find({"order": {"$gte": first_order}}, {"_id": 1})
+    await store.database["turns"].delete_many(
+        {"record_id": {"$in": [r["_id"] async for r in found]}}
+    )
+    for name in ("record_data", "records", "tasks"):
+        await store.database[name].delete_many({"order": {"$gte": first_order}})
+
+
+def queries(store: TrajectoryStore) -> dict[str, Query]:
+    """Return those of `growth.py`, without decoding turns, which that run does not have."""
+
+    async def reserve() -> None:
+        (ready,) = await store.ledger.ready_groups(limit=1, hydrate=False)
+        await store.ledger.reserve("trainer", [data.record_id for data in ready], MEASURED_STEP)
+
+    found = {"ready_groups": lambda: store.ledger.ready_groups(limit=4, hydrate=False)}
+    return {**loops(store), **found, "reserve": reserve}
+
+
 async def pass_a_day(store: TrajectoryStore) -> None:
     """Move the dates by which retention waits."""
     earlier = {"$subtract": ["$unused_since", timedelta(days=1) // timedelta(milliseconds=1)]}
@@ -185,9 +207,7 @@ async def simulate(uri: str, output: Path, steps_a_day: int) -> dict[str, Any]:
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
         await store.runs.create(Run(name=store.database_name))
-        await store.runs.set_admission(2 * LATER)
-        later = range(LATER, LATER + READY_GROUPS + PENDING_GROUPS)
-        await write(store, (group(order, None) for order in later))
+        await store.runs.set_admission(10**9)
         config = RootConfig(
             run=RunSection(run_name=store.database_name, output_dir=output),
             store=StoreSection(retain_steps=steps_a_day),
@@ -196,7 +216,12 @@ async def simulate(uri: str, output: Path, steps_a_day: int) -> dict[str, Any]:
         for day in range(1, DAYS + 1):
             first, last = (day - 1) * steps_a_day + 1, day * steps_a_day
             orders = range((first - 1) * GROUPS_A_STEP, last * GROUPS_A_STEP)
+            await forget(store, orders.start)
             await write(store, (group(order, order // GROUPS_A_STEP + 1) for order in orders))
+            ready = range(orders.stop, orders.stop + READY_GROUPS)
+            pending = range(ready.stop, ready.stop + PENDING_GROUPS)
+            await write(store, (group(order, None) for order in ready))
+            await write(store, (group(order, None, is_pending=True) for order in pending))
             checkpoint = output / "checkpoints" / f"{last:06d}"
             checkpoint.mkdir(parents=True)
             (checkpoint / "state.json").touch()
@@ -215,8 +240,9 @@ async def simulate(uri: str, output: Path, steps_a_day: int) -> dict[str, Any]:
                     "retention_ms_a_step": round(1000 * seconds / steps_a_day, 2),
                     **await sizes(store),
                     "loops_ms": {
-                        name: await least_ms(query) for name, query in loops(store).items()
+                        name: await least_ms(query) for name, query in queries(store).items()
                     },
+                    "read_a_group_ms": await least_ms(lambda: store.ledger.ready_groups(limit=1)),
                 }
             )
             print(json.dumps(days[-1]), flush=True)

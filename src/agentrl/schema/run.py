@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.schema.base import Value, utc_now
+from agentrl.schema.lost_versions import LostVersions
 from agentrl.schema.record import Lease
 from agentrl.schema.sampling_bounds import (
     MaxNewTokens,
@@ -168,6 +169,10 @@ class Run(Value):
     imported_policies: tuple[int, ...] | None = None
     """Of a run that was imported: the policy versions that came with it. Their files are those of
     another installation, so nothing reads them. None for a run of this installation."""
+    saved_step: int = 0
+    """Last step of which the trainer wrote a checkpoint."""
+    lost_versions: tuple[LostVersions, ...] = ()
+    """Versions that were lost with their checkpoints, oldest first."""
     expired_step: int = 0
     """The turns of groups that steps up to this one consumed have expired."""
     turns_name_blobs: bool = False

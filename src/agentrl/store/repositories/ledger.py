@@ -190,6 +190,8 @@ class LedgerRepository(Repository):
             LeaseLost: another trainer took over.
         """
         await self._leases.check(consumer)
+        if consumer == DEFAULT_CONSUMER:
+            await self._db.runs.update_one({}, {"$max": {"saved_step": up_to_step}})
         return await self._commit(consumer, up_to_step)
 
     async def _commit(self, consumer: str, up_to_step: int) -> int:

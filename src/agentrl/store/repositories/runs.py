@@ -10,15 +10,17 @@ from pymongo.errors import DuplicateKeyError
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
 from agentrl.schema import ENDED_RUNS, ConfigChange, Control, Lease, Run, RunPhase, RunStatus
+from agentrl.schema.lost_versions import LostVersions
 from agentrl.store.collections.indexes import ledger_indexes
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
-from agentrl.store.documents.expressions import after, lease, literal
+from agentrl.store.documents.expressions import after, lease, literal, shown
 
 DEFAULT_CONSUMER = "trainer"
 """Default name of a trainer: its key in ledgers and leases."""
 LOG_LENGTH = 200
 """Kept changes of controls, and of the configuration."""
+_MAX_LOST = 100
 _AUDITED = "control_audited"
 """Field with the controls of the last audit; a difference to `control` is an unlogged edit."""
 
@@ -88,6 +90,36 @@ class RunRepository(Repository):
             raise self._db.no_run()
         started = (run.flag_control or Control()).model_dump()
         return {name: started[name] for name, value in changes.items() if value is None}
+
+    @operation("note lost versions")
+    async def note_lost_versions(self, step: int) -> LostVersions | None:
+        """Note that a run resumes after `step` although a later checkpoint was written.
+
+        The versions after that step are lost: the run gives their numbers to other weights.
+
+        Returns:
+            The lost versions; None if the newest checkpoint is resumed.
+        """
+        is_older = {"saved_step": {"$gt": step}}
+        run = await self._db.runs.find_one(is_older, shown("policy_version", "saved_step"))
+        if run is None:
+            return None
+        lost = LostVersions(after=step, last=max(run["policy_version"], run["saved_step"]))
+        added = {"$each": [lost.model_dump()], "$slice": -_MAX_LOST}
+        await self._db.runs.update_one(
+            is_older, {"$push": {"lost_versions": added}, "$set": {"saved_step": step}}
+        )
+        return lost
+
+    @operation("note that lost versions are replaced")
+    async def end_lost_versions(self) -> None:
+        """Note that the servers have the version from which the run resumed."""
+        now = await self._db.server_time()
+        await self._db.runs.update_one(
+            {"lost_versions": {"$elemMatch": {"until": None}}},
+            {"$set": {"lost_versions.$[open].until": now}},
+            array_filters=[{"open.until": None}],
+        )
 
     @operation("apply the flags to the run's controls")
     async def apply_flags(self, flags: Control) -> Run:

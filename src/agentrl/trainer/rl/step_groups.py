@@ -34,6 +34,7 @@ from agentrl.schema import (
     LedgerEntry,
     score_of,
 )
+from agentrl.schema.lost_versions import LostVersions, counted_as_old
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -186,6 +187,8 @@ class GroupReader:
         self._more_may_come = more_may_come
         self._scorer = trainer.trained_scorer
         self._feed = feed
+        self.lost_versions: Sequence[LostVersions] = ()
+        """Of the run; their records count as old as their weights are far away."""
         self._admission: Admission | None = None
         self._admission_lock = asyncio.Lock()
 
@@ -309,6 +312,7 @@ class GroupReader:
             Whether the group has turns to train on.
         """
         version = collected.step - 1
+        records = [counted_as_old(record, self.lost_versions) for record in records]
         entries = {record.record_id: record.ledger.get(self._consumer) for record in records}
         eligible = {
             record_id

@@ -209,9 +209,13 @@ class TrainLoop:
             [one.model_dump(mode="json", exclude_none=True) for one in self._history.evals],
         )
         await self._evaluations.restore()
+        if self._is_leading:
+            await self._note_lost_versions(step)
         with self._history.timed("publish"):
             await self._group.export(self._publisher.directory(step))
             await self._announce(step)
+        if self._is_leading:
+            await self._store.runs.end_lost_versions()
         await self._admit()
         if self._is_leading:
             await self._store.runs.set_status("training")
@@ -221,6 +225,16 @@ class TrainLoop:
         finally:
             await self._evaluations.cancel()
             await self._saver.cancel()
+
+    async def _note_lost_versions(self, step: int) -> None:
+        lost = await self._store.runs.note_lost_versions(step)
+        if lost is not None:
+            logger.warning(
+                "the run resumes after step %d, and checkpoints of later steps are lost: versions "
+                "%d to %d get new weights; records of the lost ones count as steps away from "
+                "version %d, and those beyond --max_staleness are dropped",
+                *(step, step + 1, lost.last, step),
+            )
 
     async def _run_steps(self) -> str:
         """Run steps until max_steps, the end of the data, or a signal; return the run's status."""
@@ -409,6 +423,7 @@ class TrainLoop:
         run = await self._store.runs.get()
         if run is not None:
             self._control = run.control
+            self._reader.lost_versions = run.lost_versions
 
     async def _follow_control(self) -> None:
         """Apply edits of the controls until cancelled, including during a step."""

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.stored import claim, make_task, play
 from support.training import Player, train_tasks
 
 from agentrl.config.sections import AlgorithmSection, TrainerSection
-from agentrl.schema import Control, Record
+from agentrl.schema import Control, Record, Run
+from agentrl.schema.lost_versions import LostVersions
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.step_groups import Admission, GroupReader, RecordImages
 
@@ -100,6 +102,46 @@ async def test_with_wait_a_step_fills_up_behind_a_slow_rollout(
     assert [group.task_id for group in found.groups] == ["train/0/q0", "train/0/q1"]
     assert dict(found.dropped) == {}
     assert dict(found.staleness) == {0: 4}
+
+
+async def test_records_of_lost_versions_are_not_fresh(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    await store.trainer_leases.acquire("trainer", "host:1:a", 60)
+    await store.ledger.commit("trainer", 3)
+    await store.tasks.add(make_task(number) for number in range(4))
+    for version in (1, 2, 3):
+        for score in (0.0, 1.0):
+            await play(store, await claim(store), version=version, score=score)
+    assert await store.runs.note_lost_versions(3) is None
+    lost = await store.runs.note_lost_versions(1)
+    assert lost is not None
+    assert (lost.after, lost.last) == (1, 3)
+    assert await store.runs.note_lost_versions(1) is None  # the next start resumes what it wrote
+    await store.runs.end_lost_versions()
+    for score in (0.0, 1.0):
+        await play(store, await claim(store), version=2, score=score)
+    run = await store.runs.get()
+    assert run is not None
+    assert run.lost_versions[0].until is not None
+    reads = Reads(store, monkeypatch)
+    reads.reader.lost_versions = run.lost_versions
+    found = await reads.reader.read_step(
+        3,
+        groups_consumed=2,
+        control=lambda: Control(groups_per_step=2, max_staleness=1),
+        stop=asyncio.Event(),
+    )
+    # Version 1 is an ancestor of the new version 2; the lost version 2 is two steps away from it.
+    assert [group.task_id for group in found.usable] == ["train/0/q0", "train/0/q3"]
+    assert dict(found.dropped) == {"stale": 4}
+    assert dict(found.staleness) == {1: 2, 0: 2}
+
+
+def test_lost_versions_are_mirrored_at_the_version_that_was_resumed() -> None:
+    lost = LostVersions(after=4, last=9)
+    assert [lost.age_of(version) for version in (3, 4, 5, 8, 9)] == [3, 4, 3, 0, -2]
 
 
 def test_samplers_bring_what_the_steps_ahead_use_up() -> None:
