@@ -6,7 +6,7 @@ The steps of a day are written in bulk as a trainer and its samplers leave them:
 turns, tokens, trainings and shared texts. Then a day passes (the dates of unused blobs are moved),
 and the trainer's retention removes what is older than `--retain_steps`, here a day of steps. At the
 end of each day, bytes by collection and the queries that a run repeats (those of `growth.py`) are
-measured. The database is a real mongod; only the time is virtual.
+measured, in milliseconds and in keys and documents that the server examines. The database is a real mongod; only the time is virtual.
 """
 
 import argparse
@@ -174,6 +174,18 @@ def queries(store: TrajectoryStore) -> dict[str, Query]:
     return {**loops(store), **found, "reserve": reserve}
 
 
+async def examined(store: TrajectoryStore, query: Query) -> int:
+    """Return how many keys and documents the server looks at for a query, whatever the load."""
+    handle = store.database.handle
+    await handle.command("profile", 2)
+    await query()
+    await handle.command("profile", 0)
+    profile = handle["system.profile"]
+    found = [one async for one in profile.find({"ns": {"$not": {"$regex": "system"}}})]
+    await profile.drop()
+    return sum(one.get("keysExamined", 0) + one.get("docsExamined", 0) for one in found)
+
+
 async def pass_a_day(store: TrajectoryStore) -> None:
     """Move the dates by which retention waits."""
     earlier = {"$subtract": ["$unused_since", timedelta(days=1) // timedelta(milliseconds=1)]}
@@ -241,6 +253,9 @@ async def simulate(uri: str, output: Path, steps_a_day: int) -> dict[str, Any]:
                     **await sizes(store),
                     "loops_ms": {
                         name: await least_ms(query) for name, query in queries(store).items()
+                    },
+                    "loops_examine": {
+                        name: await examined(store, query) for name, query in queries(store).items()
                     },
                     "read_a_group_ms": await least_ms(lambda: store.ledger.ready_groups(limit=1)),
                 }

@@ -69,8 +69,15 @@ def record_page(detail: RecordDetail, *, full: bool = False) -> RenderableType:
         *_head(detail),
         Text(""),
         _attempts(detail.record),
-        *(turns or [Text(f"attempt {detail.attempt} has no turns")]),
+        *(turns or [Text(_why_no_turns(detail))]),
     )
+
+
+def _why_no_turns(detail: RecordDetail) -> str:
+    expired_at = detail.record.expired_at
+    if expired_at is None:
+        return f"attempt {detail.attempt} has no turns"
+    return f"its turns expired on {expired_at:%Y-%m-%d} (--retain_steps, --retain_days)"
 
 
 def _head(detail: RecordDetail) -> list[Text]:

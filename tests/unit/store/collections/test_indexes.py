@@ -138,6 +138,15 @@ async def train(store: TrajectoryStore, ids: list[str]) -> None:
     await store.ledger.recover("trainer", 0)
 
 
+async def expire(store: TrajectoryStore, ids: list[str]) -> None:
+    """Do everything that retention does, with the records of two groups."""
+    await store.ledger.reserve("trainer", ids, 1)
+    await store.ledger.commit("trainer", 1)
+    (batch,) = (await store.retention.of_step(1)).batches
+    assert await store.retention.expire(batch, None) == len(ids)
+    await store.retention.finish_step(1)
+
+
 async def test_hot_queries_scan_no_collection_and_sort_nothing(
     store: TrajectoryStore, mongo_uri: str
 ) -> None:
@@ -152,6 +161,7 @@ async def test_hot_queries_scan_no_collection_and_sort_nothing(
         listened = TrajectoryStore.from_client(client)
         await sample(listened)
         await train(listened, ids[:4])
+        await expire(listened, ids[:4])
     heard = [c for c in commands.heard if next(iter(c.values())) not in READ_WHOLE]
     assert {next(iter(command)) for command in heard} >= {"find", "update", "findAndModify"}
     for command in heard:

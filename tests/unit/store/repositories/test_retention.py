@@ -5,61 +5,24 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.consumed import NUM_GROUPS, trained_run
 from support.stored import claim, make_task, make_turn, play
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
 from agentrl.errors import StoreError
-from agentrl.schema import DBRecordData, Fork, Run, TurnTraining
+from agentrl.schema import DBRecordData, Fork, Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.documents.codec import Document, to_document
 from agentrl.store.documents.packed_turns import Blob
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.store.repositories.unused_blobs import UnusedBlobs
 
-NUM_GROUPS = 4
-
-
-def training_of(data: DBRecordData, step: int) -> TurnTraining:
-    return TurnTraining(
-        id=f"trainer/{step}/{data.turn_ids[0]}",
-        consumer="trainer",
-        step=step,
-        turn_id=data.turn_ids[0],
-        record_id=data.record_id,
-        task_id=data.task_id,
-        position=data.traj_id,
-        num_tokens=7,
-        num_trained_tokens=7,
-        staleness=0,
-    )
-
 
 def documents_of(groups: Sequence[Sequence[DBRecordData]]) -> list[Document]:
     """The stored form of groups and of their turns."""
     members = [data for group in groups for data in group]
     return [to_document(one) for data in members for one in (data, *data.turns)]
-
-
-async def train(store: TrajectoryStore, step: int) -> str:
-    """Train on the next ready group; returns its task."""
-    (group,) = await store.ledger.ready_groups(limit=1)
-    ids = [data.record_id for data in group]
-    await store.ledger.reserve("trainer", ids, step)
-    await store.ledger.put_turn_trainings([training_of(data, step) for data in group])
-    await store.ledger.commit("trainer", step)
-    return group[0].task_id
-
-
-async def trained_run(store: TrajectoryStore) -> list[str]:
-    """A run of one group a step; returns the tasks in the order of the steps."""
-    await store.ensure_schema()
-    await store.runs.create(Run(name=store.database_name))
-    await store.trainer_leases.acquire("trainer", "host:1:a", 60)
-    await store.tasks.add([make_task(number) for number in range(NUM_GROUPS)])
-    for _ in range(NUM_GROUPS * 2):
-        await play(store, await claim(store), num_turns=2)
-    return [await train(store, step) for step in range(1, NUM_GROUPS + 1)]
 
 
 async def expire(store: TrajectoryStore, step: int, archive: Path | None = None) -> int:

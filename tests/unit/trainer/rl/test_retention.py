@@ -1,0 +1,69 @@
+"""How far retention goes: never beyond what a checkpoint, a flag or another training keeps."""
+
+import time
+from pathlib import Path
+
+import pytest
+from support.consumed import NUM_GROUPS, trained_run
+
+from agentrl.config.sections import AlgorithmSection, RootConfig, RunSection, StoreSection
+from agentrl.errors import ConfigError
+from agentrl.store import TrajectoryStore
+from agentrl.trainer.rl.retention import check_retention, expire_due
+
+TURNS_A_STEP = 4
+
+
+def run_of(output: Path, saved: tuple[int, ...], **flags: object) -> RootConfig:
+    """A run with checkpoints of these steps."""
+    for step in saved:
+        path = output / f"checkpoints/{step:06d}/state.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    store = StoreSection.model_validate(flags)
+    return RootConfig(run=RunSection(run_name="run", output_dir=output), store=store)
+
+
+async def test_nothing_expires_that_the_oldest_checkpoint_lacks(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    await trained_run(store)
+    config = run_of(tmp_path, (), retain_steps=0)
+    assert await expire_due(store, config, rest_share=0) == 0
+    config = run_of(tmp_path, (2, 4), retain_steps=0)
+    assert await expire_due(store, config, rest_share=0) == 2 * TURNS_A_STEP
+    assert await expire_due(store, config, rest_share=0) == 0
+    (tmp_path / "checkpoints/000002/state.json").unlink()
+    config = run_of(tmp_path, (4,), retain_steps=1)
+    assert await expire_due(store, config, rest_share=0) == TURNS_A_STEP
+    assert await store.retention.expired_step() == NUM_GROUPS - 1
+
+
+async def test_records_that_may_be_trained_again_stay(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    await trained_run(store)
+    await store.database["runs"].update_one({}, {"$set": {"control.max_staleness": 2}})
+    once = run_of(tmp_path, (4,), retain_steps=0)
+    again = once.model_copy(update={"algorithm": AlgorithmSection(max_trained_count=2)})
+    assert await expire_due(store, again, rest_share=0) == 2 * TURNS_A_STEP
+    assert await expire_due(store, once, rest_share=0) == 2 * TURNS_A_STEP
+
+
+async def test_days_are_those_since_the_end_of_a_step(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    await trained_run(store)
+    for step, days in ((1, 9.0), (2, 2.5), (3, 1.5), (4, 0.1)):
+        figures = {"step": step, "time": time.time() - 86_400 * days}
+        await store.figures.put_step("trainer", figures)
+    config = run_of(tmp_path, (4,), retain_days=2.0, archive_dir=tmp_path / "archive")
+    assert await expire_due(store, config, rest_share=0) == 2 * TURNS_A_STEP
+    parts = sorted(path.name for path in (tmp_path / "archive").iterdir())
+    assert parts == ["00000001-0001", "00000002-0001"]
+
+
+def test_an_archive_of_nothing_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--archive_dir keeps what expires, and nothing does"):
+        check_retention(StoreSection(archive_dir=tmp_path))
+    check_retention(StoreSection(archive_dir=tmp_path, retain_days=3))
