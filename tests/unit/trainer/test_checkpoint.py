@@ -306,8 +306,8 @@ def test_losses_on_held_out_conversations_stay_out_of_checkpoints(tmp_path: Path
         history.steps = history_of(step).steps[-1:]
         history.eval_losses[step] = 1.0 / step
         append_eval_loss(tmp_path, step, history.eval_losses[step])
-        arguments = {"step": step, "model_dir": tmp_path / "model", "history": history}
-        path = Draft.begin(tmp_path, **arguments).finish(keep=3)
+        draft = Draft.begin(tmp_path, step=step, model_dir=tmp_path / "model", history=history)
+        path = draft.finish(keep=3)
         sizes.append((path / "state.json").stat().st_size)
     assert max(sizes) < 1.05 * min(sizes)
     found = latest_checkpoint(tmp_path, at_most=58)

@@ -145,6 +145,7 @@ async def expire(store: TrajectoryStore, ids: list[str]) -> None:
     (batch,) = (await store.retention.of_step(1)).batches
     assert await store.retention.expire(batch, None) == len(ids)
     await store.retention.finish_step(1)
+    await store.ledger.recover("trainer", 0)
 
 
 async def test_hot_queries_scan_no_collection_and_sort_nothing(
