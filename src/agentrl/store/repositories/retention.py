@@ -71,14 +71,14 @@ class RetentionRepository(Repository):
             if task_id in kept or any(map(_is_unscored, members)):
                 continue
             if members[0]["split"] == "train":
-                entries = [_entry(member, DEFAULT_CONSUMER) for member in members]
+                entries = [_entry_of(member, DEFAULT_CONSUMER) for member in members]
                 if any((entry.get("step") or 0) > step for entry in entries):
                     continue  # it expires with that step
                 waits_for = _waiting_trainer([DEFAULT_CONSUMER, *others], members)
                 if waits_for:
                     return ExpiringStep(waits_for=waits_for)
             expiring[task_id] = len(members)
-        return ExpiringStep(batches=tuple(_batches(expiring)))
+        return ExpiringStep(batches=tuple(_in_batches(expiring)))
 
     async def _members(self, task_ids: Collection[str]) -> dict[str, list[Document]]:
         """Return the records of complete groups, by task."""
@@ -151,7 +151,7 @@ class RetentionRepository(Repository):
         await self._db.runs.update_one({}, {"$max": {"expired_step": step}})
 
 
-def _entry(member: Document, consumer: str) -> Document:
+def _entry_of(member: Document, consumer: str) -> Document:
     entry: Document = (member.get("ledger") or {}).get(consumer) or {}
     return entry
 
@@ -164,12 +164,12 @@ def _is_unscored(member: Document) -> bool:
 def _waiting_trainer(consumers: Iterable[str], members: Sequence[Document]) -> str:
     """Return a trainer that has not consumed all records of a group, or an empty text."""
     for consumer in consumers:
-        if any(_entry(member, consumer).get("status") not in _CONSUMED for member in members):
+        if any(_entry_of(member, consumer).get("status") not in _CONSUMED for member in members):
             return consumer
     return ""
 
 
-def _batches(sizes: dict[str, int]) -> Iterable[tuple[str, ...]]:
+def _in_batches(sizes: dict[str, int]) -> Iterable[tuple[str, ...]]:
     batch: list[str] = []
     num_records = 0
     for task_id, size in sizes.items():

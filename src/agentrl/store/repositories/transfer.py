@@ -29,7 +29,7 @@ from agentrl.store.collections.validators import STORED_MODELS
 from agentrl.store.database import FORKS_PREFIX, Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, from_document, task_from_document
 from agentrl.store.documents.export_files import ARRAYS, Format, Write, read_documents, writer
-from agentrl.store.documents.packed_turns import blob_key, with_blob_keys
+from agentrl.store.documents.packed_turns import blob_key
 from agentrl.store.repositories.blobs import BlobRepository
 from agentrl.store.repositories.liveness import live_processes
 from agentrl.store.repositories.tallies import TallyRepository
@@ -311,7 +311,7 @@ class TransferRepository(Repository):
             if name == "runs":
                 batch = [{**one, "_id": self._db.name} for one in batch]
             if name.removeprefix(FORKS_PREFIX) == "turns":
-                batch = [with_blob_keys(one) for one in batch]
+                batch = [_with_blobs_named(one) for one in batch]
             for document in batch:
                 _check_document(name, document)
                 _end_leases(document, now)
@@ -336,6 +336,12 @@ class TransferRepository(Repository):
     async def _clear_tallies(self) -> None:
         for database in (self._db, self._db.of_forks()):
             await database.tallies.delete_many({})
+
+
+def _with_blobs_named(turn: Document) -> Document:
+    """Return a stored turn with the list of its blobs, which earlier releases did not write."""
+    keys = sorted(set(_blob_keys(turn)))
+    return turn if "blobs" in turn or not keys else {**turn, "blobs": keys}
 
 
 def _check_document(name: str, document: Document) -> None:

@@ -46,7 +46,7 @@ async def retain(store: TrajectoryStore, config: RootConfig) -> None:
     while True:
         try:
             await expire_due(store, config)
-        except (StoreError, WriteError) as error:
+        except (ConfigError, StoreError, WriteError) as error:
             logger.warning("old turns are kept for now: %s", error)
         await asyncio.sleep(_CHECK_SECONDS)
 
@@ -67,7 +67,9 @@ async def expire_due(
     """
     retention, archive = store.retention, config.store.archive_dir
     num_turns = 0
-    for step in range(await retention.expired_step() + 1, await _last_step(store, config) + 1):
+    for step in range(
+        await retention.expired_step() + 1, await _last_expiring_step(store, config) + 1
+    ):
         if not await _is_old(store, step, config.store.retain_days):
             break
         expiring = await retention.of_step(step)
@@ -79,7 +81,7 @@ async def expire_due(
             break
         for batch in expiring.batches:
             started = time.monotonic()
-            folder = None if archive is None else await asyncio.to_thread(_part, archive, step)
+            folder = None if archive is None else await asyncio.to_thread(_new_part, archive, step)
             num_turns += await retention.expire(batch, folder)
             await asyncio.sleep(rest_share * (time.monotonic() - started))
         await retention.finish_step(step)
@@ -88,7 +90,7 @@ async def expire_due(
     return num_turns
 
 
-async def _last_step(store: TrajectoryStore, config: RootConfig) -> int:
+async def _last_expiring_step(store: TrajectoryStore, config: RootConfig) -> int:
     """Return the last step that neither a checkpoint, a replay nor another training needs."""
     saved = [int(path.name) for path in checkpoint_paths(config.run.output_path)]
     run = await store.runs.get()
@@ -109,7 +111,7 @@ async def _is_old(store: TrajectoryStore, step: int, retain_days: float | None) 
     return figures is not None and figures["time"] <= time.time() - retain_days * _DAY_SECONDS
 
 
-def _part(archive: Path, step: int) -> Path:
+def _new_part(archive: Path, step: int) -> Path:
     """Return a new folder for a batch of a step."""
     names = (archive / f"{step:08d}-{number:04d}" for number in itertools.count(1))
     return next(path for path in names if not path.exists())
