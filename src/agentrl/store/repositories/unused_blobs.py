@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Collection, Iterable
 from datetime import timedelta
 
+from pymongo import DeleteOne
+
 from agentrl.schema.image import stored_address
 from agentrl.store.database import FORKS_PREFIX, Repository
 from agentrl.store.documents.codec import Document
@@ -77,11 +79,10 @@ class UnusedBlobs(Repository):
         unused = set(await self.unreferenced(dates))
         used = [key for key in dates if key not in unused]
         await self._db.blobs.update_many({"_id": {"$in": used}}, {"$unset": {"unused_since": ""}})
-        num_removed = 0
-        for key in unused:
-            result = await self._db.blobs.delete_one({"_id": key, "unused_since": dates[key]})
-            num_removed += result.deleted_count
-        return num_removed
+        if not unused:
+            return 0
+        removals = [DeleteOne({"_id": key, "unused_since": dates[key]}) for key in sorted(unused)]
+        return (await self._db.blobs.bulk_write(removals, ordered=False)).deleted_count
 
     async def remove_at_rest(self, keys: Iterable[str]) -> None:
         """Remove blobs with their parts at once; no process may work on the run."""
