@@ -15,7 +15,6 @@ def test_a_layer_dispatches_as_often_as_the_stock_layer() -> None:
     check(measure("default", prompt=40, answer=10))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hybrid"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_committed_counts(kind: str) -> None:
-    """Gated DeltaNet steps along the depths of the tree, so its calls grow with the groups."""
     check(json.loads(RESULT.read_text())[kind])

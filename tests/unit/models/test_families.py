@@ -23,10 +23,14 @@ EVERY_KIND = ("gpt_oss", "deepseek_v3", "granite", "qwen3_5_text", "nemotron_h",
         for family in FAMILIES
     ],
 )
-def test_gradients_of_trees_are_those_of_turns_through_the_model_as_it_came(family: str) -> None:
+def test_gradients_of_trees_are_those_of_turns_through_the_model_as_it_came(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model(family)
     model.set_attn_implementation(TREE_ATTENTION)
     policy = wrap_policy(model)
+    # Trees as small as these hold segments that are copied and segments whose state passes on.
+    monkeypatch.setattr("agentrl.models.rows.row_tree._LONGEST_STUB", 2)
     with with_own_attention(model):
         alone = build_step(GROUPS, policy_version=3, token_budget=1, merge="none")
         loss, expected = gradient(policy, alone, kind="REINFORCE")

@@ -162,29 +162,28 @@ def scan_along_paths(
     """
     tree, states, layer = context.tree, context.states, (SCAN, context.layer)
     own = [context.share.to_channels(tensor[0]) for tensor in tensors]
-    num_tokens, device = len(own[0]), own[0].device
+    device = own[0].device
     padded = [pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, 1)) for tensor in own]
     continued = None if states is None else states.continued(layer, device)
     known_states = None if continued is None else _with_initial_state(continued)
     outputs, tokens = [], []
     for segments in tree.rounds:
-        positions = segments.starts[:, None] + np.arange((segments.ends - segments.starts).max())
-        is_inside = positions < segments.ends[:, None]
-        index = torch.from_numpy(np.where(is_inside, positions, num_tokens).ravel()).to(device)
+        index = torch.from_numpy(segments.tokens.ravel()).to(device)
         parents = torch.from_numpy(segments.parents).to(device)
         start = None if known_states is None else known_states.index_select(0, parents)
         # Indexing with a matrix would take four times as long in the backward pass.
-        inputs = [tensor.index_select(0, index).unflatten(0, is_inside.shape) for tensor in padded]
+        inputs = [
+            tensor.index_select(0, index).unflatten(0, segments.tokens.shape) for tensor in padded
+        ]
         output, final_states = scan(inputs, start)
         known_states = (
             _with_initial_state(final_states)
             if known_states is None
             else torch.cat([known_states, final_states])
         )
-        # Indexing with a mask would wait for the device to count it.
-        inside = torch.from_numpy(np.flatnonzero(is_inside)).to(device)
-        outputs.append(output.flatten(0, 1).index_select(0, inside))
-        tokens.append(positions[is_inside])
+        places = torch.from_numpy(segments.outputs).to(device)
+        outputs.append(output.flatten(0, 1).index_select(0, places))
+        tokens.append(segments.tokens.ravel()[segments.outputs])
     assert known_states is not None, "a row has tokens"
     if states is not None and len(tree.exports):
         exports = torch.from_numpy(tree.exports).to(device)

@@ -6,11 +6,15 @@ between states: its segments are also cut after every token from which a later o
 the tokens whose states a later chunk continues. Segments that do not depend on one another form a
 *round*: one call of the layer.
 
+Answers often share their first few tokens by chance. A *stub*, a few tokens before a branch, forms
+no round of its own, which would add a call a layer for each such branch on a path: each of its
+children begins with a copy of it. The first child's copy stands for the stub in the output.
+
 Works on arrays, independent of tensors and layers.
 
 Shape legend: N tokens of the row, P tokens on the path above it (the row is a chunk), S segments of a
-round, I tokens above whose states the row continues, E own tokens whose states a later chunk
-continues. Indices of keys count the P tokens above first.
+round, L tokens of the longest, O tokens of its output, I tokens above whose states the row continues,
+E own tokens whose states a later chunk continues. Indices of keys count the P tokens above first.
 """
 
 from dataclasses import dataclass, field
@@ -23,16 +27,19 @@ from agentrl.data.rows import PackedRow
 _SHORT_SEGMENT = 64
 """Segments up to this length share a call; longer ones only with those of half to twice their length,
 since a call pads its segments to the longest."""
+_LONGEST_STUB = 16
+"""Tokens that a segment repeats at most from stubs above it. Scans work in chunks of 64 tokens, so
+most of these tokens replace padding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
     """Segments that are computed together."""
 
-    starts: np.ndarray
-    """int64 [S], first token of each."""
-    ends: np.ndarray
-    """int64 [S], token after the last."""
+    tokens: np.ndarray
+    """int64 [S, L], tokens of each, copies of stubs first; N after its end."""
+    outputs: np.ndarray
+    """int64 [O], the places in `tokens`, flattened, whose outputs are those of the row."""
     parents: np.ndarray
     """int64 [S], number of the state that each continues: 0 is the state before a path, 1 to I are
     those of `imports`, and the others are the final states of the segments of earlier rounds, in
@@ -79,23 +86,20 @@ class RowTree:
         imports = np.unique(above[(above >= 0) & (above < num_above)])
         # The segment above each; -1 if the state does not come from this row.
         owner = np.where(above >= num_above, segment_of[np.maximum(above - num_above, 0)], -1)
-        level = np.zeros(len(starts), dtype=np.int64)
-        for segment in np.flatnonzero(owner >= 0).tolist():  # in preorder, owners come first
-            level[segment] = level[owner[segment]] + 1
-        size = np.ceil(np.log2(np.maximum(ends - starts, _SHORT_SEGMENT))).astype(np.int64)
-        order = np.lexsort((size, level))
+        segments = _Segments.placed(starts, ends, owner, exported=segment_of[exported])
+        order, edges = segments.in_rounds()
         state_of = np.empty(len(starts), dtype=np.int64)
-        state_of[order] = 1 + len(imports) + np.arange(len(starts))
-        continued = np.zeros(len(starts), dtype=np.int64)
-        continued[owner >= 0] = state_of[owner[owner >= 0]]
+        state_of[order] = 1 + len(imports) + np.arange(len(order))
         is_imported = (above >= 0) & (above < num_above)
+        continued = np.zeros(len(starts), dtype=np.int64)
         continued[is_imported] = 1 + np.searchsorted(imports, above[is_imported])
-        edges = np.flatnonzero((np.diff(level[order]) != 0) | (np.diff(size[order]) != 0)) + 1
+        continued[owner >= 0] = state_of[owner[owner >= 0]]
+        continued = continued[segments.tops]
         return cls(
             parents=parents,
             imports=imports,
             rounds=tuple(
-                Round(starts[members], ends[members], continued[members])
+                Round(*segments.tokens(members, parents - num_above), continued[members])
                 for members in np.split(order, edges)
             ),
             exports=state_of[segment_of[exported]],
@@ -117,6 +121,73 @@ class RowTree:
                 keys.append(parent_of[keys[-1]])
             self._ancestors[count] = np.stack(keys[::-1])
         return self._ancestors[count]
+
+
+@dataclass(frozen=True, eq=False)
+class _Segments:
+    """Where the segments of a row are computed; all arrays have one entry for each."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+    is_stub: np.ndarray
+    levels: np.ndarray
+    """int64, segments above each on its path that are no stubs."""
+    copied: np.ndarray
+    """int64, tokens of stubs that each begins with."""
+    tops: np.ndarray
+    """int64, the segment whose state each continues: the first of those stubs, else its own."""
+
+    @classmethod
+    def placed(
+        cls, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray, *, exported: np.ndarray
+    ) -> Self:
+        """Find the stubs, and what they leave to their children."""
+        has_children = np.bincount(owners[owners >= 0], minlength=len(starts)) > 0
+        has_children[exported] = False  # a later chunk continues their states
+        lengths = (ends - starts).tolist()
+        is_stub = [False] * len(starts)
+        levels, copied, tops = [0] * len(starts), [0] * len(starts), list(range(len(starts)))
+        for segment, owner in enumerate(owners.tolist()):  # in preorder, owners come first
+            if owner >= 0 and is_stub[owner]:
+                levels[segment] = levels[owner]
+                copied[segment] = copied[owner] + lengths[owner]
+                tops[segment] = tops[owner]
+            elif owner >= 0:
+                levels[segment] = levels[owner] + 1
+            is_short = copied[segment] + lengths[segment] <= _LONGEST_STUB
+            is_stub[segment] = is_short and bool(has_children[segment])
+        return cls(starts, ends, *map(np.array, (is_stub, levels, copied, tops)))
+
+    def in_rounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the segments that are no stubs, round by round, and where rounds after the first begin."""
+        lengths = np.maximum(self.ends - self.starts + self.copied, _SHORT_SEGMENT)
+        sizes = np.ceil(np.log2(lengths)).astype(np.int64)
+        order = np.lexsort((sizes, self.levels))
+        order = order[~self.is_stub[order]]
+        is_edge = (np.diff(self.levels[order]) != 0) | (np.diff(sizes[order]) != 0)
+        return order, np.flatnonzero(is_edge) + 1
+
+    def tokens(self, members: np.ndarray, parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return a round's `tokens` and `outputs`.
+
+        Args:
+            members: its segments.
+            parents: the token before each token of the row.
+        """
+        starts, ends, copied = self.starts[members], self.ends[members], self.copied[members]
+        columns = np.arange((ends - starts + copied).max())
+        tokens = (starts - copied)[:, None] + columns
+        tokens[tokens >= ends[:, None]] = len(parents)
+        token = starts
+        for back in range(1, copied.max() + 1):
+            token = np.where(copied >= back, parents[token], token)
+            deep = np.flatnonzero(copied >= back)
+            tokens[deep, copied[deep] - back] = token[deep]
+        # Stubs that directly precede a segment in preorder are those of which it is the first child.
+        follows_stub = np.append(False, self.is_stub[:-1])
+        own = np.maximum.accumulate(np.where(follows_stub, 0, self.starts))[members]
+        is_output = (columns >= (copied - starts + own)[:, None]) & (tokens < len(parents))
+        return tokens, np.flatnonzero(is_output)
 
 
 def segment_starts(row: PackedRow) -> np.ndarray:
