@@ -25,6 +25,7 @@ from agentrl.inference.client.sglang_client import SGLangClient
 
 KINDS = [
     "embedded",
+    pytest.param("embedded on a GPU", marks=pytest.mark.gpu),
     # SGLang takes the better part of a minute to start.
     pytest.param("sglang", marks=pytest.mark.slow),
 ]
@@ -43,13 +44,15 @@ def served(
         return
     first = make_model(folder / "first", seed=1)
     second = make_model(folder / "second", seed=2)
+    kind, _, is_on_gpu = request.param.partition(" ")
+    device = ("--device", "cuda" if is_on_gpu else "cpu", "--dtype", "float32")
     running = (
-        engine_process(first, "--weight-version", FIRST)
-        if request.param == "embedded"
+        engine_process(first, "--weight-version", FIRST, *device)
+        if kind == "embedded"
         else sglang_process(first, folder / "sglang.log")
     )
     with running as url:
-        yield Served(request.param, url, first, second)
+        yield Served(kind, url, first, second)
 
 
 @pytest.fixture

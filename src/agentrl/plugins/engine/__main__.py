@@ -43,7 +43,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model-path", required=True, help="Hugging Face directory")
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port, 0 for a free one (30000)")
-    parser.add_argument("--dtype", help="float32, bfloat16 or float64")
+    parser.add_argument("--device", help="cpu or cuda (a GPU if one is visible)")
+    parser.add_argument(
+        "--dtype", help="float32, bfloat16 or float64 (bfloat16 on a GPU, else float32)"
+    )
     parser.add_argument("--weight-version", help="initial label of the weights (0)")
     parser.add_argument("--max-running-requests", type=int, help="sequences decoded at once (64)")
     parser.add_argument("--max-queued-requests", type=int, help="requests that may be queued")

@@ -16,8 +16,12 @@ class EngineConfig(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=30000, ge=0, le=65535)
     """0 chooses a free port and logs it."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Precision of weights and cache; logits and sampling use at least float32."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Where the model runs; if not given, on a GPU if this process sees one."""
+    dtype: Literal["float32", "bfloat16", "float64"] | None = None
+    """Precision of weights and cache; logits and sampling use at least float32. If not given,
+    bfloat16 on a GPU and float32 on a CPU.
+    """
     weight_version: str = "0"
     """Label of the initial weights."""
     max_running_requests: int = Field(default=64, ge=1)

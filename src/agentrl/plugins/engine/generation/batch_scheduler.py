@@ -16,6 +16,7 @@ back and start waiting afterwards. Nothing is computed while memory is released.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -113,7 +114,7 @@ class BatchScheduler:
             self._kv = ModelCaches(model, row_limits)
             self._runner = ModelCacheRunner(model, self._kv)
         self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
-        self._memory = MemorySaver(model, self._kv, self._prefixes)
+        self._memory = MemorySaver(model, self._kv, self._prefixes, self._runner.forget_graphs)
         self._batch = RunningBatch(self._kv, self._prefixes)
         self._running = self._batch.running
         self._waiting: deque[TokenSequence] = deque()
@@ -313,9 +314,14 @@ class BatchScheduler:
 
     # One step.
 
-    @torch.no_grad()
     def step(self) -> None:
         """Compute one token for every decoding sequence and the next part of prompts."""
+        # New tensors lie on the GPU; on a CPU, the context would only delay every operation.
+        device = self.model.device
+        with nullcontext() if device.type == "cpu" else device, torch.no_grad():
+            self._compute_step()
+
+    def _compute_step(self) -> None:
         self._make_room()
         num_decoding = sum(1 for sequence in self._running if sequence.is_prefilled)
         chunks = self._prefill(num_decoding)

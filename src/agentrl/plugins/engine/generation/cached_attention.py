@@ -74,11 +74,11 @@ def plan_step(cache: KVCache, decode_lengths: Sequence[int], chunks: Sequence[Ch
     if num_decoding and int(lengths.min()) < decode_length:
         past_end = np.arange(decode_length) >= lengths[:, None]
         bias = torch.zeros(past_end.shape, dtype=cache.tensor.dtype)
-        bias.masked_fill_(torch.from_numpy(past_end), float("-inf"))
+        bias.masked_fill_(torch.as_tensor(past_end), float("-inf"))
         bias = bias[:, None, None, :]
     return StepPlan(
         cache=cache.tensor,
-        slots=torch.from_numpy(slots.reshape(-1)),
+        slots=torch.as_tensor(slots.reshape(-1)),
         num_decoding=num_decoding,
         decode_length=decode_length,
         decode_bias=bias,

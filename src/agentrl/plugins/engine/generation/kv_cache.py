@@ -37,6 +37,8 @@ class KVShape:
     """Key-value heads."""
     head_dim: int
     dtype: torch.dtype
+    device: torch.device | None = None
+    """Where they lie; None: the CPU."""
 
     @property
     def token_bytes(self) -> int:
@@ -55,9 +57,9 @@ def kv_shape(model: PreTrainedModel, *, is_plain: bool) -> KVShape:
     config = model.config.get_text_config()
     heads, layers = config.num_attention_heads, config.num_hidden_layers
     if not is_plain:
-        return KVShape(layers, num_heads=1, head_dim=config.hidden_size, dtype=model.dtype)
+        return KVShape(layers, 1, config.hidden_size, model.dtype, model.device)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return KVShape(layers, config.num_key_value_heads, head_dim, model.dtype)
+    return KVShape(layers, config.num_key_value_heads, head_dim, model.dtype, model.device)
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class KVCache:
         shape = self._shape
         size = (shape.num_layers, 2, num_rows, shape.num_heads, length, shape.head_dim)
         try:
-            return torch.zeros(size, dtype=shape.dtype)
+            return torch.zeros(size, dtype=shape.dtype, device=shape.device)
         except (RuntimeError, MemoryError) as error:
             raise CacheMemoryError(
                 f"the key-value cache cannot grow to {num_rows} x {length} tokens "

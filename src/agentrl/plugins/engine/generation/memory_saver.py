@@ -4,7 +4,7 @@ Weights come back without their values, as on a GPU: nothing is computed until n
 Sampled tokens of sequences are kept, and their prompts are recomputed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from agentrl.runtime.processes.heap import return_freed_memory
 
 WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
 _ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
-"""Tags that an empty list stands for. There are no CUDA graphs, so their tag has no effect."""
+"""Tags that an empty list stands for."""
 
 
 class MemorySaver:
@@ -27,14 +27,20 @@ class MemorySaver:
         model: has the weights.
         kv: has the keys and values of running sequences.
         prefixes: has those of ended ones.
+        forget_graphs: drops the CUDA graphs, which name the memory of the others.
     """
 
     def __init__(
-        self, model: PreTrainedModel, kv: KVCache | ModelCaches, prefixes: PrefixStore
+        self,
+        model: PreTrainedModel,
+        kv: KVCache | ModelCaches,
+        prefixes: PrefixStore,
+        forget_graphs: Callable[[], None],
     ) -> None:
         self._model = model
         self._kv = kv
         self._prefixes = prefixes
+        self._forget_graphs = forget_graphs
         self._released: set[str] = set()
         self._shapes: dict[nn.Parameter, torch.Size] = {}
         self._uninitialized: set[int] = set()
@@ -63,6 +69,8 @@ class MemorySaver:
             tags: which parts; all of them when empty.
         """
         requested = set(tags or _ALL) - self._released
+        if requested:
+            self._forget_graphs()
         if KV_CACHE in requested:
             self._kv.release()
             self._prefixes.clear()
@@ -73,6 +81,8 @@ class MemorySaver:
             self._uninitialized.clear()
         self._released |= requested
         return_freed_memory()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def resume(self, tags: Sequence[str]) -> None:
         """Allocate memory again.
@@ -88,7 +98,7 @@ class MemorySaver:
             raise InferenceError(f"the memory of {', '.join(not_released)} was not released")
         if WEIGHTS in requested:
             for parameter, shape in self._shapes.items():
-                parameter.data = torch.empty(shape, dtype=parameter.dtype)
+                parameter.data = parameter.data.new_empty(shape)
                 self._uninitialized.add(parameter.data_ptr())
             self._shapes.clear()
         self._released -= requested

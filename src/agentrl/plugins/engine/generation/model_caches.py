@@ -99,6 +99,9 @@ class ModelCacheRunner:
         self.num_prefilled = 0
         """Prompt tokens that were computed, so far."""
 
+    def forget_graphs(self) -> None:
+        """Do nothing, because these models run without graphs."""
+
     def room_for_experts(self, _num_tokens: int) -> np.ndarray | None:
         """Return None, because the routers of these families are not recorded."""
         return None
@@ -131,8 +134,8 @@ class ModelCacheRunner:
         tokens = sequence.tokens[chunk.start : chunk.end].astype(np.int64)
         positions = sequence.positions(chunk.start, chunk.end)
         logits: torch.Tensor = self._model(
-            input_ids=torch.from_numpy(tokens)[None],
-            position_ids=torch.from_numpy(np.ascontiguousarray(positions)),
+            input_ids=torch.as_tensor(tokens)[None],
+            position_ids=torch.as_tensor(np.ascontiguousarray(positions)),
             past_key_values=self._caches.of(chunk.row),
             use_cache=True,
             logits_to_keep=0 if sequence.prompt_logprobs_from >= 0 else 1,

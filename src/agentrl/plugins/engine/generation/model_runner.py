@@ -26,6 +26,7 @@ from agentrl.models.attention.backend import CONTEXT
 from agentrl.models.checkpoints.architectures import has_plain_layers, raw_config
 from agentrl.models.vision.image_encoders import model_class
 from agentrl.plugins.engine.generation.cached_attention import ENGINE_ATTENTION, Chunk, plan_step
+from agentrl.plugins.engine.generation.decode_graphs import DecodeGraphs
 from agentrl.plugins.engine.generation.kv_cache import KVCache
 from agentrl.plugins.engine.generation.token_sequence import TokenSequence
 from agentrl.plugins.engine.weights.live_weights import check_checkpoint, first_line
@@ -34,7 +35,9 @@ from agentrl.plugins.engine.weights.lora_adapters import AdapterLayers
 logger = logging.getLogger(__name__)
 
 
-def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+def load_model(
+    path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
     """Load a model for generation.
 
     Raises:
@@ -68,7 +71,7 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
             "and a prefix is reused only where it ends a turn",
             config.model_type,
         )
-    return model
+    return model.to(device)  # type: ignore[arg-type]  # transformers narrows the signature
 
 
 class ModelRunner:
@@ -84,8 +87,16 @@ class ModelRunner:
         self._kv = kv
         self._adapters = AdapterLayers(model)
         self._router_capture = RouterCapture.of(model)
+        # Experts are chosen, and their tokens counted, on the host.
+        has_graphs = model.device.type == "cuda" and self._router_capture is None
+        self._graphs = DecodeGraphs(model, kv) if has_graphs else None
         self.num_prefilled = 0
         """Prompt tokens computed so far."""
+
+    def forget_graphs(self) -> None:
+        """Drop what was recorded with the addresses of memory that is released."""
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def room_for_experts(self, num_tokens: int) -> np.ndarray | None:
         """Return an array for the experts of a sequence's tokens; None for a dense model."""
@@ -110,10 +121,15 @@ class ModelRunner:
             Logits [B, V] of the sequences that get a token, and these sequences.
         """
         decoding = running[:num_decoding]
-        plan = plan_step(self._kv, [sequence.length for sequence in decoding], chunks)
         input_ids = [int(sequence.tokens[sequence.length - 1]) for sequence in decoding]
         positions = [sequence.length - 1 for sequence in decoding]
         adapters = [sequence.adapter for sequence in decoding]
+        if self._graphs is not None and not chunks and not any(adapters):
+            self._adapters.choose(adapters)
+            for sequence in decoding:
+                sequence.num_computed = sequence.length
+            return self._graphs.forward(input_ids, positions), list(decoding)
+        plan = plan_step(self._kv, [sequence.length for sequence in decoding], chunks)
         sampled_rows = list(range(len(decoding)))
         sampled = list(decoding)
         scored: list[tuple[TokenSequence, Chunk, int]] = []
@@ -190,7 +206,7 @@ class RouterCapture:
         num_tokens = sum(end - start for _, start, end in owners)
         choices = np.zeros((num_tokens, self._num_layers, self._num_chosen), dtype=np.int16)
         for number, chosen in self._last_choices.items():
-            choices[:, number] = chosen.numpy()
+            choices[:, number] = chosen.cpu().numpy()
         rows = choices.reshape(num_tokens, -1)
         offset = 0
         for sequence, start, end in owners:
@@ -214,5 +230,5 @@ def score_prompt(sequence: TokenSequence, chunk: Chunk, logits: torch.Tensor) ->
     if first >= last or len(sequence.prompt_logprobs) >= last - sequence.prompt_logprobs_from:
         return
     logprobs = torch.log_softmax(logits[first - chunk.start : last - chunk.start].float(), dim=-1)
-    targets = torch.from_numpy(sequence.tokens[first + 1 : last + 1].astype("int64"))
+    targets = torch.as_tensor(sequence.tokens[first + 1 : last + 1].astype("int64"))
     sequence.prompt_logprobs += logprobs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist()

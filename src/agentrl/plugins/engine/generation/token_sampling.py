@@ -79,7 +79,7 @@ class SamplingBatch:
         cdf = probs.cumsum(dim=-1)
         totals = cdf[:, -1:]
         positions = np.array([sequence.length for sequence in self.sequences], dtype=np.uint64)
-        noise = torch.from_numpy(uniforms(self._seeds, positions)).unsqueeze(1)
+        noise = torch.as_tensor(uniforms(self._seeds, positions)).unsqueeze(1)
         # Strictly below the total, so that the token always has a probability above 0.
         thresholds = torch.minimum(noise * totals, totals.nextafter(torch.zeros(())))
         tokens = torch.searchsorted(cdf, thresholds, right=True).squeeze(1)
@@ -192,10 +192,10 @@ class GrammarMasks:
         allowed = np.unpackbits(
             self._bits.view(np.uint8), axis=1, bitorder="little", count=self._vocab_size
         )
-        forbidden = torch.from_numpy(allowed == 0)
+        forbidden = torch.as_tensor(allowed == 0)
         logits[self._rows] = logits[self._rows].masked_fill(forbidden, float("-inf"))
 
 
 def _counts(ids: list[int], vocab_size: int) -> torch.Tensor:
     counts = np.bincount(np.asarray(ids, dtype=np.int64), minlength=vocab_size)
-    return torch.from_numpy(counts.astype(np.float32))
+    return torch.as_tensor(counts.astype(np.float32))

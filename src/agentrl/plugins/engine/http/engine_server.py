@@ -50,7 +50,7 @@ def serve(config: EngineConfig) -> int:
     sys.setswitchinterval(_SWITCH_SECONDS)
     listener = listening(config.host, config.port, backlog=_BACKLOG)
     try:
-        model = load_model(config.model_path, getattr(torch, config.dtype))
+        model = load_model(config.model_path, *placement(config))
         if config.num_threads is None and model.num_parameters() < _TINY_MODEL_PARAMETERS:
             config = config.model_copy(update={"num_threads": 1})
         logger.info(
@@ -63,6 +63,22 @@ def serve(config: EngineConfig) -> int:
         return uvloop.run(_serve(FrontEnd(config, model), listener))
     finally:
         listener.close()
+
+
+def placement(config: EngineConfig) -> tuple[torch.dtype, str]:
+    """Return the precision of the model, and its device.
+
+    Raises:
+        ConfigError: the device is not there.
+    """
+    has_gpu = torch.cuda.is_available()
+    if config.device == "cuda" and not has_gpu:
+        raise ConfigError("--device cuda: torch sees no GPU; remove the flag to run on the CPU")
+    device = config.device or ("cuda" if has_gpu else "cpu")
+    dtype: torch.dtype = getattr(
+        torch, config.dtype or ("bfloat16" if device == "cuda" else "float32")
+    )
+    return dtype, device
 
 
 async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:

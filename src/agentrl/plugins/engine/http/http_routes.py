@@ -333,7 +333,7 @@ class _Routes:
         body = await json_object(http)
         backend = typed(body, "backend", str, "nccl")
         if backend != "gloo":
-            return failed(f"the embedded engine runs on the CPU and supports gloo, not {backend}")
+            return failed(f"the embedded engine receives weights over gloo, not {backend}")
         assignment = RankAssignment(
             host=required(body, "master_address", str),
             port=required(body, "master_port", int),

@@ -68,14 +68,14 @@ def apply_changes(delta: WeightDelta, model: PreTrainedModel) -> list[torch.Tens
         if change.positions is None:
             place.copy_(change.values)
         elif place.is_contiguous():
-            place.view(-1)[change.positions.long()] = change.values.to(place.dtype)
+            place.view(-1)[change.positions.long()] = change.values.to(place)
         else:
             flat = place.reshape(-1)  # a copy
-            flat[change.positions.long()] = change.values.to(place.dtype)
+            flat[change.positions.long()] = change.values.to(place)
             place.copy_(flat.view(place.shape))
         changed.append(place)
     for name, checksum in delta.checksums.items():
-        if not checksum.fits(places[name]):
+        if not checksum.fits(places[name].cpu()):
             raise InferenceError(
                 f"{name} differs from what was published: its checksum does not match"
             )

@@ -77,8 +77,8 @@ def read_adapter(name: str, path: str, model: PreTrainedModel) -> Adapter:
         if not bool(torch.isfinite(a).all() & torch.isfinite(b).all()):
             raise InferenceError(f"{path}: {layer} has values that are not finite")
         layers[layer] = (
-            a.to(model.dtype).T.contiguous(),
-            (b.to(model.dtype) * scaling).T.contiguous(),
+            a.to(model.device, model.dtype).T.contiguous(),
+            (b.to(model.device, model.dtype) * scaling).T.contiguous(),
         )
     return Adapter(name, path, layers)
 

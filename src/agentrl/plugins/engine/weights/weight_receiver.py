@@ -38,12 +38,12 @@ class AwaitedTensor:
     place: torch.Tensor
     """The part of the model that it belongs to."""
     buffer: torch.Tensor
-    """Receive buffer: `place`, or separate memory if the precision differs."""
+    """Receive buffer: `place`, or memory of the host if the precision or the device differs."""
 
     @classmethod
     def of(cls, name: str, dtype: torch.dtype, place: torch.Tensor) -> Self:
-        """Return the destination of a tensor, with a buffer if the precision differs."""
-        is_direct = place.dtype == dtype and place.is_contiguous()
+        """Return the destination of a tensor, with a buffer if precision or device differ."""
+        is_direct = place.dtype == dtype and place.is_contiguous() and place.is_cpu
         return cls(name, place, place if is_direct else torch.empty(place.shape, dtype=dtype))
 
     def settle(self) -> str | None:

@@ -19,7 +19,7 @@ SHAPE = KVShape(num_layers=2, num_heads=2, head_dim=16, dtype=torch.float32)
 
 def parts(model: PreTrainedModel) -> tuple[MemorySaver, KVCache]:
     kv = KVCache(SHAPE, RowLimits(num_rows=8, length=512, num_tokens=1 << 15))
-    return MemorySaver(model, kv, PrefixStore(SHAPE, 1 << 22)), kv
+    return MemorySaver(model, kv, PrefixStore(SHAPE, 1 << 22), lambda: None), kv
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
