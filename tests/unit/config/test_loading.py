@@ -80,7 +80,6 @@ SGLANG = ("--inference_backend", "sglang")
         (["--colocated", "--num_machines", "2"], "--colocated supports one machine only"),
         (["--colocated", "--cpu_offload"], "remove one of the two"),
         ([*SGLANG, "--share_gpus", "--colocated"], "--colocated in turns; give one of the two"),
-        (["--share_gpus"], "--inference_backend embedded starts no servers on GPUs"),
         (["--share_gpus", "--inference_urls", "http://h:2"], "remove --inference_urls"),
         ([*SGLANG, "--share_gpus", "--enable_sampling", "false"], "--share_gpus requires sampling"),
         (
@@ -99,7 +98,6 @@ SGLANG = ("--inference_backend", "sglang")
         (["--trainer_gpus", "0-99999999"], "--trainer_gpus: expected numbers and ranges of GPUs"),
         (["--trainer_gpus", "0-2,1"], "--trainer_gpus: a GPU occurs twice"),
         (["--trainer_gpus", "0-3", "--num_processes", "2"], "remove --num_processes"),
-        (["--inference_gpus", "1"], "the embedded engine runs on the CPU"),
         ([*SGLANG, "--inference_gpus", "1-3", "--inf_tp_size", "2"], "need 2; name as many"),
         (
             [*SGLANG, "--inference_gpus", "1-3", "--num_inference_servers", "2"],

@@ -203,8 +203,9 @@ class InferenceSection(ConfigSection):
     """The inference servers."""
 
     inference_backend: str = "embedded"
-    """`embedded`: the engine that ships with AgentRL (CPU, small models); `sglang`: SGLang on
-    GPUs; or a server that a plugin adds."""
+    """`embedded`: the engine that ships with AgentRL (small models; on the CPU, or on GPUs that
+    `inference_gpus`, `share_gpus` or `colocated` give it); `sglang`: SGLang on GPUs; or a server that a
+    plugin adds."""
     inference_urls: tuple[str, ...] = ()
     """Running servers to use instead of starting any (comma separated)."""
     inference_gateway: str | None = None

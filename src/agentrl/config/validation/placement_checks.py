@@ -19,6 +19,8 @@ _PLACEMENT_ARGUMENTS = {
     "--gpu-id-step": "--inference_gpus",
 }
 """Arguments of SGLang that place a server -> the corresponding flag of AgentRL."""
+ON_GPUS = ("sglang", "embedded")
+"""Values of --inference_backend whose servers can be given GPUs."""
 DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
 PP_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
 
@@ -91,7 +93,7 @@ def sharing_contradictions(config: RootConfig) -> Iterator[str]:
             "--share_gpus requires servers that AgentRL starts on the trainer's GPUs; remove "
             "--inference_urls"
         )
-    elif inference.inference_backend != "sglang":
+    elif inference.inference_backend not in ON_GPUS:
         yield (
             f"--share_gpus: --inference_backend {inference.inference_backend} starts no servers on "
             "GPUs; add --inference_backend sglang, or remove the flag"
@@ -115,11 +117,6 @@ def _server_contradictions(config: RootConfig) -> Iterator[str]:
     flag = f"--inference_gpus {in_words(inference.inference_gpus)}"
     if inference.inference_urls:
         yield f"{flag}: the servers of --inference_urls are already running; remove the flag"
-    elif inference.inference_backend == "embedded":
-        yield (
-            f"{flag}: the embedded engine runs on the CPU; add --inference_backend sglang, or "
-            "remove the flag"
-        )
     if not config.rollout.enable_sampling:
         yield f"{flag}: --enable_sampling false starts no servers; remove one of the two"
     gpus_each, servers = gpus_per_server(inference), inference.num_inference_servers

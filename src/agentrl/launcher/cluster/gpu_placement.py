@@ -16,7 +16,7 @@ from typing import Literal
 
 from agentrl.config.gpu_lists import in_words
 from agentrl.config.sections import InferenceSection, RootConfig
-from agentrl.config.validation.placement_checks import gpus_per_server, sglang_words
+from agentrl.config.validation.placement_checks import ON_GPUS, gpus_per_server, sglang_words
 from agentrl.errors import ConfigError
 from agentrl.runtime.gpus import VISIBLE, visible_gpus
 
@@ -110,8 +110,13 @@ def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuM
     """
     names = visible_gpus(config.run.num_gpus)
     trainer, inference = config.trainer, config.inference
+    # The embedded engine runs on GPUs only where a flag gives it some.
+    on_gpus = inference.inference_backend == "sglang" or (
+        inference.inference_backend in ON_GPUS
+        and bool(inference.inference_gpus or inference.is_on_trainer_gpus)
+    )
     starts_servers = (
-        inference.inference_backend == "sglang"
+        on_gpus
         and not inference.inference_urls
         and (config.rollout.enable_sampling or not trains)
         and (trainer.machine_rank == 0 or not trains)
@@ -125,7 +130,7 @@ def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuM
                 f"--{flag} {in_words(requested)}: {_missing_text(missing, len(names))}"
             )
     if not names:
-        _check_without_gpus(config, starts_servers=starts_servers)
+        _check_without_gpus(config, starts_servers=starts_servers, trains=trains)
         return config, NO_GPUS
     num_ranks = trainer.num_processes // trainer.num_machines if trains else 0
     ranks = trainer.trainer_gpus if trains else ()
@@ -198,8 +203,15 @@ def _missing_text(missing: Sequence[int], num_gpus: int) -> str:
     return f"GPU {in_words(missing)} does not exist; this machine has {num_gpus}, numbered from 0"
 
 
-def _check_without_gpus(config: RootConfig, *, starts_servers: bool) -> None:
-    if starts_servers and "--device" not in sglang_words(config.inference):
+def _check_without_gpus(config: RootConfig, *, starts_servers: bool, trains: bool) -> None:
+    attention = config.model.attention_implementation
+    if trains and attention in ("flex", "varlen"):
+        raise ConfigError(
+            f"--attention_implementation {attention}: its kernels need a GPU, and none was found "
+            "(nvidia-smi, CUDA_VISIBLE_DEVICES); use auto, which computes along segments on a CPU"
+        )
+    is_sglang = config.inference.inference_backend == "sglang"
+    if starts_servers and is_sglang and "--device" not in sglang_words(config.inference):
         raise ConfigError(
             "--inference_backend sglang: no GPU found (nvidia-smi, CUDA_VISIBLE_DEVICES); give "
             "--inference_urls, or --sglang_args='--device cpu ...' (docs/sglang.md); --num_gpus "

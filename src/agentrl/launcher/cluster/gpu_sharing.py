@@ -98,10 +98,12 @@ class SharedMemory:
 def sharing_by_default(config: RootConfig) -> RootConfig:
     """Return the configuration with `--share_gpus`, if neither it nor `--colocated` was given.
 
-    Only with one GPU for one trainer rank and one SGLang server; `settled` may still decide otherwise.
+    Only with one GPU for one trainer rank and one SGLang server (the embedded engine stays on the CPU unless
+    a flag names a GPU for it); `settled` may still decide otherwise.
     """
     inference, trainer = config.inference, config.trainer
-    if inference.model_fields_set & {"share_gpus", "colocated"}:
+    given = inference.model_fields_set & {"share_gpus", "colocated"}
+    if given or inference.inference_backend != "sglang":
         return config
     shared = _with_inference(config, share_gpus=True)
     sizes = (trainer.num_processes, gpus_per_server(inference), inference.num_inference_servers)

@@ -78,6 +78,10 @@ def plan(flags: str, *, trains: bool = True) -> tuple[dict[str, Any], GpuMap]:
         (f"{SGLANG} --num_gpus 1 --share_gpus", (0,), [(0,)]),
         (f"{SGLANG} --num_gpus 4 --share_gpus --trainer_gpus 2 --inference_gpus 2", (2,), [(2,)]),
         (f"{SGLANG} --num_gpus 8 --share_gpus --num_processes 4 --inf_tp_size 2", None, None),
+        # the embedded engine, where a flag names GPUs for it
+        ("--num_gpus 2 --inference_gpus 1", (0,), [(1,)]),
+        ("--num_gpus 1 --share_gpus", (0,), [(0,)]),
+        ("--num_gpus 1 --colocated", (0,), [(0,)]),
         # servers that need none
         ("--num_gpus 2", (0,), []),
         (f"{SGLANG} --num_gpus 2 --inference_urls http://127.0.0.1:1", (0,), []),
