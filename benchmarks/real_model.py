@@ -80,7 +80,11 @@ def card() -> str | None:
 
 
 def play(argv: list[str], part: str, work: Path, out: Path, limit: float) -> int:
-    """Run a part until it ends or its time is over; write every step at once."""
+    """Run a part until it ends or its time is over; write every step at once.
+
+    Returns:
+        0 if it finished a step and did not fail.
+    """
     row: dict[str, Any] = {"card": card(), "limit": limit, "machine": machine(), "steps": []}
     started = time.monotonic()
     process = subprocess.Popen(argv, cwd=ROOT)
@@ -100,7 +104,7 @@ def play(argv: list[str], part: str, work: Path, out: Path, limit: float) -> int
     row["steps"] = steps_of(work / part / "metrics.jsonl")
     row |= {"wall_seconds": round(time.monotonic() - started, 1), "was_cut_short": ends}
     keep(out, {part: row | {"exit_status": process.returncode}})
-    return 0 if ends else process.returncode
+    return 0 if row["steps"] and (ends or not process.returncode) else 1
 
 
 def main() -> int:
