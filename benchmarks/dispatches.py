@@ -110,14 +110,19 @@ def dispatches(kind: str, layers: int, batch: MicroBatch, *, merge: str = "tree"
     if kind == "hybrid":
         values["layer_types"] = ["linear_attention", "full_attention"] * (layers // 2)
     counted = Dispatched()
-    train: Callable[..., Any] = Learner.train
 
-    def passes(learner: Learner, *arguments: Any) -> Any:
-        learner._optimizer.register_step_pre_hook(lambda *_: setattr(counted, "is_over", True))
-        with counted:
-            return train(learner, *arguments)
+    def counting(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(learner: Learner, *arguments: Any) -> Any:
+            learner._optimizer.register_step_pre_hook(lambda *_: setattr(counted, "is_over", True))
+            with counted:
+                return operation(learner, *arguments)
 
-    with TemporaryDirectory() as folder, patch.object(Learner, "train", passes):
+        return call
+
+    operations = {
+        name: counting(getattr(Learner, name)) for name in ("forward_backward", "optim_step")
+    }
+    with TemporaryDirectory() as folder, patch.multiple(Learner, **operations):
         AutoConfig.for_model(values.pop("model_type"), **values).save_pretrained(folder)
         settings = LearnerSettings(
             weights=StartWeights(Path(folder)),

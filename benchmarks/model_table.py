@@ -204,7 +204,8 @@ def engine_and_step(path: Path, seed: int, images: Sequence[ShownImage]) -> tupl
     )
     learner = Learner(settings, Ranks())
     step = build_step([group], policy_version=0, token_budget=10**6)
-    outcome = learner.train(step.micro_batches[0])
+    learner.forward_backward(step.micro_batches[0])
+    outcome = learner.optim_step()
     updated = path.parent / "updated"
     learner.export(updated)
     scheduler.install(read_weights(updated, scheduler.model), "1")

@@ -151,16 +151,19 @@ def measure(case: Case, path: Path, ranks: Ranks) -> dict[str, int]:
     empty = resident("VmRSS")
     learner = Learner(settings(case, path), ranks)
     batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
-    learner.train([batch] * ranks.shape.pp)
+    learner.forward_backward([batch] * ranks.shape.pp)
+    learner.optim_step()
     if ranks.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        learner.train([batch] * 2)
+        learner.forward_backward([batch] * 2)
+        learner.optim_step()
         return {
             "measured": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),
         }
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
-    learner.train([batch] * 2 * ranks.shape.pp)
+    learner.forward_backward([batch] * 2 * ranks.shape.pp)
+    learner.optim_step()
     return {"measured": resident("VmHWM") - empty}
 
 

@@ -39,7 +39,11 @@ def learner(path: Path, dtype: str, model: dict[str, Any] | None = None, **flags
 
 def steps(learner: Learner, count: int, num_chunks: int = 1) -> list[StepOutcome]:
     batch = filled_row(NUM_TOKENS, NUM_TOKENS, num_chunks=num_chunks)
-    return [learner.train([batch, batch]) for _ in range(count)]
+    outcomes = []
+    for _ in range(count):
+        learner.forward_backward([batch, batch])
+        outcomes.append(learner.optim_step())
+    return outcomes
 
 
 def figures(outcomes: list[StepOutcome]) -> list[float]:

@@ -38,13 +38,13 @@ if "train" in sys.orig_argv and "EXHAUSTED_STEP" in os.environ:
     import torch
     from agentrl.trainer.learner.learner import Learner
 
-    def train(learner, *arguments, original=Learner.train):
+    def passes(learner, *arguments, original=Learner.forward_backward, **settings):
         learner.asked = getattr(learner, "asked", 0) + 1
         if learner.asked == int(os.environ["EXHAUSTED_STEP"]):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
-        return original(learner, *arguments)
+        return original(learner, *arguments, **settings)
 
-    Learner.train = train
+    Learner.forward_backward = passes
 """
 
 

@@ -119,7 +119,8 @@ def three_steps(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
         vision = case.architecture if case.architecture in VISION_FAMILIES else None
         batch = step_batch(number, ranks.shape.dp_size, routed=case.routed, vision=vision)
         shares = batch.micro_batches
-        outcomes.append(learner.train(ranks.scatter(shares if ranks.is_main else None)))
+        learner.forward_backward(ranks.scatter(shares if ranks.is_main else None))
+        outcomes.append(learner.optim_step())
     return {
         "losses": torch.tensor([outcome.loss for outcome in outcomes]),
         "grad_norms": torch.tensor([outcome.grad_norm for outcome in outcomes]),

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.config.sections import RootConfig, TrainerSection
+from agentrl.config.sections import AlgorithmSection, RootConfig, TrainerSection
 from agentrl.config.validation.rank_checks import check_mesh
 from agentrl.data import MicroBatch
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
@@ -197,9 +197,20 @@ class WorkerGroup:
             await self._on_all_ranks(None)
         self._thread.shutdown(wait=not self._is_broken)
 
-    async def train(self, shares: Shares) -> StepOutcome:
-        """Make one optimizer step."""
-        return await self._on_all_ranks(Learner.train, shares)
+    async def forward_backward(
+        self, shares: Shares, algorithm: AlgorithmSection | None = None
+    ) -> float:
+        """Add the gradients of a batch to those since the last `optim_step`; return its loss.
+
+        Args:
+            shares: the micro-batches of the batch.
+            algorithm: loss settings in place of those of the flags.
+        """
+        return await self._on_all_ranks(Learner.forward_backward, shares, algorithm=algorithm)
+
+    async def optim_step(self) -> StepOutcome:
+        """Make one optimizer step with the gradients since the last one."""
+        return await self._on_all_ranks(Learner.optim_step)
 
     async def check_merge(self, merged: Shares, separate: Shares) -> MergeCheck:
         """Compare the gradients of two packings of one step.

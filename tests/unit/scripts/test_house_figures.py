@@ -399,7 +399,7 @@ def test_this_checkout_has_every_road() -> None:
     assert road[0].startswith("agentrl.cli.main ")
     assert found["files_from_train_to_gradient"] == len(road) >= 10
     functions = " ".join(road)
-    for name in ("TrainLoop._step", "Learner.train", "loss_of", "GroupReader.read_step"):
+    for name in ("TrainLoop._step", "Learner.forward_backward", "loss_of", "GroupReader.read_step"):
         assert name in functions
     assert "merge_trial" not in functions
     request = " ".join(found["names"]["modules_an_agent_request_passes"])

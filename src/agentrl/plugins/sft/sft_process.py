@@ -219,7 +219,8 @@ class _SftLoop:
             by_token=self._by_token,
             merge=self._trainer.merge,
         )
-        outcome = await self._group.train(batch.micro_batches)
+        await self._group.forward_backward(batch.micro_batches)
+        outcome = await self._group.optim_step()
         check_finite(self._history, step, outcome, self._session.output_path)
         seconds: dict[str, float] = {}
         for phase, spent in outcome.seconds.items():

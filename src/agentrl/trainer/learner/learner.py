@@ -1,7 +1,7 @@
 """One rank's model and optimizer: micro-batches in, one optimizer step out.
 
 Independent of the store, the servers, and the origin of the target tokens. The path to the
-gradient is `Learner.train` -> `passes.forward_backward`.
+gradient is `Learner.forward_backward` -> `passes.forward_backward`.
 """
 
 import json
@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from agentrl.config.atomic_file import write_atomically
+from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.distributed import (
     Ranks,
@@ -117,41 +118,49 @@ class Learner:
         self._optimizer = make_optimizer(trained, trainer, ranks.device)
         self._writer = StateWriter(ranks)
         self._num_done = 0
+        self._gathered = _Gathered()
 
     @property
     def attention_cost(self) -> float:
         """Cost of a visible pair in units of a token's cost outside attention, for packing."""
         return self.flops.attention_cost
 
-    def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
-        """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
+    def forward_backward(
+        self, micro_batches: Sequence[MicroBatch], algorithm: AlgorithmSection | None = None
+    ) -> float:
+        """Add the gradients of micro-batches to those since the last `optim_step` (collective).
 
         The weights of the target tokens are normalized over all micro-batches of all ranks (see
-        `data.batch`), so nothing is divided here. If the loss or the gradient is not finite, the
-        model stays unchanged.
+        `data.batch`), so nothing is divided here.
+
+        Args:
+            micro_batches: this rank's share of a step.
+            algorithm: loss settings in place of the learner's own.
+
+        Returns:
+            The loss, summed over all ranks.
         """
         started = time.monotonic()
-        sums, ratios, traces = _Sums(), [], []
-        metrics: Counter[str] = Counter()
+        gathered, sums = self._gathered, _Sums()
         for micro_batch, outcome in self._passes.forward_backward(
-            micro_batches, self._settings.algorithm
+            micro_batches, algorithm or self._settings.algorithm
         ):
             sums.add(micro_batch, outcome, flops=self.flops.row(micro_batch.row))
-            metrics.update({name: float(v.sum()) for name, v in outcome.metrics.items()})
-            ratios.append(TurnRatios.of(micro_batch.turns, outcome.losses, outcome.masked))
-            traces.append(
-                TargetTrace.of(
-                    micro_batch.turns,
-                    outcome.policy,
-                    outcome.behavior_logprobs,
-                    micro_batch.advantages,
-                    outcome.losses,
-                    outcome.masked,
-                )
-            )
-        # One collective for all figures of the step.
+            gathered.add(micro_batch, outcome)
+        # One collective for all figures of the pass.
         totals = _Sums(*self._ranks.sum(astuple(sums)))
-        accumulated = time.monotonic()
+        gathered.totals = gathered.totals.plus(totals)
+        gathered.seconds += time.monotonic() - started
+        return totals.loss
+
+    def optim_step(self) -> StepOutcome:
+        """Make one optimizer step with the gradients since the last one (collective).
+
+        If the loss or the gradient is not finite, the model stays unchanged.
+        """
+        started = time.monotonic()
+        gathered, self._gathered = self._gathered, _Gathered()
+        totals = gathered.totals
         grad_norm = self._passes.clip_gradients(self._trainer.max_grad_norm)
         rate = learning_rate(self._trainer, self._num_done)
         # Loss and norm are sums over all ranks, so all ranks make the same decision.
@@ -167,7 +176,7 @@ class Learner:
         self._num_done += 1
         self._optimizer.zero_grad(set_to_none=True)
         count = max(totals.num_targets, 1.0)
-        trace = TargetTrace.joined(self._ranks.gather_dp(TargetTrace.joined(traces)))
+        trace = TargetTrace.joined(self._ranks.gather_dp(TargetTrace.joined(gathered.traces)))
         return StepOutcome(
             loss=totals.loss,
             grad_norm=grad_norm,
@@ -181,14 +190,14 @@ class Learner:
             mask_fraction=totals.num_masked / count,
             kl=totals.kl / count if self._reference is not None else None,
             seconds={
-                "forward_backward": accumulated - started,
-                "optimizer": time.monotonic() - accumulated,
+                "forward_backward": gathered.seconds,
+                "optimizer": time.monotonic() - started,
             },
             loss_metrics={
                 name: total / count
-                for name, total in _summed(self._ranks.gather_dp(metrics)).items()
+                for name, total in _summed(self._ranks.gather_dp(gathered.metrics)).items()
             },
-            ratios=TurnRatios.joined(self._ranks.gather_dp(TurnRatios.joined(ratios))),
+            ratios=TurnRatios.joined(self._ranks.gather_dp(TurnRatios.joined(gathered.ratios))),
             skipped=skipped,
         )
 
@@ -370,6 +379,35 @@ class _Sums:
         self.kl += outcome.kl
         if outcome.policy.entropies is not None:
             self.entropy += float(outcome.policy.entropies.sum())
+
+    def plus(self, other: "_Sums") -> "_Sums":
+        return _Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass
+class _Gathered:
+    """The figures of the passes since the last optimizer step."""
+
+    totals: _Sums = field(default_factory=_Sums)
+    """Over all ranks; all other fields are of this one."""
+    metrics: Counter[str] = field(default_factory=Counter)
+    ratios: list[TurnRatios] = field(default_factory=list)
+    traces: list[TargetTrace] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, batch: MicroBatch, outcome: PassOutcome) -> None:
+        self.metrics.update({name: float(v.sum()) for name, v in outcome.metrics.items()})
+        self.ratios.append(TurnRatios.of(batch.turns, outcome.losses, outcome.masked))
+        self.traces.append(
+            TargetTrace.of(
+                batch.turns,
+                outcome.policy,
+                outcome.behavior_logprobs,
+                batch.advantages,
+                outcome.losses,
+                outcome.masked,
+            )
+        )
 
 
 def _summed(parts: Iterable[Counter[str]]) -> Counter[str]:

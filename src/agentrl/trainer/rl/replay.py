@@ -213,7 +213,8 @@ async def _replay_step(
         num_ranks=group.dp_size,
         attention_cost=group.attention_cost,
     )
-    outcome = await group.train(batch.micro_batches)
+    await group.forward_backward(batch.micro_batches)
+    outcome = await group.optim_step()
     differences += [
         *_figure_differences(recorded, outcome),
         *_turn_differences(trainings, batch, outcome),

@@ -23,7 +23,7 @@ from agentrl.models.policy import PolicyModel
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import Shares, WorkerGroup, mesh_shape
-from agentrl.trainer.learner.learner import Learner, StepOutcome
+from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.optimizer import move_state
 from agentrl.trainer.rl.colocation import beside_servers
 from agentrl.trainer.rl.training_loop import lead
@@ -86,21 +86,21 @@ async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
     await store.tasks.add(train_tasks(4, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
     seen: list[tuple[Any, ...]] = []
-    train_step, move = WorkerGroup.train, WorkerGroup.move
+    forward_backward, move = WorkerGroup.forward_backward, WorkerGroup.move
 
     async def note(what: str) -> None:
         statuses = {service.status for service in await store.services.all()}
         seen.append((what, *statuses, await store.trainer_leases.holder_has_device()))
 
-    async def noting_train(team: WorkerGroup, shares: Shares) -> StepOutcome:
+    async def noting_passes(team: WorkerGroup, shares: Shares, **settings: Any) -> float:
         await note("train")
-        return await train_step(team, shares)
+        return await forward_backward(team, shares, **settings)
 
     async def noting_move(team: WorkerGroup, *, to_device: bool) -> None:
         await note("to device" if to_device else "to host")
         await move(team, to_device=to_device)
 
-    monkeypatch.setattr(WorkerGroup, "train", noting_train)
+    monkeypatch.setattr(WorkerGroup, "forward_backward", noting_passes)
     monkeypatch.setattr(WorkerGroup, "move", noting_move)
     async with serve() as control:
         await store.runs.create(Run(name=store.database_name))
@@ -145,11 +145,13 @@ async def test_a_trainer_without_memory_beside_a_server_ends_and_takes_turns_nex
     await store.tasks.add(train_tasks(4, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
 
-    def exhausted(*_: object) -> StepOutcome:
+    def exhausted(*_: object, **__: object) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
-    steps: Iterator[Callable[..., StepOutcome]] = iter([Learner.train, exhausted])
-    monkeypatch.setattr(Learner, "train", lambda *args: next(steps)(*args))
+    steps: Iterator[Callable[..., float]] = iter([Learner.forward_backward, exhausted])
+    monkeypatch.setattr(
+        Learner, "forward_backward", lambda *args, **settings: next(steps)(*args, **settings)
+    )
     async with serve() as control:
         await store.runs.create(Run(name=store.database_name))
         await store.services.register(

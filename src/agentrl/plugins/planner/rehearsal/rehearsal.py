@@ -98,7 +98,8 @@ def rehearse(
         learner = _MeasuredLearner(settings, ranks)
         sizes = learner.begin(memory, device_type)
         reads.places.clear()
-        learner.train([batch] * (1 if shape.pp == 1 else _BATCHES_PER_STAGE * shape.pp))
+        learner.forward_backward([batch] * (1 if shape.pp == 1 else _BATCHES_PER_STAGE * shape.pp))
+        learner.optim_step()
         return StepMemory(
             weights=sizes["weights"],
             gradients=sizes["gradients"],
