@@ -4,15 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrl.integrations import AgentTrainer
+    from agentrl.plugins.own_loops import open_run
     from agentrl.schema import AgentResult
 
     __version__: str
 
-__all__ = ["AgentResult", "AgentTrainer", "__version__"]
+__all__ = ["AgentResult", "AgentTrainer", "__version__", "open_run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `AgentTrainer` or `AgentResult`, and look the version up, when they are asked for.
+    """Import `AgentTrainer`, `AgentResult` or `open_run`, and look the version up, when they are asked for.
 
     A sampler never needs the trainer's imports, and only an installed package has a version.
     """
@@ -24,6 +25,10 @@ def __getattr__(name: str) -> Any:
         from agentrl.schema import AgentResult  # noqa: PLC0415
 
         return AgentResult
+    if name == "open_run":
+        from agentrl.plugins.own_loops import open_run  # noqa: PLC0415
+
+        return open_run
     if name == "__version__":
         from agentrl.runtime.package_version import package_version  # noqa: PLC0415
 

@@ -4,8 +4,10 @@ Other machines start trainer ranks only (`multi_node`).
 """
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +50,10 @@ from agentrl.launcher.console.run_report import (
 )
 from agentrl.launcher.model_limits import fitted_to_model
 from agentrl.plugin_registry import hooks, imported
-from agentrl.runtime.ending_tasks import end_tasks
+from agentrl.runtime.ending_tasks import end_tasks, joint_tasks
 from agentrl.runtime.processes.child_processes import Child
 from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
+from agentrl.schema import ENDED_RUNS
 from agentrl.store import TrajectoryStore
 
 Preparation = Callable[[Console, RootConfig, GpuMap], Coroutine[Any, Any, RootConfig | None]]
@@ -79,20 +82,7 @@ async def run_training(config: RootConfig) -> int:
     config, gpus = prepared
     started = time.monotonic()
     async with full_disk_reported(config), LocalCluster(config, gpus=gpus) as cluster:
-        store = await cluster.open_store()
-        if config.run.fresh:
-            await check_name_is_free(config.run, store)
-        await check_no_trainer(config, store)
-        check_owner(config, await store.runs.get())
-        missing_note = await check_checkpoints(config, store)
-        for note in (
-            *([] if missing_note is None else [missing_note]),
-            *changes_since(config, await store.runs.get()),
-        ):
-            say(console, f"note: {note}")
-        await check_has_questions(config.data, store)
-        for note in await check_unchanged(config.data, store):
-            say(console, f"note: {note}")
+        store = await _opened_store(console, cluster)
         done = await already_done(config.trainer, store)
         if done is not None:
             say(console, done)
@@ -130,6 +120,63 @@ async def run_training(config: RootConfig) -> int:
         await print_missing_scores(console, config, store)
         print_locations(console, config, store)
         return status
+
+
+@asynccontextmanager
+async def beside_own_loop(config: RootConfig) -> AsyncIterator[RootConfig]:
+    """Check everything and start all processes but the trainer, which is the caller.
+
+    Yields:
+        The configuration with the addresses of the processes.
+
+    Raises:
+        AgentRLError: a mistake of the user (before anything starts), or a process that failed.
+    """
+    check_not_running(config)
+    console = run_console()
+    prepared = await _prepared(console, config)
+    if prepared is None:
+        raise KeyboardInterrupt
+    config, gpus = prepared
+    os.environ.update(gpus.environment(gpus.trainer))
+    async with full_disk_reported(config), LocalCluster(config, gpus=gpus) as cluster:
+        store = await _opened_store(console, cluster)
+        await store.runs.reopen()
+        await store.runs.set_phase("starting")
+        await _start_sampling(console, cluster, store)
+        say(console, f"logs in {config.run.logs_dir}/")
+        async with joint_tasks() as tasks:
+            watching = tasks.create_task(cluster.watch(asyncio.Event().wait()))
+            yield cluster.config
+            watching.cancel()
+        run = await store.runs.get()
+        if run is not None and run.status in ENDED_RUNS:
+            await cluster.wait_for_samplers()
+        print_locations(console, cluster.config, store)
+
+
+async def _opened_store(console: Console, cluster: LocalCluster) -> TrajectoryStore:
+    """Open the run's database, and check that this run may go on in it.
+
+    Raises:
+        ConfigError: another run or trainer has it, or there are no questions.
+    """
+    config = cluster.config
+    store = await cluster.open_store()
+    if config.run.fresh:
+        await check_name_is_free(config.run, store)
+    await check_no_trainer(config, store)
+    check_owner(config, await store.runs.get())
+    missing_note = await check_checkpoints(config, store)
+    for note in (
+        *([] if missing_note is None else [missing_note]),
+        *changes_since(config, await store.runs.get()),
+    ):
+        say(console, f"note: {note}")
+    await check_has_questions(config.data, store)
+    for note in await check_unchanged(config.data, store):
+        say(console, f"note: {note}")
+    return store
 
 
 async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, GpuMap] | None:
@@ -197,7 +244,7 @@ def _checked(config: RootConfig, gpus: GpuMap, model_path: Path) -> Iterator[str
         yield found.note
 
 
-async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore) -> int:
+async def _start_sampling(console: Console, cluster: LocalCluster, store: TrajectoryStore) -> None:
     config = cluster.config
     say(console, f"run {config.run.run_name}: database {store.redacted_uri}")
     if config.rollout.enable_sampling:
@@ -212,6 +259,11 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
         await cluster.start_samplers()
     else:
         cluster.write_config()
+
+
+async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore) -> int:
+    config = cluster.config
+    await _start_sampling(console, cluster, store)
     trainer = await cluster.start_trainer()
     say(console, f"logs in {config.run.logs_dir}/, the trainer's is {trainer.log_path}")
     if config.trainer.num_machines > 1:

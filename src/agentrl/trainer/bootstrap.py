@@ -35,6 +35,8 @@ from agentrl.trainer.learner.merge_check import MergeCheck
 from agentrl.trainer.learner.settings import LearnerSettings
 
 T = TypeVar("T")
+FINISHING = "finishing and saving the step first"
+"""What a trainer does after a signal."""
 Shares = Sequence[Sequence[MicroBatch]]
 """Micro-batches of each share of the work; all shares have the same number."""
 Lead = Callable[[Ranks, asyncio.Event], Awaitable[T]]
@@ -61,25 +63,38 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
         The result of `lead`; None on ranks other than 0.
     """
     setup_logging(f"{name}-{os.environ.get('RANK', '0')}")
-    if config.trainer.trainer_threads is not None:
-        torch.set_num_threads(config.trainer.trainer_threads)
+
+    async def lead_until_signaled() -> T:
+        return await lead(ranks, stop_on_signals(FINISHING))
+
+    with rank_of(config.trainer) as ranks:
+        if ranks.is_main:
+            return asyncio.run(lead_until_signaled())
+        follow(ranks)
+        return None
+
+
+@contextmanager
+def rank_of(trainer: TrainerSection) -> Iterator[Ranks]:
+    """Join the trainer's process group, and prepare this process for its share of the work."""
+    if trainer.trainer_threads is not None:
+        torch.set_num_threads(trainer.trainer_threads)
     keep_freed_memory()
     # Otherwise every export of weights prints a progress bar into the log.
     disable_progress_bar()
 
-    async def lead_until_signaled() -> T:
-        return await lead(ranks, stop_on_signals("finishing and saving the step first"))
-
     def shape(world_size: int) -> MeshShape:
-        return mesh_shape(config.trainer, world_size)
+        return mesh_shape(trainer, world_size)
 
     with _flushed_subnormals(), joined_ranks(shape) as ranks:
-        if ranks.is_main:
-            return asyncio.run(lead_until_signaled())
-        start: _Start = ranks.broadcast(None)
-        if start.settings is not None:
-            worker_loop(start.settings, ranks)
-        return None
+        yield ranks
+
+
+def follow(ranks: Ranks) -> None:
+    """Do what rank 0 asks for until it ends (ranks other than 0)."""
+    start: _Start = ranks.broadcast(None)
+    if start.settings is not None:
+        worker_loop(start.settings, ranks)
 
 
 @contextmanager

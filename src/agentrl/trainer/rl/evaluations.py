@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from agentrl.errors import ConfigError
 from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.evaluation.held_out import evaluate
 from agentrl.schema import Task
@@ -59,6 +60,19 @@ class Evaluations:
                 self._running[step] = asyncio.create_task(self._evaluate(step))
         elif strategy == "ends" and step == 0:
             await self._evaluate_now(step)
+
+    async def now(self, version: int) -> EvalMetrics | None:
+        """Evaluate a published version, and return its scores; None if a signal came first.
+
+        Raises:
+            ConfigError: there are no questions.
+        """
+        if not self._tasks:
+            raise ConfigError(
+                "evaluate: there are no questions; give --eval_file, and --eval_strategy ends or steps"
+            )
+        await self._evaluate_now(version)
+        return self._history.eval_at(version)
 
     async def finish(self) -> None:
         """Wait for the evaluations that run during training."""

@@ -1,0 +1,67 @@
+"""The losses that a loop names in place of `--loss_calculator`: checked, tried, and kept with the run."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.loading import build_config, flat_values
+from agentrl.config.own_function import with_sources
+from agentrl.config.sections import AlgorithmSection, RootConfig
+from agentrl.errors import ConfigError
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.trainer.learner.loss_trial import try_loss
+
+
+class NamedLosses:
+    """The flags of a run under the loss that its loop named last."""
+
+    def __init__(self, config: RootConfig, store: TrajectoryStore) -> None:
+        """Start with the loss of the flags.
+
+        Args:
+            config: the resolved configuration.
+            store: keeps the loss of each step, for `agentrl replay`.
+        """
+        self._config = config
+        self._store = store
+
+    async def algorithm(
+        self, loss: str | Callable[..., Any], arguments: Mapping[str, Any], *, last_step: int
+    ) -> AlgorithmSection:
+        """Return the flags of the algorithm with a loss.
+
+        Args:
+            loss: as `--loss_calculator`, or a function of a file.
+            arguments: as `--loss_args`.
+            last_step: the last step before this loss.
+
+        Raises:
+            ConfigError: the loss cannot be used.
+        """
+        values = {"loss_calculator": reference_of(loss), "loss_args": dict(arguments) or None}
+        config = build_config({**flat_values(self._config), **values})
+        if config.algorithm != self._config.algorithm:
+            await asyncio.to_thread(try_loss, config.algorithm)
+            if config.trainer.consumer == DEFAULT_CONSUMER:
+                await self._store.runs.set_config(with_sources(flat_values(config)), last_step)
+            self._config = config
+        return config.algorithm
+
+
+def reference_of(loss: str | Callable[..., Any]) -> str:
+    """Return the name of a loss, by which every rank and `agentrl replay` find it.
+
+    Raises:
+        ConfigError: it is not defined at the top of a file.
+    """
+    if isinstance(loss, str):
+        return loss
+    path, name = inspect.getsourcefile(loss), loss.__qualname__
+    if path is None or not name.isidentifier() or not Path(path).is_file():
+        raise ConfigError(
+            f"forward_backward: the loss {name} is not defined at the top of a file, from which the "
+            "other ranks and `agentrl replay` could import it; define it with def in a .py file"
+        )
+    return f"{path}:{name}"
