@@ -16,10 +16,10 @@ from agentrl.algorithms.losses import LossInputs, bounded_log_ratio
 ENOUGH = 0.8
 
 
-def grpo(inputs: LossInputs, *, width: float = 0.2) -> torch.Tensor:
-    """Return `-min(r * A, clip(r, 1 - width, 1 + width) * A)` of each target token."""
+def grpo(inputs: LossInputs, *, lower: float, upper: float) -> torch.Tensor:
+    """Return `-min(r * A, clip(r, 1 - lower, 1 + upper) * A)` of each target token."""
     ratio = bounded_log_ratio(inputs.policy_logprobs, inputs.proximal).exp()
-    bounded = ratio.clamp(1.0 - width, 1.0 + width)
+    bounded = ratio.clamp(1.0 - lower, 1.0 + upper)
     return -torch.minimum(ratio * inputs.advantages, bounded * inputs.advantages)
 
 
@@ -29,7 +29,7 @@ async def main(**flags: str) -> None:
     async with agentrl.open_run(**flags) as run:
         async for groups in run.groups():
             batch = await run.build_step(groups)
-            await run.learner.forward_backward(batch, grpo, width=0.2)
+            await run.learner.forward_backward(batch, grpo, lower=0.2, upper=0.3)
             await run.learner.optim_step()
             if run.is_commit_due:
                 await run.commit()

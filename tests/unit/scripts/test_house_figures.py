@@ -65,22 +65,20 @@ from agentrl.trainer.team import Member, Team
 from agentrl.trainer.ranks import on_ranks
 
 
-class TrainLoop:
+class Loop:
     def __init__(self, team: Team):
-        self._team = team
-        self._reader = GroupReader()
+        self.team = team
+        self.reader = GroupReader()
 
-    def run(self):
-        self._step(1)
 
-    def _step(self, step):
-        groups = self._reader.read(max_staleness=step)
-        self._team.train(make_batch(groups))
+def train_steps(loop: Loop):
+    groups = loop.reader.read(max_staleness=1)
+    loop.team.train(make_batch(groups))
 
 
 def train(config):
     test_gradient()
-    on_ranks(lambda: TrainLoop(Team()).run())
+    on_ranks(lambda: train_steps(Loop(Team())))
 """,
     "trainer/ranks": "def on_ranks(work):\n    return work()\n",
     "trainer/self_test": """
@@ -311,9 +309,17 @@ def test_the_road_to_the_gradient_leads_through_the_step(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "broken", "problem"),
     [
-        ("trainer/process", ("def _step", "def _stride"), "0 modules define TrainLoop._step"),
-        ("trainer/process", ("self._step(1)", "self"), "train does not lead to TrainLoop._step"),
-        ("trainer/team", ("(Member.train, ", "("), "TrainLoop._step does not lead to accumulate"),
+        (
+            "trainer/process",
+            ("def train_steps", "def train_stride"),
+            "0 modules define train_steps",
+        ),
+        (
+            "trainer/process",
+            ("train_steps(Loop(Team()))", "Loop(Team())"),
+            "train does not lead to train_steps",
+        ),
+        ("trainer/team", ("(Member.train, ", "("), "train_steps does not lead to accumulate"),
     ],
 )
 def test_a_road_that_misses_a_station_is_an_error(
@@ -399,7 +405,7 @@ def test_this_checkout_has_every_road() -> None:
     assert road[0].startswith("agentrl.cli.main ")
     assert found["files_from_train_to_gradient"] == len(road) >= 10
     functions = " ".join(road)
-    for name in ("TrainLoop._step", "Learner.forward_backward", "loss_of", "GroupReader.read_step"):
+    for name in ("train_steps", "Learner.forward_backward", "loss_of", "GroupReader.read_step"):
         assert name in functions
     assert "merge_trial" not in functions
     request = " ".join(found["names"]["modules_an_agent_request_passes"])

@@ -133,7 +133,7 @@ async def opened_training(
         run = TrainingRun(session, config, opened, images)
         if config.trainer.consumer == DEFAULT_CONSUMER:
             await opened.store.runs.set_config(with_sources(flat_values(config)), last_step)
-        async with run.in_progress():
+        async with run._in_progress():
             yield run
 
 
@@ -435,7 +435,7 @@ class TrainingRun:
         )
 
     @asynccontextmanager
-    async def in_progress(self) -> AsyncIterator[None]:
+    async def _in_progress(self) -> AsyncIterator[None]:
         """Publish the weights to start with; in the end, write the last checkpoint and the reports."""
         background = [asyncio.create_task(self._control.follow())]
         if self._is_leading:
