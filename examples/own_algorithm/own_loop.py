@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-import agentrl
+from agentrl import open_run
 from agentrl.algorithms.losses import LossInputs, bounded_log_ratio
 
 ENOUGH = 0.8
@@ -26,7 +26,7 @@ def grpo(inputs: LossInputs, *, lower: float, upper: float) -> torch.Tensor:
 async def main(**flags: str) -> None:
     """Train; the flags are those of `agentrl run`, and override the file's."""
     flags = {"run_name": "own_loop", "config": "assets/demo/grpo.yaml", **flags}
-    async with agentrl.open_run(**flags) as run:
+    async with open_run(**flags) as run:
         async for groups in run.groups():
             batch = await run.build_step(groups)
             await run.learner.forward_backward(batch, grpo, lower=0.2, upper=0.3)

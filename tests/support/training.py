@@ -122,7 +122,7 @@ class Player:
     ) -> list[DispatchedSamplingTask]:
         turns: list[DispatchedSamplingTask] = []
         # The tries of a group share their prompt.
-        group = np.random.default_rng([1, record.order + 1000])
+        group = np.random.default_rng([1, (record.order + 1000) % 2**32])
         full = np.empty(0, dtype=np.int32)
         for index in range(num_turns):
             added = (

@@ -24,29 +24,32 @@ class NamedLosses:
             config: the resolved configuration.
             store: keeps the loss of each step, for `agentrl replay`.
         """
-        self._config = config
+        self._flags = config
+        self._current = config
         self._store = store
 
     async def algorithm(
-        self, loss: str | Callable[..., Any], arguments: Mapping[str, Any], *, last_step: int
+        self, loss: str | Callable[..., Any] | None, arguments: Mapping[str, Any], *, last_step: int
     ) -> AlgorithmSection:
         """Return the flags of the algorithm with a loss.
 
         Args:
-            loss: as `--loss_calculator`, or a function of a file.
+            loss: as `--loss_calculator`, or a function of a file; None: that of the flags.
             arguments: as `--loss_args`.
             last_step: the last step before this loss.
 
         Raises:
             ConfigError: the loss cannot be used.
         """
-        values = {"loss_calculator": reference_of(loss), "loss_args": dict(arguments) or None}
-        config = build_config({**flat_values(self._config), **values})
-        if config.algorithm != self._config.algorithm:
+        config = self._flags
+        if loss is not None:
+            values = {"loss_calculator": reference_of(loss), "loss_args": dict(arguments) or None}
+            config = build_config({**flat_values(config), **values})
+        if config.algorithm != self._current.algorithm:
             await asyncio.to_thread(try_loss, config.algorithm)
             if config.trainer.consumer == DEFAULT_CONSUMER:
                 await self._store.runs.set_config(with_sources(flat_values(config)), last_step)
-            self._config = config
+            self._current = config
         return config.algorithm
 
 
@@ -61,7 +64,7 @@ def reference_of(loss: str | Callable[..., Any]) -> str:
     path, name = inspect.getsourcefile(loss), loss.__qualname__
     if path is None or not name.isidentifier() or not Path(path).is_file():
         raise ConfigError(
-            f"forward_backward: the loss {name} is not defined at the top of a file, from which the "
+            f"forward_backward: the loss {loss.__name__} is not defined at the top of a file, from which the "
             "other ranks and `agentrl replay` could import it; define it with def in a .py file"
         )
     return f"{path}:{name}"

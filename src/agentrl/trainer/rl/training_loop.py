@@ -168,10 +168,8 @@ class RunLearner:
         Raises:
             ConfigError: the loss cannot be used.
         """
-        algorithm = None
-        if loss is not None:
-            last_step = self._session.history.last_step
-            algorithm = await self._losses.algorithm(loss, loss_args, last_step=last_step)
+        last_step = self._session.history.last_step
+        algorithm = await self._losses.algorithm(loss, loss_args, last_step=last_step)
         return await self._session.group.forward_backward(batch.micro_batches, algorithm)
 
     async def optim_step(self) -> StepOutcome:
