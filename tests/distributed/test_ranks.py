@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from support.patience import PATIENCE
 from support.training import Player, train_tasks, write_moe_model
@@ -21,6 +22,20 @@ pytestmark = pytest.mark.distributed
 REPOSITORY = Path(__file__).parents[2]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--config_file", "assets/fsdp2_dst.yml"]
 
+SETTINGS: dict[str, object] = {
+    "torch_dtype": "float32",
+    "enable_sampling": False,
+    "num_generations": 3,
+    "groups_per_step": 2,
+    # Where a gradient is as small as Adam's eps, its rounding is a share of a whole step.
+    "learning_rate": 0.001,
+    "max_grad_norm": 0.05,
+    "max_staleness": 100,
+    "save_steps": 1,
+    "save_total_limit": 9,
+    "trainer_threads": 1,
+}
+
 
 def start(
     uri: str, model: Path, output: Path, *, num_ranks: int, command: str = "train", **flags: object
@@ -30,23 +45,12 @@ def start(
     if num_ranks > 1:
         argv += [*ACCELERATE, "--num_processes", str(num_ranks)]
     argv += ["-m", "agentrl", command]
-    settings = {
+    settings = SETTINGS | {
         "run_name": uri.partition("?")[0].rpartition("/")[2],
         "output_dir": output,
         "logs_dir": output / "logs",
         "db_connection_string": uri,
         "model_name_or_path": model,
-        "torch_dtype": "float32",
-        "enable_sampling": "false",
-        "num_generations": 3,
-        "groups_per_step": 2,
-        # Where a gradient is as small as Adam's eps, its rounding is a share of a whole step.
-        "learning_rate": 0.001,
-        "max_grad_norm": 0.05,
-        "max_staleness": 100,
-        "save_steps": 1,
-        "save_total_limit": 9,
-        "trainer_threads": 1,
         **flags,
     }
     for name, value in settings.items():
@@ -128,6 +132,38 @@ async def test_two_ranks_in_bfloat16_see_the_same_gradients(
     norms = [gradient_norms(output) for output in outputs]
     assert norms[0].shape == (4,)
     torch.testing.assert_close(*norms, rtol=0.05, atol=0)
+
+
+async def test_a_loop_of_ones_own_on_two_ranks_trains_what_the_products_does(
+    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
+) -> None:
+    scores = [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]] * 2
+    uris = [mongod.uri(f"ranks_{uuid.uuid4().hex[:8]}") for _ in range(2)]
+    for uri in uris:
+        await fill(uri, model_path, scores)
+    flags = {"model_name_or_path": str(model_path), "db_connection_string": uris[1]}
+    written = tmp_path / "loop.yaml"
+    written.write_text(yaml.safe_dump(SETTINGS | flags | {"max_steps": 2}))
+    folders = {"output_dir": tmp_path / "own", "logs_dir": tmp_path / "own/logs"}
+    words = [f"--{name}={value}" for name, value in {"config": written, **folders}.items()]
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc_per_node", "2", "examples/own_algorithm/own_loop.py"),
+            *(*words, f"--run_name={uris[1].partition('?')[0].rpartition('/')[2]}"),
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-3000:]
+    assert "step 2: reward" in ended.stdout
+    start(uris[0], model_path, tmp_path / "product", num_ranks=1, max_steps=2)
+    for step in (1, 2):
+        both = (weights(tmp_path / name, step) for name in ("own", "product"))
+        assert largest_difference(*both) <= 1e-5
 
 
 @pytest.mark.parametrize(
