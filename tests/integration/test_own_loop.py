@@ -15,7 +15,7 @@ from support.patience import PATIENCE
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
-NUM_STEPS, GROUPS_PER_STEP, NUM_GENERATIONS = 4, 4, 4
+NUM_STEPS, GROUPS_PER_STEP, NUM_GENERATIONS = 4, 2, 4
 OWN_LOOP = ROOT / "examples/own_algorithm/own_loop.py"
 
 

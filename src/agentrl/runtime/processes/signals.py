@@ -83,8 +83,7 @@ def _handle_signals(
             logger.warning("%s: %s; a second signal exits immediately", number.name, announcement)
             stopped_at = time.monotonic()
             stop.set()
-            if os.getppid() != parent:
-                _kill_later(ORPHAN_SECONDS)
+            _kill_orphan_later(parent, ORPHAN_SECONDS)
         elif time.monotonic() - stopped_at >= SAME_SIGNAL_SECONDS:
             at_second(number)
 
@@ -92,10 +91,16 @@ def _handle_signals(
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
 
 
-def _kill_later(seconds: float) -> None:
-    """Kill this process and all that it started, even if its event loop hangs by then."""
+def _kill_orphan_later(parent: int, seconds: float) -> None:
+    """If the parent is dead by then, kill this process and all that it started, even if it hangs.
+
+    The kernel announces a parent's death when the first of its threads has ended, so that a parent of
+    many threads may still seem to live when the signal is handled.
+    """
 
     def kill() -> None:
+        if os.getppid() == parent:
+            return
         kill_descendants()
         os.kill(os.getpid(), signal.SIGKILL)
 

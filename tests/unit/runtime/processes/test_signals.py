@@ -73,11 +73,15 @@ subprocess.run([sys.executable, "-c", sys.argv[1]], preexec_fn=end_with_parent(s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel signals orphans on Linux only")
-def test_an_orphan_that_hangs_is_killed() -> None:
+@pytest.mark.parametrize("parent_outlives_the_signal", [False, True])
+def test_an_orphan_that_hangs_is_killed(parent_outlives_the_signal: bool) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, ORPHAN], stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
         orphan = psutil.Process(int(parent.stdout.readline()))
+        if parent_outlives_the_signal:
+            orphan.terminate()
+            time.sleep(0.5)
         parent.kill()
     assert psutil.wait_procs([orphan], timeout=30)[1] == []
