@@ -34,8 +34,9 @@ async def main(**flags: str) -> None:
             if run.is_commit_due:
                 await run.commit()
             metrics = await run.publish()
-            print(f"step {metrics.step}: reward {metrics.reward_mean:.2f}", flush=True)
-            if metrics.reward_mean >= ENOUGH:
+            reward = metrics.reward_mean or 0.0
+            print(f"step {metrics.step}: reward {reward:.2f}", flush=True)
+            if reward >= ENOUGH:
                 break
 
 

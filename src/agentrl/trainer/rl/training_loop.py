@@ -261,7 +261,7 @@ class TrainingRun:
                 return
             self._groups = groups
             yield groups
-            if self._groups is not None:
+            if self._metrics is not None or self.step < groups.step:
                 raise TrainingError(
                     f"step {groups.step} was not published; call publish() after optim_step()"
                 )
