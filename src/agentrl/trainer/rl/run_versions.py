@@ -111,10 +111,6 @@ class RunVersions:
             len(report.failed),
         )
 
-    async def write(self) -> None:
-        """Write the files of the newest version."""
-        await self._write(self._history.last_step, None)
-
     async def finish(self) -> None:
         """Wait for what is written in the background, and save the last checkpoint if it is missing."""
         with self._history.timed("checkpoint"):
