@@ -32,6 +32,7 @@ from agentrl.schema.run import (
     SamplerInfo,
     ServerLoad,
     ServiceStatus,
+    Teacher,
 )
 from agentrl.schema.score import Score, score_of
 from agentrl.schema.task import (
@@ -112,6 +113,7 @@ __all__ = [
     "ServiceStatus",
     "Split",
     "Task",
+    "Teacher",
     "TokenIds",
     "TokenTrainings",
     "ToolCall",

@@ -130,6 +130,15 @@ class ConfigChange(Value):
     before: dict[str, Any]
 
 
+class Teacher(Value):
+    """A model whose logprobs at the sampled tokens are kept: one for each name in a run."""
+
+    model: str
+    """Path or name of its checkpoint."""
+    prompt: str = ""
+    """Text that stands before every conversation, for the teacher alone."""
+
+
 class Run(Value):
     """State of the run; its `_id` is the run's name, which is also the database's."""
 
@@ -147,6 +156,8 @@ class Run(Value):
     """The last changes of `config`, oldest first."""
     text_digests: dict[str, str] = Field(default_factory=dict)
     """Digests of the model's chat template and vocabulary at the last start of the trainer."""
+    teachers: dict[str, Teacher] = Field(default_factory=dict)
+    """Name -> the teacher that first joined under it."""
     control: Control = Field(default_factory=Control)
     control_problems: tuple[str, ...] = Field(default=(), exclude=True)
     """What is wrong with values in the stored controls that `control` leaves out."""

@@ -63,6 +63,8 @@ class DBRecordData(Value):
     task_version: str = ""
     """Hash of the question's content (query, references, scorer) when its group completed."""
     group_completed: bool = False
+    taught: dict[str, datetime] = Field(default_factory=dict)
+    """Name of each teacher that has given its logprobs to all turns -> when."""
     created_at: datetime = Field(default_factory=utc_now)
     ledger: dict[str, LedgerEntry] = Field(default_factory=dict)
     expired_at: datetime | None = None

@@ -126,6 +126,9 @@ class DispatchedSamplingTask(Value):
     """Sampled ids, the end-of-turn token included, int32 [T]."""
     output_logprobs: Logprobs
     """Behavior logprobs (after temperature), float32 [T]."""
+    teacher_logprobs: dict[str, Logprobs] = Field(default_factory=dict)
+    """Logprobs that teachers give the sampled tokens at temperature 1, by the teacher's name, float32
+    [T] each. Written once, after the record has ended."""
     version_spans: tuple[VersionSpan, ...]
     routed_experts: bytes = b""
     """With `router_replay`: the experts that the server's routers chose, token by token and layer

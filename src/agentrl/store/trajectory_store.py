@@ -40,6 +40,7 @@ from agentrl.store.repositories.runs import (
 from agentrl.store.repositories.scores import ScoreRepository
 from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
+from agentrl.store.repositories.teaching import TeachingRepository
 from agentrl.store.repositories.turns import TurnRepository
 from agentrl.store.repositories.unused_blobs import UnusedBlobs
 from agentrl.store.views.figures import FigureRepository
@@ -73,6 +74,7 @@ class TrajectoryStore:
         images: images by the hash of their content.
         scores: scoring of finished Records.
         ledger: the records that a trainer reserved, trained and dropped, by step.
+        teaching: teachers, and their logprobs at sampled tokens.
         figures: the trainer's measurements of every step and evaluation.
         policies: published weights.
         services: inference servers.
@@ -97,6 +99,7 @@ class TrajectoryStore:
         self.runs = RunRepository(database)
         self.trainer_leases = TrainerLeaseRepository(database)
         self.ledger = LedgerRepository(database, self.turns, self.trainer_leases)
+        self.teaching = TeachingRepository(database, self.turns)
         self.figures = FigureRepository(database)
         self.policies = PolicyRepository(database)
         self.services = ServiceRepository(database)

@@ -139,6 +139,10 @@ def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
         fields[name] = [_resolve(value, blobs) for value in fields[name]]
     for name, kind in (("added_ids", "i"), ("output_ids", "i"), ("output_logprobs", "f")):
         fields[name] = np.frombuffer(fields[name], dtype=ARRAY_TYPES[kind])
+    fields["teacher_logprobs"] = {
+        name: np.frombuffer(values, dtype=ARRAY_TYPES["f"])
+        for name, values in fields.get("teacher_logprobs", {}).items()
+    }
     return from_document(DispatchedSamplingTask, fields)
 
 
