@@ -7,6 +7,7 @@ import numpy as np
 
 from agentrl.algorithms.formula_registry import FormulaRegistry
 from agentrl.errors import UserCodeError
+from agentrl.schema.formulas import OPD
 
 RIGHT_ABOVE = 0.5
 """Scores above this count as right, all others as wrong."""
@@ -58,6 +59,26 @@ def group_std(compared: ComparedRewards) -> np.ndarray:
     if deviation <= _MIN_DEVIATION:
         return np.zeros(len(compared.rewards))
     return group_mean(compared) / deviation
+
+
+@ADVANTAGES.register(OPD)
+def on_policy_distillation(compared: ComparedRewards) -> np.ndarray:
+    """Return 0 for each reward: the teachers alone decide (`teacher_advantages`)."""
+    return np.zeros(len(compared.rewards))
+
+
+def teacher_advantages(teachers: np.ndarray, behavior: np.ndarray) -> np.ndarray:
+    """Return what the teachers say of each sampled token, float64 [T].
+
+    With mu the sampler's policy, `A_t = log teacher_t - log mu_t`: minus a sample of the reverse KL
+    divergence (on-policy distillation). Of several teachers, the mean.
+
+    Args:
+        teachers: logprobs of K teachers at the sampled tokens, float32 [T, K].
+        behavior: log mu, float32 [T].
+    """
+    means: np.ndarray = teachers.astype(np.float64).mean(axis=1)
+    return means - behavior
 
 
 def compared_advantages(compared: ComparedRewards, kind: str) -> np.ndarray:

@@ -97,6 +97,9 @@ class LossInputs:
     """log pi_p (`--proximal`), in the same dtype [N]; by default equal to `behavior`."""
     reference: torch.Tensor | None = None
     """Logprobs of the reference model [N], with `--kl_coefficient`."""
+    teacher_logprobs: torch.Tensor | None = None
+    """Logprobs of the K teachers of `--teachers`, in their order, at temperature 1 and in the dtype
+    of `policy_logprobs` [N, K]; None without teachers."""
     entropies: torch.Tensor | None = None
     """Entropy of the policy in nats [N], without gradient, with `--log_entropy`."""
     advantages: torch.Tensor

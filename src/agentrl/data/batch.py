@@ -78,6 +78,9 @@ class MicroBatch:
     """float64 [T]."""
     behavior_logprobs: np.ndarray
     """float32 [T]."""
+    teacher_logprobs: np.ndarray
+    """float32 [T, K] of the K teachers; K is 0 without teachers, and 1 in made-up rows, where one
+    stands for all."""
     staleness: np.ndarray
     """int64 [T], policy versions that each token is behind."""
     weights: np.ndarray
@@ -267,12 +270,25 @@ class _TargetTable:
             row=lay_out(bin_.branches),
             turns=np.repeat(numbers, counts),
             records=np.repeat(self.records[numbers], counts),
-            advantages=np.repeat(np.array([turn.advantage for turn in turns]), counts),
+            advantages=np.concatenate([_token_advantages(turn) for turn in turns]),
             behavior_logprobs=np.concatenate([turn.behavior_logprobs for turn in turns]),
+            teacher_logprobs=np.concatenate([_teacher_logprobs(turn) for turn in turns]),
             staleness=self.policy_version - versions,
             weights=np.concatenate([self.weights[number] for number in numbers.tolist()]),
             num_chunks=num_chunks,
         )
+
+
+def _token_advantages(turn: TurnTokens) -> np.ndarray:
+    if turn.token_advantages is not None:
+        return turn.token_advantages
+    return np.full(turn.num_targets, turn.advantage)
+
+
+def _teacher_logprobs(turn: TurnTokens) -> np.ndarray:
+    if turn.teacher_logprobs is not None:
+        return turn.teacher_logprobs
+    return np.empty((turn.num_targets, 0), dtype=np.float32)
 
 
 def _with_stand_ins(
@@ -304,6 +320,7 @@ def empty_batch(num_chunks: int) -> MicroBatch:
         records=no_integers,
         advantages=no_floats,
         behavior_logprobs=np.empty(0, dtype=np.float32),
+        teacher_logprobs=np.empty((0, 1), dtype=np.float32),
         staleness=no_integers,
         weights=no_floats,
         num_chunks=num_chunks,

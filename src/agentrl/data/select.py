@@ -16,6 +16,7 @@ from agentrl.algorithms.advantages import (
     RIGHT_ABOVE,
     seat_turn_advantages,
     step_normalized,
+    teacher_advantages,
     turn_advantages,
 )
 from agentrl.algorithms.filters import (
@@ -39,6 +40,8 @@ TurnDrop = Literal[
     "no_logprobs",
     "no_version",
     "penalties",
+    "no_teacher",
+    "temperature",
     "placeholder",
     "positions",
     "stale",
@@ -51,7 +54,9 @@ TurnDrop = Literal[
 `untrained_seat`: the environment made the turn's agent part of the world, such as a simulated user,
 or its run was abandoned. `no_version`: the policy that sampled some of its tokens is unknown, and
 with it the turn's age and ratios. `penalties`: its logprobs include penalties on repeated tokens,
-unlike the policy's. `placeholder`: the policy sampled the token that stands for an image.
+unlike the policy's. `no_teacher`: a teacher has not given its logprobs.
+`temperature`: the teachers are part of the advantage, but the turn was not sampled at temperature 1,
+which theirs are for. `placeholder`: the policy sampled the token that stands for an image.
 `positions`: the server computed different positions for its images than their processor does.
 """
 
@@ -117,7 +122,8 @@ def select_group(
     group = GroupFacts(ordered[0].task_id, facts)
     reasons: tuple[RecordDrop | None, ...] = filter_group(
         group,
-        min_score_spread=algorithm.min_score_spread,
+        # Teachers tell rollouts of equal scores apart.
+        min_score_spread=0.0 if algorithm.teacher_share else algorithm.min_score_spread,
         own_filter=algorithm.group_filter,
         balance_sample=algorithm.balance_sample,
         min_turns=algorithm.min_turns,
@@ -291,9 +297,13 @@ def _turn_verdicts(
 ) -> list[tuple[TurnDrop | None, TurnTokens]]:
     """Return every trainable turn with its advantage and the reason to drop it, if any."""
     assert record.score is not None, "records without a score were filtered out earlier"
-    tokens = with_routed_experts(turn_tokens(record.turns, images), record.turns)
+    rebuilt = with_routed_experts(turn_tokens(record.turns, images), record.turns)
     stored = {turn.id: turn for turn in record.turns}
-    stored_turns = [stored[turn.turn_id] for turn in tokens]
+    stored_turns = [stored[turn.turn_id] for turn in rebuilt]
+    tokens = [
+        _with_teachers(turn, stored_turn, algorithm.teachers)
+        for turn, stored_turn in zip(rebuilt, stored_turns, strict=True)
+    ]
     # If turns have their own rewards, signs are kept: a bad step on the way to a right answer stays
     # bad.
     has_steps = any(reward is not None for reward in step_rewards(record))
@@ -307,6 +317,7 @@ def _turn_verdicts(
     )
     unusable = [
         _unusable_reason(turn, stored_turn, images or ImageBook())
+        or _teaching_reason(turn, algorithm)
         if credit.is_trained
         else "untrained_seat"
         for turn, stored_turn, credit in zip(tokens, stored_turns, credit_by_turn, strict=True)
@@ -319,13 +330,34 @@ def _turn_verdicts(
         if reason not in ("no_logprobs", "no_version", "untrained_seat")
     ]
     is_stale = max(staleness, default=0) > algorithm.max_staleness
-    return [
-        (
-            reason or _drop_reason(value, algorithm, is_stale=is_stale),
-            replace(turn, advantage=value),
-        )
-        for turn, reason, value in zip(tokens, unusable, values.tolist(), strict=True)
+    credited = [
+        _with_advantages(replace(turn, advantage=value), algorithm)
+        for turn, value in zip(tokens, values.tolist(), strict=True)
     ]
+    return [
+        (reason or _drop_reason(turn, algorithm, is_stale=is_stale), turn)
+        for turn, reason in zip(credited, unusable, strict=True)
+    ]
+
+
+def _with_teachers(
+    turn: TurnTokens, stored: DispatchedSamplingTask, names: Sequence[str]
+) -> TurnTokens:
+    """Add the logprobs of the teachers, if all of them are there."""
+    if not names or not all(name in stored.teacher_logprobs for name in names):
+        return turn
+    logprobs = np.stack([stored.teacher_logprobs[name] for name in names], axis=1)
+    return replace(turn, teacher_logprobs=logprobs)
+
+
+def _with_advantages(turn: TurnTokens, algorithm: AlgorithmSection) -> TurnTokens:
+    """Mix the advantage of the rewards with that of the teachers, if they are part of it."""
+    share = algorithm.teacher_share
+    if not share or turn.teacher_logprobs is None:
+        return turn
+    of_teachers = teacher_advantages(turn.teacher_logprobs, turn.behavior_logprobs)
+    mixed = (1.0 - share) * turn.advantage + share * algorithm.adv_scaling * of_teachers
+    return replace(turn, advantage=float(mixed.mean()), token_advantages=mixed)
 
 
 def _unusable_reason(
@@ -343,11 +375,22 @@ def _unusable_reason(
     return "penalties" if stored.sampling_params.has_penalties else None
 
 
+def _teaching_reason(turn: TurnTokens, algorithm: AlgorithmSection) -> TurnDrop | None:
+    """Return why teachers cannot judge the turn; None if they can, or there are none."""
+    if algorithm.teachers and turn.teacher_logprobs is None:
+        return "no_teacher"
+    return "temperature" if algorithm.teacher_share and turn.temperature != 1.0 else None
+
+
 def _drop_reason(
-    advantage: float, algorithm: AlgorithmSection, *, is_stale: bool
+    turn: TurnTokens, algorithm: AlgorithmSection, *, is_stale: bool
 ) -> TurnDrop | None:
     if is_stale:
         return "stale"
+    advantage = turn.advantage
+    if turn.token_advantages is not None:
+        is_zero = np.allclose(turn.token_advantages, 0.0, rtol=0.0, atol=1e-12)
+        return "zero_advantage" if algorithm.drop_zero_advantage and is_zero else None
     if algorithm.minimal_advantage is not None and advantage < algorithm.minimal_advantage:
         return "minimal_advantage"
     if algorithm.drop_zero_advantage and _is_zero(advantage):

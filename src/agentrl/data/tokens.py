@@ -45,6 +45,11 @@ class TurnTokens:
     """int32 [T], policy version that sampled each token; `NO_VERSION` if unknown."""
     temperature: float = 1.0
     advantage: float = 0.0
+    """That of every sampled token; the mean if `token_advantages` differ."""
+    token_advantages: np.ndarray | None = None
+    """float64 [T], with teachers in the advantage."""
+    teacher_logprobs: np.ndarray | None = None
+    """float32 [T, K] of the K teachers of `--teachers`, at temperature 1; None without teachers."""
     routed_experts: np.ndarray | None = None
     """int16 [P + T - 1, W], experts that the server chose for each token of the path, see
     `with_routed_experts`; None if the server did not return them."""

@@ -10,9 +10,11 @@ LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 """Policy losses, see `algorithms.losses`."""
 
-AdvantageKind = Literal["leave_one_out", "group_mean", "group_std", "reinforce_plus_plus"]
+AdvantageKind = Literal["leave_one_out", "group_mean", "group_std", "reinforce_plus_plus", "opd"]
 ADVANTAGE_KINDS: tuple[AdvantageKind, ...] = get_args(AdvantageKind)
 """Baselines within a group, see `algorithms.advantages`."""
+OPD: AdvantageKind = "opd"
+"""The estimator of teachers alone."""
 
 RATE_SCHEDULES = ("constant", "linear", "cosine")
 """Learning rates after the warm-up, see `trainer.learner.optimizer`."""

@@ -12,6 +12,7 @@ from agentrl.config.sections.section import ConfigSection
 from agentrl.schema import Control
 from agentrl.schema.formulas import (
     ADVANTAGE_KINDS,
+    OPD,
     LOSS_KINDS,
     RATE_SCHEDULES,
     CorrectionKind,
@@ -81,7 +82,16 @@ class AlgorithmSection(ConfigSection):
     """Reference model of the KL penalty; model_name_or_path by default."""
     advantage_estimator: Annotated[str, BuiltInOr(ADVANTAGE_KINDS)] = "leave_one_out"
     """Baseline within the group, or your own function; `reinforce_plus_plus` also normalizes over the
-    whole step."""
+    whole step. `opd`: no rewards, only teachers (on-policy distillation)."""
+    teachers: tuple[str, ...] = ()
+    """Names of the teachers (`agentrl teach`) whose logprobs a group needs before it is trained on;
+    none by default (see docs/teachers.md)."""
+    teacher_weight: float = Field(default=0.0, ge=0, le=1)
+    """Weight w of the teachers in the advantage: (1 - w) * A_reward + w * A_teacher. 1 with the
+    estimator `opd`."""
+    teacher_wait_seconds: float = Field(default=1800.0, gt=0)
+    """How long a step waits for teachers while complete groups are at hand; the run then ends, and
+    the same command resumes it."""
     adv_scaling: float = 1.0
     """Factor on the advantages."""
     sign_clip: bool = True
@@ -141,6 +151,11 @@ class AlgorithmSection(ConfigSection):
                 "CrossEntropy is the loss of supervised fine-tuning: use `agentrl sft`",
             )
         return kind
+
+    @property
+    def teacher_share(self) -> float:
+        """Weight of the teachers in the advantage."""
+        return 1.0 if self.advantage_estimator == OPD else self.teacher_weight
 
     def control(self, groups_per_step: int) -> Control:
         """Return the control with which a run starts."""

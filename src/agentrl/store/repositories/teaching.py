@@ -61,7 +61,8 @@ class TeachingRepository(Repository):
         now = await self._db.server_time()
         lease = f"teaching.{name}"
         unclaimed = {"$or": [{lease: None}, {f"{lease}.expires_at": {"$lt": now}}]}
-        for preferred in ({"ledger": {}}, {}):
+        choices: list[Document] = [{"ledger": {}}, {}]
+        for preferred in choices:
             document = await self._db.record_data.find_one_and_update(
                 {**_untaught(name), **unclaimed, **preferred},
                 [{"$set": {lease: _lease(owner, lease_seconds)}}],

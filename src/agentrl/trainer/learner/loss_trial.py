@@ -77,6 +77,7 @@ def _random_step(algorithm: AlgorithmSection) -> LossInputs:
         behavior=behavior,
         proximal=behavior.clone() if algorithm.proximal == "behavior" else policy.detach().clone(),
         reference=behavior + noise(0.1) if algorithm.kl_coefficient else None,
+        teacher_logprobs=_teachers(behavior, random, len(algorithm.teachers)),
         entropies=torch.rand(count, generator=random),
         advantages=advantages,
         staleness=torch.arange(count) % (min(algorithm.max_staleness, 3) + 1),
@@ -84,6 +85,15 @@ def _random_step(algorithm: AlgorithmSection) -> LossInputs:
         records=records,
         settings=loss_settings(algorithm),
     )
+
+
+def _teachers(
+    behavior: torch.Tensor, random: torch.Generator, num_teachers: int
+) -> torch.Tensor | None:
+    if not num_teachers:
+        return None
+    noise = torch.randn(len(behavior), num_teachers, generator=random)
+    return behavior[:, None] + 0.1 * noise
 
 
 def _part(inputs: LossInputs, numbers: list[int]) -> tuple[torch.Tensor, LossInputs]:

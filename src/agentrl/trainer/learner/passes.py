@@ -281,6 +281,7 @@ def loss_of(
         behavior=behavior.to(logprobs.dtype),
         proximal=proximal,
         reference=reference_logprobs,
+        teacher_logprobs=_teachers(batch, algorithm, logprobs),
         entropies=policy.entropies,
         advantages=torch.from_numpy(batch.advantages).to(device, logprobs.dtype),
         staleness=staleness,
@@ -306,6 +307,16 @@ def loss_of(
         loss = loss + algorithm.kl_coefficient * (weights * kl).sum()
         total_kl = float(kl.detach().sum())
     return PassLoss(loss, losses, ~correction.keep, total_kl, behavior, metrics)
+
+
+def _teachers(
+    batch: MicroBatch, algorithm: AlgorithmSection, logprobs: torch.Tensor
+) -> torch.Tensor | None:
+    """Return the teachers' logprobs [T, K] like the policy's; None without teachers."""
+    if not algorithm.teachers:
+        return None
+    teachers = torch.from_numpy(batch.teacher_logprobs).to(logprobs.device, logprobs.dtype)
+    return teachers.expand(-1, len(algorithm.teachers))
 
 
 @dataclass(frozen=True, eq=False)

@@ -201,6 +201,7 @@ def filled_row(num_tokens: int, longest: int, *, num_chunks: int = 1) -> MicroBa
         records=zeros,
         advantages=ones,
         behavior_logprobs=-ones.astype(np.float32),
+        teacher_logprobs=-ones.astype(np.float32)[:, None],
         staleness=zeros,
         weights=ones / max(len(sources), 1),
         num_chunks=num_chunks,
