@@ -28,6 +28,7 @@ _OWN: dict[str, tuple[str, str]] = {
     "sample": ("commands:sample", "run one sampler process; start as many as you like"),
     "train": ("commands:train", "run the trainer (under accelerate launch for several ranks)"),
     "serve": ("commands:serve", "run an inference server, registered and kept up to date"),
+    "teach": ("teach_command:teach", "give other models' logprobs to a run's tokens"),
     "eval": ("commands:evaluate", "score a checkpoint on held-out questions"),
     "doctor": ("commands:doctor", "check this machine: packages, GPUs, database, servers, tools"),
     "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),

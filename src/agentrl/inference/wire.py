@@ -213,6 +213,43 @@ def _result(
     )
 
 
+def prompt_logprobs_body(input_ids: np.ndarray, start: int) -> dict[str, Any]:
+    """Return the JSON body of `/generate` that asks for logprobs of a prompt and samples nothing."""
+    return {
+        "rid": new_rid(),
+        "input_ids": input_ids.tolist(),
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
+        "return_logprob": True,
+        "logprob_start_len": start,
+    }
+
+
+def parse_prompt_logprobs(body: Mapping[str, Any], expected: np.ndarray, server: str) -> np.ndarray:
+    """Read the logprobs of prompt tokens, float32 [N].
+
+    Args:
+        body: the decoded JSON object.
+        expected: the N tokens after the one at `logprob_start_len`, which has no logprob.
+        server: base address of the server, for errors.
+
+    Raises:
+        InferenceError: logprobs are missing or not finite, or are those of other tokens.
+    """
+    try:
+        _, *triples = body["meta_info"]["input_token_logprobs"]
+        ids = np.asarray([triple[1] for triple in triples], dtype=np.int64)
+        logprobs = np.asarray([triple[0] for triple in triples], dtype=np.float32)
+    except _MALFORMED as error:
+        raise InferenceError(
+            f"{server} sent missing or malformed logprobs of a prompt ({repr(error)[:200]})"
+        ) from error
+    if not np.array_equal(ids, expected):
+        raise InferenceError(f"{server} sent the logprobs of other tokens than it was asked for")
+    if not np.isfinite(logprobs).all():
+        raise InferenceError(f"{server} sent logprobs of a prompt that are not finite")
+    return logprobs
+
+
 def parse_partial(
     body: Mapping[str, Any], server: str, *, adapter: str | None = None
 ) -> GenerateResult:

@@ -1,5 +1,6 @@
 """`Run`: the document that controls a run; and the servers and samplers that take part in it."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
@@ -128,6 +129,10 @@ class ConfigChange(Value):
     step: int
     """The last step before that start."""
     before: dict[str, Any]
+
+
+TEACHER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""Names become fields of documents."""
 
 
 class Teacher(Value):

@@ -12,14 +12,15 @@ from agentrl.config.sections.section import ConfigSection
 from agentrl.schema import Control
 from agentrl.schema.formulas import (
     ADVANTAGE_KINDS,
-    OPD,
     LOSS_KINDS,
+    OPD,
     RATE_SCHEDULES,
     CorrectionKind,
     CorrectionLevel,
     KLEstimator,
     ProximalKind,
 )
+from agentrl.schema.run import TEACHER_NAME
 
 
 class AlgorithmSection(ConfigSection):
@@ -134,6 +135,16 @@ class AlgorithmSection(ConfigSection):
     @classmethod
     def _with_recipe(cls, values: Any) -> Any:
         return expand_recipe(values) if isinstance(values, dict) else values
+
+    @field_validator("teachers")
+    @classmethod
+    def _check_teachers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not TEACHER_NAME.fullmatch(name):
+                raise PydanticCustomError(
+                    "teachers", "names of letters, digits, - and _, as in `agentrl teach`"
+                )
+        return names
 
     @field_validator("loss_calculator", mode="before")
     @classmethod

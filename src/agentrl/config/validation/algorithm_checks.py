@@ -13,6 +13,7 @@ from agentrl.config.sections import (
     TrainerSection,
 )
 from agentrl.errors import ConfigError
+from agentrl.schema.formulas import OPD
 
 _READ_BY = {
     "beta1": ("GRPO",),
@@ -24,6 +25,8 @@ _READ_BY = {
     "importance_weight_cap_ratio": ("GRPO", "MINIRL"),
 }
 """Flag -> losses that it changes; the others would silently ignore it."""
+_OF_WHOLE_TURNS = ("minimal_advantage", "skip_non_positive_advantage")
+"""Filters by the one advantage of a turn."""
 _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """Flag -> the value that changes nothing."""
 
@@ -51,6 +54,36 @@ def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
             "drops none; add --min_score_spread 0.1"
         )
     yield from _settings_without_effect(algorithm)
+
+
+def teacher_contradictions(config: RootConfig) -> Iterator[str]:
+    """Yield problems in the flags of teachers."""
+    algorithm = config.algorithm
+    share = algorithm.teacher_share
+    flag = (
+        "--advantage_estimator opd" if algorithm.advantage_estimator == OPD else "--teacher_weight"
+    )
+    if algorithm.advantage_estimator == OPD and algorithm.teacher_weight not in (0.0, 1.0):
+        yield (
+            "--advantage_estimator opd has no rewards to mix with; choose another estimator next to "
+            f"--teacher_weight {algorithm.teacher_weight}"
+        )
+    if len(set(algorithm.teachers)) < len(algorithm.teachers):
+        yield f"--teachers {','.join(algorithm.teachers)}: a name is given twice"
+    if not share:
+        return
+    if not algorithm.teachers:
+        yield f"{flag} needs teachers; give --teachers NAME (see docs/teachers.md)"
+    if config.sampling.temperature != 1:
+        yield (
+            f"{flag} compares with teachers at temperature 1, not --temperature "
+            f"{config.sampling.temperature}; remove it"
+        )
+    for name in _OF_WHOLE_TURNS:
+        if getattr(algorithm, name) not in (None, False):
+            yield f"--{name} is for one advantage a turn; {flag} gives each token its own"
+    if algorithm.advantage_estimator == "reinforce_plus_plus":
+        yield f"reinforce_plus_plus normalizes one advantage a turn; {flag} gives each token its own"
 
 
 def freshness_contradictions(config: RootConfig) -> Iterator[str]:

@@ -27,6 +27,7 @@ from agentrl.config.validation.algorithm_checks import (
     freshness_contradictions,
     loss_contradictions,
     schedule_contradictions,
+    teacher_contradictions,
     with_implied_freshness,
 )
 from agentrl.config.validation.placement_checks import (
@@ -182,6 +183,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command are mutually exclusive; give one"
     yield from freshness_contradictions(config)
+    yield from teacher_contradictions(config)
     if trainer.groups_per_step is not None and trainer.groups_per_step < 1:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
     if trainer.eval_strategy != "no" and not config.data.has_held_out:

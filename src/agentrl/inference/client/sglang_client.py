@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+import numpy as np
 from pydantic import SecretStr
 
 from agentrl.config.sections import InferenceSection
@@ -19,8 +20,10 @@ from agentrl.inference.wire import (
     LoadFormat,
     PauseMode,
     parse_partial,
+    parse_prompt_logprobs,
     parse_result,
     policy_version,
+    prompt_logprobs_body,
     request_body,
 )
 from agentrl.schema import ServerLoad
@@ -136,6 +139,23 @@ class SGLangClient:
                     return parse_result(body, self.base_url, adapter=request.adapter)
                 on_partial(parse_partial(body, self.base_url, adapter=request.adapter))
         raise ServerLost(f"{self.base_url} closed a stream before its end")
+
+    async def prompt_logprobs(self, input_ids: np.ndarray, start: int) -> np.ndarray:
+        """Return the logprobs, at temperature 1, of the tokens of a prompt [P] after `start`.
+
+        Returns:
+            float32 [P - start - 1]; nothing is sampled.
+        """
+        response_context = self._transport.response(
+            "POST",
+            "/generate",
+            prompt_logprobs_body(input_ids, start),
+            headers=self._data_headers,
+            timeout_seconds=None,
+        )
+        async with response_context as response:
+            body = self._transport.decode(await self._transport.content(response))
+        return parse_prompt_logprobs(body, input_ids[start + 1 :], self.base_url)
 
     # State of the server.
 

@@ -85,7 +85,7 @@ async def run_server(config: RootConfig, uri: str) -> None:
 
 @asynccontextmanager
 async def lone_server(
-    config: RootConfig, weights: Path, *, version: int, adapter: str | None
+    config: RootConfig, weights: Path, *, version: int, adapter: str | None, log_name: str
 ) -> AsyncIterator[InferenceService]:
     """Serve a version, unregistered, until the block exits.
 
@@ -94,6 +94,7 @@ async def lone_server(
         weights: directory of the version's weights, or of its adapter.
         version: their version number.
         adapter: name of the adapter; None if `weights` holds the whole model.
+        log_name: part of the name of its log file.
 
     Raises:
         ConfigError: no port is free, or a key is missing.
@@ -109,7 +110,7 @@ async def lone_server(
             children,
             inference=inference,
             model=config.model,
-            log_prefix=str(config.run.logs_dir / f"{config.run.run_name}_fork_engine_"),
+            log_prefix=str(config.run.logs_dir / f"{config.run.run_name}_{log_name}_"),
             seed=config.run.seed,
         )
         with process:

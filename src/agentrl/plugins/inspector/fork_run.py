@@ -88,7 +88,13 @@ async def run_fork(
         else:
             version = weights.version
             server = await stack.enter_async_context(
-                lone_server(cluster.config, weights.path, version=version, adapter=weights.adapter)
+                lone_server(
+                    cluster.config,
+                    weights.path,
+                    version=version,
+                    adapter=weights.adapter,
+                    log_name="fork_engine",
+                )
             )
             serving = [server]
         scoring, summarizer = await stack.enter_async_context(open_scoring(cluster.config))

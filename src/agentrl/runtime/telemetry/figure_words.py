@@ -308,6 +308,12 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
         "Rollouts that were read and not trained.",
         "Few; if equal scores (`zero_variance`) dominate, choose easier or harder questions.",
     ),
+    "teacher_wait_seconds": FigureWords(
+        "Waited for teachers",
+        "seconds",
+        "How long complete groups were at hand and waited for teachers' logprobs.",
+        "Short against the step; otherwise start more processes of `agentrl teach`.",
+    ),
     "seconds": FigureWords(
         "Time by phase",
         "s by phase",

@@ -87,12 +87,10 @@ class TeachingRepository(Repository):
         )
 
     @operation("release claims of records to teach")
-    async def release(self, name: str, owner: str, record_ids: Sequence[str]) -> None:
-        """Let other processes claim these records at once."""
+    async def release(self, name: str, owner: str) -> None:
+        """Let other processes claim at once what a process has claimed and not taught."""
         lease = f"teaching.{name}"
-        await self._db.record_data.update_many(
-            {"_id": {"$in": list(record_ids)}, f"{lease}.owner": owner}, {"$unset": {lease: ""}}
-        )
+        await self._db.record_data.update_many({f"{lease}.owner": owner}, {"$unset": {lease: ""}})
 
     @operation("store a teacher's logprobs")
     async def store(self, name: str, record_id: str, logprobs: Mapping[str, np.ndarray]) -> None:

@@ -102,6 +102,8 @@ class StepMetrics(BaseModel):
     """Target tokens by number of policy versions behind the current one."""
     dropped: dict[str, int] = Field(default_factory=dict)
     """Records not trained, by reason."""
+    teacher_wait_seconds: float = 0.0
+    """Part of `wait_samples` in which complete groups were at hand and waited for teachers."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """Wall time by phase."""
     time: float = 0.0

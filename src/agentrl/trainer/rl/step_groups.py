@@ -69,6 +69,8 @@ class StepGroups:
     dropped: Counter[str] = field(default_factory=Counter)
     """Records not trained on, by reason."""
     num_reserved: int = 0
+    teacher_wait_seconds: float = 0.0
+    """How long complete groups were at hand, and all of them waited for teachers."""
     end: Literal["full", "data_ended", "stopped"] = "full"
     """Reason why reading ended."""
 
@@ -153,6 +155,55 @@ class RecordImages:
         return shown
 
 
+class TeacherWait:
+    """How long the groups at hand have been waiting for teachers.
+
+    Args:
+        teachers: names of those that every group needs.
+        max_seconds: longest wait.
+    """
+
+    def __init__(self, teachers: Sequence[str], max_seconds: float) -> None:
+        self._teachers = teachers
+        self._max_seconds = max_seconds
+        self._started: float | None = None
+        self._since: float | None = None
+        self.missing: tuple[str, ...] = ()
+        """The teachers that the groups of the last look wait for."""
+
+    def is_taught(self, group: Sequence[DBRecordData]) -> bool:
+        """Return whether all teachers have given their logprobs to a whole group."""
+        return all(name in record.taught for record in group for name in self._teachers)
+
+    def look(self, ready: Sequence[Sequence[DBRecordData]], num_consumable: int) -> float:
+        """Note the complete groups, and return the seconds waited since the last look.
+
+        Raises:
+            TrainingError: the wait has lasted too long.
+        """
+        names = (name for group in ready for record in group for name in self._missing(record))
+        self.missing = () if num_consumable else tuple(sorted(set(names)))
+        now, since = time.monotonic(), self._since
+        if not self.missing:
+            self._since = self._started = None
+            return 0.0
+        self._since = now
+        if since is None or self._started is None:
+            self._started = now
+            return 0.0
+        if now - self._started > self._max_seconds:
+            name = self.missing[0]
+            raise TrainingError(
+                f"complete groups have waited {self._max_seconds:.0f} s for teacher {name}; start "
+                f"`agentrl teach RUN --teacher {name}=MODEL` and resume the run, or raise "
+                "--teacher_wait_seconds"
+            )
+        return now - since
+
+    def _missing(self, record: DBRecordData) -> list[str]:
+        return [name for name in self._teachers if name not in record.taught]
+
+
 class GroupReader:
     """Fills steps with groups, and admits samplers within the freshness bound."""
 
@@ -189,6 +240,7 @@ class GroupReader:
         self._feed = feed
         self.lost_versions: Sequence[LostVersions] = ()
         """Of the run; their records count as old as their weights are far away."""
+        self._wait = TeacherWait(algorithm.teachers, algorithm.teacher_wait_seconds)
         self._admission: Admission | None = None
         self._admission_lock = asyncio.Lock()
 
@@ -255,7 +307,8 @@ class GroupReader:
                 oldest_version=current.oldest_version(step),
                 step=step,
             )
-            ready = self._consumable(ready, first_open)
+            complete, ready = ready, self._consumable(ready, first_open)
+            collected.teacher_wait_seconds += self._wait.look(complete, len(ready))
             unusable_before = collected.num_new_unusable
             for records in ready:
                 num_usable += await self._add_group(records, collected, algorithm)
@@ -287,13 +340,17 @@ class GroupReader:
 
         With `staleness_policy wait`, no group overtakes one that is still running. Admission runs
         no further ahead than samples stay fresh, so groups consumed in order never become stale. A group
-        without the requested score is skipped with `drop` and waited for with `wait`.
+        without the requested score, or without a teacher's logprobs, is skipped with `drop` and waited
+        for with `wait`.
 
         Args:
             ready: complete groups in order.
             first_open: order of the first group that was not complete before they were read.
         """
-        scored = [scored_by(self._scorer, group) for group in ready]
+        scored = [
+            scored_by(self._scorer, group) if self._wait.is_taught(group) else None
+            for group in ready
+        ]
         if self._algorithm.staleness_policy == "drop":
             return [group for group in scored if group is not None]
         consumable: list[list[DBRecordData]] = []
@@ -376,6 +433,12 @@ class GroupReader:
             sum(service.status == "up" for service in services),
             len(samplers),
         )
+        if self._wait.missing:
+            logger.info(
+                "step %d: complete groups are waiting for teacher %s (`agentrl teach`)",
+                step,
+                ", ".join(self._wait.missing),
+            )
 
 
 def scored_by(scorer: str | None, records: Sequence[DBRecordData]) -> list[DBRecordData] | None:

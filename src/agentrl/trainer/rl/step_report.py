@@ -69,6 +69,7 @@ def step_metrics(
         route_conflicts=stats.num_expert_conflicts,
         dropped=dict(step_groups.dropped),
         merge_error=merge_error,
+        teacher_wait_seconds=round(step_groups.teacher_wait_seconds, 3),
         loss_metrics={
             name: value for name, value in outcome.loss_metrics.items() if math.isfinite(value)
         },

@@ -47,9 +47,9 @@ async def test_a_claim_is_exclusive_until_it_expires_or_is_released(store: Traje
     assert again is not None
     assert again.record_id == second.record_id
     assert await store.teaching.claim("big", "you", 60) is None
-    await store.teaching.release("big", "someone else", [first.record_id])
+    await store.teaching.release("big", "someone else")
     assert await store.teaching.claim("big", "you", 60) is None
-    await store.teaching.release("big", "me", [first.record_id])
+    await store.teaching.release("big", "me")
     assert await store.teaching.claim("big", "you", 60) is not None
     other = await store.teaching.claim("small", "me", 60)
     assert other is not None

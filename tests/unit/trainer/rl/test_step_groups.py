@@ -9,6 +9,7 @@ from support.stored import claim, make_task, play
 from support.training import Player, train_tasks
 
 from agentrl.config.sections import AlgorithmSection, TrainerSection
+from agentrl.errors import TrainingError
 from agentrl.schema import Control, Record, Run
 from agentrl.schema.lost_versions import LostVersions
 from agentrl.store import TrajectoryStore
@@ -153,3 +154,32 @@ def test_samplers_bring_what_the_steps_ahead_use_up() -> None:
     assert [bound(staleness, 1) for staleness in (0, 1, 2, 9)] == [14, 18, 22, 30]
     # A group that two steps use lasts for both: half of them are new.
     assert [bound(staleness, 2) for staleness in (1, 2, 3, 5)] == [14, 14, 18, 22]
+
+
+async def taught(store: TrajectoryStore, name: str) -> None:
+    claimed = await store.teaching.claim(name, "me", 60)
+    assert claimed is not None
+    logprobs = {turn.id: turn.output_logprobs - 1.0 for turn in claimed.turns}
+    await store.teaching.store(name, claimed.record_id, logprobs)
+
+
+async def test_a_group_waits_for_all_of_its_teachers(
+    store: TrajectoryStore, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await overtaken(store, model_path)
+    reads = Reads(store, monkeypatch, teachers=("big", "small"), advantage_estimator="opd")
+    assert await reads.step(1) == []
+    for name in ("big", "small", "big"):
+        await taught(store, name)
+        assert await reads.step(1) == []
+    await taught(store, "small")
+    assert await reads.step(1) == ["train/0/q1"]
+
+
+async def test_a_long_wait_for_a_teacher_ends_the_run_by_name(
+    store: TrajectoryStore, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await overtaken(store, model_path)
+    reads = Reads(store, monkeypatch, teachers=("big",), teacher_wait_seconds=0.05)
+    with pytest.raises(TrainingError, match=r"waited 0 s for teacher big; start `agentrl teach"):
+        await reads.step(1)

@@ -1,0 +1,175 @@
+"""The process behind `agentrl teach`: opens each teacher's server, and teaches until the run ends.
+
+A teacher is the model of a server that runs elsewhere, or a checkpoint that a server is started on
+here. It joins the run only if its tokenizer is the policy's.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError, ServerUnreachable
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.supervisor.server_supervisor import lone_server
+from agentrl.inference.teaching.teacher_loop import TeacherLoop
+from agentrl.inference.teaching.vocabularies import shared_tokenizer
+from agentrl.models.checkpoints.resolve import resolve_model, resolve_tokenizer
+from agentrl.runtime.ending_tasks import joint_tasks
+from agentrl.runtime.processes.signals import stop_on_signals, stopped_within
+from agentrl.schema import Teacher
+from agentrl.schema.run import TEACHER_NAME
+from agentrl.store import TrajectoryStore
+
+logger = logging.getLogger(__name__)
+
+_MAX_RESTARTS = 5
+"""Deaths in a row of a server that is started here, without a record taught in between."""
+_RESTART_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class TeacherPlan:
+    """A teacher as the command line describes it."""
+
+    name: str
+    model: str
+    """Address of a server, or path or name of a checkpoint."""
+
+    @property
+    def is_address(self) -> bool:
+        """Whether its server runs elsewhere."""
+        return self.model.startswith(("http://", "https://"))
+
+
+@dataclass(frozen=True)
+class TeachingSettings:
+    """What all teachers of a process share."""
+
+    prompt: str = ""
+    """Text before every conversation."""
+    tokenizer: str | None = None
+    """Path or name of the teachers' tokenizer; by default, that of their models."""
+    concurrency: int = 16
+    exit_when_taught: bool = False
+
+
+def parse_teacher(text: str) -> TeacherPlan:
+    """Read a value of `--teacher`, NAME=MODEL.
+
+    Raises:
+        ConfigError: it has another form.
+    """
+    name, equals, model = text.partition("=")
+    if not (TEACHER_NAME.fullmatch(name) and equals and model):
+        raise ConfigError(
+            f"--teacher {text}: give NAME=URL or NAME=PATH; a name has letters, digits, - and _"
+        )
+    return TeacherPlan(name, model)
+
+
+async def run_teachers(
+    config: RootConfig,
+    store: TrajectoryStore,
+    plans: Sequence[TeacherPlan],
+    settings: TeachingSettings,
+) -> None:
+    """Teach until the run has ended and nothing is left, or until SIGTERM or SIGINT.
+
+    Args:
+        config: that of the run.
+        store: of the run.
+        plans: the teachers.
+        settings: what they share.
+
+    Raises:
+        ConfigError: a model cannot be used, or its tokenizer is not the policy's.
+        InferenceError: a server refuses all requests, or died too often.
+        StoreError: the store was unavailable for too long.
+    """
+    stop = stop_on_signals("releasing the records that are not taught yet")
+    async with joint_tasks() as group:
+        for plan in plans:
+            group.create_task(_run_teacher(config, store, plan, settings, stop))
+
+
+async def _run_teacher(
+    config: RootConfig,
+    store: TrajectoryStore,
+    plan: TeacherPlan,
+    settings: TeachingSettings,
+    stop: asyncio.Event,
+) -> None:
+    num_deaths = 0
+    while True:
+        async with _server(config, plan) as client:
+            loop = await _opened(config, store, plan, settings, client)
+            try:
+                await loop.run(stop)
+                return
+            except ServerUnreachable as error:
+                num_deaths = 1 if loop.counts.num_records else num_deaths + 1
+                if num_deaths > _MAX_RESTARTS:
+                    raise
+                logger.warning("teacher %s: its server is started again: %s", plan.name, error)
+        if await stopped_within(stop, _RESTART_SECONDS):
+            return
+
+
+@asynccontextmanager
+async def _server(config: RootConfig, plan: TeacherPlan) -> AsyncIterator[SGLangClient]:
+    if plan.is_address:
+        async with SGLangClient.of(plan.model, config.inference) as client:
+            yield client
+        return
+    opened = lone_server(
+        config,
+        resolve_model(plan.model),
+        version=0,
+        adapter=None,
+        log_name=f"teacher_{plan.name}",
+    )
+    async with opened as service, SGLangClient.of(service.base_url, config.inference) as client:
+        yield client
+
+
+async def _opened(
+    config: RootConfig,
+    store: TrajectoryStore,
+    plan: TeacherPlan,
+    settings: TeachingSettings,
+    client: SGLangClient,
+) -> TeacherLoop:
+    """Check a teacher, and have it join the run."""
+    model = (await client.model_info()).model_path
+    path = _tokenizer_path(plan, settings.tokenizer or model)
+    tokenizer = shared_tokenizer(
+        plan.name, path, resolve_tokenizer(config.model.model_name_or_path)
+    )
+    await store.teaching.register(plan.name, Teacher(model=model, prompt=settings.prompt))
+    ids = tokenizer.encode(settings.prompt, add_special_tokens=False).ids
+    logger.info("teacher %s (%s) joins run %s", plan.name, model, config.run.run_name)
+    return TeacherLoop(
+        store,
+        client,
+        plan.name,
+        prompt_ids=np.array(ids, dtype=np.int32),
+        concurrency=settings.concurrency,
+        exit_when_taught=settings.exit_when_taught,
+        restarts_server=not plan.is_address,
+    )
+
+
+def _tokenizer_path(plan: TeacherPlan, model: str) -> Path:
+    try:
+        return resolve_tokenizer(model)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--teacher {plan.name}: its tokenizer cannot be compared with the policy's: {error}; "
+            "give --teacher_tokenizer"
+        ) from error

@@ -1,0 +1,42 @@
+"""Compares tokenizers: a teacher's logprobs mean nothing if its token ids are other texts."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from agentrl.errors import ConfigError
+from agentrl.renderers.model_files import read_model_files
+
+
+def shared_tokenizer(teacher: str, teacher_path: Path, policy_path: Path) -> Tokenizer:
+    """Return the teacher's tokenizer, whose token ids are the policy's.
+
+    Args:
+        teacher: name of the teacher, for the message.
+        teacher_path: directory of its tokenizer.
+        policy_path: directory of the policy's.
+
+    Raises:
+        ConfigError: an id stands for different tokens, or a file is missing or malformed.
+    """
+    tokenizer = read_model_files(teacher_path).tokenizer
+    theirs = _tokens(tokenizer)
+    ours = _tokens(read_model_files(policy_path).tokenizer)
+    for token_id in sorted(ours.keys() | theirs.keys()):
+        mine, other = ours.get(token_id), theirs.get(token_id)
+        if mine != other:
+            raise ConfigError(
+                f"--teacher {teacher}: its tokenizer ({teacher_path}) is not the policy's "
+                f"({policy_path}): token {token_id} is {_shown(other)} for the teacher and "
+                f"{_shown(mine)} for the policy; choose a teacher with the policy's tokenizer"
+            )
+    return tokenizer
+
+
+def _tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    return {token_id: token for token, token_id in vocabulary.items()}
+
+
+def _shown(token: str | None) -> str:
+    return "missing" if token is None else repr(token)
