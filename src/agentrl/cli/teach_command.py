@@ -11,7 +11,7 @@ from agentrl.config.sections import RootConfig
 @click.argument("run", metavar="RUN")
 @click.option(
     "--teacher",
-    "teachers",
+    "named_teachers",
     multiple=True,
     required=True,
     metavar="NAME=MODEL",
@@ -39,7 +39,7 @@ from agentrl.config.sections import RootConfig
 async def teach(
     config: RootConfig,
     run: str,
-    teachers: tuple[str, ...],
+    named_teachers: tuple[str, ...],
     teacher_prompt: str,
     teacher_tokenizer: str | None,
     teacher_concurrency: int,
@@ -57,7 +57,7 @@ async def teach(
     )
     from agentrl.runtime.logs import setup_logging
 
-    plans = [parse_teacher(text) for text in teachers]
+    plans = [parse_teacher(text) for text in named_teachers]
     trained = trained_run(config, run)
     setup_logging("teacher")
     settings = TeachingSettings(

@@ -461,6 +461,27 @@ def test_losses_that_contradict_themselves_are_refused(flags: list[str], problem
         parse_flags(flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--advantage_estimator", "opd"], "opd needs teachers; give --teachers NAME"),
+        (["--teacher_weight", "0.5"], "--teacher_weight needs teachers"),
+        (
+            ["--advantage_estimator", "opd", "--teachers", "a", "--teacher_weight", "0.5"],
+            "no rewards to mix with",
+        ),
+        (["--teachers", "a,a"], "given twice"),
+        (["--teachers", "a.b"], "letters, digits"),
+        (["--teachers", "a", "--teacher_weight", "1", "--temperature", "0.7"], "temperature 1"),
+        (["--teachers", "a", "--teacher_weight", "1", "--minimal_advantage", "0"], "one advantage"),
+        (["--teachers", "a", "--teacher_weight", "1", "--recipe", "reinforce_pp"], "normalizes"),
+    ],
+)
+def test_teachers_that_cannot_be_followed_are_refused(flags: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_flags(flags)
+
+
 def test_the_loss_is_one_of_reinforcement_learning_in_any_case() -> None:
     assert parse_flags(["--loss_calculator", "minirl"]).algorithm.loss_calculator == "MINIRL"
     with pytest.raises(ConfigError, match="agentrl sft"):

@@ -80,7 +80,8 @@ def teacher_contradictions(config: RootConfig) -> Iterator[str]:
             f"{config.sampling.temperature}; remove it"
         )
     for name in _OF_WHOLE_TURNS:
-        if getattr(algorithm, name) not in (None, False):
+        value = getattr(algorithm, name)
+        if value is not None and value is not False:  # a bound of 0 is one, too
             yield f"--{name} is for one advantage a turn; {flag} gives each token its own"
     if algorithm.advantage_estimator == "reinforce_plus_plus":
         yield f"reinforce_plus_plus normalizes one advantage a turn; {flag} gives each token its own"

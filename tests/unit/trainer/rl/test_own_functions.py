@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.training import MakeConfig, Player, train_tasks
+from support.training import MakeConfig, Player, teach, train_tasks
 
 from agentrl.config.loading import flat_values
 from agentrl.config.own_function import SOURCES
@@ -28,6 +28,7 @@ REFERENCES = {
     "sapo": ("loss_calculator", "sapo"),
     "mixed_advantage": ("advantage_estimator", "mixed"),
     "difficulty_filter": ("group_filter", "neither_easy_nor_hard"),
+    "distillation": ("loss_calculator", "distilled"),
 }
 MIXED = [1.0, 0.0, 0.0]
 EASY = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
@@ -129,14 +130,20 @@ async def test_examples_train(
     flag, name = REFERENCES[example]
     await fill(store, model_path, [EASY, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]])
     options = {"num_generations": 6, "max_steps": 1, "groups_per_step": 2, "sign_clip": "false"}
+    if example == "distillation":
+        options["teachers"] = "big"
+        await teach(store, "big", [1.0])
     (step,) = await train(make_config(**{flag: f"{path}:{name}"}, **options))
     assert step.loss is not None
     assert math.isfinite(step.loss)
     assert (step.grad_norm or 0.0) > 0.0
     if flag == "group_filter":
         assert step.dropped == {"group_filter": 6}
-    if flag == "loss_calculator":
+    if example == "sapo":
         assert 0.9 < step.loss_metrics["gradient_share"] <= 1.0
+    if example == "distillation":
+        # The teacher finds every token a nat likelier than the sampler did.
+        assert step.loss_metrics["reverse_kl"] == pytest.approx(-1.0, abs=1e-3)
 
 
 def test_every_example_is_tested_and_fits_on_a_page() -> None:
