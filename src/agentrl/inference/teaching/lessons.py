@@ -14,7 +14,7 @@ from agentrl.schema.turn import rebuild_images
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class TaughtSequence:
     """One sequence, and where the sampled tokens of some turns are in it."""
 
     ids: np.ndarray
@@ -36,7 +36,7 @@ class Lesson:
         }
 
 
-def lessons(turns: Sequence[DispatchedSamplingTask]) -> list[Lesson]:
+def lessons(turns: Sequence[DispatchedSamplingTask]) -> list[TaughtSequence]:
     """Return the sequences of a record, longest first.
 
     Turns without a prompt or a sampled token, turns of untrained models, and turns that show images,
@@ -45,7 +45,7 @@ def lessons(turns: Sequence[DispatchedSamplingTask]) -> list[Lesson]:
     Args:
         turns: all turns of the attempt, in order.
     """
-    found: list[Lesson] = []
+    found: list[TaughtSequence] = []
     images = rebuild_images(turns)
     candidates = [
         (ids, turn)
@@ -56,7 +56,7 @@ def lessons(turns: Sequence[DispatchedSamplingTask]) -> list[Lesson]:
         place = (len(ids) - len(turn.output_ids), len(ids))
         extension = next((one for one in found if np.array_equal(one.ids[: len(ids)], ids)), None)
         if extension is None:
-            found.append(Lesson(ids, {turn.id: place}))
+            found.append(TaughtSequence(ids, {turn.id: place}))
         else:
             extension.places[turn.id] = place
     return found

@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl.errors import InferenceError, ServerRefused, ServerUnreachable
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.inference.teaching.lessons import Lesson, lessons
+from agentrl.inference.teaching.lessons import TaughtSequence, lessons
 from agentrl.runtime.ending_tasks import joint_tasks
 from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.runtime.processes.signals import stopped_within
@@ -138,7 +138,7 @@ class TeacherLoop:
         self.counts.num_turns += len(given)
         self.counts.num_tokens += sum(map(len, given.values()))
 
-    async def _answer(self, lesson: Lesson, record_id: str) -> dict[str, np.ndarray]:
+    async def _answer(self, lesson: TaughtSequence, record_id: str) -> dict[str, np.ndarray]:
         """Return the logprobs of the turns of a lesson; none if the server never answers it."""
         ids = np.concatenate([self._prompt_ids, lesson.ids])
         start = len(self._prompt_ids) + lesson.start
