@@ -7,6 +7,7 @@ stored, claimed and changed.
 from agentrl.schema.agent_endpoint import AgentEndpoint
 from agentrl.schema.agent_result import AgentResult, SeatResult
 from agentrl.schema.base import Logprobs, Message, TokenIds, utc_now
+from agentrl.schema.branch import BranchPoint
 from agentrl.schema.fork import Fork
 from agentrl.schema.record import (
     RECORD_TRANSITIONS,
@@ -79,6 +80,7 @@ __all__ = [
     "AgentEndpoint",
     "AgentResult",
     "Attempt",
+    "BranchPoint",
     "ConfigChange",
     "Control",
     "ControlChange",

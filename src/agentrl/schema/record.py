@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.schema.base import Value, utc_now
+from agentrl.schema.branch import BranchPoint
 from agentrl.schema.score import Score, score_of
 from agentrl.schema.task import Split
 
@@ -86,6 +87,8 @@ class Record(Value):
     """Index of the rollout in its group, from 0."""
     order: int
     """The Task's order; slots are claimed in ascending (order, traj_id)."""
+    branch: BranchPoint | None = None
+    """Where it leaves another Record of its group; None for a rollout from the start."""
     status: RecordStatus = "pending"
     attempt: int = 0
     """Attempts started so far; 0 before the first claim."""

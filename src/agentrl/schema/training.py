@@ -6,6 +6,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from agentrl.schema.base import Value, utc_now
+from agentrl.schema.branch import BranchPoint
 from agentrl.schema.record import Outcome
 from agentrl.schema.score import Score
 from agentrl.schema.task import Split
@@ -50,6 +51,8 @@ class DBRecordData(Value):
     split: Split
     order: int
     attempt: int
+    branch: BranchPoint | None = None
+    """As in `Record`."""
     outcome: Outcome | None
     score: Score | None
     """None for a Record that failed because of the infrastructure; it enters no baseline."""

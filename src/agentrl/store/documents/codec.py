@@ -157,6 +157,7 @@ def record_data(record: Record, task_version: str) -> DBRecordData:
         split=record.split,
         order=record.order,
         attempt=record.attempt,
+        branch=record.branch,
         outcome=record.outcome,
         score=record.score,
         more_scores=record.more_scores,
