@@ -29,11 +29,12 @@ class ComparedRewards:
     """Number of the turn, counted per run."""
 
 
-AdvantageFunction = Callable[[ComparedRewards], np.ndarray]
+AdvantageFunction = Callable[..., np.ndarray]
 ADVANTAGES: FormulaRegistry[AdvantageFunction] = FormulaRegistry(
-    "advantage_estimator", "advantage estimator"
+    "advantage_estimator", "advantage estimator", "agentrl.algorithms.tree_credit"
 )
-"""Functions of `ComparedRewards` to float64 [n], by the value of `--advantage_estimator`."""
+"""Functions of `ComparedRewards` to float64 [n], or of a `TurnTree` (in `algorithms.tree_credit`) to
+float64 [N], by the value of `--advantage_estimator`."""
 
 
 @ADVANTAGES.register("leave_one_out")

@@ -10,9 +10,18 @@ LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 """Policy losses, see `algorithms.losses`."""
 
-AdvantageKind = Literal["leave_one_out", "group_mean", "group_std", "reinforce_plus_plus", "opd"]
+AdvantageKind = Literal[
+    "leave_one_out",
+    "group_mean",
+    "group_std",
+    "reinforce_plus_plus",
+    "tree_grpo",
+    "vine",
+    "arpo",
+    "opd",
+]
 ADVANTAGE_KINDS: tuple[AdvantageKind, ...] = get_args(AdvantageKind)
-"""Baselines within a group, see `algorithms.advantages`."""
+"""Baselines within a group, see `algorithms.advantages` and, of trees, `algorithms.tree_credit`."""
 OPD: AdvantageKind = "opd"
 """The estimator of teachers alone."""
 
