@@ -10,6 +10,7 @@ import numpy as np
 from agentrl.algorithms.advantages import ComparedRewards, compared_advantages
 from agentrl.algorithms.filters import GroupFacts, RecordFacts, kept_by
 from agentrl.algorithms.formula_registry import users_function
+from agentrl.algorithms.tree_credit import QUESTION, TurnTree, reads_tree, tree_credits
 from agentrl.config.own_function import is_reference
 from agentrl.config.sections import AlgorithmSection, TrainerSection
 from agentrl.errors import ConfigError, UserCodeError
@@ -52,7 +53,9 @@ def _check_one_argument(reference: str, flag: str) -> Callable[..., Any]:
 
 def _try_advantages(reference: str) -> None:
     where = f"--advantage_estimator {reference}"
-    _check_one_argument(reference, "--advantage_estimator")
+    if reads_tree(_check_one_argument(reference, "--advantage_estimator")):
+        _try_tree_credits(reference)
+        return
     for rewards in _REWARDS:
         values = np.array(rewards)
         found = compared_advantages(ComparedRewards(values), reference)
@@ -70,6 +73,33 @@ def _try_advantages(reference: str) -> None:
                 f"{where}: it depends on the order of the rewards, which has no meaning; treat all of "
                 "them alike"
             )
+
+
+def _try_tree_credits(reference: str) -> None:
+    where = f"--advantage_estimator {reference}"
+    for scores in ([1.0, 0.0, 0.25], [0.5, 0.5, 0.5], [0.0, -2.0, 3.5]):
+        found = tree_credits(_small_tree(scores), reference)
+        tree = _small_tree(scores)
+        again = tree_credits(tree, reference)
+        if tree.scores.tolist() != scores or tree.rewards.any():
+            raise ConfigError(f"{where}: it changes the tree in place; compute with copies")
+        if not np.array_equal(found, again):
+            raise ConfigError(
+                f"{where}: two calls with the same tree give different credits, so no step could be "
+                "replayed; use no random numbers and keep no state"
+            )
+
+
+def _small_tree(scores: list[float]) -> TurnTree:
+    """Return rollouts of the turns 0 1, 0 2 and 3."""
+    return TurnTree(
+        before=np.array([QUESTION, 0, 0, QUESTION]),
+        rewards=np.zeros(4),
+        ends=np.array([1, 2, 3]),
+        scores=np.array(scores),
+        rounds=np.array([0, 0, 1, 0]),
+        by_branch=np.array([False, False, True, False]),
+    )
 
 
 def _try_filter(reference: str) -> None:

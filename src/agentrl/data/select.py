@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from agentrl.algorithms.advantages import (
+    ADVANTAGES,
     RIGHT_ABOVE,
     seat_turn_advantages,
     step_normalized,
@@ -26,7 +27,9 @@ from agentrl.algorithms.filters import (
     efficiency_shaped,
     filter_group,
 )
+from agentrl.algorithms.tree_credit import reads_tree
 from agentrl.config.sections import AlgorithmSection
+from agentrl.data.record_tree import record_tree, seat_tree_credits
 from agentrl.data.seat_stints import NO_SEAT, SeatStint, seat_stints, step_rewards
 from agentrl.data.shown_images import ImageBook
 from agentrl.data.tokens import TurnTokens, turn_tokens, with_routed_experts
@@ -36,6 +39,7 @@ from agentrl.schema.turn import NO_VERSION
 
 TurnDrop = Literal[
     "record",
+    "inherited",
     "untrained_seat",
     "no_logprobs",
     "no_version",
@@ -51,6 +55,7 @@ TurnDrop = Literal[
 ]
 """Why a turn is left out; `record` if its whole record is left out.
 
+`inherited`: a branch copied it from the record that sampled it and that it is trained with.
 `untrained_seat`: the environment made the turn's agent part of the world, such as a simulated user,
 or its run was abandoned. `no_version`: the policy that sampled some of its tokens is unknown, and
 with it the turn's age and ratios. `penalties`: its logprobs include penalties on repeated tokens,
@@ -147,11 +152,13 @@ def select_group(
             else:
                 drop_counts[verdict] += 1
                 left_out.append(_left_out(turn, reason or verdict, policy_version))
+        num_dropped = sum(drop_counts.values())
+        del drop_counts["inherited"]
         if record.expired_at is not None:
             dropped_records[record.record_id] = "expired"
         elif reason is not None:
             dropped_records[record.record_id] = reason
-        elif sum(drop_counts.values()) == len(verdicts):
+        elif num_dropped == len(verdicts):
             # All turns were dropped. The record's reason is the most frequent one.
             dropped_records[record.record_id] = (
                 drop_counts.most_common(1)[0][0] if drop_counts else "no_targets"
@@ -222,6 +229,9 @@ class _Credit:
     is_right: bool
     """Whether the final reward behind it counts as right."""
     is_trained: bool
+    is_inherited: bool
+    is_of_turn: bool
+    """The credit is that of the turn rather than of its record."""
 
 
 def _group_credits(
@@ -246,20 +256,42 @@ def _group_credits(
         for stint in own_stints
     ]
     trained = [(position, stint, final) for position, stint, final in stints if stint.is_trained]
-    advantages = seat_turn_advantages(
-        [stint.seat for _, stint, _ in trained],
-        [final for _, _, final in trained],
-        [stint.step_rewards for _, stint, _ in trained],
-        kind=algorithm.advantage_estimator,
+    tree = record_tree(records)
+    kind = algorithm.advantage_estimator
+    # Without branches, `leave_one_out` and its like are those of the records.
+    is_of_turn = any(tree.num_inherited) or reads_tree(ADVANTAGES.formula(kind))
+    advantages = (
+        seat_tree_credits(tree, trained, kind)
+        if is_of_turn
+        else seat_turn_advantages(
+            [stint.seat for _, stint, _ in trained],
+            [final for _, _, final in trained],
+            [stint.step_rewards for _, stint, _ in trained],
+            kind=kind,
+        )
     )
     credits: list[dict[int, _Credit]] = [
-        {turn.index: _Credit(0.0, is_right=False, is_trained=False) for turn in record.turns}
-        for record in records
+        {
+            turn.index: _Credit(
+                0.0,
+                is_right=False,
+                is_trained=False,
+                is_inherited=turn.index < num_inherited,
+                is_of_turn=is_of_turn,
+            )
+            for turn in record.turns
+        }
+        for record, num_inherited in zip(records, tree.num_inherited, strict=True)
     ]
     for (position, stint, _), values in zip(trained, advantages, strict=True):
         is_right = stint.reward is not None and stint.reward > RIGHT_ABOVE
         for turn, advantage in zip(stint.turns, values.tolist(), strict=True):
-            credits[position][turn.index] = _Credit(advantage, is_right, is_trained=True)
+            credits[position][turn.index] = replace(
+                credits[position][turn.index],
+                advantage=advantage,
+                is_right=is_right,
+                is_trained=True,
+            )
     return credits
 
 
@@ -304,30 +336,30 @@ def _turn_verdicts(
         _with_teachers(turn, stored_turn, algorithm.teachers)
         for turn, stored_turn in zip(rebuilt, stored_turns, strict=True)
     ]
-    # If turns have their own rewards, signs are kept: a bad step on the way to a right answer stays
-    # bad.
-    has_steps = any(reward is not None for reward in step_rewards(record))
     credit_by_turn = [credits[turn.index] for turn in stored_turns]
+    # If turns have their own rewards or credit, signs are kept: a bad step on the way to a right
+    # answer stays bad.
+    has_steps = any(reward is not None for reward in step_rewards(record))
+    keeps_signs = has_steps or any(credit.is_of_turn for credit in credit_by_turn)
     values = turn_advantages(
         [credit.advantage for credit in credit_by_turn],
         [turn.advantage for turn in stored_turns],
         right=[credit.is_right for credit in credit_by_turn],
         adv_scaling=algorithm.adv_scaling,
-        sign_clip=algorithm.sign_clip and not has_steps,
+        sign_clip=algorithm.sign_clip and not keeps_signs,
     )
     unusable = [
-        _unusable_reason(turn, stored_turn, images or ImageBook())
+        _unusable_reason(turn, stored_turn, credit, images or ImageBook())
         or _teaching_reason(turn, algorithm)
-        if credit.is_trained
-        else "untrained_seat"
         for turn, stored_turn, credit in zip(tokens, stored_turns, credit_by_turn, strict=True)
     ]
     # A rollout that was resumed, or took long, contains turns of several versions. The oldest one
-    # determines its staleness. Turns of unknown versions and of untrained seats do not count.
+    # determines its staleness. Copies, turns of unknown versions and those of untrained seats do not
+    # count.
     staleness = [
         turn_staleness(turn, policy_version)
         for turn, reason in zip(tokens, unusable, strict=True)
-        if reason not in ("no_logprobs", "no_version", "untrained_seat")
+        if reason not in ("inherited", "untrained_seat", "no_logprobs", "no_version")
     ]
     is_stale = max(staleness, default=0) > algorithm.max_staleness
     credited = [
@@ -361,9 +393,13 @@ def _with_advantages(turn: TurnTokens, algorithm: AlgorithmSection) -> TurnToken
 
 
 def _unusable_reason(
-    turn: TurnTokens, stored: DispatchedSamplingTask, images: ImageBook
+    turn: TurnTokens, stored: DispatchedSamplingTask, credit: _Credit, images: ImageBook
 ) -> TurnDrop | None:
-    """Return why importance ratios of the turn would be wrong; None if they are right."""
+    """Return why a turn is not the record's to train, or its importance ratios would be wrong."""
+    if credit.is_inherited:
+        return "inherited"
+    if not credit.is_trained:
+        return "untrained_seat"
     if np.isnan(turn.behavior_logprobs).any():
         return "no_logprobs"  # the text was supplied rather than sampled
     if (turn.versions == NO_VERSION).any():

@@ -53,6 +53,9 @@ class DBRecordData(Value):
     attempt: int
     branch: BranchPoint | None = None
     """As in `Record`."""
+    round: int = 0
+    """Round of its group in which the Record was sampled, from 0; every round begins after the
+    Records of the one before have ended."""
     outcome: Outcome | None
     score: Score | None
     """None for a Record that failed because of the infrastructure; it enters no baseline."""

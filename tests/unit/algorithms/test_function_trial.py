@@ -12,6 +12,10 @@ from agentrl.algorithms.function_trial import try_functions
 from agentrl.config.sections import AlgorithmSection, TrainerSection
 from agentrl.errors import ConfigError
 
+TREE_HEADER = (
+    "import numpy as np\nfrom agentrl.algorithms.tree_credit import TurnTree\n\n\n"
+    "def own(tree: TurnTree):\n    "
+)
 FLAGS = ("advantage_estimator", "group_filter", "lr_scheduler_type", "on_step")
 WRONG = {
     "a list": ("advantage_estimator", "return list(given.rewards)", "not list"),
@@ -92,3 +96,28 @@ def test_own_advantages_and_filters_are_used(tmp_path: Path) -> None:
     group = GroupFacts("task", (*records, RecordFacts("lost", None, 4, None)))
     reasons = filter_group(group, own_filter=algorithm.group_filter)
     assert reasons == (None, None, "group_filter", "no_score")
+
+
+@pytest.mark.parametrize(
+    ("body", "remedy"),
+    [
+        ("return np.zeros(len(tree.scores))", "one finite value a turn"),
+        ("return list(tree.rewards)", "NumPy array of float64"),
+        ("return np.full(len(tree.before), np.nan)", "one finite value a turn"),
+        ("return np.random.rand(len(tree.before))", "two calls with the same tree"),
+        ("tree.rewards[:] = 1.0; return tree.rewards", "in place"),
+        ("return tree.advantages", "AttributeError"),
+    ],
+)
+def test_a_wrong_function_of_a_tree_is_refused(body: str, remedy: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(TREE_HEADER + body)
+    algorithm = AlgorithmSection(advantage_estimator=f"{path}:own")
+    with pytest.raises(ConfigError, match=remedy):
+        try_functions(algorithm, TrainerSection())
+
+
+def test_a_function_of_a_tree_is_tried_on_one_that_branches(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(TREE_HEADER + "return tree.mean_return(tree.passes[:, 0], tree.depths)")
+    try_functions(AlgorithmSection(advantage_estimator=f"{path}:own"), TrainerSection())

@@ -22,6 +22,8 @@ def test_the_functions_of_the_page_pass_the_trial(tmp_path: Path) -> None:
     )
     trainer = TrainerSection(lr_scheduler_type=f"{path}:rate", on_step=f"{path}:after")
     try_functions(algorithm, trainer)
+    of_trees = algorithm.model_copy(update={"advantage_estimator": f"{path}:credits"})
+    try_functions(of_trees, trainer)
     try_loss(algorithm)
 
 

@@ -83,7 +83,8 @@ class AlgorithmSection(ConfigSection):
     """Reference model of the KL penalty; model_name_or_path by default."""
     advantage_estimator: Annotated[str, BuiltInOr(ADVANTAGE_KINDS)] = "leave_one_out"
     """Baseline within the group, or your own function; `reinforce_plus_plus` also normalizes over the
-    whole step. `opd`: no rewards, only teachers (on-policy distillation)."""
+    whole step, `tree_grpo`, `vine` and `arpo` read credit off the branches of a group, and `opd` has no
+    rewards, only teachers (on-policy distillation)."""
     teachers: tuple[str, ...] = ()
     """Names of the teachers (`agentrl teach`) whose logprobs a group needs before it is trained on;
     none by default (see docs/teachers.md)."""
@@ -97,7 +98,7 @@ class AlgorithmSection(ConfigSection):
     """Factor on the advantages."""
     sign_clip: bool = True
     """Clip advantages of wrong records (score <= 0.5) to <= 0 and those of correct records to >=
-    0."""
+    0; not where turns have their own rewards or credit."""
     drop_zero_advantage: bool = True
     """Exclude turns with advantage 0 from the batch."""
     skip_non_positive_advantage: bool = False

@@ -1,0 +1,132 @@
+"""The tree of a group's turns, from the branch points of its records.
+
+Input: the records of a group. Output: a number for every turn, the same for a turn and its copies in
+the records that left its rollout later, and the `TurnTree`s of the group's seats.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.algorithms.tree_credit import QUESTION, TurnTree, grown_tree, tree_credits
+from agentrl.data.seat_stints import SeatStint
+from agentrl.schema import DBRecordData
+
+
+@dataclass(frozen=True, eq=False)
+class RecordTree:
+    """The N turns of a group, each counted once."""
+
+    turns: tuple[tuple[int, ...], ...]
+    """Numbers of each record's turns, in order."""
+    num_inherited: tuple[int, ...]
+    """How many of them each record copied from the one it left."""
+    before: np.ndarray
+    rounds: np.ndarray
+    by_branch: np.ndarray
+    """As in `TurnTree`, [N]."""
+
+    @property
+    def num_saved(self) -> int:
+        """Turns that were not sampled because a record copied them."""
+        return sum(self.num_inherited)
+
+
+def record_tree(records: Sequence[DBRecordData]) -> RecordTree:
+    """Return the tree of a group's records.
+
+    A branch whose parent is not among the records, or only with another attempt, is a rollout of its
+    own: nothing else trains the turns that it copied.
+    """
+    positions = {
+        (record.record_id, record.attempt): position for position, record in enumerate(records)
+    }
+    parents: list[int | None] = []
+    inherited: list[int] = []
+    for record in records:
+        branch = record.branch
+        parent = None if branch is None else positions.get((branch.record_id, branch.attempt))
+        if branch is None or parent is None or len(records[parent].turns) < branch.turn:
+            parents.append(None)
+            inherited.append(0)
+        else:
+            parents.append(parent)
+            inherited.append(min(branch.turn, len(record.turns)))
+    numbers = grown_tree(parents, inherited, [len(record.turns) for record in records])
+    size = sum(len(path) for path in numbers) - sum(inherited)
+    before, rounds = np.full(size, QUESTION, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    by_branch = np.zeros(size, dtype=bool)
+    for record, path, shared in zip(records, numbers, inherited, strict=True):
+        before[path[1:]] = path[:-1]
+        rounds[path[shared:]] = record.round
+        by_branch[path[shared:]] = shared > 0
+    return RecordTree(
+        tuple(tuple(path) for path in numbers), tuple(inherited), before, rounds, by_branch
+    )
+
+
+def seat_tree_credits(
+    tree: RecordTree,
+    stints: Sequence[tuple[int, SeatStint, float | None]],
+    kind: str,
+) -> list[np.ndarray]:
+    """Return the credits of the turns of each stint, float64 [T_i] each; NaN without a reward.
+
+    A stint is compared with the stints of its seat that have the same number in their records.
+
+    Args:
+        tree: of the group.
+        stints: position of the record, stint and final reward of each.
+        kind: the estimator.
+    """
+    credits = [np.full(len(stint.turns), np.nan) for _, stint, _ in stints]
+    compared: dict[tuple[str, int], list[int]] = {}
+    for number, (_, stint, _) in enumerate(stints):
+        seat = stint.turns[0].seat if stint.turns else None
+        key = (stint.seat, 0 if seat is None else seat.stint)
+        compared.setdefault(key, []).append(number)
+    for (name, _), members in compared.items():
+        of_seat = {stints[member][0]: stints[member][1:] for member in members}
+        by_turn = _credit_by_turn(tree, of_seat, name, kind)
+        for member in members:
+            position, stint, final = stints[member]
+            if final is not None:
+                path = tree.turns[position]
+                credits[member][:] = [by_turn[path[turn.index]] for turn in stint.turns]
+    return credits
+
+
+def _credit_by_turn(
+    tree: RecordTree,
+    stints: Mapping[int, tuple[SeatStint, float | None]],
+    seat: str,
+    kind: str,
+) -> Mapping[int, float]:
+    """Return the credit of every turn that a record with a final reward contains, by its number."""
+    rewarded = {position: final for position, (_, final) in stints.items() if final is not None}
+    paths = [tree.turns[position] for position in rewarded]
+    reached = sorted({number for path in paths for number in path})
+    if not reached:
+        return {}
+    numbers = np.full(len(tree.before) + 1, QUESTION, dtype=np.int64)
+    numbers[reached] = np.arange(len(reached))
+    rewards = np.zeros(len(reached))
+    # Last to first: a shared turn has the reward that its own record stored, not that of a copy.
+    for position, (stint, final) in sorted(stints.items(), reverse=True):
+        if final is not None:
+            for turn, reward in zip(stint.turns, stint.step_rewards, strict=True):
+                rewards[numbers[tree.turns[position][turn.index]]] = reward or 0.0
+    credits = tree_credits(
+        TurnTree(
+            before=numbers[tree.before[reached]],
+            rewards=rewards,
+            ends=numbers[[path[-1] for path in paths]],
+            scores=np.array(list(rewarded.values())),
+            rounds=tree.rounds[reached],
+            by_branch=tree.by_branch[reached],
+            seat=seat,
+        ),
+        kind,
+    )
+    return dict(zip(reached, credits.tolist(), strict=True))
