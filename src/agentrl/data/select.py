@@ -92,6 +92,15 @@ class SelectedGroup:
     """Record id -> reason, for every record without a turn in `turns`."""
     left_out: tuple[LeftOutTurn, ...] = ()
     """Turns that are not in `turns`, in record order."""
+    has_branches: bool = False
+    """Whether some of its records left others."""
+    has_equal_chains: bool = False
+    """Whether its rollouts from the question, without the branches, are of equal scores."""
+
+    @property
+    def num_inherited_tokens(self) -> int:
+        """Sampled tokens that branches copied."""
+        return sum(turn.num_targets for turn in self.left_out if turn.reason == "inherited")
 
     @property
     def usable(self) -> bool:
@@ -144,14 +153,15 @@ def select_group(
         if reason is None:
             verdicts = _turn_verdicts(record, by_turn, algorithm, policy_version, images)
         else:
-            verdicts = [("record", turn) for turn in turn_tokens(record.turns, images)]
+            verdicts = _verdicts_of_dropped(record, by_turn, images)
         drop_counts: Counter[str] = Counter()
         for verdict, turn in verdicts:
             if verdict is None:
                 kept.append(turn)
             else:
                 drop_counts[verdict] += 1
-                left_out.append(_left_out(turn, reason or verdict, policy_version))
+                named = reason if reason is not None and verdict == "record" else verdict
+                left_out.append(_left_out(turn, named, policy_version))
         num_dropped = sum(drop_counts.values())
         del drop_counts["inherited"]
         if record.expired_at is not None:
@@ -177,7 +187,15 @@ def select_group(
         turns=tuple(kept),
         dropped_records=dropped_records,
         left_out=tuple(left_out),
+        has_branches=any(record.branch is not None for record in ordered),
+        has_equal_chains=_has_equal_chains(ordered, algorithm.min_score_spread),
     )
+
+
+def _has_equal_chains(records: Sequence[DBRecordData], min_score_spread: float) -> bool:
+    chains = [record for record in records if record.branch is None and record.round == 0]
+    scores = [score for score in map(_score, chains) if score is not None]
+    return not scores or max(scores) - min(scores) < min_score_spread
 
 
 def _left_out(turn: TurnTokens, reason: str, policy_version: int) -> LeftOutTurn:
@@ -318,6 +336,17 @@ def _final_reward(stint: SeatStint, record: DBRecordData, score: float | None) -
 
 def _score(record: DBRecordData) -> float | None:
     return None if record.score is None else record.score.value
+
+
+def _verdicts_of_dropped(
+    record: DBRecordData, credits: Mapping[int, _Credit], images: ImageBook | None
+) -> list[tuple[TurnDrop | None, TurnTokens]]:
+    """Return every trainable turn of a record that is left out as a whole."""
+    inherited = {turn.id for turn in record.turns if credits[turn.index].is_inherited}
+    return [
+        ("inherited" if turn.turn_id in inherited else "record", turn)
+        for turn in turn_tokens(record.turns, images)
+    ]
 
 
 def _turn_verdicts(

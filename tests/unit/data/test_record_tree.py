@@ -227,7 +227,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     group = select(group_of_two_trees())
     step = build_step([group], policy_version=3, token_budget=1000)
     # The question, copied turns with what followed them, and the first sampled token of each last
-    # turn, since nothing is predicted from its second: 14 instead of 22 for chains.
+    # turn, since nothing is predicted from its second.
     assert step.stats.tokens_packed == 2 + 6 + 1 + 1 + 4
 
 

@@ -276,7 +276,21 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
         "Masked tokens",
         "tokens by reason",
         "Sampled tokens that the loss leaves out, turns left out as a whole included.",
-        "Few against the trained tokens; the largest reason says what to change.",
+        "Few against the trained tokens; the largest reason says what to change. `inherited` counts "
+        "copies in branches, which nobody had to sample.",
+    ),
+    "credit_spread": FigureWords(
+        "Spread of credit",
+        "advantage",
+        "Mean standard deviation of the advantages of a trained rollout's turns.",
+        "0 where all turns of a rollout have its advantage; branches and step rewards raise it.",
+    ),
+    "saved_groups": FigureWords(
+        "Groups that branches saved",
+        "share",
+        "Share of the groups that branch that are trained although their rollouts from the question "
+        "alone have equal scores.",
+        "The higher it is, the more branches find; at 0, chains would teach as much.",
     ),
     "num_forward_tokens": FigureWords(
         "Computed tokens",

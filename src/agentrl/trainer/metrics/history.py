@@ -92,6 +92,11 @@ class StepMetrics(BaseModel):
     """Sampled tokens in the loss."""
     masked_tokens: dict[str, int] = Field(default_factory=dict)
     """Sampled tokens that are not in the loss, by reason; including turns left out as a whole."""
+    credit_spread: float | None = None
+    """Mean standard deviation of the advantages of a trained record's turns."""
+    saved_groups: float | None = None
+    """Share of the groups that branch that are trained although their rollouts from the question alone
+    have equal scores. None if no group branches."""
     num_forward_tokens: int = 0
     """Tokens that went through the model, after merging."""
     num_flat_tokens: int = 0

@@ -399,6 +399,7 @@ class GroupReader:
         collected.num_new_groups += is_new
         collected.num_new_unusable += is_new and not group.usable
         collected.num_reserved += len(kept)
+        collected.num_output_tokens -= group.num_inherited_tokens * is_new
         collected.dropped.update(dropped.values())
         for record in records:
             if record.record_id in kept and record.min_version is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.algorithms.losses import MAX_LOG_RATIO
-from agentrl.data import StepBatch, StepStats
+from agentrl.data import SelectedGroup, StepBatch, StepStats
 from agentrl.schema import TOKEN_USES, RatioStats, TokenTrainings, TurnTraining
 from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.target_stats import TargetTrace
@@ -75,6 +75,7 @@ def step_metrics(
         },
         seconds=seconds,
         **_reward_figures(step_groups.scores),
+        **_credit_figures(step_groups.groups),
         **_target_figures(outcome),
         **learner_figures(outcome, stats, num_ranks=num_ranks),
     )
@@ -89,6 +90,19 @@ def _reward_figures(scores: Sequence[float]) -> dict[str, float | None]:
         "reward_std": pstdev(scores),
         "reward_min": min(scores),
         "reward_max": max(scores),
+    }
+
+
+def _credit_figures(groups: Sequence[SelectedGroup]) -> dict[str, float | None]:
+    by_record: dict[str, list[float]] = {}
+    for group in groups:
+        for turn in group.turns:
+            by_record.setdefault(turn.record_id, []).append(turn.advantage)
+    branching = [group for group in groups if group.has_branches]
+    saved = [group for group in branching if group.usable and group.has_equal_chains]
+    return {
+        "credit_spread": fmean(map(pstdev, by_record.values())) if by_record else None,
+        "saved_groups": ratio(len(saved), len(branching)),
     }
 
 
