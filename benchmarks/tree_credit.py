@@ -68,10 +68,11 @@ class Played:
     def estimates(self, kind: str) -> np.ndarray:
         """Return the estimate of each group, float64 [groups, 6], over the mean number of trees."""
         num_trees = self.chances @ [len(np.unique(tree.tree.trees)) for tree in self.trees]
-        found: np.ndarray = np.stack(
-            [tree.gradient(tree_credits(tree.tree, kind)) for tree in self.trees]
+        found: np.ndarray = (
+            np.stack([tree.gradient(tree_credits(tree.tree, kind)) for tree in self.trees])
+            / num_trees
         )
-        return found / num_trees
+        return found
 
 
 def figures(played: Played, kind: str, num_groups: int, rng: np.random.Generator) -> dict[str, Any]:

@@ -93,12 +93,17 @@ class TurnTree:
         return np.array([path[0] for path in self.paths], dtype=np.int64)
 
     @cached_property
-    def weights(self) -> np.ndarray:
-        """Probability of each rollout in its tree under chains, float64 [n]."""
+    def continuations(self) -> np.ndarray:
+        """How often the state after each turn was continued, or ended there, int64 [N]."""
         continuations = np.zeros(len(self.before), dtype=np.int64)
         np.add.at(continuations, self.before[self.before != QUESTION], 1)
         np.add.at(continuations, self.ends, 1)
-        return np.array([1.0 / np.prod(continuations[path]) for path in self.paths])
+        return continuations
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """Probability of each rollout in its tree under chains, float64 [n]."""
+        return np.array([1.0 / np.prod(self.continuations[path]) for path in self.paths])
 
     @cached_property
     def returns(self) -> np.ndarray:
@@ -112,15 +117,12 @@ class TurnTree:
     @cached_property
     def stretches(self) -> list[np.ndarray]:
         """Turns between which nothing branches, int64 [length] each; every turn is in one of them."""
-        followers = np.zeros(len(self.before), dtype=np.int64)
-        np.add.at(followers, self.before[self.before != QUESTION], 1)
-        np.add.at(followers, self.ends, 1)
         last_turns: dict[int, list[int]] = {}
         stretches: list[list[int]] = []
         for turn, before in enumerate(self.before.tolist()):
             continues = (
                 before != QUESTION
-                and followers[before] == 1
+                and self.continuations[before] == 1
                 and self.by_branch[before] == self.by_branch[turn]
                 and self.rounds[before] == self.rounds[turn]
             )
@@ -158,9 +160,6 @@ class TurnTree:
             self.returns[rollouts][:, depths], axis=0, weights=self.weights[rollouts]
         )
         return means
-
-
-TreeFunction = Callable[[TurnTree], np.ndarray]
 
 
 def grown_tree(

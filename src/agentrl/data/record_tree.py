@@ -27,11 +27,6 @@ class RecordTree:
     by_branch: np.ndarray
     """As in `TurnTree`, [N]."""
 
-    @property
-    def num_saved(self) -> int:
-        """Turns that were not sampled because a record copied them."""
-        return sum(self.num_inherited)
-
 
 def record_tree(records: Sequence[DBRecordData]) -> RecordTree:
     """Return the tree of a group's records.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from harness.trees import make_record, make_turn
 
+from agentrl.algorithms import group_advantages
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step, select_group
 from agentrl.data.record_tree import record_tree
@@ -115,6 +116,15 @@ def test_a_shared_turn_is_trained_once_with_its_own_credit() -> None:
 def test_every_estimator_leaves_copies_to_the_record_that_sampled_them(kind: str) -> None:
     group = select(group_of_two_trees(), advantage_estimator=kind, drop_zero_advantage=False)
     assert sorted(credits(group)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("kind", ["leave_one_out", "group_mean", "group_std"])
+def test_chains_have_the_credit_of_their_records_bit_for_bit(kind: str) -> None:
+    scores = [0.1, 0.7, 0.2, 1.0 / 3.0]
+    records = [played(number, score, (5, 6)) for number, score in enumerate(scores)]
+    found = credits(select(records, advantage_estimator=kind, drop_zero_advantage=False))
+    expected = group_advantages(scores, kind=kind).tolist()
+    assert found == {(record, turn): expected[record] for record in range(4) for turn in range(2)}
 
 
 def test_a_bad_turn_on_the_way_to_a_right_answer_keeps_its_sign() -> None:

@@ -96,6 +96,22 @@ async def record(
     return _show(record_page(detail, full=full), record_json(detail, full=full), as_json)
 
 
+@inspect.command("turns")
+@click.option(
+    "--by", type=click.Choice(("credit",)), required=True, expose_value=False, help="Order."
+)
+@click.option("--limit", type=Count(), default=20, help="Maximum number of turns to show. [20]")
+@_json_option
+async def turns(config: RootConfig, limit: int, as_json: bool) -> int:
+    """Find the trained turns with the lowest credit: where the policy lost most."""
+    from agentrl.plugins.inspector import tables
+
+    async with opened_store(config) as store:
+        found = await store.lineage.lowest_credits(config.trainer.consumer, limit=limit)
+    value = [turn.model_dump(mode="json") for turn in found]
+    return _show(tables.turns_page(found), value, as_json)
+
+
 @inspect.command("step")
 @click.argument("step", type=Count())
 @_json_option

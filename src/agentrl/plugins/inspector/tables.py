@@ -16,7 +16,7 @@ from agentrl.plugins.inspector.lines import Rows, heading, labeled, whole
 from agentrl.runtime.printable import printable
 from agentrl.runtime.telemetry.figure_words import STEP_FIGURES
 from agentrl.schema import Record
-from agentrl.store.views.lineage import RecordLineage, StepLineage
+from agentrl.store.views.lineage import CreditedTurn, RecordLineage, StepLineage
 from agentrl.store.views.reports import Failure, Liveness, RunOverview
 
 ALIVE_SECONDS = 15.0
@@ -172,6 +172,23 @@ def records_page(records: Sequence[Record], limit: int) -> RenderableType:
         )
     more = f"showing the first {limit}; --limit N shows more" if len(records) == limit else ""
     return Group(table, *[Text(more, style="dim")] * bool(more))
+
+
+def turns_page(turns: Sequence[CreditedTurn]) -> RenderableType:
+    """Return the table of trained turns with their credit."""
+    if not turns:
+        return Text("no turn was trained yet")
+    table = Rows("record", ">turn", ">credit", ">step", "tools", "+reply")
+    for turn in turns:
+        table.add(
+            turn.record_id,
+            str(turn.index),
+            figure(turn.credit),
+            str(turn.step),
+            ", ".join(dict.fromkeys(turn.tool_names)),
+            printable(turn.output_text, ANSWER_CHARS),
+        )
+    return table
 
 
 def step_page(step: StepLineage, figures: Mapping[str, Any]) -> RenderableType:

@@ -100,6 +100,21 @@ class StepRecord(Value):
     masked: dict[str, int]
 
 
+class CreditedTurn(Value):
+    """One trained turn and its credit."""
+
+    turn_id: str
+    record_id: str
+    index: int
+    step: int
+    """Optimizer step that trained it."""
+    credit: float
+    """Its advantage in that step."""
+    output_text: str
+    tool_names: tuple[str, ...]
+    """Tools that it called."""
+
+
 class LineageRepository(Repository):
     """Reads lineage in both directions."""
 
@@ -177,6 +192,36 @@ class LineageRepository(Repository):
         mean = {"_id": "$record_id", "advantage": {"$avg": "$advantage"}}
         found = await self._db.turn_training.aggregate([{"$match": wanted}, {"$group": mean}])
         return {one["_id"]: one["advantage"] async for one in found}
+
+    @operation("find turns by their credit")
+    async def lowest_credits(
+        self, consumer: str = DEFAULT_CONSUMER, *, limit: int
+    ) -> list[CreditedTurn]:
+        """Return the trained turns with the lowest credit, that is where the policy lost most.
+
+        A turn that several steps trained is returned for each of them.
+        """
+        wanted: Document = {"consumer": consumer, "num_trained_tokens": {"$gt": 0}}
+        found = self._db.turn_training.find(wanted, {"tokens": 0}).sort("advantage", 1).limit(limit)
+        trainings = [from_document(TurnTraining, document) async for document in found]
+        ids = [training.turn_id for training in trainings]
+        shown = {"index": 1, "output_text": 1, "tool_calls.name": 1}
+        turns = {
+            turn["_id"]: turn async for turn in self._db.turns.find({"_id": {"$in": ids}}, shown)
+        }
+        return [
+            CreditedTurn(
+                turn_id=training.turn_id,
+                record_id=training.record_id,
+                index=turn["index"],
+                step=training.step,
+                credit=training.advantage or 0.0,
+                output_text=turn.get("output_text", ""),
+                tool_names=tuple(call["name"] for call in turn.get("tool_calls", ())),
+            )
+            for training in trainings
+            if (turn := turns.get(training.turn_id)) is not None
+        ]
 
     async def _consumed(
         self, step: int, consumer: str

@@ -20,6 +20,7 @@ from agentrl.schema import (
     Seat,
     ToolCall,
     ToolResult,
+    TurnTraining,
 )
 from agentrl.schema.run import RunStatus
 from agentrl.store import TrajectoryStore
@@ -68,6 +69,27 @@ async def fill_run(uri: str, name: str, *, status: RunStatus = "completed") -> N
         await store.ledger.reserve("trainer", [RECORD], 1)
         await store.ledger.drop("trainer", ["train/0/q0/1"], 1, "zero_advantage")
         await store.ledger.commit("trainer", 1)
+        await store.ledger.put_turn_trainings(
+            [
+                TurnTraining(
+                    id=f"trainer/{step}/train/0/q0/1/1/{turn}",
+                    consumer="trainer",
+                    step=step,
+                    turn_id=f"train/0/q0/1/1/{turn}",
+                    record_id="train/0/q0/1",
+                    task_id="train/0/q0",
+                    num_tokens=7,
+                    num_trained_tokens=trained,
+                    advantage=advantage,
+                    staleness=0,
+                )
+                for step, turn, trained, advantage in (
+                    (1, 0, 7, -0.25),
+                    (2, 0, 7, -0.75),
+                    (3, 0, 0, -2.0),
+                )
+            ]
+        )
         await store.figures.put_step("trainer", {"step": 1, "reward_mean": 0.5})
         await store.policies.publish(Policy(version=1, path="p/1", checksum="ab", num_bytes=1))
         await store.samplers.register(SamplerInfo(id="host:1:aa", host="host", pid=1))
@@ -187,6 +209,11 @@ def test_every_other_page_has_its_rows_and_its_json(inspect: Callable[..., str])
     assert json.loads(inspect("samplers", "--json"))[0]["id"] == "host:1:aa"
     assert "engine_0" in inspect("servers")
     assert json.loads(inspect("servers", "--json"))[0]["base_url"] == "http://h:1"
+    worst = json.loads(inspect("turns", "--by", "credit", "--json"))
+    assert [(turn["step"], turn["credit"]) for turn in worst] == [(2, -0.75), (1, -0.25)]
+    assert re.search(
+        r"train/0/q0/1 +0 +-0\.750 +2", inspect("turns", "--by", "credit", "--limit", "1")
+    )
     page = inspect("step", "1")
     assert "version 1 in p/1" in page
     assert "dropped: zero_advantage" in page

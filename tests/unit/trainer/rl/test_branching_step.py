@@ -37,6 +37,8 @@ async def test_a_step_of_branches_is_repeated_from_what_a_bundle_holds(
     assert step.saved_groups == 1.0
     assert step.credit_spread is not None
     assert step.credit_spread > 0
+    worst = await store.lineage.lowest_credits(limit=2)
+    assert {turn.turn_id for turn in worst} == {f"{parent}/1/0", f"{branch}/1/1"}
 
     await store.transfer.export_run(tmp_path / "export")
     async with TrajectoryStore.connect(mongo_uri, "imported") as imported:
