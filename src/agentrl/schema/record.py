@@ -2,6 +2,8 @@
 
 Lifecycle (`RECORD_TRANSITIONS` is enforced by the store's update filters):
 
+    planned ──its round begins──> pending (only in groups that branch)
+
     pending ──claim──> running ──finish──> finished ──score──> scored
        ^                  │                   │  ^
        └──release/expire──┤                   │└─┘ scorer or judge away: claimed again
@@ -20,8 +22,9 @@ from agentrl.schema.branch import BranchPoint
 from agentrl.schema.score import Score, score_of
 from agentrl.schema.task import Split
 
-RecordStatus = Literal["pending", "running", "finished", "scored", "failed"]
+RecordStatus = Literal["planned", "pending", "running", "finished", "scored", "failed"]
 RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
+    "planned": frozenset({"pending"}),
     "pending": frozenset({"running"}),
     "running": frozenset({"pending", "finished", "failed"}),
     "finished": frozenset({"scored", "failed"}),
@@ -87,8 +90,12 @@ class Record(Value):
     """Index of the rollout in its group, from 0."""
     order: int
     """The Task's order; slots are claimed in ascending (order, traj_id)."""
+    round: int = 0
+    """Round of its group in which it is sampled: claimable once all earlier rounds have ended."""
     branch: BranchPoint | None = None
     """Where it leaves another Record of its group; None for a rollout from the start."""
+    no_branch: str = ""
+    """Why a rollout of a later round starts at the question; empty until that is decided."""
     status: RecordStatus = "pending"
     attempt: int = 0
     """Attempts started so far; 0 before the first claim."""

@@ -36,6 +36,8 @@ class Task(Value):
     """Position of the group in the run's stream; lower orders are claimed first. The store numbers
     training tasks as they are added. Evaluation tasks have negative orders, so that they precede them."""
     num_generations: int = 1
+    rounds: tuple[int, ...] = ()
+    """Rollouts of each round of a group that branches: `(4, 2, 2)`; empty: all start together."""
     description: str = ""
     status: TaskStatus = "created"
     tag: str = ""

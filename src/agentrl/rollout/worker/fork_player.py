@@ -89,8 +89,10 @@ async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: 
         task: the parent's Task.
         num_tries: how many Records.
     """
-    initial = {"status": "created", "completed_at": None, "num_generations": num_tries}
-    fork_task = task.model_copy(update={"id": fork.id, "group_scores": {}, **initial})
+    initial = {"status": "created", "completed_at": None, "rounds": ()}
+    fork_task = task.model_copy(
+        update={"id": fork.id, "num_generations": num_tries, "group_scores": {}, **initial}
+    )
     await store.forked.ensure_schema()
     await store.forks.add(fork)
     await store.forked.tasks.add([fork_task])

@@ -10,7 +10,7 @@ from typing import Self
 from agentrl.rollout.context import RolloutContext
 from agentrl.schema import MCPTask, Record, Score, Task
 
-_UNFINISHED = frozenset({"pending", "running"})
+_UNFINISHED = frozenset({"planned", "pending", "running"})
 
 
 class GroupVerdict:

@@ -24,7 +24,16 @@ from agentrl.rollout.worker.admission_limits import (
 from agentrl.rollout.worker.attempt import LeaseRenewal, MakeSampler, RolloutAttempt, SlotCounts
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.printable import one_line
-from agentrl.schema import TERMINAL_STATUSES, Record, Run, SamplerInfo, Split, Task, utc_now
+from agentrl.schema import (
+    RECORD_TRANSITIONS,
+    TERMINAL_STATUSES,
+    Record,
+    Run,
+    SamplerInfo,
+    Split,
+    Task,
+    utc_now,
+)
 
 log = logging.getLogger(__name__)
 
@@ -348,7 +357,7 @@ class SamplingLoop:
         if not self._context.rollout.exit_when_done:
             return False
         num_records = 0
-        for status in ("pending", "running", "finished", "scored", "failed"):
+        for status in RECORD_TRANSITIONS:
             async for record in self._context.store.records.find(status=status):
                 if self._splits is None or record.split in self._splits:
                     if status not in TERMINAL_STATUSES:

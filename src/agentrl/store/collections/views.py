@@ -71,7 +71,7 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
     "v_trajectories": (
         "records",
         [
-            {"$match": {"status": {"$ne": "pending"}}},
+            {"$match": {"status": {"$nin": ["planned", "pending"]}}},
             _TASK,
             _TURNS,
             _LEDGER,

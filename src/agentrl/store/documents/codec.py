@@ -35,7 +35,7 @@ ARRAY_TYPES = {"i": "<i4", "f": "<f4"}
 """NumPy kind -> stored element type: little endian on every machine."""
 _TASK_POSITION_FIELDS = frozenset(
     {"_id", "split", "epoch", "order", "num_generations", "status", "tag"}
-    | {"created_at", "completed_at", "group_scores"}
+    | {"rounds", "created_at", "completed_at", "group_scores"}
 )
 """Fields of a Task that describe its position in the run, not its question."""
 NOT_STORED: dict[type[BaseModel], set[str]] = {DBRecordData: {"turns"}}

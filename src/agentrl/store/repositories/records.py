@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from pymongo import ReturnDocument
 
-from agentrl.schema import Outcome, Record, RecordStatus, Split, Task
+from agentrl.schema import BranchPoint, Outcome, Record, RecordStatus, Split, Task
 from agentrl.store.database import Repository, RunDatabase, operation
-from agentrl.store.documents.codec import Document, encode, from_document, without_none
+from agentrl.store.documents.codec import Document, encode, from_document, require, without_none
 from agentrl.store.documents.expressions import (
     NEXT_FENCE,
     after,
@@ -203,6 +203,45 @@ class RecordRepository(Repository):
         }
         self._db.leases.forget(record_id)
         await self._fenced.update(record_id, fence, {"$in": ["running", "finished"]}, update)
+
+    @operation("choose a branch point")
+    async def choose_branch(
+        self, record_id: str, fence: int, point: BranchPoint | None, why_none: str = ""
+    ) -> Record:
+        """Store where the rollout leaves another one; later attempts keep it.
+
+        Args:
+            record_id: the Record, of a later round.
+            fence: fencing token of the caller's lease.
+            point: the branch point; None: it starts at the question.
+            why_none: why there is none.
+
+        Raises:
+            LeaseLost: the caller's lease is gone; nothing was written.
+        """
+        stored = None if point is None else encode(point.model_dump())
+        update = {"branch": literal(stored), "no_branch": literal(encode(why_none))}
+        await self._fenced.update(record_id, fence, "running", update)
+        document = await self._db.records.find_one({"_id": record_id})
+        return from_document(Record, require(document, f"record {record_id!r}"))
+
+    @operation("close a branch")
+    async def close_branch(self, record_id: str, fence: int, reason: str) -> None:
+        """Release a slot whose branch cannot be played: its next attempt starts at the question.
+
+        Raises:
+            LeaseLost: the caller's lease is gone; nothing was written.
+        """
+        update = {
+            "branch": None,
+            "no_branch": literal(encode(reason)),
+            "resumable": False,
+            "status": "pending",
+            "attempts": attempts_closed("released", None),
+            "lease": None,
+        }
+        self._db.leases.forget(record_id)
+        await self._fenced.update(record_id, fence, "running", update)
 
     @operation("end a failed attempt")
     async def fail_attempt(

@@ -1,7 +1,9 @@
 """Tasks and their groups of Records: added once, completed exactly once.
 
-A Task is stored together with its `num_generations` pending Records. The process that ends the last
-of them completes the group; `reap` completes groups whose process crashed in between.
+A Task is stored together with its `num_generations` Records. The process that ends the last of them
+completes the group; `reap` completes groups whose process crashed in between. In a group that
+branches, Records of later rounds are stored as `planned`; the process that ends the last Record of a
+round makes those of the next one `pending`, and `reap` repairs that as well.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ from collections.abc import (
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain, repeat
 from typing import TypeVar
 
 from pymongo.asynchronous.collection import AsyncCollection
@@ -75,7 +78,7 @@ _SLOT_REQUESTS = 2
 """Concurrent requests that insert slots: the server uses one core for each."""
 KNOWN_TASKS, TASKS_AHEAD = 256, 32
 """Tasks cached for claims, and the number of following ones that are prefetched with one."""
-_SLOT_COLUMNS = shown("num_generations", "split", "order", "created_at")
+_SLOT_COLUMNS = shown("num_generations", "rounds", "split", "order", "created_at")
 _EMPTY_SLOT = record_to_document(Record(id="", task_id="", split="train", traj_id=0, order=0))
 """Fields shared by all pending Records; created once, because a run may have millions."""
 
@@ -110,7 +113,7 @@ class TaskRepository(Repository):
     async def add(
         self, tasks: Iterable[Task] | AsyncIterable[Task], max_documents: int = BATCH_DOCUMENTS
     ) -> int:
-        """Store tasks together with `num_generations` pending Records each.
+        """Store tasks together with `num_generations` Records each.
 
         A new training task gets the next `order` of the run. Orders are unique and without gaps,
         even if several processes add tasks concurrently. Other tasks keep their orders. A plain
@@ -341,7 +344,7 @@ class GroupRepository(Repository):
         self._unrenewed = UnrenewedLeases()
 
     async def complete(self, task_ids: Collection[str]) -> set[str]:
-        """Complete the groups whose Records are all scored or failed.
+        """Complete the groups whose Records are all scored or failed; begin rounds of the others.
 
         Runs inside the operation that ended a Record. Every step is idempotent and safe under
         concurrency, so calling again repairs a crash between two steps.
@@ -358,7 +361,23 @@ class GroupRepository(Repository):
         # An ended Record stays ended, so this result cannot become stale. Two processes that end
         # the last two Records concurrently may both get here; `_complete` decides between them.
         ended = set(task_ids) - set(unfinished)
+        await self._begin_rounds(unfinished)
         return {task_id for task_id in sorted(ended) if await self._complete(task_id)}
+
+    async def _begin_rounds(self, task_ids: Collection[str]) -> None:
+        """Make the slots of a round claimable if all Records of the rounds before it have ended."""
+        if not task_ids:
+            return
+        planned = {"task_id": {"$in": sorted(task_ids)}, "status": "planned"}
+        for task_id in await self._db.records.distinct("task_id", planned):
+            unfinished = {"task_id": task_id, "status": {"$in": UNFINISHED}}
+            rounds = await self._db.records.distinct("round", unfinished)
+            # The rounds before this one stay ended, and a slot that is not planned is left alone:
+            # the write may come late, twice, or after a crash in the middle of it.
+            await self._db.records.update_many(
+                {"task_id": task_id, "round": min(rounds, default=0), "status": "planned"},
+                {"$set": {"status": "pending"}},
+            )
 
     async def _complete(self, task_id: str) -> bool:
         cursor = self._db.records.find({"task_id": task_id})
@@ -475,7 +494,7 @@ def _with_documents(tasks: Iterable[Task]) -> list[_Prepared]:
 
 
 def _slots(tasks: Sequence[Document]) -> list[Document]:
-    """Return the pending Records of stored Tasks."""
+    """Return the unclaimed Records of stored Tasks."""
     # `group_open` is internal to the store: it indexes the groups that must still be completed.
     return [
         {
@@ -484,13 +503,21 @@ def _slots(tasks: Sequence[Document]) -> list[Document]:
             "task_id": task["_id"],
             "split": task["split"],
             "traj_id": number,
+            "round": round_number,
+            "status": "planned" if round_number else "pending",
             "order": task["order"],
             "created_at": task["created_at"],
             "group_open": True,
         }
         for task in tasks
-        for number in range(task["num_generations"])
+        for number, round_number in enumerate(_round_of_each(task))
     ]
+
+
+def _round_of_each(task: Document) -> Iterator[int]:
+    """Yield the round of each slot of a stored Task."""
+    sizes = task.get("rounds") or [task["num_generations"]]
+    return chain.from_iterable(repeat(number, size) for number, size in enumerate(sizes))
 
 
 def next_batch(tasks: Iterator[Task], max_documents: int = BATCH_DOCUMENTS) -> list[Task]:
