@@ -63,6 +63,7 @@ OWN_FUNCTION_FLAGS = (
     "group_filter",
     "lr_scheduler_type",
     "on_step",
+    "branch_rule",
 )
 
 

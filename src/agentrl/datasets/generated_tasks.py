@@ -41,6 +41,7 @@ def _tasks_of(module: ModuleType | None, config: DataSection, seed: int) -> Iter
         fields: dict[str, object] = {"split": "train"}
         if "num_generations" not in task.model_fields_set:
             fields["num_generations"] = config.num_generations
+            fields["rounds"] = config.rounds
         yield task.model_copy(update=fields)
 
 

@@ -98,13 +98,14 @@ def train_tasks(
     if config.train_file is None:
         return
     with QuestionFile(config.train_file, config, check_scorer) as questions:
-        yield from tasks_from_questions(
+        for task in tasks_from_questions(
             questions,
             "train",
             epochs=range(config.num_train_epochs),
             num_generations=config.num_generations,
             shuffle_seed=seed if config.shuffle else None,
-        )
+        ):
+            yield task.model_copy(update={"rounds": config.rounds}) if config.rounds else task
 
 
 def eval_tasks(

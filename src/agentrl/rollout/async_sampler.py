@@ -6,13 +6,14 @@ an attempt are the worker's.
 
 import asyncio
 import hashlib
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
 from opentelemetry.context import get_current
@@ -24,7 +25,7 @@ from agentrl.renderers.reply import Reply
 from agentrl.renderers.untrusted_text import Tools
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluated_route import EvaluatedRoute, addresses_of, parsed_reply
-from agentrl.rollout.recorded_turns import ForkPoint, ResumedTurns
+from agentrl.rollout.recorded_turns import BranchTurns, ForkPoint, RecordedTurns, ResumedTurns
 from agentrl.rollout.turn_writes import TurnWrites
 from agentrl.schema import (
     DispatchedSamplingTask,
@@ -46,6 +47,7 @@ _T = TypeVar("_T")
 AdvantageOverride = Callable[[DispatchedSamplingTask, Reply], float | None]
 _LONG_REPLY_TOKENS = 8192
 """Replies of this length or more are parsed in a thread."""
+_QUOTED_CHARS = 80
 
 
 class LimitReached(Exception):
@@ -58,6 +60,13 @@ class LimitReached(Exception):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
         self.outcome = outcome
+
+
+class BranchClosed(Exception):
+    """The state of the world at a branch cannot be restored. Ends the branch, not the attempt.
+
+    The slot is played from the question instead. Control flow, like `LimitReached`.
+    """
 
 
 @dataclass(frozen=True)
@@ -97,12 +106,20 @@ class AsyncSampler(ABC, Generic[TaskType]):
                 return Score(scorer="echo", value=float(result.final_answer == self.task.question))
         ```
 
+    A group that branches (`--rollouts tree`) starts rollouts at turns of others. A class takes part
+    if its tools are declared resumable, or if it sets `can_branch`.
+
     Attributes:
+        can_branch: `run` can be taken to any turn of another rollout, although the tools keep
+            state: every call passes through `result_of`, which makes it again, or `run` restores a
+            snapshot of `record.branch` and raises `BranchClosed` if it has none.
         task: the question.
         record: the claimed slot, as of its claim.
         context: clients and settings that all rollouts of the process share.
         turns: the acknowledged turns of this attempt, in order.
     """
+
+    can_branch: ClassVar[bool] = False
 
     def __init__(self, task: TaskType, record: Record, context: RolloutContext) -> None:
         self.task = task
@@ -115,7 +132,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         # Agents make calls from their own tasks, which lack the rollout's context.
         self._trace = get_current()
         self._num_requests = 0
-        self._recorded: ResumedTurns | ForkPoint = ResumedTurns()
+        self._recorded: RecordedTurns = ResumedTurns()
         # By turn: tokens that its images take in the server's prompt beyond their placeholders.
         self._image_tokens: dict[int, int] = {}
 
@@ -131,7 +148,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """
         self._recorded = ResumedTurns(tuple(turns))
 
-    def fork(self, point: ForkPoint) -> None:
+    def fork(self, point: ForkPoint | BranchTurns) -> None:
         """Start at a turn of another Record instead of at the question.
 
         `run` starts from the beginning, as it does in `resume`; the turns before the fork are stored
@@ -387,10 +404,10 @@ class AsyncSampler(ABC, Generic[TaskType]):
             advantage_override(
                 turn, reply
             )  # called for its side effects; the turn already has its result
-        if self._recorded.are_copied:
-            turn = await self._writes.append(turn.model_copy(update=self._ownership()))
-        else:
+        if self._recorded.is_own(turn.index):
             self.turns.append(turn)
+        else:
+            turn = await self._writes.append(turn.model_copy(update=self._ownership()))
         self._num_requests += 1
         return turn, reply
 
@@ -401,6 +418,34 @@ class AsyncSampler(ABC, Generic[TaskType]):
             ToolError: the rollout is a fork, and the tools cannot be called in the middle of it.
         """
         return self._recorded.result(self.turns[-1], call)
+
+    async def result_of(
+        self, call: ToolCall, make: Callable[[], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        """Return the result of a call of the last turn: the recorded one, or that of `make`.
+
+        Before a branch, tools that keep state are called although the result is recorded, and must
+        return it again.
+
+        Args:
+            call: the call.
+            make: makes it.
+
+        Raises:
+            BranchClosed: the result differs from the recorded one.
+            LimitReached: the rollout timed out.
+            ToolError: see `recorded_result`.
+        """
+        recorded = self.recorded_result(call)
+        if recorded is not None and not self._recorded.replays_calls:
+            return recorded
+        result = await self.within_time(make())
+        if recorded is not None and _seen(result) != _seen(recorded):
+            raise BranchClosed(
+                f"turn {self.turns[-1].index} called {call.name} again, and the result differs: "
+                f"{_short(result.content)} instead of {_short(recorded.content)}"
+            )
+        return result
 
     def attach_results(self, results: Sequence[ToolResult], turn_index: int = -1) -> None:
         """Store the tool results of a turn, the last one by default.
@@ -470,6 +515,15 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """Return the fields that identify a turn's owner."""
         record = self.record
         return {"record_id": record.id, "task_id": record.task_id, "attempt": record.attempt}
+
+
+def _seen(result: ToolResult) -> tuple[str, bool, tuple[str, ...]]:
+    """Return what the model sees of a result."""
+    return result.content, result.is_error, result.images
+
+
+def _short(text: str) -> str:
+    return repr(textwrap.shorten(text, _QUOTED_CHARS, placeholder="..."))
 
 
 def _routed_experts(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:

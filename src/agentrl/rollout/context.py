@@ -94,6 +94,7 @@ class RolloutContext:
         sampling: how tokens are drawn.
         seed: seed of the run, from which every request's seed is derived.
         context_length: longest sequence that the servers accept, in tokens, if known.
+        has_trees: groups of the run branch.
         live: controls that may change during the run.
         router_replay: store which experts of the model every token was routed to.
         resumable: the tools keep no state, so that another sampler may resume a dead one's rollout.
@@ -113,6 +114,7 @@ class RolloutContext:
     context_length: int | None = None
     router_replay: bool = False
     resumable: bool = False
+    has_trees: bool = False
     live: LiveControl = field(default_factory=LiveControl)
     summarizer: Summarizer | None = None
     traces: Traces = field(default_factory=Traces)

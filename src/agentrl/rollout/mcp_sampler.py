@@ -1,6 +1,8 @@
 """`MCPSampler`: a question, tool calls over several turns, an answer for a scorer."""
 
 from collections import Counter
+from functools import partial
+from typing import ClassVar
 
 from agentrl.errors import RenderError
 from agentrl.renderers.conversation import Conversation
@@ -48,6 +50,8 @@ class MCPSampler(AsyncSampler[MCPTask]):
     is rendered again, and the next turn branches off the token tree where the two still agree, with
     the mode as its `branch_reason`. The earlier turns stay part of the Record and are trained on.
     """
+
+    can_branch: ClassVar[bool] = True
 
     def __init__(self, task: MCPTask, record: Record, context: RolloutContext) -> None:
         super().__init__(task, record, context)
@@ -190,11 +194,9 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 content=f"format error: {call.format_error}",
                 is_error=True,
             )
-        recorded = self.recorded_result(call)
-        if recorded is None:
-            recorded = await self.within_time(self._call_and_shorten(call, tools))
-        self._num_images += len(recorded.images)
-        return recorded
+        result = await self.result_of(call, partial(self._call_and_shorten, call, tools))
+        self._num_images += len(result.images)
+        return result
 
     async def _call_and_shorten(self, call: ToolCall, tools: ToolBox) -> ToolResult:
         """Call a tool; the summarizer, if configured, shortens a long page."""

@@ -1,4 +1,4 @@
-"""Turns that a rollout replays before it samples: of a resumed attempt, or before a fork.
+"""Turns that a rollout replays before it samples: of a resumed attempt, or before a fork or branch.
 
 A rollout's `run` starts from the beginning; `AsyncSampler.generate` looks up each prompt here and
 uses the recorded turns as replies until none are left.
@@ -40,8 +40,11 @@ class ResumedTurns:
 
     turns: tuple[DispatchedSamplingTask, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    are_copied = False
-    """The turns already belong to this attempt."""
+    replays_calls = False
+
+    def is_own(self, index: int) -> bool:
+        """Return whether a recorded turn already belongs to this attempt."""
+        return True
 
     def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
         """Return the prompt of turn `index`.
@@ -80,8 +83,7 @@ class ForkPoint:
         first_sampling: additional parameters of the first.
     """
 
-    are_copied = True
-    """The turns are the parent's and are stored again as this attempt's."""
+    replays_calls = False
 
     def __init__(
         self,
@@ -120,6 +122,10 @@ class ForkPoint:
         self._same_calls = True
         self._prompts = rebuild_prompts(parent[: turn + 1])
         self._images = rebuild_images(parent[: turn + 1])
+
+    def is_own(self, index: int) -> bool:
+        """Return False: the turns are the parent's and are stored again as this attempt's."""
+        return False
 
     def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
         """Return the prompt of turn `index`: up to the fork the stored one."""
@@ -162,6 +168,60 @@ class ForkPoint:
             "not recorded, and the tools may keep state; set --resumable_tools true if they keep "
             "none"
         )
+
+
+class BranchTurns:
+    """The turns of another Record before a branch, and those that the branch already has.
+
+    Attributes:
+        replays_calls: the tools keep state: the calls before the branch are made again, so that the
+            rollout's own tools are where the parent's were.
+    """
+
+    def __init__(
+        self,
+        parent: Sequence[DispatchedSamplingTask],
+        turn: int,
+        own: Sequence[DispatchedSamplingTask] = (),
+        *,
+        replays_calls: bool,
+    ) -> None:
+        """Mark the branch.
+
+        Args:
+            parent: all turns of the parent's attempt.
+            turn: index of the first turn that is sampled again.
+            own: the turns of this attempt, if another process began it.
+            replays_calls: see the attribute.
+
+        Raises:
+            ConfigError: the turn does not exist, or cannot be sampled again.
+        """
+        self._start = ForkPoint(parent, turn, tools_keep_state=False)
+        self._own = ResumedTurns(tuple(own))
+        self.turns = (*own, *self._start.turns[len(own) :])
+        self.sampling: Mapping[str, Any] = {}
+        self.replays_calls = replays_calls
+
+    def is_own(self, index: int) -> bool:
+        """Return whether a recorded turn already belongs to this attempt."""
+        return index < len(self._own.turns)
+
+    def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
+        """Return the prompt of turn `index`: up to the branch the stored one.
+
+        Raises:
+            RenderError: see `ResumedTurns`.
+        """
+        source = self._start if index <= self._start.turn else self._own
+        return source.prompt(index, conversation, renderer)
+
+    def result(self, turn: DispatchedSamplingTask, call: ToolCall) -> ToolResult | None:
+        """Return the recorded result of a call: the parent's before the branch, then its own."""
+        return (self._start if turn.index < self._start.turn else self._own).result(turn, call)
+
+
+RecordedTurns = ResumedTurns | ForkPoint | BranchTurns
 
 
 def _result_of(turn: DispatchedSamplingTask, call_id: str) -> ToolResult | None:

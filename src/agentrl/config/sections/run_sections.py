@@ -218,6 +218,14 @@ class DataSection(ConfigSection):
     """Number of passes over the training questions. `agentrl sft`: 3 by default."""
     num_generations: int = Field(default=8, ge=1, le=10_000)
     """Rollouts per training question, which form a group."""
+    rollouts: Literal["chains", "tree"] = "chains"
+    """`chains`: every rollout of a training question starts at the question; `tree`: some start at
+    turns of others (see docs/rollouts.md)."""
+    tree_roots: int | None = Field(default=None, ge=1)
+    """Rollouts of a tree that start at the question; by default half of num_generations."""
+    tree_branches: int | None = Field(default=None, ge=1)
+    """Rollouts of each later round of a tree, which start once the rounds before have ended; by
+    default all others in one round."""
     eval_num_generations: int = Field(default=1, ge=1, le=10_000)
     """Rollouts per evaluation question."""
     default_scorer: str | None = None
@@ -235,6 +243,16 @@ class DataSection(ConfigSection):
     """System prompt of questions that have none; no system prompt by default."""
     shuffle: bool = True
     """Shuffle the questions of each epoch with the seed."""
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The number of a tree's rollouts by round; empty for chains."""
+        if self.rollouts == "chains":
+            return ()
+        roots = self.tree_roots or max(1, self.num_generations // 2)
+        others = self.num_generations - roots
+        full, rest = divmod(others, self.tree_branches or others or 1)
+        return (roots, *full * (self.tree_branches or others,), *((rest,) if rest else ()))
 
     @property
     def has_training(self) -> bool:

@@ -1,11 +1,12 @@
 """Sections of the sampling side: tokens, rollouts, tools, agents and inference servers."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr
 
 from agentrl.config.gpu_lists import GpuList
+from agentrl.config.own_function import BuiltInOr
 from agentrl.config.secrets import SecretCommand, SecretRoutes, SecretServers, SecretUrl
 from agentrl.config.sections.section import ConfigSection
 from agentrl.schema.sampling_bounds import (
@@ -17,6 +18,9 @@ from agentrl.schema.sampling_bounds import (
     TopK,
     TopP,
 )
+
+BRANCH_RULES = ("random", "entropy", "value")
+"""Built-in values of `--branch_rule`."""
 
 
 class SamplingSection(ConfigSection):
@@ -67,6 +71,13 @@ class RolloutSection(ConfigSection):
     same in their groups, so that nothing can be learned. By default, the run says so and goes on."""
     max_turns: int = Field(default=25, ge=1)
     """Maximum number of model calls in a rollout."""
+    branch_rule: Annotated[str, BuiltInOr(BRANCH_RULES)] = "random"
+    """Where rollouts of later rounds leave earlier ones (`--rollouts tree`). `random`: a root and a
+    depth, drawn before either is looked at; `entropy`: where a turn's first tokens surprise most;
+    `value`: where the scores below a turn leave its worth most uncertain."""
+    branch_depth: int | None = Field(default=None, ge=1)
+    """Deepest turn that `branch_rule` random draws; by default max_turns. A rollout that ended
+    before it gives no branch but another rollout from the question."""
     max_tool_calls: int = Field(default=200, ge=0)
     """Maximum number of tool calls in a rollout, including malformed ones."""
     max_reminders: int | None = Field(default=None, ge=0)

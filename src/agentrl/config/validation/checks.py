@@ -166,6 +166,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _agent_contradictions(config.agents)
     yield from _gateway_contradictions(config)
     yield from _rollout_contradictions(config)
+    yield from _tree_contradictions(config)
     yield from _broadcast_contradictions(config)
     yield from _delta_contradictions(config)
     yield from colocation_contradictions(config)
@@ -306,6 +307,39 @@ def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
             yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
         if rollout.repetition_early_stop_times <= 0:
             yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
+
+
+def _tree_contradictions(config: RootConfig) -> Iterator[str]:
+    data, rollout = config.data, config.rollout
+    if data.rollouts == "chains":
+        for flag in ("tree_roots", "tree_branches"):
+            if getattr(data, flag) is not None:
+                yield f"--{flag} requires --rollouts tree"
+        return
+    if (data.tree_roots or 1) >= data.num_generations:
+        yield (
+            f"--rollouts tree: of --num_generations {data.num_generations}, --tree_roots "
+            f"{data.tree_roots or 1} leave no rollout that could branch"
+        )
+    agents = config.agents
+    for flag, name in (("agent", agents.agent), ("agent_command", agents.agent_command)):
+        if name is not None:
+            shown = name if isinstance(name, str) else "program"
+            yield (
+                f"--rollouts tree: --{flag} {shown} keeps its state in its own program, which "
+                "cannot be taken to a turn of another rollout; give --rollouts chains"
+            )
+    if data.env is not None:
+        yield (
+            f"--rollouts tree: environment {data.env} offers neither snapshots nor the repetition of "
+            "calls, so no rollout can start at a turn of another; give --rollouts chains"
+        )
+    if rollout.new_context != "disabled" or rollout.enable_repetition_compress:
+        yield (
+            "--rollouts tree and a context that is rewritten (--new_context, "
+            "--enable_repetition_compress) are mutually exclusive: the texts behind a rewrite are "
+            "not stored; give one"
+        )
 
 
 def _address_problems(inference: InferenceSection) -> Iterator[str]:

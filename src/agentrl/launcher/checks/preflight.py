@@ -32,6 +32,7 @@ from agentrl.launcher.cluster.child_commands import check_tool_server_command
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.agent import configured_agent
 from agentrl.rollout.evaluated_route import open_evaluated_route
+from agentrl.rollout.worker.branching import check_tools_can_branch
 from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
 from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.http.http_clients import check_proxy
@@ -320,6 +321,7 @@ async def _check_tools(
     command = config.tools.tool_server_command
     if command is not None:
         check_tool_server_command(command.get_secret_value())
+    check_tools_can_branch(config, tools)
     if tools.servers and config.rollout.enable_sampling:
         specs = await probe(tools)
         if model_path is not None and renderer is not None:

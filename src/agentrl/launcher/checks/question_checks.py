@@ -24,7 +24,8 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 from agentrl.rewards.factory import ScoringFunction, load_scorer_module
 from agentrl.rollout import sampler_class_for
-from agentrl.rollout.worker.resources import served_context_length
+from agentrl.rollout.worker.branching import check_can_branch, check_scorer_of_trees
+from agentrl.rollout.worker.resources import is_resumable, served_context_length, tools_config
 from agentrl.runtime.printable import counted
 from agentrl.schema import MCPTask, Task
 from agentrl.schema.answer_form import written
@@ -65,6 +66,8 @@ async def check_questions(
         with QuestionFile(path, data, MCPScorerFactory.check_question) as questions:
             for scorer in questions.scorers:
                 scoring.check(scorer)
+                if data.rounds and path == data.train_file:
+                    check_scorer_of_trees(scoring, scorer)
             if questions.has_images and renderer is not None:
                 _check_images(config, path, renderer)
             if renderer is not None:
@@ -158,6 +161,10 @@ def _check_generated_tasks(config: RootConfig) -> None:
     if data.sampler_module is None:
         return
     task = next(generated_tasks(data, config.run.seed), None)
+    if data.rounds:
+        sampled = task or MCPTask(id="", query="")
+        resumable = is_resumable(config, tools_config(config.tools))
+        check_can_branch(sampler_class_for(sampled), is_resumable=resumable)
     if task is not None:
         sampler_class_for(task)
     elif data.train_file is None and data.env is None:

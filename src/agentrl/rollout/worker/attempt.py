@@ -23,9 +23,10 @@ from agentrl.errors import (
     StoreUnreachable,
 )
 from agentrl.rewards.scoring_failures import as_number, as_scoring_error
-from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
+from agentrl.rollout.async_sampler import AsyncSampler, BranchClosed, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.admission_limits import FailureBackoff
+from agentrl.rollout.worker.branching import branch_turns, with_branch
 from agentrl.rollout.worker.group_scoring import GroupVerdict
 from agentrl.schema import MCPTask, Outcome, Record, Score, Task
 from agentrl.store import TrajectoryStore
@@ -70,6 +71,10 @@ class SlotCounts:
     resumed: int = 0
     """Rollouts that another process had started."""
     num_output_tokens: int = 0
+    branched: Counter[str] = field(default_factory=Counter)
+    """Finished rollouts of later rounds, by the rule that chose their turn (`none`: the question)."""
+    closed_branches: int = 0
+    """Branches at which the state of the tools could not be restored."""
     branches: Counter[str] = field(default_factory=Counter)
     """Turns whose prompts do not extend their parents in full, by reason (`drift`, ...)."""
     defects: Counter[str] = field(default_factory=Counter)
@@ -156,10 +161,15 @@ class RolloutAttempt:
             span.set_attribute("agentrl.outcome", outcome)
 
     async def _run_and_score(self) -> Outcome:
+        if self.record.round:
+            self.record = await with_branch(self._context, self.record)
         sampler = self._make_sampler(self.task, self.record, self._context)
-        if self.record.turns:
-            sampler.resume(await self._store.turns.get_many(self.record.turns))
-            self._counts.resumed += 1
+        turns = await self._store.turns.get_many(self.record.turns)
+        self._counts.resumed += bool(turns)
+        if self.record.branch is not None:
+            sampler.fork(await branch_turns(self._context, sampler, turns))
+        elif turns:
+            sampler.resume(turns)
         result = await self._run_rollout(sampler)
         if self._context.rollout.scoring == "elsewhere":
             await self._store.records.release(*self.lease)
@@ -189,7 +199,13 @@ class RolloutAttempt:
         self.phase = "scoring"
         self._counts.finished += 1
         self._counts.backoff.clear()
-        self._counts.num_output_tokens += sum(len(turn.output_ids) for turn in sampler.turns)
+        point = self.record.branch
+        first_sampled = 0 if point is None else point.turn
+        if self.record.round:
+            self._counts.branched["none" if point is None else point.rule] += 1
+        self._counts.num_output_tokens += sum(
+            len(turn.output_ids) for turn in sampler.turns[first_sampled:]
+        )
         self._counts.branches.update(
             turn.branch_reason for turn in sampler.turns if turn.branch_reason is not None
         )
@@ -286,6 +302,8 @@ class RolloutAttempt:
         if isinstance(error, LeaseLost):
             self._counts.lost += 1
             log.warning("%s: lease lost, no further writes", record_id)
+        elif isinstance(error, BranchClosed):
+            await self._close_branch(str(error))
         elif self._is_outage(error):
             log.warning("%s: released (%s)", record_id, error)
             self._counts.backoff.add()
@@ -302,6 +320,19 @@ class RolloutAttempt:
             rollout = self._context.rollout
             max_attempts = rollout.max_attempts if rollout.resample_error_records else 1
             await self._store.records.fail_attempt(*self.lease, text, max_attempts)
+
+    async def _close_branch(self, reason: str) -> None:
+        """Return the slot, whose next attempt starts at the question; this is no failure."""
+        self._counts.released += 1
+        self._counts.closed_branches += 1
+        if self._counts.closed_branches == 1:
+            log.warning(
+                "%s: its branch is closed and it starts at the question, because the tools cannot "
+                "be brought to the same state (logged once): %s",
+                self.record.id,
+                reason,
+            )
+        await self._store.records.close_branch(*self.lease, reason)
 
     def _is_outage(self, error: Exception) -> bool:
         """Return whether no server or database could be reached; such an attempt does not count.

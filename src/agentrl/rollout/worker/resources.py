@@ -70,14 +70,15 @@ async def open_context(
             seed=config.run.seed,
             context_length=context_length,
             router_replay=config.model.router_replay,
-            resumable=_is_resumable(config, tools),
+            resumable=is_resumable(config, tools),
+            has_trees=bool(config.data.rounds),
             summarizer=summarizer,
             traces=traces,
             evaluated_route=route,
         )
 
 
-def _is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
+def is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
     """Return whether another sampler may resume a dead one's rollout where it stopped.
 
     Not if contexts are rewritten: the summaries behind a rewrite are not stored, and new ones would

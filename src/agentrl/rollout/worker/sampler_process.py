@@ -155,6 +155,7 @@ def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:
     yield _labeled_counter("slots", "end", {end: getattr(counts, end) for end in ends})
     yield CounterMetricFamily(*_help("output_tokens"), value=counts.num_output_tokens)
     yield _labeled_counter("branches", "reason", counts.branches)
+    yield _labeled_counter("branched_rollouts", "rule", counts.branched)
     yield _gauge("failures_in_a_row", counts.backoff.num_failures)
     yield _labeled_counter("waiting_seconds", "reason", state.seconds_waiting)
 

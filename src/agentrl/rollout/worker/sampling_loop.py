@@ -22,6 +22,7 @@ from agentrl.rollout.worker.admission_limits import (
     WaitReason,
 )
 from agentrl.rollout.worker.attempt import LeaseRenewal, MakeSampler, RolloutAttempt, SlotCounts
+from agentrl.rollout.worker.branching import check_scorer_of_trees
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.printable import one_line
 from agentrl.schema import (
@@ -226,6 +227,8 @@ class SamplingLoop:
         if control.scorer is not None and self._context.rollout.scoring != "elsewhere":
             try:
                 self._context.scoring.check(control.scorer)
+                if self._context.has_trees:
+                    check_scorer_of_trees(self._context.scoring, control.scorer)
             except ConfigError as error:
                 problems = (*problems, f"scorer: {error}")
                 # Answers of running rollouts are scored as before.

@@ -11,6 +11,7 @@ from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
 from agentrl.rollout.mcp_sampler import MCPSampler
 from agentrl.rollout.worker.attempt import MakeSampler
+from agentrl.rollout.worker.branching import check_scorer_of_trees
 from agentrl.rollout.worker.resources import open_context
 from agentrl.rollout.worker.sampling_loop import LoopState, SamplingLoop
 from agentrl.runtime.processes.process_identity import new_lease_owner
@@ -137,6 +138,8 @@ class SamplingScheduler:
             return
         for scorer in await store.tasks.open_scorers(self._splits):
             self._scoring.check(scorer)
+            if self._config.data.rounds:
+                check_scorer_of_trees(self._scoring, scorer)
 
     def stop(self) -> None:
         """Request a graceful stop; the second call stops immediately."""

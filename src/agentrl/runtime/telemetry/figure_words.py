@@ -462,6 +462,13 @@ SAMPLER_FIGURES: Mapping[str, FigureWords] = {
         "Tokens sampled since the process started.",
         "Grows steadily while the run trains.",
     ),
+    "branched_rollouts": FigureWords(
+        "Rollouts of later rounds",
+        "rollouts by rule",
+        "Finished rollouts of later rounds of trees, by the rule that chose their turn; `none` "
+        "started at the question.",
+        "Few are `none`; otherwise lower `--branch_depth`, or see `no_branch` of the records.",
+    ),
     "branches": FigureWords(
         "Branches",
         "turns by reason",

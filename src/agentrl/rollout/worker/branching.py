@@ -1,0 +1,114 @@
+"""The start of a rollout of a later round: its branch point, and the turns before it.
+
+Input: a claimed slot. Output: the Record with its branch point stored, and what its sampler replays.
+The point is chosen by the slot's first holder and outlives it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+from agentrl.rollout.async_sampler import AsyncSampler
+from agentrl.rollout.branch_rules import BranchingGroup, choose_branch
+from agentrl.rollout.context import RolloutContext, Scoring
+from agentrl.rollout.recorded_turns import BranchTurns
+from agentrl.schema import DispatchedSamplingTask, Record
+from agentrl.tools import ToolsConfig
+
+
+async def with_branch(context: RolloutContext, record: Record) -> Record:
+    """Return a claimed Record of a later round with its branch point, which is chosen only once.
+
+    Raises:
+        LeaseLost: another process owns the slot by now.
+        UserCodeError: the user's rule failed.
+    """
+    if record.branch is not None or record.no_branch:
+        return record
+    group = await _group(context, record)
+    point, why_none = choose_branch(context.rollout.branch_rule, group)
+    return await context.store.records.choose_branch(record.id, record.fence, point, why_none)
+
+
+async def branch_turns(
+    context: RolloutContext, sampler: AsyncSampler[Any], own: Sequence[DispatchedSamplingTask]
+) -> BranchTurns:
+    """Return what the sampler of a Record with a branch point replays.
+
+    Args:
+        context: clients and settings of the process.
+        sampler: the rollout.
+        own: the turns of the attempt, if another process began it.
+
+    Raises:
+        ConfigError: the sampler's class cannot branch.
+    """
+    point = sampler.record.branch
+    assert point is not None
+    check_can_branch(type(sampler), is_resumable=context.resumable)
+    parent = await context.store.turns.of_record(point.record_id, point.attempt)
+    return BranchTurns(parent, point.turn, own, replays_calls=not context.resumable)
+
+
+def check_can_branch(sampler_class: type[AsyncSampler[Any]], *, is_resumable: bool) -> None:
+    """Refuse a sampler class whose rollouts cannot start at a turn of another.
+
+    Raises:
+        ConfigError: names the class and the remedies.
+    """
+    if not (is_resumable or sampler_class.can_branch):
+        raise ConfigError(
+            f"--rollouts tree: {sampler_class.__name__} cannot start at a turn of another rollout; "
+            "give --resumable_tools true if it keeps no state beside its turns, or set its "
+            "`can_branch` (see docs/rollouts.md)"
+        )
+
+
+def check_tools_can_branch(config: RootConfig, tools: ToolsConfig) -> None:
+    """Refuse tool servers whose state can neither be ignored nor restored at a branch.
+
+    Raises:
+        ConfigError: names the first such server.
+    """
+    if not config.data.rounds or config.tools.resumable_tools:
+        return
+    for name, server in tools.selected.items():
+        if not (server.resumable or server.per_rollout):
+            raise ConfigError(
+                f"--rollouts tree: tool server {name!r} declares neither `resumable` (it keeps no "
+                "state) nor `per_rollout` (its state is rebuilt by repeating a rollout's calls): a "
+                "branch could not start where another rollout was; declare one of them, or give "
+                "--resumable_tools true if no server keeps state"
+            )
+
+
+def check_scorer_of_trees(scoring: Scoring, scorer: str) -> None:
+    """Refuse a scorer that waits for the whole group, whose later rounds wait for its scores.
+
+    Raises:
+        ConfigError: names the scorer.
+    """
+    if scoring.sees_group(scorer):
+        raise ConfigError(
+            f"--rollouts tree: scorer {scorer!r} scores all rollouts of a question together, but "
+            "later ones start when earlier ones have their scores; choose another scorer, or give "
+            "--rollouts chains"
+        )
+
+
+async def _group(context: RolloutContext, record: Record) -> BranchingGroup:
+    records = await context.store.records.of_task(record.task_id)
+    earlier = tuple(one for one in records if one.round < record.round)
+    turns = await context.store.turns.get_many([turn for one in earlier for turn in one.turns])
+    first = min(one.traj_id for one in records if one.round == record.round)
+    round_seed = f"{context.seed}/{record.task_id}/{record.round}"
+    return BranchingGroup(
+        records=earlier,
+        turns={one.id: [turn for turn in turns if turn.record_id == one.id] for one in earlier},
+        round=record.round,
+        position=record.traj_id - first,
+        depth=context.rollout.branch_depth or context.rollout.max_turns,
+        seed=f"{round_seed}/{record.traj_id}",
+        round_seed=round_seed,
+    )
