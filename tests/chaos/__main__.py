@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from chaos.harness import run_chaos
+from chaos.harness import Rollouts, run_chaos
 from chaos.plan import ELECTIONS, EVERYTHING
 from chaos.verdict import MUST_BE_ZERO
 
@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
+    parser.add_argument("--rollouts", choices=("chains", "tree"), default="chains")
     parser.add_argument("--keep", type=Path, help="folder for logs, journals and data")
     arguments = parser.parse_args()
     seed = secrets.randbelow(10**6) if arguments.seed is None else arguments.seed
@@ -33,7 +34,8 @@ def main() -> int:
     logging.getLogger("chaos").setLevel(logging.INFO)
     logging.getLogger("chaos").info("seed %d", seed)
     with tempfile.TemporaryDirectory(prefix="agentrl-chaos-") as scratch:
-        found = play(arguments.keep or Path(scratch), arguments.faults, seed)
+        folder = arguments.keep or Path(scratch)
+        found = play(folder, arguments.faults, seed, arguments.rollouts)
     failed = [name for name in MUST_BE_ZERO if found[name]]
     if not arguments.json:
         said = ", ".join(failed) or "nothing lost, nothing twice"
@@ -42,7 +44,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def play(folder: Path, faults: int, seed: int) -> dict[str, Any]:
+def play(folder: Path, faults: int, seed: int, rollouts: Rollouts) -> dict[str, Any]:
     """Play a run on one mongod and one on a replica set; return both findings as one."""
     num_elections = round(faults * ELECTION_SHARE)
     found: dict[str, Any] = {}
@@ -53,7 +55,13 @@ def play(folder: Path, faults: int, seed: int) -> dict[str, Any]:
         if number:
             (folder / name).mkdir(parents=True)
             outcome = asyncio.run(
-                run_chaos((folder / name).absolute(), faults=number, seed=seed, weights=weights)
+                run_chaos(
+                    (folder / name).absolute(),
+                    faults=number,
+                    seed=seed,
+                    weights=weights,
+                    rollouts=rollouts,
+                )
             )
             logging.getLogger("chaos").info("%s: %s", name, outcome.as_json())
             found = added(found, outcome.as_json() | {"seed": 0})

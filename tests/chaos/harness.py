@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from chaos import sampler, slow_scorer, trainer
 from chaos.databases import ReplicaSet, SingleMongod, can_mount, replica_set, single_mongod
@@ -43,6 +43,8 @@ T = TypeVar("T")
 
 RUN = "chaos"
 NUM_GENERATIONS = 4
+Rollouts = Literal["chains", "tree"]
+ROUNDS: Mapping[Rollouts, tuple[int, ...]] = {"chains": (), "tree": (2, 1, 1)}
 GROUPS_AT_ONCE, FEED_SECONDS = 12, 0.5
 LEASE_SECONDS = 6
 MODEL_SECONDS = 0.25
@@ -145,6 +147,7 @@ class Chaos:
     tools: ToolServer
     network: Network
     journal: Journal
+    rollouts: Rollouts
     restarts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
@@ -184,6 +187,7 @@ class Chaos:
                 id=f"train/0/q{number}",
                 order=number,
                 num_generations=NUM_GENERATIONS,
+                rounds=ROUNDS[self.rollouts],
                 query=f"What does lamp {number} cost?",
                 answer="7",
                 scorer="slow_exact",
@@ -327,6 +331,7 @@ async def run_chaos(
     weights: Mapping[Kind, int] = PROCESSES,
     pause_seconds: tuple[float, float] = (0.3, 2.5),
     settle_seconds: float = 300.0,
+    rollouts: Rollouts = "chains",
 ) -> Outcome:
     """Play a run under faults and judge what is left of it.
 
@@ -339,12 +344,13 @@ async def run_chaos(
         weights: kinds of faults; those of `ELECTIONS` are played on a replica set of three.
         pause_seconds: bounds of the pauses between faults.
         settle_seconds: how long the run may take to end after the last fault.
+        rollouts: whether the groups branch.
 
     Raises:
         TimeoutError: the run did not come to its end afterwards.
     """
     started = time.monotonic()
-    async with _open(folder, is_replicated="primary" in weights) as chaos:
+    async with _open(folder, rollouts, is_replicated="primary" in weights) as chaos:
         skipped = _not_playable(chaos.mongo) if "disk" in weights else {}
         playable = {kind: weight for kind, weight in weights.items() if kind not in skipped}
         await chaos.rage(plan(faults, seed, pause_seconds, playable))
@@ -375,7 +381,7 @@ def _not_playable(mongo: SingleMongod | ReplicaSet) -> dict[Kind, str]:
 
 
 @asynccontextmanager
-async def _open(folder: Path, *, is_replicated: bool) -> AsyncIterator[Chaos]:
+async def _open(folder: Path, rollouts: Rollouts, *, is_replicated: bool) -> AsyncIterator[Chaos]:
     with ExitStack() as stack:
         links = stack.enter_context(network())
         # While one of the two is down, no other process of the machine may answer in its place: a
@@ -408,7 +414,7 @@ async def _open(folder: Path, *, is_replicated: bool) -> AsyncIterator[Chaos]:
             await store.ensure_schema()
             journal = Journal(folder / "faults.jsonl")
             by_name = {member.name: member for member in members}
-            chaos = Chaos(mongo, store, by_name, tools, links, journal)
+            chaos = Chaos(mongo, store, by_name, tools, links, journal, rollouts)
             await chaos.add_groups()
             stack.enter_context(running(members))
             for member in members:
@@ -434,6 +440,7 @@ def _members(
         "lease_seconds": LEASE_SECONDS,
         "max_attempts": 100,
         "max_concurrent_samples_per_process": 4,
+        "branch_depth": NUM_TOOL_CALLS,
     }
     training = {
         "output_dir": folder / "output",

@@ -14,7 +14,7 @@ from chaos.journal import Journal
 from agentrl.config.command_line import parse_flags
 from agentrl.rollout.worker.sampler_process import run_sampler
 from agentrl.runtime.logs import setup_logging
-from agentrl.schema import DispatchedSamplingTask
+from agentrl.schema import BranchPoint, DispatchedSamplingTask
 from agentrl.store.repositories.records import RecordRepository
 from agentrl.store.repositories.scores import ScoreRepository
 from agentrl.store.repositories.turns import TurnRepository
@@ -63,6 +63,18 @@ def note_acknowledgements(journal: Journal) -> None:
     turns.append = append_turn
     for repository in (records, scores):
         repository.claim = claiming(repository.claim)
+    choose = records.choose_branch
+
+    async def choose_branch(
+        self: object, record_id: str, fence: int, point: BranchPoint | None, why_none: str = ""
+    ) -> Any:
+        begun = time.monotonic()
+        result = await choose(self, record_id, fence, point, why_none)
+        chosen = why_none if point is None else point.model_dump_json()
+        journal.write("choose_branch", record=record_id, fence=fence, begun=begun, chosen=chosen)
+        return result
+
+    records.choose_branch = choose_branch
     records.finish = writing("finish_rollout", records.finish)
     scores.set = writing("set_score", scores.set)
     for name in ("release", "fail_attempt"):

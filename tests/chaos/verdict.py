@@ -1,5 +1,6 @@
 """What the chaos did to the run: the processes' own journals against the database."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from agentrl.store import TrajectoryStore
 Event = dict[str, Any]
 MUST_BE_ZERO = (
     *("lost_turns", "double_trained", "skipped", "incomplete_groups", "fencing_violations"),
-    *("attempts_booked_wrongly", "trained_stale", "wrong_counts"),
+    *("attempts_booked_wrongly", "trained_stale", "wrong_counts", "broken_branches"),
 )
 HOLDERS_OWN = frozenset({"sampler", "scorer", "stall", "launcher"})
 """Faults that take a lease from its holder, if they strike the holder."""
@@ -47,6 +48,10 @@ class Verdict:
     """Records in a step of the final weights that were older than `max_staleness`."""
     wrong_counts: int = 0
     """Counts of the store's reports that differ from a count of every document."""
+    broken_branches: int = 0
+    """Records of later rounds that began before a Record of an earlier one had ended, whose choice
+    changed or is missing, or whose turns before the branch are not those of a scored parent."""
+    num_branches: int = 0
     num_groups: int = 0
     num_turns: int = 0
     num_steps: int = 0
@@ -71,6 +76,7 @@ async def judge(store: TrajectoryStore, folder: Path, *, max_staleness: int) -> 
     await _check_turns(store, [e for e in events if e["kind"] == "turn"], verdict)
     _check_fencing(events, verdict)
     await _check_groups(store, verdict)
+    await _check_branches(store, events, verdict)
     steps = effective_steps(read_journal(folder / "trainer.jsonl"))
     await _check_ledger(store, steps, verdict)
     await _check_staleness(store, steps, max_staleness, verdict)
@@ -138,6 +144,45 @@ async def _check_groups(store: TrajectoryStore, verdict: Verdict) -> None:
             fences = [attempt.fence for attempt in record.attempts]
             if fences != sorted(set(fences)):
                 verdict.find("fencing_violations", f"{record.id}: attempts {fences}")
+
+
+async def _check_branches(store: TrajectoryStore, events: list[Event], verdict: Verdict) -> None:
+    chosen: defaultdict[str, set[str]] = defaultdict(set)
+    first_claim: dict[str, float] = {}
+    last_write: defaultdict[str, float] = defaultdict(float)
+    for event in events:
+        if event["kind"] == "claim":
+            first_claim.setdefault(event["record"], event["at"])
+        else:
+            last_write[event["record"]] = max(last_write[event["record"]], event["begun"])
+        if event["kind"] == "choose_branch":
+            chosen[event["record"]].add(event["chosen"])
+    records = {record.id: record async for record in store.records.find()}
+    for record in records.values():
+        if record.round == 0:
+            continue
+        verdict.num_branches += record.branch is not None
+        siblings = (one for one in records.values() if one.task_id == record.task_id)
+        last = max(last_write[one.id] for one in siblings if one.round < record.round)
+        if first_claim.get(record.id, math.inf) < last:
+            verdict.find("broken_branches", f"{record.id} began before an earlier round had ended")
+        # A sampler may die before it notes its choice.
+        kept = record.no_branch if record.branch is None else record.branch.model_dump_json()
+        if record.status == "scored" and (not kept or chosen[record.id] - {kept}):
+            verdict.find("broken_branches", f"{record.id}: {kept!r}, chosen {chosen[record.id]}")
+        if record.branch is not None and record.status == "scored":
+            point = record.branch
+            parent = records[point.record_id]
+            own = await _turns(store.turns.get_many(record.turns))
+            theirs = await _turns(store.turns.of_record(parent.id, point.attempt))
+            copied = [digest(turn) for turn in own[: point.turn]]
+            if (
+                (parent.status, parent.attempt) != ("scored", point.attempt)
+                or copied != [digest(turn) for turn in theirs[: point.turn]]
+                or len(copied) < point.turn
+                or len(own) <= point.turn
+            ):
+                verdict.find("broken_branches", f"{record.id} left {parent.id} at {point.turn}")
 
 
 def effective_steps(events: Iterable[Event]) -> dict[int, list[str]]:

@@ -35,6 +35,17 @@ async def test_kills_of_every_kind_lose_nothing_and_do_nothing_twice(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_kills_in_a_run_that_branches_leave_no_branch_behind(tmp_path: Path) -> None:
+    outcome = await run_chaos(
+        tmp_path, faults=FAULTS, seed=SEED, pause_seconds=(0.2, 0.8), rollouts="tree"
+    )
+    assert outcome.unexpected_exits == []
+    assert outcome.verdict.examples == []
+    assert outcome.verdict.num_branches > 10
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("weights", [EVERYTHING, ELECTIONS], ids=["everything", "elections"])
 async def test_faults_of_every_kind_lose_nothing_and_do_nothing_twice(

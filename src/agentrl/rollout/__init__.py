@@ -6,7 +6,7 @@ code that only reads Records belongs in other packages (`evaluation`, `datasets.
 """
 
 from agentrl.renderers.conversation import Conversation, Prompt
-from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutResult
+from agentrl.rollout.async_sampler import AsyncSampler, BranchClosed, LimitReached, RolloutResult
 from agentrl.rollout.context import RolloutContext, Scoring
 from agentrl.rollout.mcp_sampler import MCPSampler
 from agentrl.rollout.worker.scheduler import (
@@ -18,6 +18,7 @@ from agentrl.schema import register_task_type
 
 __all__ = [
     "AsyncSampler",
+    "BranchClosed",
     "Conversation",
     "LimitReached",
     "MCPSampler",

@@ -440,12 +440,14 @@ class AsyncSampler(ABC, Generic[TaskType]):
         if recorded is not None and not self._recorded.replays_calls:
             return recorded
         result = await self.within_time(make())
-        if recorded is not None and _seen(result) != _seen(recorded):
+        if recorded is None:
+            return result
+        if _seen(result) != _seen(recorded):
             raise BranchClosed(
                 f"turn {self.turns[-1].index} called {call.name} again, and the result differs: "
                 f"{_short(result.content)} instead of {_short(recorded.content)}"
             )
-        return result
+        return recorded
 
     def attach_results(self, results: Sequence[ToolResult], turn_index: int = -1) -> None:
         """Store the tool results of a turn, the last one by default.

@@ -130,6 +130,28 @@ SGLANG = ("--inference_backend", "sglang")
         ),
         (["--cpu_ram_efficient_loading", "false"], "every rank reads only its own parts"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
+        (["--tree_roots", "2"], "--tree_roots requires --rollouts tree"),
+        (
+            ["--rollouts", "tree", "--num_generations", "4", "--tree_roots", "4"],
+            "--num_generations 4, --tree_roots 4 leave no rollout that could branch",
+        ),
+        (
+            ["--rollouts", "tree", "--agent", "own.py:play"],
+            "--agent own.py:play keeps its state in its own program",
+        ),
+        (
+            ["--rollouts", "tree", "--agent_command", "my-agent {query}"],
+            "--agent_command keeps its state in its own program",
+        ),
+        (
+            ["--rollouts", "tree", "--env", "reasoning_gym:leg_counting"],
+            "environment reasoning_gym:leg_counting offers neither snapshots nor",
+        ),
+        (
+            ["--rollouts", "tree", "--new_context", "discard_all"],
+            "--rollouts tree and a context that is rewritten",
+        ),
+        (["--branch_rule", "best"], "--branch_rule"),
         (
             ["--report_to", "jsonl,neptune"],
             "--report_to neptune is not supported; choose from none, console",

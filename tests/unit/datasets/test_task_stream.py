@@ -2,6 +2,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentrl.config.sections import DataSection
 from agentrl.datasets.task_stream import eval_tasks, train_tasks
 
@@ -23,6 +25,27 @@ def test_every_question_is_asked_once_in_each_epoch_in_a_new_order(tmp_path: Pat
     assert {task.num_generations for task in tasks} == {4}
     other = [task.dataset_id for task in train_tasks(config, seed=2)]
     assert other[:20] != first
+
+
+@pytest.mark.parametrize(
+    ("fields", "rounds"),
+    [
+        ({}, ()),
+        ({"rollouts": "tree"}, (4, 4)),
+        ({"rollouts": "tree", "tree_roots": 2, "tree_branches": 3}, (2, 3, 3)),
+        ({"rollouts": "tree", "tree_branches": 3}, (4, 3, 1)),
+        ({"rollouts": "tree", "num_generations": 2}, (1, 1)),
+    ],
+)
+def test_training_questions_carry_the_rounds_of_their_groups(
+    tmp_path: Path, fields: dict[str, Any], rounds: tuple[int, ...]
+) -> None:
+    path = write_lines(tmp_path / "d.jsonl", {"id": "a", "q": "Q"})
+    config = DataSection(train_file=path, eval_file=path, **fields)
+    (task,) = train_tasks(config, seed=1)
+    assert task.rounds == rounds
+    assert sum(rounds) in (0, task.num_generations)
+    assert [one.rounds for one in eval_tasks(config, 1)] == [()]
 
 
 def test_evaluation_overtakes_training_and_is_tagged_by_version(tmp_path: Path) -> None:

@@ -322,13 +322,12 @@ def _tree_contradictions(config: RootConfig) -> Iterator[str]:
             f"{data.tree_roots or 1} leave no rollout that could branch"
         )
     agents = config.agents
-    for flag, name in (("agent", agents.agent), ("agent_command", agents.agent_command)):
-        if name is not None:
-            shown = name if isinstance(name, str) else "program"
-            yield (
-                f"--rollouts tree: --{flag} {shown} keeps its state in its own program, which "
-                "cannot be taken to a turn of another rollout; give --rollouts chains"
-            )
+    if agents.has_agent:
+        flag = "--agent_command" if agents.agent is None else f"--agent {agents.agent}"
+        yield (
+            f"--rollouts tree: {flag} keeps its state in its own program, which cannot be taken to "
+            "a turn of another rollout; give --rollouts chains"
+        )
     if data.env is not None:
         yield (
             f"--rollouts tree: environment {data.env} offers neither snapshots nor the repetition of "

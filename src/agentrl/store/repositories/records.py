@@ -10,7 +10,7 @@ from pymongo import ReturnDocument
 
 from agentrl.schema import BranchPoint, Outcome, Record, RecordStatus, Split, Task
 from agentrl.store.database import Repository, RunDatabase, operation
-from agentrl.store.documents.codec import Document, encode, from_document, require, without_none
+from agentrl.store.documents.codec import Document, encode, from_document, without_none
 from agentrl.store.documents.expressions import (
     NEXT_FENCE,
     after,
@@ -221,9 +221,14 @@ class RecordRepository(Repository):
         """
         stored = None if point is None else encode(point.model_dump())
         update = {"branch": literal(stored), "no_branch": literal(encode(why_none))}
-        await self._fenced.update(record_id, fence, "running", update)
-        document = await self._db.records.find_one({"_id": record_id})
-        return from_document(Record, require(document, f"record {record_id!r}"))
+        document = await self._db.records.find_one_and_update(
+            {**held(record_id, fence), "status": "running"},
+            [{"$set": update}],
+            return_document=ReturnDocument.AFTER,
+        )
+        if document is None:
+            raise lease_lost(record_id, fence)
+        return from_document(Record, document)
 
     @operation("close a branch")
     async def close_branch(self, record_id: str, fence: int, reason: str) -> None:

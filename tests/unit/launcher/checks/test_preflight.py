@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.loading import load_config
-from agentrl.errors import ConfigError
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError, ToolError
 from agentrl.launcher.checks import preflight
-from agentrl.launcher.checks.preflight import check_inputs, findings
+from agentrl.launcher.checks.preflight import _check_tools, check_inputs, findings
+from agentrl.launcher.checks.question_checks import check_questions
 
 
 async def test_questions_that_end_early_and_keys_that_nothing_reads_are_noted(
@@ -47,6 +49,78 @@ async def test_tools_beside_an_agent_are_noted(tmp_path: Path) -> None:
     }
     (note,) = await check_inputs(load_config(given))
     assert note.startswith("the agent uses its own tools")
+
+
+SERVERS = {
+    "notes": {"url": "http://127.0.0.1:1/mcp", "per_rollout": True},
+    "web": {"url": "http://127.0.0.1:1/mcp", "resumable": True},
+    "shop": {"url": "http://127.0.0.1:1/mcp"},
+}
+
+
+async def test_a_tool_server_whose_state_no_branch_could_restore_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "servers.json"
+
+    def config(servers: dict[str, object], **flags: str) -> RootConfig:
+        path.write_text(json.dumps({"mcpServers": servers}))
+        return load_config({"rollouts": "tree", "mcp_servers": str(path), **flags})
+
+    with pytest.raises(ConfigError, match="--rollouts tree: tool server 'shop' declares neither"):
+        await _check_tools(config(SERVERS), None)
+    allowed = {name: SERVERS[name] for name in ("notes", "web")}
+    # They pass this check, and then nobody answers there.
+    for passing in (
+        config(allowed),
+        config(SERVERS, resumable_tools="true"),
+        config(SERVERS, rollouts="chains"),
+    ):
+        with pytest.raises(ToolError):
+            await _check_tools(passing, None)
+
+
+GROUP_SCORER = """
+from agentrl.rewards import MCPScorerFactory
+from agentrl.rollout import AsyncSampler, register_sampler
+from agentrl.schema import MCPTask, Task
+from agentrl.schema.task import register_task_type
+
+
+@MCPScorerFactory.register_scorer("ranked", sees_group=True)
+def ranked(records, truth):
+    return [0.0 for _ in records]
+
+
+@register_task_type
+class WanderTask(Task):
+    kind = "wander"
+
+
+@register_sampler(WanderTask)
+class Wander(AsyncSampler):
+    async def run(self): ...
+    async def evaluate_record(self, result): ...
+
+
+def train_tasks(seed):
+    yield WanderTask(id="train/0/1")
+"""
+
+
+async def test_scorers_and_samplers_that_trees_cannot_have_are_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "q.jsonl").write_text('{"query": "Q", "answer": 1, "scorer": "ranked"}')
+    (tmp_path / "own.py").write_text(GROUP_SCORER)
+    questions = {"train_file": f"{tmp_path}/q.jsonl", "scorer_module": f"{tmp_path}/own.py"}
+    with pytest.raises(ConfigError, match="scorer 'ranked' scores all rollouts of a question"):
+        await check_questions(load_config({"rollouts": "tree", **questions}), trains=True)
+    await check_questions(load_config(questions), trains=True)
+    samplers = {"rollouts": "tree", "sampler_module": f"{tmp_path}/own.py"}
+    with pytest.raises(ConfigError, match="Wander cannot start at a turn of another rollout"):
+        await check_questions(load_config(samplers), trains=True)
+    await check_questions(load_config(samplers | {"resumable_tools": "true"}), trains=True)
 
 
 async def test_held_out_questions_that_are_trained_on_are_noted(tmp_path: Path) -> None:

@@ -19,8 +19,13 @@ from support.play import ExactScoring, begin_run, claim, open_play, tool_call
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout import AsyncSampler, MCPSampler, RolloutContext, RolloutResult
-from agentrl.rollout.async_sampler import BranchClosed
+from agentrl.rollout import (
+    AsyncSampler,
+    BranchClosed,
+    MCPSampler,
+    RolloutContext,
+    RolloutResult,
+)
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.branching import with_branch
 from agentrl.rollout.worker.sampling_loop import LoopTimes, SamplingLoop
