@@ -195,7 +195,13 @@ async def dead_branch(
     assert record.branch is not None
     parents = await store.turns.of_record(record.branch.record_id)
     for index, turn in enumerate(parents[:num_turns]):
-        own = {"id": f"{record.id}/{record.fence}/{index}", "record_id": record.id, "attempt": 1}
+        own: dict[str, Any] = {
+            "id": f"{record.id}/{record.fence}/{index}",
+            "record_id": record.id,
+            "attempt": 1,
+        }
+        if index >= record.branch.turn:  # sampled, and by chance the same
+            own["sampling_params"] = turn.sampling_params.model_copy(update={"seed": 1})
         await store.turns.append(turn.model_copy(update=own), record.fence)
     await store.database["records"].update_one(
         {"_id": record.id}, [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
