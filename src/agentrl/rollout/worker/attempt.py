@@ -28,7 +28,7 @@ from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.admission_limits import FailureBackoff
 from agentrl.rollout.worker.branching import branch_turns, with_branch
 from agentrl.rollout.worker.group_scoring import GroupVerdict
-from agentrl.schema import MCPTask, Outcome, Record, Score, Task
+from agentrl.schema import DispatchedSamplingTask, MCPTask, Outcome, Record, Score, Task
 from agentrl.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -164,8 +164,10 @@ class RolloutAttempt:
         if self.record.round:
             self.record = await with_branch(self._context, self.record)
         sampler = self._make_sampler(self.task, self.record, self._context)
-        turns = await self._store.turns.get_many(self.record.turns)
-        self._counts.resumed += bool(turns)
+        turns: list[DispatchedSamplingTask] = []
+        if self.record.turns:
+            turns = await self._store.turns.get_many(self.record.turns)
+            self._counts.resumed += 1
         if self.record.branch is not None:
             sampler.fork(await branch_turns(self._context, sampler, turns))
         elif turns:

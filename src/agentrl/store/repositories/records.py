@@ -20,7 +20,6 @@ from agentrl.store.documents.expressions import (
     lease,
     lease_lost,
     literal,
-    may_become,
     waiting_lease,
 )
 from agentrl.store.repositories.fenced_records import FencedRecords
@@ -262,7 +261,7 @@ class RecordRepository(Repository):
         """
         self._db.leases.forget(record_id)
         document = await self._db.records.find_one_and_update(
-            {**held(record_id, fence), "status": may_become("pending")},
+            {**held(record_id, fence), "status": "running"},
             attempt_failed("error", error, max_attempts),
             return_document=ReturnDocument.AFTER,
         )

@@ -56,7 +56,6 @@ from agentrl.store.documents.codec import (
 from agentrl.store.documents.expressions import (
     attempt_failed,
     held,
-    may_become,
     shown,
     waiting_lease,
 )
@@ -446,7 +445,7 @@ class GroupRepository(Repository):
             {
                 **held(found["_id"], lease["fence"]),
                 "lease.expires_at": lease["expires_at"],  # its holder may have renewed it since
-                "status": may_become("pending"),
+                "status": "running",
             },
             attempt_failed("expired", f"the lease of {lease['owner']} expired", max_attempts),
         )
