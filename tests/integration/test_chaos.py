@@ -12,7 +12,7 @@ from chaos.sampler import digest
 from chaos.verdict import MUST_BE_ZERO, Verdict, judge
 from support.stored import fill
 
-from agentrl.schema import Run
+from agentrl.schema import BranchPoint, Run
 from agentrl.store import TrajectoryStore
 
 SEED = 20
@@ -129,6 +129,22 @@ async def grant_a_lease_twice(_: TrajectoryStore, samplers: Journal, __: Journal
     samplers.write("claim", record="train/0/q0/0", fence=1, owner="other")
 
 
+async def forget_a_choice(store: TrajectoryStore, *_: Journal) -> None:
+    await store.database["records"].update_one({"_id": "train/0/q0/1"}, {"$set": {"round": 1}})
+
+
+async def leave_a_parent_at_a_turn_it_lacks(store: TrajectoryStore, *_: Journal) -> None:
+    point = BranchPoint(record_id="train/0/q0/0", attempt=1, turn=1, rule="random")
+    branched = {"round": 1, "branch": point.model_dump()}
+    await store.database["records"].update_one({"_id": "train/0/q0/1"}, {"$set": branched})
+
+
+async def begin_a_round_early(store: TrajectoryStore, samplers: Journal, _: Journal) -> None:
+    chain = {"round": 1, "no_branch": "random: it has no turn 1 to leave"}
+    await store.database["records"].update_one({"_id": "train/0/q0/1"}, {"$set": chain})
+    samplers.write("set_score", record="train/0/q0/0", fence=1, begun=float("inf"))
+
+
 @pytest.mark.parametrize(
     ("spoil", "kind"),
     [
@@ -145,6 +161,9 @@ async def grant_a_lease_twice(_: TrajectoryStore, samplers: Journal, __: Journal
         (train_an_old_one, "trained_stale"),
         (book_a_live_holders_attempt, "attempts_booked_wrongly"),
         (miscount, "wrong_counts"),
+        (forget_a_choice, "broken_branches"),
+        (leave_a_parent_at_a_turn_it_lacks, "broken_branches"),
+        (begin_a_round_early, "broken_branches"),
     ],
 )
 async def test_the_judge_finds_whatever_went_wrong(
