@@ -158,6 +158,7 @@ def record_data(record: Record, task_version: str) -> DBRecordData:
         order=record.order,
         attempt=record.attempt,
         branch=record.branch,
+        round=record.round,
         outcome=record.outcome,
         score=record.score,
         more_scores=record.more_scores,
