@@ -119,7 +119,7 @@ def dispatches(kind: str, layers: int, batch: MicroBatch, *, merge: str = "tree"
 
         return call
 
-    operations = {
+    operations: dict[str, Any] = {
         name: counting(getattr(Learner, name)) for name in ("forward_backward", "optim_step")
     }
     with TemporaryDirectory() as folder, patch.multiple(Learner, **operations):

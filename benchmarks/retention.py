@@ -214,7 +214,8 @@ async def sizes(store: TrajectoryStore) -> dict[str, float]:
     kept = ("tasks", "records", "record_data")
 
     def megabytes(names: tuple[str, ...], *fields: str) -> float:
-        return round(sum(getattr(found[n], f) for n in names for f in fields) / 2**20, 2)
+        num_bytes: int = sum(getattr(found[n], f) for n in names for f in fields)
+        return round(num_bytes / 2**20, 2)
 
     return {
         "turns_trainings_blobs_mb": megabytes(old, "data_bytes"),

@@ -20,7 +20,7 @@ from agentrl.trainer.rl.training_loop import train as train_run
 
 def note_steps(journal: Journal) -> None:
     """Have noted from which step the process goes on, and what each step was made of."""
-    read, make = GroupReader.read_step, WorkerGroup.train
+    read, make = GroupReader.read_step, WorkerGroup.optim_step
     step: dict[str, Any] = {}
 
     async def read_step(self: GroupReader, number: int, **options: Any) -> StepGroups:
@@ -29,8 +29,8 @@ def note_steps(journal: Journal) -> None:
         step.update(step=number, records=sorted(records))
         return found
 
-    async def train(self: WorkerGroup, shares: Any) -> StepOutcome:
-        outcome = await make(self, shares)
+    async def optim_step(self: WorkerGroup) -> StepOutcome:
+        outcome = await make(self)
         journal.write("step", **step)
         return outcome
 
@@ -42,7 +42,7 @@ def note_steps(journal: Journal) -> None:
     for place, name, noted in (
         (run_start, "checkpoint_to_resume", checkpoint),
         (GroupReader, "read_step", read_step),
-        (WorkerGroup, "train", train),
+        (WorkerGroup, "optim_step", optim_step),
     ):
         setattr(place, name, noted)
 

@@ -78,8 +78,8 @@ def teacher_advantages(teachers: np.ndarray, behavior: np.ndarray) -> np.ndarray
         teachers: logprobs of K teachers at the sampled tokens, float32 [T, K].
         behavior: log mu, float32 [T].
     """
-    means: np.ndarray = teachers.astype(np.float64).mean(axis=1)
-    return means - behavior
+    advantages: np.ndarray = teachers.astype(np.float64).mean(axis=1) - behavior
+    return advantages
 
 
 def compared_advantages(compared: ComparedRewards, kind: str) -> np.ndarray:

@@ -10,6 +10,7 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
 from agentrl.data.batch import build_training_step
 from agentrl.data.select import SelectedGroup
+from agentrl.data.tokens import TurnTokens
 from agentrl.schema import DBRecordData
 
 TASK = "train/0/q0"
@@ -37,10 +38,15 @@ def select(records: list[DBRecordData], **flags: Any) -> tuple[SelectedGroup, Al
     return select_group(records, algorithm, policy_version=3), algorithm
 
 
+def token_advantages(turn: TurnTokens) -> np.ndarray:
+    assert turn.token_advantages is not None
+    return turn.token_advantages
+
+
 def test_opd_is_minus_the_sampled_reverse_kl_of_every_token() -> None:
     equal = [record(0, 1.0, big=[-0.5, -4.0]), record(1, 1.0, big=[-1.0, -1.5])]
     group, algorithm = select(equal, advantage_estimator="opd", teachers=("big",))
-    found = [turn.token_advantages for turn in group.turns]
+    found = [token_advantages(turn) for turn in group.turns]
     np.testing.assert_allclose(found, [[0.5, -2.0], [0.0, 0.5]])
     assert [turn.advantage for turn in group.turns] == [-0.75, 0.25]
     step = build_training_step([group], algorithm, policy_version=3, token_budget=100)
@@ -56,7 +62,7 @@ def test_the_mixture_weighs_rewards_and_the_mean_of_the_teachers() -> None:
     ]
     group, _ = select(records, teachers=("big", "small"), teacher_weight=0.25, adv_scaling=2.0)
     # Rewards 1 and 0: the leave-one-out advantages are 1 and -1, scaled 2 and -2.
-    right, wrong = (turn.token_advantages for turn in group.turns)
+    right, wrong = (token_advantages(turn) for turn in group.turns)
     np.testing.assert_allclose(right, [1.5 + 0.5 * 0.0, 1.5 + 0.5 * -1.0])
     np.testing.assert_allclose(wrong, [-1.5, -1.5])
     assert group.turns[0].teacher_logprobs is not None

@@ -47,7 +47,7 @@ def record(
 def group(
     lengths: Mapping[Record, int] | Sequence[tuple[Record, int]], **fields: Any
 ) -> BranchingGroup:
-    pairs = list(lengths)
+    pairs = list(lengths.items() if isinstance(lengths, Mapping) else lengths)
     values: dict[str, Any] = {
         "records": tuple(one for one, _ in pairs),
         "turns": {one.id: [make_turn(one, i) for i in range(n)] for one, n in pairs},
@@ -109,10 +109,10 @@ def test_entropy_prefers_the_turn_that_surprises_most_against_the_first() -> Non
         (f"{GROUP}/0", 2),
         *((f"{GROUP}/1", 2), (f"{GROUP}/1", 1), (f"{GROUP}/0", 1)),
     ]
-    for position, (record_id, turn) in enumerate([*ranked, *ranked]):
+    for position, expected in enumerate([*ranked, *ranked]):
         at = BranchingGroup(**{**of.__dict__, "position": position})
         point = chosen("entropy", at)
-        assert (point.record_id, point.turn, point.attempt) == (record_id, turn, 2)
+        assert (point.record_id, point.turn, point.attempt) == (*expected, 2)
     assert chosen("entropy", of).reason == "first tokens +0.800 nats against the first turn's"
 
 

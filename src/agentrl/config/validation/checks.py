@@ -464,12 +464,12 @@ def _agent_python_contradictions(agents: AgentSection) -> Iterator[str]:
 
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
     routes = {} if agents.agent_routes is None else agents.agent_routes.get_secret_value()
-    route = agents.evaluated_route
-    if routes and not agents.has_agent and route is None:
+    evaluated = agents.evaluated_route
+    if routes and not agents.has_agent and evaluated is None:
         yield "--agent_routes requires --agent, --agent_command or --evaluated_route"
-    if route is not None and route not in routes:
+    if evaluated is not None and evaluated not in routes:
         known = ", ".join(routes) or "none"
-        yield f"--evaluated_route {route}: --agent_routes names no such model (known: {known})"
+        yield f"--evaluated_route {evaluated}: --agent_routes names no such model (known: {known})"
     if agents.agent is not None and agents.agent_command is not None:
         yield "--agent and --agent_command are mutually exclusive; give one of the two"
     yield from _agent_python_contradictions(agents)

@@ -106,6 +106,7 @@ async def state_of(client: Client) -> dict[str, Any]:
 
 async def until(client: Client, wanted: dict[str, Any]) -> dict[str, Any]:
     """Return the first state that is as wanted: programs take a moment."""
+    state: dict[str, Any] = {}
     try:
         async with asyncio.timeout(PATIENCE / 4):
             while unmet(state := await state_of(client), wanted):

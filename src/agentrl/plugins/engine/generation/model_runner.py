@@ -71,7 +71,8 @@ def load_model(
             "and a prefix is reused only where it ends a turn",
             config.model_type,
         )
-    return model.to(device)  # type: ignore[arg-type]  # transformers narrows the signature
+    placed: PreTrainedModel = model.to(device)  # type: ignore[arg-type]  # narrowed there
+    return placed
 
 
 class ModelRunner:
