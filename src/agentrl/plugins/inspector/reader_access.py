@@ -7,6 +7,7 @@ from scripts and other sites keeps it. Pages load everything from this server.
 
 import secrets
 from pathlib import Path
+from urllib.parse import urlencode
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -82,7 +83,10 @@ class ReaderAccess:
         given = request.query_params.get("token")
         if given is not None and self._is_token(given) and request.method == "GET":
             # Removes the token from the address bar, the history and copied links.
-            response = RedirectResponse("/" + request.url.path.lstrip("/"), status_code=303)
+            others = [one for one in request.query_params.multi_items() if one[0] != "token"]
+            place = "/" + request.url.path.lstrip("/")
+            page = f"{place}?{urlencode(others)}" if others else place
+            response = RedirectResponse(page, status_code=303)
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
             return response
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")

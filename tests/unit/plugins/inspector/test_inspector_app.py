@@ -110,6 +110,8 @@ async def test_the_token_in_the_address_becomes_a_cookie_for_this_site_alone(
     async with client_of(config) as client:
         away = await client.get(httpx.URL(f"http://127.0.0.1:8480//evil.example/?token={TOKEN}"))
         assert (away.status_code, away.headers["location"]) == (303, "/evil.example/")
+        asked = await client.get(f"/runs/a/record?id=train%2F0%2Fq1%2F0&token={TOKEN}&turn=1")
+        assert asked.headers["location"] == "/runs/a/record?id=train%2F0%2Fq1%2F0&turn=1"
         response = await client.get(f"/runs/a?token={TOKEN}")
         assert (response.status_code, response.headers["location"]) == (303, "/runs/a")
         cookie = response.headers["set-cookie"].lower()
