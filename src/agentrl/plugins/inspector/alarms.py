@@ -17,6 +17,8 @@ from agentrl.store.views.reports import Liveness
 
 SILENT_SECONDS = 30.0
 """A process that has not reported for this long is considered dead."""
+ALARM_STEPS = 60
+"""Number of last steps that alarms are raised from."""
 _RECENT_STEPS = 5
 _MIN_STEPS = 10
 _MAX_EQUAL_SHARE = 0.9
@@ -53,6 +55,17 @@ def find_alarms(
     if run.status not in ENDED_RUNS:
         found += _fleet_alarms(run, fleet)
     return sorted(found, key=lambda alarm: alarm.severity)
+
+
+def rung_alarms(steps: Sequence[dict[str, Any]]) -> list[tuple[int, Alarm]]:
+    """Return the alarms of steps with the step at which each began to ring."""
+    found: list[tuple[int, Alarm]] = []
+    ringing: set[str] = set()
+    for end in range(1, len(steps) + 1):
+        alarms = _step_alarms(steps[max(0, end - ALARM_STEPS) : end])
+        found += [(steps[end - 1]["step"], one) for one in alarms if one.kind not in ringing]
+        ringing = {one.kind for one in alarms}
+    return found
 
 
 def _score_alarms(missing: MissingScores) -> list[Alarm]:

@@ -26,13 +26,13 @@ from starlette.staticfiles import StaticFiles
 from agentrl.datasets.task_stream import retry_dead_letters
 from agentrl.errors import AgentRLError, APIError, ConfigError, StoreError, StoreUnreachable
 from agentrl.inference.request_bodies import read_json_object
+from agentrl.plugins.inspector.curve_answers import curves
 from agentrl.plugins.inspector.example_run import ExampleTour
 from agentrl.plugins.inspector.forking import AskedFork, ForkStarter, fork_of, forks_of, shown
 from agentrl.plugins.inspector.group_tree import group_tree
 from agentrl.plugins.inspector.reader_access import ReaderAccess
 from agentrl.plugins.inspector.record_answers import record_answer, tokens_answer, whole_text
 from agentrl.plugins.inspector.run_answers import (
-    curves,
     errors,
     other_times,
     overview,
@@ -102,7 +102,11 @@ class InspectorApp:
         """Return the application wrapped in its guards."""
         read = {
             "overview": lambda store, _: overview(store),
-            "curves": lambda store, request: curves(store, _integer_parameter(request, "after", 0)),
+            "curves": lambda store, request: curves(
+                store,
+                _integer_parameter(request, "after", 0),
+                _integer_parameter(request, "until", 0) or None,
+            ),
             "config": _config,
             "groups": _groups,
             "group": _group,

@@ -1,6 +1,6 @@
-"""One run as JSON values: a line of the list, the overview, its curves, its steps, its errors.
+"""One run as JSON values: a line of the list, the overview, its steps, its errors.
 
-Input: a store. Output: dictionaries. Curves are thinned to the resolution of a screen.
+Input: a store. Output: dictionaries.
 """
 
 import re
@@ -10,23 +10,13 @@ from typing import Any
 
 from agentrl.config.secrets import redact
 from agentrl.errors import StoreError
-from agentrl.plugins.inspector.alarms import find_alarms
+from agentrl.plugins.inspector.alarms import ALARM_STEPS, find_alarms
 from agentrl.schema import Run
 from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.store.views.browsing import GroupFilter, GroupRow
 from agentrl.store.views.reports import Failure
 
-CURVES = (
-    *("reward_mean", "reward_std", "loss", "grad_norm", "learning_rate", "kl", "sampler_kl_k3"),
-    *("entropy", "ratio_mean", "ratio_max", "logprob_gap", "clip_fraction", "drop_fraction"),
-    *("tokens_per_second", "merge_tokens", "turns_mean", "max_output_tokens", "num_output_tokens"),
-    *("num_records", "num_trained_records", "num_trained_tokens", "time", "skipped"),
-)
-"""Figures with one number per step."""
-SPREADS = ("seconds", "staleness", "masked_tokens", "dropped")
-"""Figures with several named numbers per step."""
-MAX_POINTS = 1200
 _SPARK_STEPS = 60
 _RECENT_GROUPS = 48
 _MAX_TIMES = 40
@@ -36,7 +26,7 @@ _EXAMPLES, _EXAMPLE_CHARS = 20, 2000
 
 async def run_row(store: TrajectoryStore) -> dict[str, Any]:
     """Return a run as a line of the list of runs."""
-    run = await _run(store)
+    run = await run_of(store)
     consumer = consumer_of(run)
     steps = await store.figures.last_steps(consumer, _SPARK_STEPS)
     evals = await store.figures.evaluations(consumer)
@@ -49,6 +39,7 @@ async def run_row(store: TrajectoryStore) -> dict[str, Any]:
         "rewards": [step.get("reward_mean") for step in steps],
         "eval": evals[-1].get("reward_mean") if evals else None,
         "model": run.config.get("model_name_or_path"),
+        "is_imported": run.is_imported,
         "created_at": run.created_at,
         "updated_at": run.updated_at,
     }
@@ -63,7 +54,7 @@ async def _state(store: TrajectoryStore, run: Run) -> dict[str, Any]:
 
 async def overview(store: TrajectoryStore) -> dict[str, Any]:
     """Return the state of a run: counts, fleet, controls, alarms."""
-    run = await _run(store)
+    run = await run_of(store)
     consumer = consumer_of(run)
     fleet = await store.reports.processes()
     missing = await store.reports.missing_scores()
@@ -72,7 +63,7 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
     completed = [group for group in recent.groups if group.status == "completed"]
     answers = await _final_answers(store, completed)
     alarms = find_alarms(
-        run, await store.figures.last_steps(consumer, _SPARK_STEPS), fleet, missing, answers
+        run, await store.figures.last_steps(consumer, ALARM_STEPS), fleet, missing, answers
     )
     return {
         "name": run.name,
@@ -82,6 +73,7 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
         "admitted_groups": run.admitted_groups,
         "control": run.control.model_dump(mode="json"),
         "control_problems": run.control_problems,
+        "is_imported": run.is_imported,
         "control_log": [one.model_dump(mode="json") for one in run.control_log[-20:]],
         "trainer_leases": {
             name: lease.model_dump(mode="json") for name, lease in run.trainer_leases.items()
@@ -129,45 +121,13 @@ def _reward_by_tag(groups: Sequence[GroupRow]) -> dict[str, dict[str, float]]:
     }
 
 
-async def curves(store: TrajectoryStore, after: int) -> dict[str, Any]:
-    """Return the figures of the steps after `after` in columns, and all evaluations.
-
-    Long runs are thinned: every n-th step, the last one among them.
-    """
-    run = await _run(store)
-    consumer = consumer_of(run)
-    steps = await store.figures.steps(consumer, (*CURVES, *SPREADS), after=after)
-    stride = -(-len(steps) // MAX_POINTS)
-    thinned = steps[::-stride][::-1] if stride > 1 else steps
-    evals = await store.figures.evaluations(consumer)
-    return {
-        "num_steps": len(steps),
-        "step": [step["step"] for step in thinned],
-        "curves": {
-            name: [step.get(name) for step in thinned]
-            for name in CURVES
-            if any(step.get(name) is not None for step in thinned)
-        },
-        "spreads": {name: [step.get(name, {}) for step in thinned] for name in SPREADS},
-        "evals": [
-            {
-                "version": one["version"],
-                "reward_mean": one.get("reward_mean"),
-                "low": (one.get("total") or {}).get("low"),
-                "high": (one.get("total") or {}).get("high"),
-            }
-            for one in evals
-        ],
-    }
-
-
 async def step_answer(store: TrajectoryStore, step: int) -> dict[str, Any]:
     """Return one optimizer step: its figures, its records, and the resulting weights.
 
     Raises:
         StoreError: the trainer has made no such step.
     """
-    consumer = consumer_of(await _run(store))
+    consumer = consumer_of(await run_of(store))
     figures = await store.figures.step(consumer, step)
     records = await store.lineage.records_of_step(step, consumer)
     policy = await store.policies.get(step)
@@ -234,7 +194,12 @@ def consumer_of(run: Run) -> str:
     return str(run.config.get("consumer") or DEFAULT_CONSUMER)
 
 
-async def _run(store: TrajectoryStore) -> Run:
+async def run_of(store: TrajectoryStore) -> Run:
+    """Return the run of a store.
+
+    Raises:
+        StoreError: it has been deleted.
+    """
     run = await store.runs.get()
     if run is None:
         raise StoreError(f"{store.database_name} no longer contains a run")

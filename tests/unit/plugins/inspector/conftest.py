@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from support.inspected import seed, seed_fork
 from support.patience import PATIENCE
 
@@ -30,6 +30,8 @@ T = TypeVar("T")
 RUN = "inspected"
 TOKEN = "token-of-the-tests"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+LONGEST_MS = 30_000
+"""Time for an answer to appear, on a machine that others work on as well."""
 NO_CHROMIUM = "needs a browser: apt-get install chromium (scripts/install_desktop)"
 
 
@@ -44,6 +46,7 @@ def browser() -> Iterator[Browser]:
     """Debian's Chromium, without a window."""
     if CHROMIUM is None:
         pytest.skip(NO_CHROMIUM)
+    expect.set_options(timeout=LONGEST_MS)
     with sync_playwright() as playwright:
         # The tests may run as root, whose browser has no sandbox.
         made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -114,7 +117,7 @@ def inspector(run_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def visitor(browser: Browser, inspector: str) -> Iterator[BrowserContext]:
     """A browser that has opened the printed address."""
     context = browser.new_context(viewport={"width": 1280, "height": 720})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(LONGEST_MS)
     page = context.new_page()
     page.goto(f"{inspector}/?token={TOKEN}")
     page.close()

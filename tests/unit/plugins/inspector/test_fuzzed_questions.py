@@ -38,7 +38,7 @@ PARAMETERS = st.dictionaries(
         [
             *("id", "task", "turn", "start", "part", "q", "key", "step", "after", "newest"),
             *("attempt", "split", "tag", "tool", "text", "outcome", "min_score", "max_score"),
-            *("min_spread", "version", "min_attempts", "min_tokens", "token"),
+            *("min_spread", "version", "min_attempts", "min_tokens", "token", "until"),
         ]
     ),
     (texts | numbers.map(str)).map(lambda text: text.encode("utf-8", "replace").decode()),

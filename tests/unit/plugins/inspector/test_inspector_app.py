@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
-from support.inspected import HOSTILE_RECORD, HUGE, PIXEL, seed
+from support.inspected import HOSTILE_RECORD, HUGE, PIXEL, seed, step_figures
 from support.stored import claim, make_task, play
 
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig, RunSection, StoreSection
@@ -245,6 +245,29 @@ async def test_a_page_has_what_the_store_holds(client: httpx.AsyncClient) -> Non
     address = record["turns"][0]["messages"][1]["images"][0]
     image = await client.get(path_of(client, "image"), params={"key": address.partition(":")[2]})
     assert (image.headers["content-type"], image.content) == ("image/png", PIXEL)
+
+
+async def test_a_long_run_loses_neither_totals_nor_spikes(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    steps = [step_figures(step) for step in range(4, 2501)]
+    steps[1000] |= {"grad_norm": 500.0, "skipped": "the gradient is not finite"}
+    await store.figures.rewind("trainer", 3, steps, [])
+    curves = await answer(client, "curves")
+    assert (curves["num_steps"], curves["steps_a_point"]) == (2500, 3)
+    assert len(curves["step"]) == 834
+    assert curves["step"][-1] == 2500
+    assert curves["totals"]["staleness"] == {"0": 7500, "1": 2500}
+    assert curves["totals"]["dropped"] == {"zero_variance": 2500}
+    assert max(curves["highs"]["grad_norm"]) == 500
+    assert max(curves["curves"]["grad_norm"]) < 500
+    assert curves["lows"]["loss"][0] == curves["curves"]["loss"][0] == 0.5
+    assert curves["recent"]["step"] == [*range(2381, 2501)]
+    assert [(one["step"], one["kind"]) for one in curves["alarms"]] == [(1004, "skipped steps")]
+    near = await answer(client, "curves", after=999, until=1010)
+    assert near["step"] == [*range(1000, 1011)]
+    assert near["curves"]["grad_norm"][4] == 500
+    assert "highs" not in near
 
 
 async def test_a_group_names_those_of_the_same_question_in_other_epochs(

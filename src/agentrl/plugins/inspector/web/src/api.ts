@@ -18,6 +18,8 @@ export interface RunRow {
   rewards: (number | null)[];
   eval?: number | null;
   model?: string | null;
+  is_imported?: boolean;
+  created_at?: string;
   updated_at?: string;
   error?: string;
 }
@@ -62,6 +64,8 @@ export interface Overview {
   policy_version: number;
   admitted_groups: number;
   control: Record<string, unknown> & { sampling_paused: boolean };
+  control_problems: string[];
+  is_imported: boolean;
   control_log: { at: string; by: string; before: object; after: object }[];
   trainer_leases: Record<string, Lease>;
   progress: {
@@ -80,11 +84,20 @@ export interface Overview {
   updated_at: string;
 }
 
+type Spread = "seconds" | "staleness" | "masked_tokens" | "dropped";
+
 export interface Curves {
   num_steps: number;
+  /** Steps that one point stands for; above 1, `lows` and `highs` hold their ends. */
+  steps_a_point: number;
   step: number[];
   curves: Record<string, (number | null)[]>;
-  spreads: Record<"seconds" | "staleness" | "masked_tokens" | "dropped", Record<string, number>[]>;
+  lows?: Record<string, (number | null)[]>;
+  highs?: Record<string, (number | null)[]>;
+  spreads: Record<Spread, Record<string, number>[]>;
+  totals: Record<Spread, Record<string, number>>;
+  recent: { step: number[]; seconds: Record<string, number>[] };
+  alarms: (Alarm & { step: number })[];
   evals: { version: number; reward_mean: number | null; low: number | null; high: number | null }[];
 }
 

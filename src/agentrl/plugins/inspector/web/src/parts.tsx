@@ -88,6 +88,15 @@ export function Status({ value }: { value: string }) {
   return <Badge kind={KINDS[value] ?? "plain"}>{value.replace("_", " ")}</Badge>;
 }
 
+/** The mark of a run whose documents come from another installation. */
+export function Imported() {
+  return (
+    <span title="Imported with `agentrl store import`: another installation wrote its documents, and nothing here runs what they name.">
+      <Badge kind="warn">imported</Badge>
+    </span>
+  );
+}
+
 /** The class of a score's colour, on a scale from 0 to 1; scores outside the scale are clamped. */
 export function scoreClass(score: number | null | undefined): string {
   if (score === null || score === undefined) return "score-none";

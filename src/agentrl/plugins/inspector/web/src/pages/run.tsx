@@ -2,10 +2,12 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Link, useLocation } from "wouter-preact";
-import { type Curves, type Errors, ofRun, type Overview, type Session, tell, useAsk, useNews } from "../api";
-import { Curve, StepBar } from "../charts";
 import {
-  Ago, Badge, Bars, Crumbs, type Fact, Facts, Loading, number, Problem, recordPath, runPath, Section, Status,
+  type Curves, type Errors, ofRun, type Overview, query, type RunRow, type Session, tell, useAsk, useNews,
+} from "../api";
+import { Curve, CurveTools, type Line, type Mark, StepBar, useCurveView } from "../charts";
+import {
+  Ago, Badge, Bars, Crumbs, type Fact, Facts, Imported, Loading, number, Problem, recordPath, runPath, Section, Status,
   stepPath, useTitle,
 } from "../parts";
 import { explained, FigureHead, useWords } from "../words";
@@ -18,6 +20,12 @@ const SHOWN = [
   "ratio_mean", "ratio_max", "clip_fraction", "tokens_per_second", "max_output_tokens",
   "turns_mean", "learning_rate", "merge_tokens",
 ];
+const MORE = [
+  "reward_std", "logprob_gap", "clip_fraction_positive", "clip_fraction_negative", "drop_fraction", "mask_fraction",
+  "num_records", "num_trained_records", "num_trained_tokens", "num_output_tokens", "tflops", "mfu",
+];
+const MOST_MARKS = 60;
+const ENDED = new Set(["completed", "failed"]);
 
 export function RunPage({ run, session }: { run: string; session: Session | null }) {
   useTitle(run);
@@ -32,7 +40,7 @@ export function RunPage({ run, session }: { run: string; session: Session | null
   const queue = (key: string, value: string): Fact => [queueWords(key).name, value, explained(queueWords(key))];
   if (overview.error && !view) return <><Crumbs run={run} /><Problem text={overview.error} /></>;
   if (!view) return <Loading />;
-  const sum = (name: keyof Curves["spreads"]) => total(steps?.spreads[name] ?? []);
+  const sum = (name: keyof Curves["totals"]) => steps?.totals[name] ?? {};
   return (
     <>
       <Crumbs run={run} />
@@ -40,6 +48,7 @@ export function RunPage({ run, session }: { run: string; session: Session | null
         <h1>{run}</h1>
         <Status value={view.status} />
         {live && view.is_live && <Badge kind="live">live</Badge>}
+        {view.is_imported && <Imported />}
         {view.control.sampling_paused && <Badge kind="warn">sampling paused</Badge>}
         <span class="spring" />
         <Link class="button" href={`${runPath(run)}/groups`}>Groups</Link>
@@ -54,12 +63,17 @@ export function RunPage({ run, session }: { run: string; session: Session | null
           ))}
         </ul>
       )}
+      {view.control_problems.length > 0 && (
+        <ul class="alarms" aria-label="Problems of the controls">
+          {view.control_problems.map((text) => <li key={text} class="warning"><b>control left out</b> {text}</li>)}
+        </ul>
+      )}
       {session?.tour && <TourCard run={run} tour={session.tour} />}
       <Section title="Steps">
         {steps && steps.step.length > 0 ? (
           <StepBar
-            steps={steps.step}
-            phases={steps.spreads.seconds}
+            steps={steps.recent.step}
+            phases={steps.recent.seconds}
             href={(step) => stepPath(run, step)}
             go={(step) => go(stepPath(run, step))}
           />
@@ -67,7 +81,7 @@ export function RunPage({ run, session }: { run: string; session: Session | null
           <p class="quiet">{curves.error ?? "No step has finished yet, or the run has no figures."}</p>
         )}
       </Section>
-      {steps && <Charts run={run} curves={steps} />}
+      {steps && <Charts run={run} curves={steps} tick={tick} />}
       <div class="columns">
         <Section title="Queue">
           <Facts
@@ -110,44 +124,104 @@ export function RunPage({ run, session }: { run: string; session: Session | null
   );
 }
 
-function total(steps: Record<string, number>[]): Record<string, number> {
-  const found: Record<string, number> = {};
-  for (const step of steps) {
-    for (const [name, count] of Object.entries(step ?? {})) found[name] = (found[name] ?? 0) + count;
-  }
-  return found;
+/** The lines of one figure, with the band between the ends of what a point stands for. */
+export function lineOf(name: string, label: string, curves: Curves): Line {
+  return {
+    label,
+    x: curves.step,
+    y: curves.curves[name] ?? curves.step.map(() => null),
+    low: curves.lows?.[name],
+    high: curves.highs?.[name],
+    band: `lowest to highest of ${curves.steps_a_point} steps`,
+  };
 }
 
-function Charts({ run, curves }: { run: string; curves: Curves }) {
+/** The means of a run's evaluations, with the intervals of those that have one. */
+export function evaluationLine(label: string, curves: Curves): Line {
+  const known = curves.evals.some((one) => one.low !== null);
+  return {
+    label,
+    x: curves.evals.map((one) => one.version),
+    y: curves.evals.map((one) => one.reward_mean),
+    ...(known && {
+      low: curves.evals.map((one) => one.low),
+      high: curves.evals.map((one) => one.high),
+      band: "95 % interval",
+    }),
+  };
+}
+
+function marksOf(curves: Curves): Mark[] {
+  const evals = curves.evals.length > MOST_MARKS ? [] : curves.evals;
+  return [
+    ...evals.map((one) => ({
+      step: one.version, kind: "evaluation" as const, text: `evaluation of version ${one.version}: ${number(one.reward_mean)}`,
+    })),
+    ...curves.alarms.map((one) => ({ step: one.step, kind: "alarm" as const, text: `${one.kind}: ${one.text}` })),
+  ];
+}
+
+function Charts({ run, curves, tick }: { run: string; curves: Curves; tick: number }) {
   const [, go] = useLocation();
   const wordsOf = useWords("step");
   const evalWords = useWords("eval")("reward_mean");
+  const [view, setView] = useCurveView();
+  const [all, showAll] = useState(false);
+  const isNear = view.from !== null && view.to !== null && curves.steps_a_point > 1;
+  // A range of a thinned run is asked for again, so that it is shown step by step.
+  const range = { after: Math.max(0, (view.from ?? 0) - 1), until: view.to };
+  const near = useAsk<Curves>(isNear ? ofRun(run, "curves", range) : null, tick);
+  const shown = (isNear && near.value) || curves;
   const charts = useMemo(
     () =>
-      SHOWN.filter((name) => curves.curves[name]).map((name) => ({
+      [...SHOWN, ...(all ? MORE : [])].filter((name) => curves.curves[name]).map((name) => ({
         words: wordsOf(name),
-        lines: [{ label: wordsOf(name).name, x: curves.step, y: curves.curves[name] ?? [] }],
+        lines: [lineOf(name, wordsOf(name).name, shown)],
       })),
-    [curves],
+    [shown, all],
   );
-  const evals = useMemo(
-    () => [{
-      label: evalWords.name,
-      x: curves.evals.map((one) => one.version),
-      y: curves.evals.map((one) => one.reward_mean),
-    }],
-    [curves],
-  );
+  const evals = useMemo(() => [evaluationLine(evalWords.name, curves)], [curves]);
+  const marks = useMemo(() => marksOf(curves), [curves]);
+  const shared = { view, onZoom: (from: number | null, to: number | null) => setView({ from, to }) };
+  const open = (step: number) => go(stepPath(run, step));
   if (!charts.length) return null;
   return (
-    <Section title="Curves" aside={<span class="quiet">a click opens the step</span>}>
+    <Section
+      title="Curves"
+      aside={<span class="quiet">a click opens the step, a drag zooms in, a double click shows all; step N made version N of the weights</span>}
+    >
+      <CurveTools view={view} set={setView}>
+        <label class="field inline">
+          <input type="checkbox" checked={all} onChange={(event) => showAll(event.currentTarget.checked)} />
+          <span>More figures</span>
+        </label>
+        <OtherRuns run={run} />
+      </CurveTools>
       <div class="curves">
         {charts.map((chart) => (
-          <Curve key={chart.words.name} {...chart} onStep={(step) => go(stepPath(run, step))} />
+          <Curve key={chart.words.name} {...chart} {...shared} marks={marks} onStep={open} />
         ))}
-        {curves.evals.length > 0 && <Curve words={evalWords} lines={evals} />}
+        {curves.evals.length > 0 && (
+          <Curve words={evalWords} lines={evals} {...shared} view={{ ...view, smooth: 0 }} each="each evaluation" />
+        )}
       </div>
     </Section>
+  );
+}
+
+/** Leads to this run's curves laid over those of another one. */
+function OtherRuns({ run }: { run: string }) {
+  const [, go] = useLocation();
+  const { value } = useAsk<{ runs: RunRow[] }>("/api/runs");
+  const others = value?.runs.filter((one) => one.name !== run) ?? [];
+  if (!others.length) return null;
+  return (
+    <label class="field inline"><span>Lay over</span>
+      <select value="" onChange={(event) => go(`/compare${query({ runs: `${run},${event.currentTarget.value}` })}`)}>
+        <option value="">another run</option>
+        {others.map((one) => <option key={one.name} value={one.name}>{one.name}</option>)}
+      </select>
+    </label>
   );
 }
 
@@ -167,7 +241,7 @@ function Fleet({ view }: { view: Overview }) {
             {Object.entries(view.trainer_leases).map(([name, lease]) => (
               <tr key={name}>
                 <td>{name} <span class="quiet">{lease.owner}</span></td>
-                <td>{lease.expires_at > now ? <Status value="training" /> : <Badge kind="plain">lease expired</Badge>}</td>
+                <td>{lease.expires_at > now ? <Status value="training" /> : <Badge kind="plain">{ENDED.has(view.status) ? "ended" : "lease expired"}</Badge>}</td>
                 <td /><td class="num">{number(view.policy_version)}</td><td />
               </tr>
             ))}

@@ -3,7 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { Link, useLocation } from "wouter-preact";
 import { query, type RunRow, type Session, useAsk } from "../api";
-import { Ago, Badge, Loading, number, Problem, runPath, Spark, Status, useTitle } from "../parts";
+import { Ago, Badge, Imported, Loading, number, Problem, runPath, Spark, Status, useTitle } from "../parts";
 
 const POLL_MS = 2500;
 const MOST_COMPARED = 8;
@@ -89,7 +89,7 @@ function Row(props: { run: RunRow; chosen: boolean; toggle: (name: string) => vo
       </td>
       <td><Link href={runPath(run.name)} data-row>{run.name}</Link></td>
       <td>
-        <Status value={run.status} /> {run.is_live && <Badge kind="live">live</Badge>}
+        <Status value={run.status} /> {run.is_live && <Badge kind="live">live</Badge>} {run.is_imported && <Imported />}
         {run.error && <span class="quiet"> {run.error}</span>}
       </td>
       <td><Spark values={run.rewards} label={`Reward of ${run.name} over its last steps`} /></td>
