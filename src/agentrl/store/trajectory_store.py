@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from agentrl.store.repositories.maintenance import MaintenanceRepository
     from agentrl.store.repositories.retention import RetentionRepository
     from agentrl.store.repositories.transfer import TransferRepository
+    from agentrl.store.views.behavior import BehaviorRepository
     from agentrl.store.views.browsing import BrowseRepository
     from agentrl.store.views.lineage import LineageRepository
     from agentrl.store.views.reports import ReportRepository
@@ -225,6 +226,13 @@ class TrajectoryStore:
         from agentrl.store.views.browsing import BrowseRepository  # noqa: PLC0415
 
         return BrowseRepository(self._db)
+
+    @functools.cached_property
+    def behavior(self) -> "BehaviorRepository":
+        """Samples of what rollouts did, for readers."""
+        from agentrl.store.views.behavior import BehaviorRepository  # noqa: PLC0415
+
+        return BehaviorRepository(self._db)
 
     @functools.cached_property
     def maintenance(self) -> "MaintenanceRepository":

@@ -27,6 +27,7 @@ from agentrl.store import TrajectoryStore
 
 MAX_RUNNING = 2
 _ERROR_PREFIX = "agentrl fork: "
+_NEWEST_FORKS = 50
 
 
 class AskedFork(Value):
@@ -53,6 +54,15 @@ async def forks_of(
 ) -> list[dict[str, Any]]:
     """Return the forks of a question's rollouts, or of one of them, each with its own rollouts."""
     forks = await store.forks.of_task(task_id)
+    return await _with_tries(store, [one for one in forks if record_id in (None, one.record_id)])
+
+
+async def newest_forks(store: TrajectoryStore) -> list[dict[str, Any]]:
+    """Return the newest forks of a run, each with its own rollouts."""
+    return await _with_tries(store, await store.forks.newest(_NEWEST_FORKS))
+
+
+async def _with_tries(store: TrajectoryStore, forks: Sequence[Fork]) -> list[dict[str, Any]]:
     now = store.clock.now()
     return [
         {
@@ -63,7 +73,6 @@ async def forks_of(
             ],
         }
         for one in forks
-        if record_id in (None, one.record_id)
     ]
 
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic import ConfigDict, ValidationError
@@ -26,9 +26,24 @@ from starlette.staticfiles import StaticFiles
 from agentrl.datasets.task_stream import retry_dead_letters
 from agentrl.errors import AgentRLError, APIError, ConfigError, StoreError, StoreUnreachable
 from agentrl.inference.request_bodies import read_json_object
+from agentrl.plugins.inspector.behavior_answers import (
+    QuestionKind,
+    distributions,
+    failure_kinds,
+    live_rollouts,
+    questions,
+    run_tabs,
+)
 from agentrl.plugins.inspector.curve_answers import curves
 from agentrl.plugins.inspector.example_run import ExampleTour
-from agentrl.plugins.inspector.forking import AskedFork, ForkStarter, fork_of, forks_of, shown
+from agentrl.plugins.inspector.forking import (
+    AskedFork,
+    ForkStarter,
+    fork_of,
+    forks_of,
+    newest_forks,
+    shown,
+)
 from agentrl.plugins.inspector.group_tree import group_tree
 from agentrl.plugins.inspector.reader_access import ReaderAccess
 from agentrl.plugins.inspector.record_answers import record_answer, tokens_answer, whole_text
@@ -60,6 +75,14 @@ _NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable"}
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp"})
 
 _Handler = Callable[[TrajectoryStore, Request], Awaitable[Any]]
+
+
+class AskedQuestions(Value):
+    """The questions that a page shows, and their order."""
+
+    split: Split = "train"
+    kind: QuestionKind = "all"
+    sort: Literal["low", "high", "lost", "gained"] = "low"
 
 
 class AskedRetry(Value):
@@ -117,6 +140,11 @@ class InspectorApp:
                 store, _integer_parameter(request, "step", 1)
             ),
             "errors": lambda store, _: errors(store),
+            "distributions": lambda store, _: distributions(store),
+            "failures": lambda store, _: failure_kinds(store),
+            "questions": _questions,
+            "live": lambda store, _: live_rollouts(store),
+            "tabs": lambda store, _: run_tabs(store),
             "search": _search,
             "forks": _forks,
             "shown": lambda store, request: shown(
@@ -233,15 +261,16 @@ class InspectorApp:
         return Response(image.data, media_type=image.mime_type, headers=_NEVER_CHANGES)
 
     async def _events(self, request: Request) -> Response:
-        """Stream changes of a run, upon which its pages repeat their requests."""
+        """Stream changes of a run and of one of its records, upon which pages repeat their requests."""
         name = request.path_params["run"]
+        record_id = request.query_params.get("record")
 
         async def stream() -> AsyncIterator[bytes]:
             last: Any = None
             while not await request.is_disconnected():
                 try:
                     async with self._sources.opened(name) as store:
-                        state = await _run_state(store)
+                        state = await _run_state(store, record_id)
                 except StoreError:
                     return  # the mongod ended with its run; the browser reconnects
                 if state != last:
@@ -256,15 +285,17 @@ class InspectorApp:
         return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
 
-async def _run_state(store: TrajectoryStore) -> dict[str, Any]:
+async def _run_state(store: TrajectoryStore, record_id: str | None) -> dict[str, Any]:
     run = await store.runs.get()
     if run is None:
         return {"status": "failed"}
+    record = None if record_id is None else await store.behavior.standing(record_id)
     return {
         "status": await store.reports.state(),
         "policy_version": run.policy_version,
         "admitted_groups": run.admitted_groups,
         "updated_at": run.updated_at,
+        "record": record,
     }
 
 
@@ -343,7 +374,9 @@ async def _record(store: TrajectoryStore, request: Request) -> Any:
 
 
 async def _forks(store: TrajectoryStore, request: Request) -> Any:
-    record_id = _text_parameter(request, "id")
+    record_id = request.query_params.get("id")
+    if not record_id:
+        return {"forks": await newest_forks(store)}
     fork = await store.forks.of_record(record_id)
     task_id = task_of_record(record_id) if fork is None else fork.task_id
     return {"forks": await forks_of(store, task_id, record_id)}
@@ -370,6 +403,13 @@ async def _text(store: TrajectoryStore, request: Request) -> Any:
     return whole_text(
         turn, _text_parameter(request, "part"), _integer_parameter(request, "start", 0)
     )
+
+
+async def _questions(store: TrajectoryStore, request: Request) -> Any:
+    names = AskedQuestions.model_fields
+    given = {name: value for name, value in request.query_params.items() if name in names}
+    asked = AskedQuestions.model_validate(given)
+    return await questions(store, asked.split, asked.kind, asked.sort)
 
 
 async def _search(store: TrajectoryStore, request: Request) -> Any:

@@ -163,7 +163,7 @@ async def errors(store: TrajectoryStore) -> dict[str, Any]:
     found = await store.reports.failures(_ERRORS_READ)
     groups: defaultdict[str, list[Failure]] = defaultdict(list)
     for failure in found:
-        groups[_common_text(_reason(failure))].append(failure)
+        groups[common_text(_reason(failure))].append(failure)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     return {
         "is_cut": len(found) == _ERRORS_READ,
@@ -184,7 +184,7 @@ def _reason(failure: Failure) -> str:
     return failure.error or failure.last_error or "no reason recorded"
 
 
-def _common_text(text: str) -> str:
+def common_text(text: str) -> str:
     """Return an error without numbers and ids, so that its occurrences have equal texts."""
     return re.sub(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+", "#", text)[:300]
 

@@ -43,6 +43,12 @@ class ForkRepository(Repository):
             raise StoreError(f"fork {fork_id!r} does not exist")
         return from_document(Fork, document)
 
+    @operation("list forks")
+    async def newest(self, limit: int) -> Sequence[Fork]:
+        """Return the newest forks of the run, the newest first."""
+        found = self._db.forks.find({}).sort("created_at", -1).limit(limit)
+        return [from_document(Fork, document) async for document in found]
+
     @operation("read forks")
     async def of_task(self, task_id: str) -> Sequence[Fork]:
         """Return the forks of all rollouts of a question, the oldest first."""

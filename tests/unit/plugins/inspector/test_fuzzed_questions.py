@@ -23,6 +23,7 @@ RECORD = "train/0/q1/0"
 ASKED = (
     *("overview", "curves", "config", "groups", "group", "record", "tokens", "text", "step"),
     *("errors", "search", "forks", "shown", "image", "nothing"),
+    *("distributions", "failures", "questions", "live"),
 )
 texts = st.text(max_size=12) | st.sampled_from(
     ["", "\x00", "a" * 3000, "$where", '"', '"a', "-", "../..", RECORD, f"{RECORD}/1/0", "é\ud800"]
@@ -39,6 +40,7 @@ PARAMETERS = st.dictionaries(
             *("id", "task", "turn", "start", "part", "q", "key", "step", "after", "newest"),
             *("attempt", "split", "tag", "tool", "text", "outcome", "min_score", "max_score"),
             *("min_spread", "version", "min_attempts", "min_tokens", "token", "until"),
+            *("kind", "sort", "record"),
         ]
     ),
     (texts | numbers.map(str)).map(lambda text: text.encode("utf-8", "replace").decode()),

@@ -11,14 +11,14 @@ import httpx
 import pytest
 from pydantic import SecretStr
 from support.inspected import HOSTILE_RECORD, HUGE, PIXEL, seed, step_figures
-from support.stored import claim, make_task, play
+from support.stored import claim, make_task, make_turn, play
 
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig, RunSection, StoreSection
 from agentrl.errors import StoreError
 from agentrl.plugins.inspector.inspector_app import PAGES, InspectorApp
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.runtime.ports import free_port
-from agentrl.schema import Run
+from agentrl.schema import Run, ToolResult
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -268,6 +268,55 @@ async def test_a_long_run_loses_neither_totals_nor_spikes(
     assert near["step"] == [*range(1000, 1011)]
     assert near["curves"]["grad_norm"][4] == 500
     assert "highs" not in near
+
+
+async def test_rollouts_are_told_by_step_question_and_kind_of_failure(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    columns = (await answer(client, "distributions"))["columns"]
+    assert columns["step"] == [1] * 4
+    assert columns["num_turns"] == [2] * 4
+    assert columns["num_tool_errors"] == [0] * 4
+    assert columns["num_output_tokens"] == [46, 47, 48, 49]
+    found = await answer(client, "questions")
+    assert found["counts"] == {"nobody": 1, "everybody": 0, "some": 2}
+    assert [row["times"]["0"]["mean"] for row in found["rows"]] == [0, 0.5, 0.5]
+    nobody = await answer(client, "questions", kind="nobody")
+    assert nobody["ids"] == ["q2"]
+    assert any(" tasks add " in command for _, command in nobody["commands"])
+    later = make_task(0, num_generations=1).model_copy(update={"id": "train/1/q0", "order": 50})
+    await store.tasks.add([later, make_task(51)])
+    assert (await answer(client, "live"))["rollouts"] == []
+    await play(store, await claim(store), score=1.0)
+    running = await claim(store)
+    first = make_turn(running, 0, num_output=4, text="Let me think.")
+    await store.turns.append(first, running.fence)
+    (row,) = (await answer(client, "live"))["rollouts"]
+    assert (row["record_id"], row["num_turns"], row["said"]) == (running.id, 1, "Let me think.")
+    gained = (await answer(client, "questions", sort="gained"))["rows"][0]
+    assert (gained["question"], gained["change"]) == ("q0", 0.5)
+    failures = await answer(client, "failures")
+    kinds = {one["kind"]: one for one in failures["kinds"]}
+    assert kinds["wrong answer"]["num"] == 3
+    assert kinds["wrong answer"]["reply"].startswith("<answer>")
+    assert kinds["failed"]["record_id"] == "train/0/q2/1"
+    assert failures["tools"] == []
+
+
+async def test_tool_errors_are_grouped_with_an_example(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    await store.tasks.add([make_task(50, num_generations=2)])
+    for _ in range(2):
+        record = await claim(store)
+        turn = make_turn(record, 0, num_output=4, text="I look.")
+        await store.turns.append(turn, record.fence)
+        wrong = ToolResult(call_id="c1", name="lookup", content="no item 4711", is_error=True)
+        await store.turns.set_tool_results(turn.id, record.id, record.fence, [wrong])
+        await play(store, record, score=0.0, num_turns=0)
+    (tool,) = (await answer(client, "failures"))["tools"]
+    assert (tool["num"], tool["tool"], tool["text"]) == (2, "lookup", "no item 4711")
+    assert tool["turn"] == 0
 
 
 async def test_a_group_names_those_of_the_same_question_in_other_epochs(

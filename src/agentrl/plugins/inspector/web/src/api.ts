@@ -351,6 +351,69 @@ export interface Errors {
   }[];
 }
 
+export interface Distributions {
+  steps: number[];
+  rollouts_a_step: number;
+  tool_rollouts_a_step: number;
+  columns: {
+    record_id: string[];
+    step: number[];
+    score: (number | null)[];
+    outcome: (string | null)[];
+    num_turns: number[];
+    num_output_tokens: number[];
+    num_tool_calls: number[];
+    num_tool_errors: (number | null)[];
+  };
+}
+
+export interface FailureKinds {
+  num_groups: number;
+  num_rollouts: number;
+  kinds: { kind: string; num: number; task_id: string; record_id: string | null; reply: string }[];
+  num_tool_rollouts: number;
+  tools: { num: number; record_id: string; turn: number; tool: string; text: string }[];
+}
+
+export interface QuestionTime {
+  task_id: string;
+  mean: number;
+  low: number;
+  high: number;
+  num: number;
+}
+
+export interface Questions {
+  is_cut: boolean;
+  num: number;
+  num_chosen: number;
+  counts: Record<"nobody" | "some" | "everybody", number>;
+  times: number[];
+  rows: { question: string; text: string; kind: string; change: number; times: Record<string, QuestionTime> }[];
+  ids: string[];
+  commands: [string, string][];
+}
+
+export interface LiveRollouts {
+  rollouts: {
+    record_id: string;
+    attempt: number;
+    num_turns: number;
+    started_at: string | null;
+    last_turn_at: string | null;
+    said: string;
+    calls: string[];
+  }[];
+}
+
+/** What a run has pages for. */
+export interface RunTabs {
+  last_step: number;
+  has_evaluations: boolean;
+  is_running: boolean;
+  has_forks: boolean;
+}
+
 export interface Passage {
   kind: string;
   task_id: string;
@@ -460,8 +523,8 @@ export function useAsk<T>(url: string | null, tick = 0): Asked<T> {
 
 const REFRESH_MS = 2000;
 
-/** A number that grows when a run reports changes, at most every two seconds. */
-export function useNews(run: string): { tick: number; live: boolean } {
+/** A number that grows when a run, or one of its records, changes, at most every two seconds. */
+export function useNews(run: string, record?: string): { tick: number; live: boolean } {
   const [tick, setTick] = useState(0);
   const [live, setLive] = useState(false);
   const waiting = useRef<number | null>(null);
@@ -475,7 +538,7 @@ export function useNews(run: string): { tick: number; live: boolean } {
     };
     const open = () => {
       if (source || document.hidden) return;
-      source = new EventSource(ofRun(run, "events"));
+      source = new EventSource(ofRun(run, "events", { record }));
       source.onopen = () => setLive(true);
       source.onmessage = () => {
         if (first) {
@@ -504,6 +567,6 @@ export function useNews(run: string): { tick: number; live: boolean } {
       if (waiting.current !== null) window.clearTimeout(waiting.current);
       waiting.current = null;
     };
-  }, [run]);
+  }, [run, record]);
   return { tick, live };
 }

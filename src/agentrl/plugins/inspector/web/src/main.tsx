@@ -2,11 +2,13 @@
 
 import { render } from "preact";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
-import { Link, Route, Switch, useLocation } from "wouter-preact";
-import { query, type Session, useAsk } from "./api";
+import { Link, Route, Switch, useLocation, useSearch } from "wouter-preact";
+import { ofRun, query, type RunTabs, type Session, useAsk } from "./api";
 import { KEYS, useKeys } from "./keys";
 import { ComparePage } from "./pages/compare";
 import { DiffPage } from "./pages/diff";
+import { DistributionsPage, FailuresPage, LivePage, QuestionsPage } from "./pages/behavior";
+import { ForksPage } from "./pages/forks";
 import { GroupPage } from "./pages/group";
 import { GroupsPage } from "./pages/groups";
 import { RecordPage } from "./pages/record";
@@ -14,7 +16,7 @@ import { RunPage } from "./pages/run";
 import { RunsPage } from "./pages/runs";
 import { SearchPage } from "./pages/search";
 import { StepPage } from "./pages/step";
-import { Loading, Problem, runPath } from "./parts";
+import { Loading, Problem, runPath, stepPath } from "./parts";
 import { WordsProvider } from "./words";
 import "./style.css";
 
@@ -48,6 +50,39 @@ function Search({ run }: { run: string }) {
   );
 }
 
+/** Links to the pages of a run, those that it has something for. */
+function Tabs({ run }: { run: string }) {
+  const [path] = useLocation();
+  const search = useSearch();
+  const { value } = useAsk<RunTabs>(ofRun(run, "tabs"));
+  const base = runPath(run);
+  const tabs: [string, string, boolean?][] = [
+    ["Overview", base],
+    ["Steps", stepPath(run, value?.last_step ?? 0), !value?.last_step],
+    ["Groups", `${base}/groups`],
+    ["Questions", `${base}/questions`],
+    ["Evaluations", `${base}/questions${query({ split: "eval" })}`, !value?.has_evaluations],
+    ["Distributions", `${base}/distributions`],
+    ["Failures", `${base}/failures`],
+    ["In progress", `${base}/live`, !value?.is_running],
+    ["Forks", `${base}/forks`, !value?.has_forks],
+  ];
+  const here = (name: string, to: string) => {
+    if (name === "Steps") return path.startsWith(`${base}/step/`);
+    if (name === "Groups") return path.startsWith(`${base}/group`) || path === `${base}/record`;
+    const isOfEvaluations = path === `${base}/questions` && search.includes("split=") && !search.includes("split=train");
+    if (name === "Evaluations" || name === "Questions") return path === `${base}/questions` && isOfEvaluations === (name === "Evaluations");
+    return path === to;
+  };
+  return (
+    <nav class="tabs" aria-label={`Pages of ${run}`}>
+      {tabs.filter(([, , without]) => !without).map(([name, to]) => (
+        <Link key={name} href={to} aria-current={here(name, to) ? "page" : undefined}>{name}</Link>
+      ))}
+    </nav>
+  );
+}
+
 function App() {
   const [path, go] = useLocation();
   const [theme, nextTheme] = useTheme();
@@ -70,6 +105,7 @@ function App() {
         </button>
         <button type="button" class="ghost" onClick={showHelp} aria-label="Keys">?</button>
       </header>
+      {run && session && <Tabs run={decodeURIComponent(run)} />}
       <main id="main" tabIndex={-1}>
         {!session && (error ? <Problem text={error} /> : <Loading />)}
         {session && <WordsProvider value={session.words}><Switch>
@@ -79,6 +115,11 @@ function App() {
           <Route path="/runs/:run/groups">{(at) => <GroupsPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/group">{(at) => <GroupPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/record">{(at) => <RecordPage run={decode(at.run)} session={session} />}</Route>
+          <Route path="/runs/:run/questions">{(at) => <QuestionsPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/distributions">{(at) => <DistributionsPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/failures">{(at) => <FailuresPage run={decode(at.run)} session={session} />}</Route>
+          <Route path="/runs/:run/live">{(at) => <LivePage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/forks">{(at) => <ForksPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/diff">{(at) => <DiffPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/search">{(at) => <SearchPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/step/:step">

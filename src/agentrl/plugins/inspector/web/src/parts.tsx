@@ -212,6 +212,17 @@ export function Crumbs({ run, items }: { run?: string; items?: [string, string |
   );
 }
 
+/** The head of a page about a whole run. */
+export function RunHead({ run, title }: { run: string; title: string }) {
+  useTitle(`${title} of ${run}`);
+  return (
+    <>
+      <Crumbs run={run} items={[[title, null]]} />
+      <h1>{title}</h1>
+    </>
+  );
+}
+
 export function useTitle(title: string): void {
   useEffect(() => {
     document.title = `${title} · AgentRL`;

@@ -145,21 +145,27 @@ export function ModelText(props: { run: string; turn: string; text: CutText }) {
 
 /** Two texts with the differing words marked. */
 export function Difference({ from, to, label }: { from: string; to: string; label: string }) {
+  return <Compared from={from} to={to} label={label} sides={["from", "to"]} />;
+}
+
+/** One of two texts, with the words marked that the other one lacks. */
+export function Side(props: { from: string; to: string; side: "from" | "to"; label: string }) {
+  return <Compared {...props} sides={[props.side]} />;
+}
+
+function Compared({ from, to, label, sides }: { from: string; to: string; label: string; sides: string[] }) {
   const parts = useMemo(
     () => diffWordsWithSpace(from.slice(0, DIFFED_CHARS), to.slice(0, DIFFED_CHARS)),
     [from, to],
   );
   return (
     <pre class="text" dir="ltr" tabIndex={0} role="region" aria-label={label}>
-      {parts.map((part, at) =>
-        part.added ? (
-          <ins key={at}>{visible(part.value)}</ins>
-        ) : part.removed ? (
-          <del key={at}>{visible(part.value)}</del>
-        ) : (
-          <span key={at}>{visible(part.value)}</span>
-        ),
-      )}
+      {parts.map((part, at) => {
+        const text = visible(part.value);
+        if (part.added) return sides.includes("to") && <ins key={at}>{text}</ins>;
+        if (part.removed) return sides.includes("from") && <del key={at}>{text}</del>;
+        return <span key={at}>{text}</span>;
+      })}
     </pre>
   );
 }

@@ -2,8 +2,8 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Link } from "wouter-preact";
-import { ask, type Fork, ofRun, type Shown, tell, useAsk } from "../api";
-import { Ago, Field, Problem, recordPath, ScoreChip, Section, Status } from "../parts";
+import { ask, type Fork, ofRun, type Shown, tell, useAsk, useNews } from "../api";
+import { Ago, Field, Loading, Problem, recordPath, RunHead, ScoreChip, Section, Status } from "../parts";
 import { visible } from "../texts";
 
 const REFRESH_MS = 1000;
@@ -57,6 +57,20 @@ export function ForksOf({ run, id, tick }: { run: string; id: string; tick: numb
   if (error) return <Problem text={error} />;
   if (!value?.forks.length) return null;
   return <Section title="Forks"><ForkTable run={run} forks={value.forks} /></Section>;
+}
+
+export function ForksPage({ run }: { run: string }) {
+  const { tick } = useNews(run);
+  const { value, error } = useAsk<{ forks: Fork[] }>(ofRun(run, "forks"), tick);
+  return (
+    <>
+      <RunHead run={run} title="Forks" />
+      <p class="quiet">Rollouts continued from a turn of another one; they are excluded from training.</p>
+      {error && <Problem text={error} />}
+      {!value && !error && <Loading />}
+      {value && <Section title={`The newest ${value.forks.length}`}><ForkTable run={run} forks={value.forks} /></Section>}
+    </>
+  );
 }
 
 /** The form that continues from a turn; the messages shown to the turn can be edited. */

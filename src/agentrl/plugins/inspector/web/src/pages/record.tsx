@@ -18,7 +18,8 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
   const colouring = (given.get("colour") ?? "none") as Colouring;
   const [, go] = useLocation();
   useTitle(id);
-  const { tick } = useNews(run);
+  const follow = given.get("follow") === "1";
+  const { tick } = useNews(run, id);
   const { value, error } = useAsk<RecordAnswer>(ofRun(run, "record", { id, attempt }), tick);
   const [more, setMore] = useState<Turn[]>([]);
   const [next, setNext] = useState<number | null>(null);
@@ -31,6 +32,17 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
   useEffect(() => {
     if (wanted !== null && value) document.getElementById(`turn-${wanted}`)?.scrollIntoView();
   }, [wanted, value === null]);
+  const load = async () => {
+    const page = await ask<RecordAnswer>(ofRun(run, "record", { id, attempt, start: next }));
+    setMore([...more, ...page.turns]);
+    setNext(page.next);
+  };
+  const isRunning = value?.record.status === "running";
+  useEffect(() => {
+    if (!follow || !isRunning || !turns.length) return;
+    if (next !== null) void load();
+    else document.getElementById(`turn-${turns[turns.length - 1]?.index}`)?.scrollIntoView({ block: "end" });
+  }, [follow, isRunning, next, turns.length]);
   const [forked, setForked] = useState(0);
   const group = id.slice(0, id.lastIndexOf("/"));
   const task = value?.fork?.task_id ?? group;
@@ -39,16 +51,11 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
   if (!value) return <>{crumbs}<Loading /></>;
   const { record } = value;
   const keep = (colour: string) =>
-    go(recordPath(run, id, { ...(attempt ? { attempt } : {}), ...(colour === "none" ? {} : { colour }) }), { replace: true });
+    go(recordPath(run, id, { ...(attempt ? { attempt } : {}), ...(colour === "none" ? {} : { colour }), ...(follow ? { follow: "1" } : {}) }), { replace: true });
   const nextColour = COLOURS[(COLOURS.findIndex(([name]) => name === colouring) + 1) % COLOURS.length]?.[0] ?? "none";
   const sibling = (by: number) => {
     const at = record.traj_id + by;
     return at < 0 || at >= value.task.num_generations ? null : recordPath(run, `${group}/${at}`, colouring === "none" ? {} : { colour: colouring });
-  };
-  const load = async () => {
-    const page = await ask<RecordAnswer>(ofRun(run, "record", { id, attempt, start: next }));
-    setMore([...more, ...page.turns]);
-    setNext(page.next);
   };
   return (
     <>
@@ -129,6 +136,12 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
         </label>
         <button type="button" class="hidden" data-key="colour" tabIndex={-1} onClick={() => keep(nextColour)}>Next colour</button>
         <TokenLegend colouring={colouring} />
+        {isRunning && (
+          <label class="field inline">
+            <input type="checkbox" checked={follow} onChange={(event) => go(recordPath(run, id, event.currentTarget.checked ? { follow: "1" } : {}), { replace: true })} />
+            <span>Follow new turns</span>
+          </label>
+        )}
       </div>
       {turns.map((turn) => (
         <TurnCard

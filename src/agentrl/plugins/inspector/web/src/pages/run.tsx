@@ -7,7 +7,7 @@ import {
 } from "../api";
 import { Curve, CurveTools, type Line, type Mark, StepBar, useCurveView } from "../charts";
 import {
-  Ago, Badge, Bars, Crumbs, type Fact, Facts, Imported, Loading, number, Problem, recordPath, runPath, Section, Status,
+  Ago, Badge, Bars, Crumbs, type Fact, Facts, Imported, Loading, number, Problem, recordPath, Section, Status,
   stepPath, useTitle,
 } from "../parts";
 import { explained, FigureHead, useWords } from "../words";
@@ -50,8 +50,6 @@ export function RunPage({ run, session }: { run: string; session: Session | null
         {live && view.is_live && <Badge kind="live">live</Badge>}
         {view.is_imported && <Imported />}
         {view.control.sampling_paused && <Badge kind="warn">sampling paused</Badge>}
-        <span class="spring" />
-        <Link class="button" href={`${runPath(run)}/groups`}>Groups</Link>
       </div>
       {overview.error && <Problem text={overview.error} />}
       {view.alarms.length > 0 && (
@@ -274,7 +272,8 @@ function Fleet({ view }: { view: Overview }) {
   );
 }
 
-function ErrorsCard({ run, tick, may }: { run: string; tick: number; may: boolean }) {
+/** Errors of the infrastructure, grouped by their text. */
+export function ErrorsCard({ run, tick, may }: { run: string; tick: number; may: boolean }) {
   const { value, error } = useAsk<Errors>(ofRun(run, "errors"), tick);
   const [said, say] = useState("");
   if (error) return <Problem text={error} />;
