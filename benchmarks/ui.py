@@ -69,6 +69,11 @@ PAGES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "group": [("group", {"task": "train/0/q7"})],
     "record": [("record", RECORD), ("tokens", {"turn": f"{RECORD['id']}/1/0"})],
     "step": [("step", {"step": 500})],
+    "distributions": [("distributions", {})],
+    "failures": [("failures", {}), ("errors", {})],
+    "questions": [("questions", {})],
+    "evaluations": [("questions", {"split": "eval"})],
+    "live": [("live", {}), ("tabs", {})],
 }
 SEARCHES = ("item 4711", "amber", '"the shelf is"', "sold", "nowhere-to-be-found")
 

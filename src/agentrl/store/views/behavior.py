@@ -62,7 +62,7 @@ class OutcomeCount(Value):
 
 
 class ToolFailure(Value):
-    """A result that a tool reported as an error, or a call that could not be read."""
+    """A result that a tool reported as an error."""
 
     record_id: str
     turn: int
@@ -193,27 +193,17 @@ class BehaviorRepository(Repository):
         return await self._tool_failures(ids, TOOL_ROLLOUTS)
 
     async def _tool_failures(self, record_ids: Sequence[str], limit: int) -> list[ToolFailure]:
+        """Return what tools reported as errors; a call that could not be read is among them."""
         wrong: Document = {"$filter": {"input": "$tool_results", "cond": "$$this.is_error"}}
-        unread: Document = {"$filter": {"input": "$tool_calls", "cond": "$$this.format_error"}}
-        text = {"$substrCP": [{"$ifNull": ["$$this.content", ""]}, 0, EXCERPT_CHARS]}
+        text = {"$substrCP": ["$$this.content", 0, EXCERPT_CHARS]}
         results = {"$map": {"input": wrong, "in": {"name": "$$this.name", "text": text}}}
-        calls = {
-            "$map": {"input": unread, "in": {"name": "$$this.name", "text": "$$this.format_error"}}
-        }
+        match = {"record_id": {"$in": [*record_ids]}, "tool_results.is_error": True}
         found = await self._db.aggregate(
             self._db.turns,
             [
-                {
-                    "$match": {
-                        "record_id": {"$in": [*record_ids]},
-                        "$or": [
-                            {"tool_results.is_error": True},
-                            {"tool_calls.format_error": {"$gt": ""}},
-                        ],
-                    }
-                },
+                {"$match": match},
                 {"$limit": limit},
-                {"$project": {**shown("record_id", "index"), "results": results, "calls": calls}},
+                {"$project": {**shown("record_id", "index"), "results": results}},
             ],
         )
         return [
@@ -221,7 +211,7 @@ class BehaviorRepository(Repository):
                 record_id=one["record_id"], turn=one["index"], tool=each["name"], text=each["text"]
             )
             for one in found
-            for each in [*one["results"], *one["calls"]]
+            for each in one["results"]
         ]
 
     @operation("read the means of questions")

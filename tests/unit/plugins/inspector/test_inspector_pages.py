@@ -27,6 +27,11 @@ PAGES: dict[str, str] = {
     f"/runs/{RUN}/step/1": "Step 1",
     f"/runs/{RUN}/search?q=marvellous": "Search: marvellous",
     f"/runs/{RUN}/diff?a=train%2F0%2Fq0%2F0&b=train%2F0%2Fq0%2F1": "Two rollouts",
+    f"/runs/{RUN}/distributions": "Distributions",
+    f"/runs/{RUN}/failures": "Failures",
+    f"/runs/{RUN}/questions": "Questions",
+    f"/runs/{RUN}/forks": "Forks",
+    f"/runs/{RUN}/live": "Rollouts in progress",
     f"/compare?runs={RUN},{RUN}": "Compare runs",
 }
 

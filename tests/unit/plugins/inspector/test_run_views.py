@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 from support.inspected import seed, step_figures
-from unit.plugins.inspector.conftest import RUN, run_elsewhere
+from support.stored import claim, make_task, make_turn
+from unit.plugins.inspector.conftest import RUN, opened_inspector, run_elsewhere
 from unit.plugins.inspector.test_inspector_pages import findings, opened
 
 from agentrl.store import TrajectoryStore
@@ -111,4 +113,112 @@ def test_runs_are_laid_over_one_another_and_seeds_become_a_band(page: Page, insp
     expect(curve.locator(".pointed")).to_contain_text(OTHER_SEED)
     lines.first.click()
     expect(lines.first).to_have_attribute("aria-pressed", "false")
+    assert findings(page) == []
+
+
+@pytest.fixture(scope="module")
+def example(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A tab at the recorded run."""
+    with opened_inspector(tmp_path_factory.mktemp("example"), "--example") as address:
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(address)
+        yield page
+        page.close()
+
+
+def follow_tab(page: Page, name: str) -> None:
+    """Open a page of the run by its tab, and wait for its answer."""
+    page.get_by_role("navigation", name="Pages of").get_by_role("link", name=name).click()
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.wait_for_function("() => !document.body.innerText.includes('Loading')")
+
+
+def test_tabs_lead_to_what_the_run_has(example: Page) -> None:
+    tabs = example.get_by_role("navigation", name="Pages of").get_by_role("link")
+    pages = ["Overview", "Steps", "Groups", "Questions", "Evaluations", "Distributions", "Failures"]
+    expect(tabs).to_have_text(pages)
+    expect(example.get_by_text("imported", exact=True)).to_be_visible()
+
+
+def test_sizes_of_rollouts_are_shown_by_step_and_lead_to_them(example: Page) -> None:
+    follow_tab(example, "Distributions")
+    for name in ("Rewards", "Lengths", "Turns", "Tool calls", "Tool errors", "Outcomes"):
+        expect(example.get_by_role("region", name=f"{name} by step")).to_be_visible()
+    turns = example.get_by_role("region", name="Turns by step")
+    turns.get_by_title(re.compile(r"^step 1, 3: \d+ of 48 rollouts")).click()
+    assert findings(example) == []
+    example.get_by_role("link", name=re.compile("^train/0/")).first.click()
+    expect(example.get_by_role("region", name="Turn 2")).to_be_visible()
+
+
+def test_failures_have_kinds_with_an_example_each(example: Page) -> None:
+    follow_tab(example, "Failures")
+    kinds = example.locator("section", has_text="Rollouts that failed, by kind").get_by_role(
+        "listitem"
+    )
+    expect(kinds).to_contain_text(["wrong answer", "turns limit", "length limit", "no answer"])
+    expect(example.get_by_text("price takes exactly: item")).to_be_visible()
+    assert findings(example) == []
+    kinds.filter(has_text="turns limit").get_by_role("link", name=re.compile("^train/")).click()
+    expect(example.get_by_text("turns limit", exact=True)).to_be_visible()
+
+
+def test_questions_show_what_was_learned_and_what_to_do_with_the_rest(example: Page) -> None:
+    follow_tab(example, "Evaluations")
+    table = example.get_by_role("region", name="Reward by question")
+    example.get_by_label("Order").select_option("most learned")
+    first = table.get_by_role("row").nth(1)
+    expect(first).to_contain_text("+1")
+    expect(first.get_by_role("link", name=re.compile("version 24: mean 1$"))).to_be_visible()
+    example.get_by_label("Questions", exact=True).select_option("training")
+    example.get_by_label("Solved by").select_option("nobody")
+    expect(example.get_by_text(re.compile("agentrl tasks add "))).to_be_visible()
+    example.get_by_label("Solved by").select_option("everybody")
+    expect(example.get_by_text("Add harder questions")).to_be_visible()
+    expect(table.get_by_role("row")).to_have_count(22)
+    assert findings(example) == []
+
+
+def test_two_attempts_stand_side_by_side_from_where_they_part(example: Page) -> None:
+    follow_tab(example, "Overview")
+    example.get_by_role("link", name="Both attempts").click()
+    expect(example.get_by_text("Turn 0 is the same in both")).to_be_visible()
+    expect(
+        example.locator("section", has_text="they part here").get_by_role("heading")
+    ).to_have_text("Turn 1")
+    left = example.get_by_role("region", name="Turn 1, first rollout")
+    right = example.get_by_role("region", name="Turn 1, second rollout")
+    expect(left.locator("del").first).to_have_text("add")
+    expect(right.locator("ins").first).to_have_text("subtract")
+    expect(right.locator("del")).to_have_count(0)
+    assert findings(example) == []
+
+
+def test_a_rollout_is_followed_while_its_turns_are_stored(
+    page: Page, inspector: str, run_uri: str
+) -> None:
+    async def begin() -> str:
+        async with TrajectoryStore.connect(run_uri) as store:
+            await store.tasks.add([make_task(60, num_generations=1)])
+            record = await claim(store)
+            first = make_turn(record, 0, num_output=4, text="First I think.")
+            await store.turns.append(first, record.fence)
+            return record.id
+
+    async def go_on(record_id: str) -> None:
+        async with TrajectoryStore.connect(run_uri) as store:
+            record = await store.records.get(record_id)
+            assert record is not None
+            second = make_turn(record, 1, num_output=4, text="Then I answer.")
+            await store.turns.append(second, record.fence)
+
+    record_id = run_elsewhere(begin())
+    opened(page, inspector, f"/runs/{RUN}/live")
+    expect(page.get_by_text("First I think.")).to_be_visible()
+    page.get_by_role("link", name=record_id).click()
+    assert f"id={quote(record_id, safe='')}" in page.url
+    expect(page.get_by_label("Follow new turns")).to_be_checked()
+    expect(page.get_by_role("region", name="Turn 0", exact=True)).to_contain_text("First I think.")
+    run_elsewhere(go_on(record_id))
+    expect(page.get_by_role("region", name="Turn 1", exact=True)).to_contain_text("Then I answer.")
     assert findings(page) == []

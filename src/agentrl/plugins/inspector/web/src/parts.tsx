@@ -218,7 +218,7 @@ export function RunHead({ run, title }: { run: string; title: string }) {
   return (
     <>
       <Crumbs run={run} items={[[title, null]]} />
-      <h1>{title}</h1>
+      <div class="head"><h1>{title}</h1></div>
     </>
   );
 }

@@ -214,10 +214,10 @@ export function FailuresPage({ run, session }: { run: string; session: Session |
               {value.tools.map((one) => (
                 <li key={`${one.tool} ${one.text}`}>
                   <p>
-                    <b>{visible(one.tool)}</b> {number(one.num)} times. Example:{" "}
+                    <b>{one.tool ? visible(one.tool) : "a call that could not be read"}</b> {number(one.num)} ×. Example:{" "}
                     <Link href={recordPath(run, one.record_id, { turn: String(one.turn) })} data-row>{one.record_id}, turn {one.turn}</Link>
                   </p>
-                  <Block text={one.text} plain label={`Error of ${one.tool}`} />
+                  <Block text={one.text} plain label={`Error of ${one.tool || "a call"}`} />
                 </li>
               ))}
             </ul>
@@ -248,7 +248,7 @@ export function QuestionsPage({ run }: { run: string }) {
   return (
     <>
       <RunHead run={run} title={isTraining ? "Questions" : "Evaluations"} />
-      <form class="row filters card" onSubmit={(event) => event.preventDefault()}>
+      <form class="row few filters card" onSubmit={(event) => event.preventDefault()}>
         <Field label="Questions">
           <select value={split} onChange={(event) => set({ split: event.currentTarget.value })}>
             <option value="train">training</option>

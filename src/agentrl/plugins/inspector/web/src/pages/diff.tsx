@@ -19,7 +19,7 @@ export function DiffPage({ run }: { run: string }) {
   return (
     <>
       <Crumbs run={run} items={[...(task ? [[task, groupPath(run, task)] as [string, string]] : []), ["Compare rollouts", null]]} />
-      <h1>Two rollouts</h1>
+      <div class="head"><h1>Two rollouts</h1></div>
       {error && <Problem text={error} />}
       {(!one.value || !other.value) && !error && <Loading />}
       {one.value && other.value && <SideBySide run={run} one={one.value} other={other.value} />}
