@@ -21,7 +21,7 @@ FIRST_TOKENS = 16
 """Tokens of a reply whose surprise `entropy` reads: enough for an intention, too few for its details."""
 
 
-class Place(NamedTuple):
+class BranchPlace(NamedTuple):
     """A turn of a rollout, before which another one may leave it."""
 
     record_id: str
@@ -51,7 +51,7 @@ class BranchingGroup:
     seed: str
     round_seed: str
 
-    def can_leave(self, place: Place) -> bool:
+    def can_leave(self, place: BranchPlace) -> bool:
         """Return whether a rollout may be sampled again from a turn.
 
         Not from one that failed, whose turns nobody trains; not from its first turn, which is a
@@ -66,16 +66,16 @@ class BranchingGroup:
             and turns[place.turn].trainable
         )
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[BranchPlace]:
         """Return all turns that can be left, each once: a branch has copies of its parent's turns."""
         return [
             place
             for record in self.records
             for turn in range(_first_own(record), len(self.turns.get(record.id, ())))
-            if self.can_leave(place := Place(record.id, turn))
+            if self.can_leave(place := BranchPlace(record.id, turn))
         ]
 
-    def leaves_below(self, place: Place) -> list[Record]:
+    def leaves_below(self, place: BranchPlace) -> list[Record]:
         """Return the scored Records that went through the state before a turn."""
         below = {place.record_id}
         # In order of rounds: a branch follows the Record that it leaves.
@@ -118,21 +118,21 @@ def choose_branch(rule: str, group: BranchingGroup) -> tuple[BranchPoint | None,
     return point, ""
 
 
-def _checked(rule: str, found: Any, group: BranchingGroup) -> str | tuple[Place, str]:
+def _checked(rule: str, found: Any, group: BranchingGroup) -> str | tuple[BranchPlace, str]:
     """Return what the user's rule chose, in the form of a built-in one."""
     if found is None:
         return "it chose the question"
     is_pair = isinstance(found, tuple) and [*map(type, found)] == [str, int]
-    if not is_pair or not group.can_leave(Place(*found)):
+    if not is_pair or not group.can_leave(BranchPlace(*found)):
         raise UserCodeError(
             f"--branch_rule {rule}: it returned {found!r}; return (record id, turn) of a scored "
             "record and a turn from 1 that it has, such as one of group.places(), or None"
         )
-    return Place(*found), ""
+    return BranchPlace(*found), ""
 
 
 @_RULES.register("random")
-def _random(group: BranchingGroup) -> str | tuple[Place, str]:
+def _random(group: BranchingGroup) -> str | tuple[BranchPlace, str]:
     """Choose a root and a depth uniformly, before looking at either.
 
     Neither depends on what was sampled: a turn that the root did not reach means a rollout from the
@@ -140,17 +140,17 @@ def _random(group: BranchingGroup) -> str | tuple[Place, str]:
     """
     draw = random.Random(group.seed)
     root = draw.choice([one for one in group.records if one.round == 0])
-    place = Place(root.id, draw.randint(1, group.depth))
+    place = BranchPlace(root.id, draw.randint(1, group.depth))
     if not group.can_leave(place):
         return f"{root.id} has no turn {place.turn} to leave"
     return place, f"depth {place.turn} of {group.depth}"
 
 
 @_RULES.register("entropy")
-def _entropy(group: BranchingGroup) -> str | tuple[Place, str]:
+def _entropy(group: BranchingGroup) -> str | tuple[BranchPlace, str]:
     """Choose the turns whose first tokens surprise most, compared with the rollout's first turn."""
 
-    def jump(place: Place) -> float:
+    def jump(place: BranchPlace) -> float:
         turns = group.turns[place.record_id]
         return _surprise(turns[place.turn]) - _surprise(turns[0])
 
@@ -158,11 +158,11 @@ def _entropy(group: BranchingGroup) -> str | tuple[Place, str]:
 
 
 @_RULES.register("value")
-def _value(group: BranchingGroup) -> str | tuple[Place, str]:
+def _value(group: BranchingGroup) -> str | tuple[BranchPlace, str]:
     """Choose the turns whose worth the scores below them leave most uncertain."""
     spread = float(np.var([score.value for score in _scores(group.records)] or [0.0]))
 
-    def doubt(place: Place) -> float:
+    def doubt(place: BranchPlace) -> float:
         values = [score.value for score in _scores(group.leaves_below(place))]
         # The variance of their mean, with one more score of the group's spread: a single leaf is
         # half as uncertain as the group, many that agree are nearly certain, disagreement counts.
@@ -173,8 +173,8 @@ def _value(group: BranchingGroup) -> str | tuple[Place, str]:
 
 
 def _ranked(
-    group: BranchingGroup, worth: Callable[[Place], float], reason: str
-) -> str | tuple[Place, str]:
+    group: BranchingGroup, worth: Callable[[BranchPlace], float], reason: str
+) -> str | tuple[BranchPlace, str]:
     """Return the place whose rank is the slot's position; equal ones in random order."""
     places = group.places()
     if not places:

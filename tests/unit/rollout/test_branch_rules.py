@@ -11,7 +11,7 @@ from support.stored import make_turn
 
 from agentrl.errors import ConfigError, UserCodeError
 from agentrl.launcher.checks.function_checks import _try_branch_rule
-from agentrl.rollout.branch_rules import BranchingGroup, Place, choose_branch
+from agentrl.rollout.branch_rules import BranchingGroup, BranchPlace, choose_branch
 from agentrl.schema import BranchPoint, Record, Score
 
 GROUP = "train/0/q0"
@@ -126,9 +126,9 @@ def test_value_prefers_turns_whose_leaves_disagree_then_those_with_one_leaf() ->
         (record(4, 1.0, at=2), 4),
     ]
     of = group(records, round=2)
-    assert [one.traj_id for one in of.leaves_below(Place(f"{GROUP}/0", 1))] == [0, 2, 3, 4]
-    assert [one.traj_id for one in of.leaves_below(Place(f"{GROUP}/0", 2))] == [0, 3, 4]
-    assert [one.traj_id for one in of.leaves_below(Place(f"{GROUP}/0", 3))] == [0, 3]
+    assert [one.traj_id for one in of.leaves_below(BranchPlace(f"{GROUP}/0", 1))] == [0, 2, 3, 4]
+    assert [one.traj_id for one in of.leaves_below(BranchPlace(f"{GROUP}/0", 2))] == [0, 3, 4]
+    assert [one.traj_id for one in of.leaves_below(BranchPlace(f"{GROUP}/0", 3))] == [0, 3]
     order = []
     for position in range(len(of.places())):
         point = chosen("value", BranchingGroup(**{**of.__dict__, "position": position}))
@@ -143,8 +143,8 @@ def test_value_prefers_turns_whose_leaves_disagree_then_those_with_one_leaf() ->
 def test_a_state_that_rollouts_share_is_one_place() -> None:
     of = group([(record(0), 4), (record(1, at=2), 4), (record(2, None), 4)])
     assert of.places() == [
-        *(Place(f"{GROUP}/0", turn) for turn in (1, 2, 3)),
-        Place(f"{GROUP}/1", 3),
+        *(BranchPlace(f"{GROUP}/0", turn) for turn in (1, 2, 3)),
+        BranchPlace(f"{GROUP}/1", 3),
     ]
 
 
