@@ -41,7 +41,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.documents.codec import Document, to_document
 from agentrl.store.documents.packed_turns import ToolsPacker, pack
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.trainer.rl.retention import expire_due
+from agentrl.trainer.rl.old_steps import expire_due
 
 DAYS = 10
 GROUPS_A_STEP, TURNS = 4, 2

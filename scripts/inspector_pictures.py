@@ -1,7 +1,6 @@
-"""Creates docs/images/inspector-*.png: pages of `agentrl ui` for a finished run of the demo.
+"""Creates docs/images/inspector-*.png: pages of `agentrl ui --example`, light and dark.
 
-cd FOLDER && agentrl run --run_name demo --max_steps 30
-.venv/bin/python scripts/inspector_pictures.py FOLDER [--run_name demo] [--out docs/images]
+.venv/bin/python scripts/inspector_pictures.py [--out docs/images]
 """
 
 import argparse
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from playwright.sync_api import Page, sync_playwright
@@ -41,15 +40,16 @@ class Shown:
             "groups": f"{run}/groups",
             "group": f"{run}/group?{urlencode({'task': self.task})}",
             "record": f"{record}&colour=logprob",
-            "fork": f"{record}&turn=1",
+            "questions": f"{run}/questions",
+            "distributions": f"{run}/distributions",
         }
 
 
 @contextmanager
-def inspector(folder: Path, run: str) -> Iterator[str]:
-    """Serve the pages of a folder; yields the address that opens them."""
-    command = [sys.executable, "-m", "agentrl", "ui", "--run_name", run, "--allow_control"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as ui:
+def inspector() -> Iterator[str]:
+    """Serve the pages of the example; yields the address that opens them."""
+    command = [sys.executable, "-m", "agentrl", "ui", "--example"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ui:
         assert ui.stdout is not None
         yield ui.stdout.readline().strip()
         ui.terminate()
@@ -69,46 +69,45 @@ def chosen(page: Page, base: str, run: str) -> Shown:
     return Shown(run, group["task_id"], record, unsure)
 
 
-def draw(page: Page, base: str, shown: Shown, out: Path) -> None:
-    """Write a picture of each page."""
+def draw(page: Page, base: str, shown: Shown, out: Path, scheme: str) -> None:
+    """Write a picture of each page in a color scheme."""
     for name, path in shown.paths().items():
         page.goto(base + path)
         page.get_by_role("heading", level=1).wait_for()
         page.wait_for_load_state("networkidle")
-        if name == "fork":
-            turn = page.get_by_role("region", name="Turn 1")
-            turn.get_by_role("button", name="Fork here").click()
-            turn.get_by_role("button", name="Continue from here").wait_for()
-            turn.scroll_into_view_if_needed()
+        page.get_by_text("Loading").first.wait_for(state="hidden")
         if name == "record":
             page.locator(".token").first.wait_for()
             unsure = f"() => document.getElementById('turn-{shown.unsure}')"
             page.evaluate(f"{unsure}.scrollIntoView({{block: 'center'}})")
             page.locator(f"#turn-{shown.unsure} .token").first.wait_for()
-        page.screenshot(path=out / f"inspector-{name}.png")
+        page.screenshot(path=out / f"inspector-{name}-{scheme}.png")
 
 
 def main() -> None:
     """Draw the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--run_name", default="demo")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/images")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     assert chromium is not None, "needs a browser (scripts/install_desktop)"
-    with inspector(arguments.folder, arguments.run_name) as address, sync_playwright() as play:
+    with inspector() as address, sync_playwright() as play:
         base = re.match(r"http://[^/]+", address)
         assert base is not None, address
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(
-            viewport={"width": 1280, "height": 720}, color_scheme="light", reduced_motion="reduce"
-        )
-        page.set_default_timeout(_LONGEST_MS)
-        page.goto(address)
-        page.get_by_role("heading", level=1).wait_for()
-        draw(page, base[0], chosen(page, base[0], arguments.run_name), arguments.out)
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+        for scheme in schemes:
+            page = browser.new_page(
+                viewport={"width": 1280, "height": 720},
+                color_scheme=scheme,
+                reduced_motion="reduce",
+            )
+            page.set_default_timeout(_LONGEST_MS)
+            page.goto(address)
+            page.get_by_role("heading", level=1).wait_for()
+            draw(page, base[0], chosen(page, base[0], "example"), arguments.out, scheme)
+            page.close()
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ class QuestionTime(Value):
     num: int
 
 
-class RunningRollout(Value):
-    """A rollout in progress."""
+class LatestReply(Value):
+    """What a rollout in progress said last."""
 
     record_id: str
     attempt: int
@@ -246,7 +246,7 @@ class BehaviorRepository(Repository):
         return {one["_id"]: one.get("query") or one.get("description", "") async for one in found}
 
     @operation("read running rollouts")
-    async def running(self, limit: int = RUNNING_SHOWN) -> list[RunningRollout]:
+    async def running(self, limit: int = RUNNING_SHOWN) -> list[LatestReply]:
         """Return rollouts in progress, those with the latest start first."""
         columns = {
             **shown("attempt", "status", "started_at"),
@@ -267,7 +267,7 @@ class BehaviorRepository(Repository):
         for one in found:
             turn = turns.get(one.pop("last", ""), {})
             rollouts.append(
-                RunningRollout(
+                LatestReply(
                     record_id=one.pop("_id"),
                     last_turn_at=turn.get("finished_at"),
                     said=turn.get("said", ""),

@@ -48,7 +48,7 @@ from agentrl.trainer.checkpoint import (
     checkpoint_to_resume,
 )
 from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.rl.retention import check_retention, retain
+from agentrl.trainer.rl.old_steps import check_retention, retain
 from agentrl.trainer.text_digests import text_digests
 from agentrl.trainer.trainer_lease import trainer_lease
 from agentrl.trainer.training_session import (

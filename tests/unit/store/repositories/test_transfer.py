@@ -325,7 +325,7 @@ async def test_mistakes_are_named_and_leave_nothing(
     with pytest.raises(StoreError, match="is not empty; import under another --run_name"):
         await store.transfer.import_run(folder)
     with pytest.raises(ConfigError, match=r"is not an export: it has no manifest\.json"):
-        await empty.transfer.import_run(tmp_path)
+        await empty.transfer.import_run(tmp_path.parent / "nothing")
     turns = folder / "turns.jsonl"
     turns.write_bytes(turns.read_bytes()[:-10])
     with pytest.raises(ConfigError, match=r"turns\.jsonl was changed after the export"):

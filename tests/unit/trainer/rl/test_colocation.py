@@ -92,9 +92,9 @@ async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
         statuses = {service.status for service in await store.services.all()}
         seen.append((what, *statuses, await store.trainer_leases.holder_has_device()))
 
-    async def noting_passes(team: WorkerGroup, shares: Shares, **settings: Any) -> float:
+    async def noting_passes(team: WorkerGroup, shares: Shares, *settings: Any) -> float:
         await note("train")
-        return await forward_backward(team, shares, **settings)
+        return await forward_backward(team, shares, *settings)
 
     async def noting_move(team: WorkerGroup, *, to_device: bool) -> None:
         await note("to device" if to_device else "to host")

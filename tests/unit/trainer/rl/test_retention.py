@@ -9,7 +9,7 @@ from support.consumed import NUM_GROUPS, trained_run
 from agentrl.config.sections import AlgorithmSection, RootConfig, RunSection, StoreSection
 from agentrl.errors import ConfigError
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.rl.retention import check_retention, expire_due
+from agentrl.trainer.rl.old_steps import check_retention, expire_due
 
 TURNS_A_STEP = 4
 
