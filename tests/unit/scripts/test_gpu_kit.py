@@ -24,7 +24,8 @@ def test_an_interrupted_piece_is_completed_and_its_parts_are_kept(tmp_path: Path
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     made_at = {part: part.stat().st_mtime_ns for part in kept}
-    assert kept and not (folder / "source.tar.xz.sha256").exists()
+    assert kept
+    assert not (folder / "source.tar.xz.sha256").exists()
 
     assert "gpu_kit: source: complete" in kit("make", folder, "source").stdout
     assert {part: part.stat().st_mtime_ns for part in kept} == made_at
@@ -32,7 +33,8 @@ def test_an_interrupted_piece_is_completed_and_its_parts_are_kept(tmp_path: Path
 
     listed = ["git", "-C", ROOT, "ls-tree", "-r", "--name-only", "HEAD"]
     packed = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert packed and all((target / "source" / name).exists() for name in packed)
+    assert packed
+    assert all((target / "source" / name).exists() for name in packed)
     assert (target / "env").exists()
 
 
@@ -44,4 +46,5 @@ def test_a_damaged_part_is_not_unpacked(tmp_path: Path) -> None:
 
     refused = kit("unpack", folder, tmp_path / "target", check=False)
 
-    assert refused.returncode and part.name in refused.stderr + refused.stdout
+    assert refused.returncode
+    assert part.name in refused.stderr + refused.stdout
