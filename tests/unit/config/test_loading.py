@@ -54,6 +54,16 @@ SGLANG = ("--inference_backend", "sglang")
             ["--weight_sync=delta", "--inference_backend=sglang"],
             "SGLang accepts whole tensors only",
         ),
+        (["--weight_sync=ipc"], "add --inference_backend sglang --share_gpus"),
+        ([*SGLANG, "--colocated", "--weight_sync=ipc"], "--share_gpus, or use --weight_sync disk"),
+        (
+            [*SGLANG, "--share_gpus", "--weight_sync=ipc", "--lora_rank", "4"],
+            "--weight_sync ipc supports whole models only",
+        ),
+        (
+            [*SGLANG, "--share_gpus", "--weight_sync=ipc", "--inf_tp_size", "2"],
+            "one trainer rank and one server on one GPU",
+        ),
         (["--weight_sync=delta", "--colocated"], "and --colocated releases them"),
         (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
         (

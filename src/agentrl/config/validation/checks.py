@@ -33,6 +33,7 @@ from agentrl.config.validation.algorithm_checks import (
 from agentrl.config.validation.placement_checks import (
     DP_FLAGS,
     PP_FLAGS,
+    ipc_contradictions,
     placement_contradictions,
     sglang_words,
     sharing_contradictions,
@@ -49,7 +50,7 @@ _SGLANG_OPEN_FLAGS = frozenset(
 )
 """Arguments that open listeners without SGLang's key check."""
 _SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang_args"})
-"""Settings that the embedded engine does not read."""
+"""Settings that the embedded engine does not read; on shared GPUs, it reads `inf_mem_ratio`."""
 _MONGO_SCHEMES = ("mongodb://", "mongodb+srv://")
 _ROLLOUTS_PER_CORE = 4
 """Concurrent rollouts that start programs; more would share the cores while these start."""
@@ -171,6 +172,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _delta_contradictions(config)
     yield from colocation_contradictions(config)
     yield from sharing_contradictions(config)
+    yield from ipc_contradictions(config)
     yield from _address_problems(config.inference)
     yield from _key_contradictions(config.inference)
     yield from _secrets_in_flags(config.tools)
@@ -262,7 +264,8 @@ def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
         )
     else:
         return
-    for name in sorted(_SGLANG_ONLY & inference.model_fields_set):
+    unread = _SGLANG_ONLY - {"inf_mem_ratio"} if inference.share_gpus else _SGLANG_ONLY
+    for name in sorted(unread & inference.model_fields_set):
         value = getattr(inference, name)
         if value != type(inference).model_fields[name].default:
             value_text = "" if name == "sglang_args" else f" {value}"  # may contain secrets

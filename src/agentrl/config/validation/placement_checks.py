@@ -112,6 +112,33 @@ def sharing_contradictions(config: RootConfig) -> Iterator[str]:
         )
 
 
+def ipc_contradictions(config: RootConfig) -> Iterator[str]:
+    """Find what `--weight_sync ipc` does not support."""
+    inference = config.inference
+    if config.publish.weight_sync != "ipc":
+        return
+    if not (inference.share_gpus and inference.inference_backend == "sglang"):
+        yield (
+            "--weight_sync ipc gives SGLang on the trainer's GPU access to the trainer's memory; add "
+            "--inference_backend sglang --share_gpus, or use --weight_sync disk"
+        )
+    sizes = (
+        config.trainer.num_processes,
+        gpus_per_server(inference),
+        inference.num_inference_servers,
+    )
+    if sizes != (1, 1, 1):
+        yield (
+            "--weight_sync ipc supports one trainer rank and one server on one GPU; use --weight_sync "
+            "disk with more"
+        )
+    if config.model.lora_rank:
+        yield (
+            "--weight_sync ipc supports whole models only; use --weight_sync disk with adapters "
+            "(--lora_rank)"
+        )
+
+
 def _server_contradictions(config: RootConfig) -> Iterator[str]:
     trainer, inference = config.trainer, config.inference
     flag = f"--inference_gpus {in_words(inference.inference_gpus)}"

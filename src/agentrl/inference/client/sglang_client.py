@@ -315,6 +315,31 @@ class SGLangClient:
             },
         )
 
+    async def update_weights_from_tensor(
+        self,
+        handles: Sequence[str],
+        *,
+        weight_version: str | None = None,
+        flush_cache: bool = False,
+    ) -> None:
+        """Copy some weights from the memory that handles describe.
+
+        Args:
+            handles: for each rank of the server, names and handles as `ipc_delivery` writes them.
+            weight_version: label of the weights, with the last of them.
+            flush_cache: forget cached prefixes.
+        """
+        await self._control(
+            "/update_weights_from_tensor",
+            {
+                "serialized_named_tensors": list(handles),
+                "load_format": None,
+                "weight_version": weight_version,
+                "flush_cache": flush_cache,
+                "abort_all_requests": False,
+            },
+        )
+
     # Adapters (LoRA), which the server holds alongside the model.
 
     async def load_adapter(self, name: str, path: str) -> None:

@@ -193,10 +193,16 @@ async def open_broadcast(client: SGLangClient, mode: PauseMode) -> None:
         await client.begin_weight_update()
 
 
-async def close_broadcast(client: SGLangClient, group: str) -> None:
-    """Close a server's update session, after which it continues with complete weights."""
+async def close_broadcast(client: SGLangClient, group: str | None = None) -> None:
+    """Close a server's update session, after which it continues with complete weights.
+
+    Args:
+        client: has the control key.
+        group: over which the weights came, if any.
+    """
     await _ignore_not_found(client.end_weight_update())
-    await client.destroy_weights_update_group(group)
+    if group is not None:
+        await client.destroy_weights_update_group(group)
     await _resume(client)
 
 

@@ -17,7 +17,11 @@ from typing import Any
 from agentrl.config.sections import RootConfig
 from agentrl.config.shared_gpus import SERVER_RESERVE, shortage_of
 from agentrl.config.validation.checks import colocation_contradictions
-from agentrl.config.validation.placement_checks import gpus_per_server, sharing_contradictions
+from agentrl.config.validation.placement_checks import (
+    gpus_per_server,
+    ipc_contradictions,
+    sharing_contradictions,
+)
 from agentrl.errors import ConfigError
 from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.plugin_registry import hooks, imported
@@ -145,12 +149,21 @@ def settled(
         if is_chosen:
             return _taking_turns(typed, config, problem)
         raise ConfigError(f"--share_gpus: {problem}; let both take turns with --colocated")
+    config = _publishing_by_handles(typed, config)
     if memory is not None:
         chosen = (
             "one GPU: trainer and server share it (--share_gpus)" if is_chosen else "--share_gpus"
         )
         lines.append(f"{chosen}, --inf_mem_ratio {ratio:g}: {memory.line(ratio)}")
     return config, lines
+
+
+def _publishing_by_handles(typed: RootConfig, config: RootConfig) -> RootConfig:
+    """Return the configuration with `--weight_sync ipc`, if that works and no other was given."""
+    by_handles = config.publish.model_copy(update={"weight_sync": "ipc"})
+    handed = config.model_copy(update={"publish": by_handles})
+    is_given = "weight_sync" in typed.publish.model_fields_set
+    return config if is_given or any(ipc_contradictions(handed)) else handed
 
 
 def _taking_turns(

@@ -35,6 +35,7 @@ from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPubli
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
 from agentrl.inference.weight_sync.delivery import Delivery
 from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
+from agentrl.inference.weight_sync.ipc_delivery import IpcDelivery
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.processes.process_identity import this_user
@@ -251,6 +252,8 @@ def publisher_of(
     delivery: Delivery | None = None
     if config.publish.weight_sync == "delta":
         delivery = DeltaDelivery(config.publish, group.send_weights)
+    elif config.publish.weight_sync == "ipc":
+        delivery = IpcDelivery(config.publish, group.send_weights)
     elif config.publish.weight_sync == "distributed":
         # The embedded engine has no GPU.
         on_gpus = torch.cuda.is_available() and config.inference.inference_backend == "sglang"

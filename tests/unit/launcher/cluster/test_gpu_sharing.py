@@ -76,6 +76,21 @@ def test_what_does_not_fit_is_refused_with_figures(start: Start, flags: str, pro
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("flags", "way"),
+    [
+        ("--share_gpus --gpu_memory_gb 80", "ipc"),
+        ("--gpu_memory_gb 80", "ipc"),
+        ("--gpu_memory_gb 80 --weight_sync disk", "disk"),
+        ("--gpu_memory_gb 80 --lora_rank 4", "disk"),
+        ("--gpu_memory_gb 30", "disk"),
+    ],
+)
+def test_a_server_on_the_trainers_gpu_gets_handles(start: Start, flags: str, way: str) -> None:
+    config, _ = start(f"{ONE_GPU} {flags}")
+    assert config.publish.weight_sync == way
+
+
 def test_a_given_ratio_needs_no_known_memory(start: Start) -> None:
     config, lines = start(f"{ONE_GPU} --share_gpus --inf_mem_ratio 0.3")
     assert (mode(config), config.inference.inf_mem_ratio, lines) == ("shared", 0.3, [])
