@@ -88,3 +88,28 @@ def test_a_server_beside_a_trainer_gets_its_part_of_the_whole_gpu(
     assert "--enable-memory-saver" not in shared
     alone = command(inf_mem_ratio=0.5)
     assert alone[alone.index("--mem-fraction-static") + 1] == "0.5"
+
+
+def test_an_engine_beside_a_trainer_keeps_to_its_part_of_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'H100, 50000, 0'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    weights = 300 << 20
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(weights)
+
+    def caches(ratio: float) -> list[int]:
+        section = InferenceSection(
+            inference_backend="embedded", share_gpus=True, inf_mem_ratio=ratio
+        )
+        line = server_command(
+            section, ModelSection(), model_path=tmp_path, port=1, version=0, seed=0
+        )
+        return [int(line[line.index(f"--{of}-cache-bytes") + 1]) for of in ("kv", "prefix")]
+
+    assert sum(caches(0.5)) == (25_000 << 20) - weights
+    assert caches(0.001) == [1 << 20, (1 << 20) // 8]
