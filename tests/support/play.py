@@ -72,6 +72,9 @@ class ExactScoring:
     def sees_group(self, scorer: str) -> bool:
         return False
 
+    def share_limits(self, num_samplers: int) -> None:
+        """It asks no judge."""
+
     async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
         raise ScoringError("it compares single answers")
 

@@ -1,12 +1,10 @@
 """`agentrl store`: serve, control, rescore, measure, copy, tidy up and delete a run's database."""
 
 import asyncio
-import getpass
 import json
 import math
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.plugin_registry import hooks, required_hook
 from agentrl.runtime.printable import counted, one_line
+from agentrl.runtime.processes.process_identity import this_user
 from agentrl.schema import ENDED_RUNS
 
 if TYPE_CHECKING:
@@ -102,13 +101,39 @@ async def set_control(config: RootConfig, key: str, value: str) -> int:
                 f"{value!r} is not JSON: give true, false, null or a number (for example: {key} 2)"
             ) from None
     async with opened_store(config) as opened:
-        by = f"{getpass.getuser()}@{socket.gethostname()}"
-        run = await opened.runs.update_control(by, **{key: setting})
+        run = await opened.runs.update_control(this_user(), **{key: setting})
         change = run.control_log[-1]
         before, after = change.before.get(key), change.after[key]
         print(f"{run.name}: {key} {json.dumps(before)} -> {json.dumps(after)}")
         if run.status in ENDED_RUNS:
             print(f"note: {run.name} has ended; the change applies when it is resumed")
+    return 0
+
+
+@store.command("cordon")
+@click.argument("sampler")
+async def cordon(config: RootConfig, sampler: str) -> int:
+    """Let a sampler claim nothing more; it finishes what it runs.
+
+    SAMPLER is an id from `agentrl inspect samplers`, or a host for all samplers there. Before its
+    machine goes, end it with SIGTERM: it hands back what it could not finish.
+    """
+    return await _cordon(config, sampler, this_user())
+
+
+@store.command("uncordon")
+@click.argument("sampler")
+async def uncordon(config: RootConfig, sampler: str) -> int:
+    """Let a cordoned sampler claim again."""
+    return await _cordon(config, sampler, "")
+
+
+async def _cordon(config: RootConfig, sampler: str, by: str) -> int:
+    async with opened_store(config) as opened:
+        named = await opened.samplers.cordon(sampler, by)
+        await opened.audit.add("cordon" if by else "uncordon", samplers=named)
+        for name in named:
+            print(f"{name} {'claims nothing more' if by else 'claims again'}, within seconds")
     return 0
 
 
@@ -126,6 +151,8 @@ async def rescore(config: RootConfig, scorer: str) -> int:
     chosen, agent_config = configured_scorer(config, scorer)
     async with opened_store(config) as opened:
         counts = await add_scores(opened, chosen, agent_config)
+        scorer_id = f"{chosen.name}@{chosen.version}"
+        await opened.audit.add("rescore", scorer=scorer_id, num_scored=counts.num_scored)
     print(
         f"{chosen.name}@{chosen.version}: {counted(counts.num_scored, 'record')} scored, "
         f"{counts.num_known} already scored, {counts.num_repaired} repaired, {counts.num_open} in "
@@ -259,6 +286,7 @@ async def import_run(config: RootConfig, path: Path, score: float | None, as_jso
             manifest = await opened.transfer.import_run(path)
             files = [file for part in parts.values() for file in part.files.values()]
             total = sum(file.num_documents for file in files)
+            await opened.audit.add("import", run=manifest.run, num_documents=total)
             _report(
                 f"{total} documents of run {manifest.run!r} are in {opened.redacted_uri}",
                 {"database": opened.database_name, "num_documents": total, "run": manifest.run},
@@ -277,6 +305,7 @@ async def _import_others(config: RootConfig, path: Path, score: float | None, as
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
             text, counts = await found.read(opened, path, score)
+            await opened.audit.add("import", file=path.name, **counts)
             _report(text, {"database": opened.database_name, **counts}, as_json)
     return 0
 
@@ -330,6 +359,7 @@ async def compact(config: RootConfig, is_confirmed: bool, as_json: bool) -> int:
         if not is_confirmed:
             _confirm(f"delete {text} from {opened.redacted_uri}?")
         deleted = await opened.maintenance.compact()
+        await opened.audit.add("compact", **deleted.model_dump())
     _report(f"deleted {text}", deleted.model_dump(), as_json)
     return 0
 

@@ -51,6 +51,8 @@ class JudgeSettings(ChatModels):
     """Section `scorer_agent`: the models that judge answers."""
 
     backoff_factor: float = Field(default=2.0, ge=1)
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    """Requests to each model, of all samplers together; no limit by default."""
     judge_prompt_template: str | None = None
     """Custom prompt with `{question}`, `{labeled_answer}` and `{pred_answer}`.
 

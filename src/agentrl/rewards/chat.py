@@ -6,6 +6,7 @@ The caller decides what an outage means (a missing score, a failed attempt).
 import asyncio
 import ssl
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache
 from typing import TypeVar
 
@@ -13,10 +14,13 @@ import httpx
 
 from agentrl.errors import InferenceError, UnreadableReply
 from agentrl.rewards.agent_config import ChatModels, ModelEndpoint
+from agentrl.rewards.judge_gate import MayNotAsk
 from agentrl.runtime.http.bounded_replies import NOT_COMPRESSED, json_of, read_reply
 from agentrl.runtime.http.http_clients import open_client
 
 _T = TypeVar("_T")
+Admit = Callable[[ModelEndpoint], AbstractAsyncContextManager[None]]
+"""Returns the context in which a request is sent to a model."""
 _MAX_REPLY_BYTES = 8 << 20
 
 
@@ -44,6 +48,7 @@ async def ask_models(
     read: Callable[[str], _T],
     *,
     backoff_factor: float = 2.0,
+    admit: Admit | None = None,
 ) -> tuple[str, _T]:
     """Ask the models in order until one returns a usable reply.
 
@@ -53,6 +58,7 @@ async def ask_models(
         prompt: the user message.
         read: returns the meaning of a reply; raises `Retryable` when it has none.
         backoff_factor: by which the delay grows from request to request.
+        admit: the context of each request; raises `MayNotAsk` when the model may not be asked now.
 
     Returns:
         The name of the model that replied, and the result of `read`.
@@ -68,10 +74,12 @@ async def ask_models(
                 await asyncio.sleep(delay)
                 delay *= backoff_factor
             try:
-                return endpoint.model, read(await _ask(client, endpoint, settings, prompt))
+                async with nullcontext() if admit is None else admit(endpoint):
+                    reply = await _ask(client, endpoint, settings, prompt)
+                return endpoint.model, read(reply)
             except Retryable as error:
                 reason = str(error)
-            except _GiveUp as error:
+            except (_GiveUp, MayNotAsk) as error:
                 reason = str(error)
                 break
         reasons.append(f"{endpoint.model}: {reason}")

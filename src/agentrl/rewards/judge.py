@@ -15,6 +15,7 @@ from agentrl.renderers.thinking import THINK_CLOSE, split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.chat import Retryable, ask_models, open_chat_client
 from agentrl.rewards.factory import MCPScorerFactory, Verdict
+from agentrl.rewards.judge_gate import judge_gate
 from agentrl.schema import GroundTruth
 
 JUDGE_PROMPT = """\
@@ -88,7 +89,14 @@ async def judge(answer: str, truth: GroundTruth, config: AgentConfig | None) -> 
     try:
         async with open_chat_client(settings.timeout) as client:
             model, (is_correct, reply) = await ask_models(
-                client, settings, prompt, _clear_verdict, backoff_factor=settings.backoff_factor
+                client,
+                settings,
+                prompt,
+                _clear_verdict,
+                backoff_factor=settings.backoff_factor,
+                admit=lambda one: judge_gate(one.base_url, one.model).request(
+                    settings.requests_per_minute
+                ),
             )
     except InferenceError as error:
         raise ScoringError(f"no judge returned a verdict: {error}") from error

@@ -7,6 +7,7 @@ from agentrl.errors import ConfigError
 from agentrl.renderers.thinking import split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import MAX_SECONDS, MCPScorerFactory, load_scorer_module
+from agentrl.rewards.judge_gate import share_between
 from agentrl.schema import GroundTruth, MCPTask, Record, Score
 from agentrl.schema.answer_form import find_answer
 
@@ -67,6 +68,10 @@ class RegisteredScoring:
             return MCPScorerFactory.get_scorer(scorer).sees_group
         except ConfigError:
             return False
+
+    def share_limits(self, num_samplers: int) -> None:
+        """Divide the judges' requests a minute by the samplers that are at work."""
+        share_between(num_samplers)
 
     async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
         """Score all rollouts of a task with its scorer.

@@ -42,6 +42,10 @@ class Scoring(Protocol):
         """Return whether a scorer scores all Records of a question together."""
         ...
 
+    def share_limits(self, num_samplers: int) -> None:
+        """Divide what all samplers together may ask of judges by their number."""
+        ...
+
     async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
         """Score all finished Records of a task, in order.
 

@@ -58,6 +58,8 @@ class Lease(Value):
     expires_at: datetime
     since: datetime | None = None
     """When a trainer acquired it; not stored for Records, whose attempts contain it."""
+    release: str = ""
+    """The version of AgentRL of a trainer; not stored for Records."""
 
 
 class Attempt(Value):

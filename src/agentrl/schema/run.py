@@ -149,6 +149,8 @@ class Run(Value):
 
     name: str
     schema_version: int = SCHEMA_VERSION
+    readable_since: int | None = None
+    """Oldest schema version whose processes may work on it; None: only `schema_version`."""
     owner: str = ""
     """Who trained it first, `user@host`; empty before, and for runs of earlier releases."""
     status: RunStatus = "created"
@@ -267,6 +269,8 @@ class InferenceService(Value):
     """Proofs that the process that registered it has the keys (`agentrl.inference.server_keys`)."""
     load: ServerLoad | None = None
     """From the last heartbeat; None during an update, or if the server does not report it."""
+    release: str = ""
+    """The version of AgentRL that registered it; earlier releases do not say."""
     started_at: datetime = Field(default_factory=utc_now)
     heartbeat_at: datetime = Field(default_factory=utc_now)
 
@@ -286,5 +290,9 @@ class SamplerInfo(Value):
     """Time spent with nothing to do, by reason (`admission`, `no_task`, `no_server`, `paused`)."""
     notice: str = ""
     """A notice for people, if any."""
+    cordoned_by: str = ""
+    """Who told it to claim nothing more (`agentrl store cordon`); empty for nobody."""
+    release: str = ""
+    """The version of AgentRL that it runs; as for servers."""
     started_at: datetime = Field(default_factory=utc_now)
     heartbeat_at: datetime = Field(default_factory=utc_now)

@@ -124,6 +124,7 @@ class RunDatabase:
         self.blobs = self["blobs"]
         self.tallies = self["tallies"]
         self.forks = self["forks"]
+        self.audit = self["audit"]
 
     def __getitem__(self, collection: str) -> AsyncCollection[Document]:
         return self.handle[self.stored_name(collection)]

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from agentrl.errors import StoreError
-from agentrl.schema import SCHEMA_VERSION
 from agentrl.store.collections.indexes import INDEXES, ledger_indexes
 from agentrl.store.collections.validators import ensure_validators
 from agentrl.store.collections.views import ensure_views
@@ -22,6 +20,7 @@ from agentrl.store.database import (
     given_database,
     operation,
 )
+from agentrl.store.repositories.audit import AuditRepository
 from agentrl.store.repositories.blobs import BlobRepository, ImageRepository
 from agentrl.store.repositories.fenced_records import FencedRecords
 from agentrl.store.repositories.fleet import (
@@ -37,6 +36,7 @@ from agentrl.store.repositories.runs import (
     RunRepository,
     TrainerLeaseRepository,
 )
+from agentrl.store.repositories.schema_versions import SchemaRepository
 from agentrl.store.repositories.scores import ScoreRepository
 from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
@@ -68,6 +68,7 @@ class TrajectoryStore:
         clock: the server's time, and its steps.
         runs: the run itself: identity, controls, status, admission.
         trainer_leases: which process trains the run.
+        schema: which releases may work on it.
         tasks: the questions, with the pending Records that belong to them.
         groups: completion of a Task when all its Records have ended, and repair after crashes.
         records: claiming, renewing, finishing and failing Records.
@@ -99,6 +100,7 @@ class TrajectoryStore:
         self.scores = ScoreRepository(database, self.tasks, fenced, self.tallies)
         self.runs = RunRepository(database)
         self.trainer_leases = TrainerLeaseRepository(database)
+        self.schema = SchemaRepository(database, self.trainer_leases)
         self.ledger = LedgerRepository(database, self.turns, self.trainer_leases)
         self.teaching = TeachingRepository(database, self.turns)
         self.figures = FigureRepository(database)
@@ -106,6 +108,7 @@ class TrajectoryStore:
         self.services = ServiceRepository(database)
         self.samplers = SamplerRepository(database)
         self.forks = ForkRepository(database)
+        self.audit = AuditRepository(database)
 
     @classmethod
     @asynccontextmanager
@@ -135,10 +138,7 @@ class TrajectoryStore:
             uri, database, server_selection_timeout, outage_seconds
         ) as run_database:
             store = cls(run_database)
-            # This release can read earlier schema versions, but not later ones.
-            version = await store._schema_version()
-            if version > SCHEMA_VERSION:
-                raise store._schema_mismatch(version)
+            await store.schema.check_readable()
             yield store
 
     @classmethod
@@ -169,32 +169,19 @@ class TrajectoryStore:
     async def ensure_schema(self) -> None:
         """Create or update the validators, indexes and views.
 
+        Those of a run of another schema are left to its trainer.
+
         Raises:
-            StoreError: the database has the schema version of another release.
+            StoreError: this release may not work on the database.
         """
-        version = await self._schema_version()
-        if version != SCHEMA_VERSION:
-            raise self._schema_mismatch(version)
+        if not await self.schema.check_joinable():
+            return
         await ensure_validators(self._db)
         for collection, indexes in INDEXES.items():
             await self._db[collection].create_indexes(indexes)
         await self._db["record_data"].create_indexes(ledger_indexes(DEFAULT_CONSUMER))
         await ensure_views(self._db)
         await self.tallies.prepare()
-
-    @operation("read the schema version")
-    async def _schema_version(self) -> int:
-        """Return the version of the database; an empty one gets this release's."""
-        run = await self._db["runs"].find_one({}, {"schema_version": 1})
-        return SCHEMA_VERSION if run is None else int(run["schema_version"])
-
-    def _schema_mismatch(self, version: int) -> StoreError:
-        release = "a later" if version > SCHEMA_VERSION else "an earlier"
-        return StoreError(
-            f"database {self.database_name!r} has schema version {version}, and this AgentRL uses "
-            f"{SCHEMA_VERSION}: it was written by {release} release; use that release, or another "
-            "--run_name"
-        )
 
     # What samplers never use is imported when it is asked for.
 

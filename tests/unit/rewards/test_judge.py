@@ -1,14 +1,16 @@
 import asyncio
 import gzip
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from agentrl.errors import ConfigError, ScoringError
-from agentrl.rewards import AgentConfig, GroundTruth, MCPScorerFactory
+from agentrl.rewards import AgentConfig, GroundTruth, MCPScorerFactory, judge
 from agentrl.rewards.judge import parse_verdict
+from agentrl.rewards.judge_gate import MAX_FAILURES, JudgeGate, share_between
 
 TRUTH = GroundTruth(query="Capital of France?", answer="Paris", aug_answers=("Paris, France",))
 JudgedBy = Callable[..., AgentConfig]
@@ -199,3 +201,61 @@ def test_the_judge_needs_its_section_and_other_scorers_do_not() -> None:
     with pytest.raises(ConfigError, match=r"a\.yml: scorer_agent: missing"):
         MCPScorerFactory.get_scorer("agentcpm").check(empty)
     MCPScorerFactory.get_scorer("exact").check(None)
+
+
+class Clock:
+    """Seconds that a test turns forward."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_judge_that_fails_is_left_alone_for_growing_pauses(
+    judged_by: JudgedBy, judge_server: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    clock = Clock()
+    gate = JudgeGate("judge-0", clock)
+    monkeypatch.setattr(judge, "judge_gate", lambda base_url, model: gate)
+    config = judged_by([503], max_retries=0)
+
+    async def attempts(number: int) -> int:
+        before = len(judge_server.asked)
+        for _ in range(number):
+            with pytest.raises(ScoringError):
+                await ask(config)
+        return len(judge_server.asked) - before
+
+    assert await attempts(20) == MAX_FAILURES
+    for pause in (10, 20, 40):
+        clock.now += pause - 1
+        assert await attempts(3) == 0
+        clock.now += 1
+        assert await attempts(3) == 1
+    assert [one.message for one in caplog.records if "in a row" in one.message] == [
+        "judge judge-0 failed 5 times in a row: it is asked again after growing pauses of up to "
+        "600 s, and the records wait for their scores"
+    ]
+    judge_server.scripts["judge-0"] = ["Correct"]
+    clock.now += 80
+    assert await ask(config) == 1.0
+    assert await ask(config) == 1.0
+
+
+async def test_requests_a_minute_are_shared_by_the_samplers(
+    judged_by: JudgedBy, judge_server: Any
+) -> None:
+    config = judged_by(["Correct"], requests_per_minute=600)
+    try:
+        share_between(4)
+        started = time.monotonic()
+        await asyncio.gather(*(ask(config) for _ in range(4)))
+        assert time.monotonic() - started >= 3 * 0.4
+        share_between(1000)
+        await ask(config)
+        with pytest.raises(ScoringError, match="more than 600 requests per minute"):
+            await ask(config)
+        assert len(judge_server.asked) == 5
+    finally:
+        share_between(1)

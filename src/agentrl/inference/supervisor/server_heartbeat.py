@@ -23,6 +23,7 @@ from agentrl.inference.server_keys import proof
 from agentrl.inference.supervisor.device_sharing import DeviceSharing
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
 from agentrl.inference.weight_sync.server_operations import ServedPolicy, served_policy
+from agentrl.runtime.package_version import package_version
 from agentrl.schema import InferenceService, ServerLoad
 from agentrl.store import TrajectoryStore
 
@@ -102,6 +103,7 @@ class ServerHeartbeat:
                 adapter=served.adapter,
                 data_proof=proof(self.url, data_key),
                 control_proof=proof(self.url, control_key),
+                release=package_version(),
             )
         )
         self.is_registered = True

@@ -140,6 +140,9 @@ def _fleet_alarms(run: Run, fleet: Liveness) -> list[Alarm]:
     if run.status == "training" and not [one for one in samplers if one.status != "stopped"]:
         text = f"no sampler has reported for {SILENT_SECONDS:.0f} s"
         found.append(Alarm(kind="no sampler", severity="error", text=text))
+    if fleet.mixed_releases:
+        text = fleet.mixed_releases
+        found.append(Alarm(kind="mixed releases", severity="warning", text=text))
     down = [one for one in servers if one.status == "down"]
     if down:
         text = f"{len(down)} of {len(servers)} inference servers are down: {down[0].error or 'no reason given'}"

@@ -6,8 +6,6 @@ fork, together with the run's tool server.
 """
 
 import asyncio
-import getpass
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.rollout.worker.fork_player import play, store_fork
 from agentrl.rollout.worker.resources import open_context, tools_config
 from agentrl.rollout.worker.sampler_process import open_scoring
+from agentrl.runtime.processes.process_identity import this_user
 from agentrl.schema import Fork, InferenceService, Message, Record
 from agentrl.schema.fork import check_fork_turn, shown_before
 from agentrl.store import TrajectoryStore
@@ -241,6 +240,6 @@ async def _new_fork(
         version=version,
         messages=request.messages,
         sampling=dict(request.sampling or {}),
-        created_by=f"{getpass.getuser()}@{socket.gethostname()}",
+        created_by=this_user(),
         created_at=store.clock.now(),
     )

@@ -151,6 +151,18 @@ async def samplers(config: RootConfig, as_json: bool) -> int:
     return _show(tables.samplers_page(found), value, as_json)
 
 
+@inspect.command("audit")
+@_json_option
+async def audit(config: RootConfig, as_json: bool) -> int:
+    """Show who changed what in the run: controls, retries, scores, samplers, forks, imports."""
+    from agentrl.plugins.inspector import tables
+
+    async with opened_store(config) as store:
+        entries = await store.audit.all()
+    value = [entry.model_dump(mode="json") for entry in entries]
+    return _show(tables.audit_page(entries), value, as_json)
+
+
 @inspect.command("servers")
 @_json_option
 async def servers(config: RootConfig, as_json: bool) -> int:

@@ -6,8 +6,6 @@ its place from the address.
 """
 
 import asyncio
-import getpass
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,6 +55,7 @@ from agentrl.plugins.inspector.run_answers import (
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.plugins.inspector.token_texts import tokenizer_of
 from agentrl.runtime.http.http_guard import HttpGuard
+from agentrl.runtime.processes.process_identity import this_user
 from agentrl.runtime.telemetry.figure_words import TABLES
 from agentrl.schema import ENDED_RUNS, DispatchedSamplingTask, Split, task_of_record
 from agentrl.schema.base import Value
@@ -68,6 +67,8 @@ PAGES = Path(__file__).parent / "static"
 GROUPS_A_PAGE = 60
 PASSAGES = 60
 _MAX_BODY_BYTES = 64 << 20
+_PLACE = "in the inspector"
+"""Added to the author of a change."""
 """Maximum size of a change; the edited messages of a fork may be a whole conversation."""
 LOOK_SECONDS = 1.0
 """Polling interval of a running run, independent of the number of viewers."""
@@ -421,14 +422,15 @@ async def _set_control(store: TrajectoryStore, request: Request) -> Any:
     changes = await read_json_object(request, _MAX_BODY_BYTES)
     if not changes:
         raise ConfigError("a change must be a JSON object of controls and their values")
-    author = f"{getpass.getuser()}@{socket.gethostname()} in the inspector"
-    run = await store.runs.update_control(author, **changes)
+    run = await store.runs.update_control(f"{this_user()} {_PLACE}", **changes)
     return run.control.model_dump(mode="json")
 
 
 async def _retry(store: TrajectoryStore, request: Request) -> Any:
     asked = AskedRetry.model_validate(await read_json_object(request, _MAX_BODY_BYTES))
-    return {"num_added": await retry_dead_letters(store, asked.split)}
+    num_added = await retry_dead_letters(store, asked.split)
+    await store.audit.add("retry", place=_PLACE, split=asked.split, num_added=num_added)
+    return {"num_added": num_added}
 
 
 # --- requests and responses -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Input: values from the store. Output: rich renderables. This module does not access the store.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,7 @@ from agentrl.plugins.inspector.lines import Rows, heading, labeled, whole
 from agentrl.runtime.printable import printable
 from agentrl.runtime.telemetry.figure_words import STEP_FIGURES
 from agentrl.schema import Record
+from agentrl.schema.audit import AuditEntry
 from agentrl.store.views.lineage import CreditedTurn, RecordLineage, StepLineage
 from agentrl.store.views.reports import Failure, Liveness, RunOverview
 
@@ -115,18 +117,38 @@ def samplers_page(found: Liveness) -> RenderableType:
     if not found.samplers:
         return Text("no sampler has registered")
     table = Rows(
-        "sampler", "status", ">running", ">finished", ">tokens", "heartbeat", "+idle seconds"
+        *("sampler", "release", "status", ">running", ">finished", ">tokens", "heartbeat"),
+        "+idle seconds",
     )
     for sampler in found.samplers:
         waits = {why: f"{spent:.0f}" for why, spent in sampler.seconds_waiting.items() if spent}
         table.add(
             sampler.id,
-            sampler.status,
+            printable(sampler.release, 40),
+            "cordoned" if sampler.cordoned_by and sampler.status == "sampling" else sampler.status,
             str(sampler.num_running),
             str(sampler.num_finished),
             str(sampler.num_output_tokens),
             "" if sampler.status == "stopped" else _heartbeat(found.now, sampler.heartbeat_at),
             ", ".join(f"{why} {spent}" for why, spent in waits.items()),
+        )
+    if not found.mixed_releases:
+        return table
+    return Group(table, Text(f"warning: {printable(found.mixed_releases)}"))
+
+
+def audit_page(entries: Sequence[AuditEntry]) -> RenderableType:
+    """Return the table of the changes that people made."""
+    if not entries:
+        return Text("nobody has changed the run")
+    table = Rows("time (UTC)", "what", "by", "+details")
+    for entry in entries:
+        details = json.dumps(entry.details, ensure_ascii=False, default=str)
+        table.add(
+            f"{entry.at:%Y-%m-%d %H:%M:%S}",
+            entry.what,
+            printable(entry.by, 100),
+            printable(details, 300),
         )
     return table
 

@@ -33,6 +33,7 @@ MAX_BACKOFF_SECONDS = 60.0
 WaitReason = Literal[
     "no_run",
     "paused",
+    "cordoned",
     "bad_control",
     "no_server",
     "no_task",
@@ -42,9 +43,13 @@ WaitReason = Literal[
 ]
 """Keys of `SamplerInfo.seconds_waiting`; `trouble` is the backoff after failures."""
 
+_HOLDS: frozenset[WaitReason | None] = frozenset(
+    {"no_server", "no_run", "paused", "cordoned", "bad_control"}
+)
 _WAITING_TEXT: dict[WaitReason, str] = {  # `no_server` has its own warning
     "no_run": "the run has not started",
     "paused": "sampling is paused (control.sampling_paused of the run)",
+    "cordoned": "this sampler is cordoned (`agentrl store uncordon` ends that)",
     "bad_control": "a control of the run cannot be followed (see the warning above)",
     "no_task": "no slot to claim",
     "no_scoring": "nothing to score",
@@ -241,7 +246,7 @@ class WaitingTimes:
         self._since = now
         self.reason = reason
         # A run that is paused or has not started says nothing about its servers.
-        if self._lacks_server and reason not in ("no_server", "no_run", "paused", "bad_control"):
+        if self._lacks_server and reason not in _HOLDS:
             log.info("run %s: an inference server is alive; sampling continues", self.run_name)
             self._lacks_server = False
         if reason is None or not (is_idle or reason == "no_server"):

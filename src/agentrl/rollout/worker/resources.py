@@ -40,6 +40,7 @@ async def open_context(
         store = await stack.enter_async_context(
             TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
         )
+        await store.schema.check_joinable()
         shows_images = renderer.shows_images_of("tool") and config.rollout.max_images > 0
         tools = tools_config(config.tools, private_paths(config)).model_copy(
             update={
@@ -203,6 +204,9 @@ class _NoScoring:
 
     def sees_group(self, scorer: str) -> bool:
         return False  # the sampler class evaluates
+
+    def share_limits(self, num_samplers: int) -> None:
+        """It asks no judge."""
 
     async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
         raise _no_scorers()

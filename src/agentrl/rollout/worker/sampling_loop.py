@@ -24,6 +24,7 @@ from agentrl.rollout.worker.admission_limits import (
 from agentrl.rollout.worker.attempt import LeaseRenewal, MakeSampler, RolloutAttempt, SlotCounts
 from agentrl.rollout.worker.branching import check_scorer_of_trees
 from agentrl.runtime.ending_tasks import end_tasks
+from agentrl.runtime.package_version import package_version
 from agentrl.runtime.printable import one_line
 from agentrl.schema import (
     RECORD_TRANSITIONS,
@@ -122,7 +123,10 @@ class SamplingLoop:
         self._started_groups = 0
         self._wind_up_until: float | None = None
         self._control_problem = ""
-        self._info = SamplerInfo(id=owner, host=socket.gethostname(), pid=os.getpid())
+        self._cordoned_by = ""
+        self._info = SamplerInfo(
+            id=owner, host=socket.gethostname(), pid=os.getpid(), release=package_version()
+        )
 
     @property
     def state(self) -> LoopState:
@@ -211,7 +215,7 @@ class SamplingLoop:
             reason = await self._watch.idle_reason()
         self._switch_waiting(reason)
         if (
-            reason != "bad_control"
+            reason not in ("bad_control", "cordoned")
             and not full
             and await self._claim_scoring(urgent=idle or scores_only)
         ):
@@ -244,7 +248,8 @@ class SamplingLoop:
 
     def _hold_reason(self) -> WaitReason | None:
         bad_control: WaitReason | None = "bad_control" if self._control_problem else None
-        return self._watch.hold_reason() or bad_control or self._backoff_reason()
+        cordoned: WaitReason | None = "cordoned" if self._cordoned_by else None
+        return self._watch.hold_reason() or cordoned or bad_control or self._backoff_reason()
 
     async def _pause(self, seconds: float, stopped: asyncio.Task[bool]) -> None:
         """Wait, but only until a stop is requested or, at full capacity, a rollout ends."""
@@ -298,7 +303,7 @@ class SamplingLoop:
         if self._context.rollout.scoring == "only":
             # Other processes may still finish rollouts, which then have to be scored.
             return 0.0 if await self._claim_scoring(urgent=True) else self._times.idle_poll
-        may_claim = not self._is_full() and self._watch.num_servers > 0
+        may_claim = not (self._is_full() or self._cordoned_by) and self._watch.num_servers > 0
         # Slots are claimed in order, so every group before the last one claimed was started.
         if may_claim and self._started_groups and await self._claim(self._started_groups):
             return 0.0
@@ -422,7 +427,12 @@ class SamplingLoop:
                 "heartbeat_at": utc_now(),
             }
         )
-        await self._context.store.samplers.heartbeat(self._info)
+        stored = await self._context.store.samplers.heartbeat(self._info)
+        if stored.cordoned_by != self._cordoned_by:
+            self._cordoned_by = stored.cordoned_by
+            told = f"claim nothing more, by {one_line(stored.cordoned_by)}"
+            log.info("told to %s", told if stored.cordoned_by else "claim again")
+        self._context.scoring.share_limits(await self._context.store.samplers.count_working())
 
     def _control_notice(self) -> str:
         problem = one_line(self._control_problem)

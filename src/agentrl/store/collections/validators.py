@@ -26,6 +26,7 @@ from agentrl.schema import (
     Task,
     TurnTraining,
 )
+from agentrl.schema.audit import AuditEntry
 from agentrl.store.database import UNAUTHORIZED, RunDatabase
 from agentrl.store.documents.codec import NOT_STORED, Document, id_field
 from agentrl.store.documents.packed_turns import LIST_FIELDS, WHOLE_FIELDS
@@ -43,6 +44,7 @@ STORED_MODELS: dict[str, type[BaseModel]] = {
     "inference_services": InferenceService,
     "samplers": SamplerInfo,
     "forks": Fork,
+    "audit": AuditEntry,
 }
 _SCALARS: dict[Any, list[str]] = {
     str: ["string"],

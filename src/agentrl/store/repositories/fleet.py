@@ -7,6 +7,7 @@ from agentrl.schema import InferenceService, Policy, SamplerInfo, ServerLoad, Se
 from agentrl.store.database import Repository, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document, without_none
 from agentrl.store.documents.expressions import after
+from agentrl.store.repositories.liveness import ALIVE_SECONDS
 
 
 class PolicyRepository(Repository):
@@ -186,12 +187,12 @@ class SamplerRepository(Repository):
         await self._db.samplers.replace_one({"_id": sampler.id}, to_document(sampler), upsert=True)
 
     @operation("send a sampler's heartbeat")
-    async def heartbeat(self, sampler: SamplerInfo) -> None:
-        """Store what a sampler reports about itself now."""
+    async def heartbeat(self, sampler: SamplerInfo) -> SamplerInfo:
+        """Store what a sampler reports about itself now, and return what is stored."""
         changes = to_document(sampler)
-        for field in ("_id", "started_at", "heartbeat_at"):
+        for field in ("_id", "cordoned_by", "started_at", "heartbeat_at"):
             del changes[field]
-        await self._db.samplers.update_one(
+        document = await self._db.samplers.find_one_and_update(
             {"_id": sampler.id},
             {
                 "$set": changes,
@@ -199,8 +200,38 @@ class SamplerRepository(Repository):
                 "$currentDate": {"heartbeat_at": True},
             },
             upsert=True,
+            return_document=ReturnDocument.AFTER,
         )
         self._db.clock.beat()
+        return from_document(SamplerInfo, document)
+
+    @operation("count samplers")
+    async def count_working(self) -> int:
+        """Return how many samplers have reported lately and have not ended."""
+        working = {**_alive(ALIVE_SECONDS), "status": {"$ne": "stopped"}}
+        return int(await self._db.samplers.count_documents(working))
+
+    @operation("cordon samplers")
+    async def cordon(self, name: str, by: str) -> list[str]:
+        """Tell samplers to claim nothing more, or, with an empty `by`, to claim again.
+
+        Args:
+            name: the id of a sampler, or its host, or `host:pid`.
+            by: who does it.
+
+        Returns:
+            The ids of the samplers, which read it with their next heartbeat.
+
+        Raises:
+            StoreError: no sampler at work has that name.
+        """
+        found = [one.id for one in await self.all(alive_within=ALIVE_SECONDS)]
+        named = [one for one in found if one == name or one.startswith(f"{name}:")]
+        if not named:
+            at_work = ", ".join(found) or "none"
+            raise StoreError(f"no sampler at work is named {name!r}; at work: {at_work}")
+        await self._db.samplers.update_many({"_id": {"$in": named}}, {"$set": {"cordoned_by": by}})
+        return named
 
     @operation("read samplers")
     async def all(self, *, alive_within: float | None = None) -> list[SamplerInfo]:

@@ -4,6 +4,7 @@ An ended process of this machine is recognized immediately, one of another machi
 expired or its heartbeat is old.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -30,6 +31,8 @@ class LiveProcess(Value):
     consumer: str = ""
     """Name of the trainer."""
     lease_until: datetime | None = None
+    release: str = ""
+    """Version of AgentRL; empty for holders, and for releases that do not say."""
 
     def __str__(self) -> str:
         if self.kind == "trainer":
@@ -43,19 +46,37 @@ class LiveProcess(Value):
 
 
 async def live_processes(database: RunDatabase) -> list[LiveProcess]:
-    """Return the run's processes: trainers, then samplers, servers and holders of records."""
+    """Return the run's processes: `workers`, and then the other holders of records."""
     now = await database.server_time()
-    found = await _trainers(database, now) + await _samplers(database, now)
-    # A server out of service is still supervised; one that was ended has the error `stopped`.
-    servers = database.services.find({**_reported(now), "error": {"$ne": "stopped"}})
-    found += [
-        LiveProcess(kind="inference server", id=one["_id"], since=one["started_at"])
-        async for one in servers
-    ]
     leased = {"status": {"$in": ["running", "finished"]}, "lease.expires_at": {"$gt": now}}
     owners = await database.records.distinct("lease.owner", leased)
-    found += [LiveProcess(kind="holder", id=one) for one in owners if one and not is_dead(one)]
-    return found
+    holders = [LiveProcess(kind="holder", id=one) for one in owners if one and not is_dead(one)]
+    return await workers(database, now) + holders
+
+
+async def workers(database: RunDatabase, now: datetime) -> list[LiveProcess]:
+    """Return the processes that registered: trainers, then samplers and servers."""
+    # A server out of service is still supervised; one that was ended has the error `stopped`.
+    servers = database.services.find({**_reported(now), "error": {"$ne": "stopped"}})
+    return [
+        *await _trainers(database, now),
+        *await _samplers(database, now),
+        *[_registered("inference server", one) async for one in servers],
+    ]
+
+
+def mixed_releases(processes: Sequence[LiveProcess]) -> str:
+    """Return a warning that names workers of different releases; "" if all have one release."""
+    named: dict[str, list[str]] = {}
+    for one in processes:
+        named.setdefault(one.release, []).append(f"{one.kind} {one.id}")
+    if len(named) < 2:
+        return ""
+    releases = (f"{name or 'an earlier one'}: {', '.join(ids)}" for name, ids in named.items())
+    return (
+        f"processes of different releases of AgentRL work on this run ({'; '.join(releases)}); "
+        "finish the upgrade"
+    )
 
 
 async def state_of(database: RunDatabase, run: Document) -> RunState:
@@ -84,6 +105,7 @@ async def _trainers(database: RunDatabase, now: datetime) -> list[LiveProcess]:
             since=lease.get("since"),
             consumer=consumer,
             lease_until=lease["expires_at"],
+            release=lease.get("release", ""),
         )
         for consumer, lease in run.get("trainer_leases", {}).items()
         if lease["expires_at"] > now and not is_dead(lease["owner"])
@@ -92,11 +114,13 @@ async def _trainers(database: RunDatabase, now: datetime) -> list[LiveProcess]:
 
 async def _samplers(database: RunDatabase, now: datetime) -> list[LiveProcess]:
     found = database.samplers.find({**_reported(now), "status": {"$ne": "stopped"}})
-    return [
-        LiveProcess(kind="sampler", id=one["_id"], since=one["started_at"])
-        async for one in found
-        if not is_dead(one["_id"])
-    ]
+    return [_registered("sampler", one) async for one in found if not is_dead(one["_id"])]
+
+
+def _registered(kind: Literal["sampler", "inference server"], one: Document) -> LiveProcess:
+    return LiveProcess(
+        kind=kind, id=one["_id"], since=one["started_at"], release=one.get("release", "")
+    )
 
 
 def _reported(now: datetime) -> Document:

@@ -9,6 +9,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
+from agentrl.runtime.package_version import package_version
 from agentrl.schema import ENDED_RUNS, ConfigChange, Control, Lease, Run, RunPhase, RunStatus
 from agentrl.schema.lost_versions import LostVersions
 from agentrl.store.collections.indexes import ledger_indexes
@@ -267,9 +268,10 @@ class TrainerLeaseRepository(Repository):
         # The token grows with every acquisition and survives release, so two successive holders
         # never filter their writes on the same token.
         fence = {"$add": [{"$ifNull": [f"${field}.fence", 0]}, 1]}
+        since = {"since": "$$NOW", "release": literal(package_version())}
         document = await self._db.runs.find_one_and_update(
             free,
-            [{"$set": {field: {**lease(owner, fence, lease_seconds), "since": "$$NOW"}}}],
+            [{"$set": {field: {**lease(owner, fence, lease_seconds), **since}}}],
             return_document=ReturnDocument.AFTER,
         )
         if document is not None:
@@ -312,6 +314,16 @@ class TrainerLeaseRepository(Repository):
             LeaseLost: another trainer took the name over.
         """
         await self._set_as_trainer(DEFAULT_CONSUMER, {"trainer_has_device": has_device})
+
+    @operation("store the schema version")
+    async def set_schema(self, version: int, readable_since: int) -> None:
+        """Record which schema the documents have, as the main trainer.
+
+        Raises:
+            LeaseLost: another trainer took the run over.
+        """
+        schema = {"schema_version": version, "readable_since": readable_since}
+        await self._set_as_trainer(DEFAULT_CONSUMER, schema)
 
     @operation("read who has the device")
     async def holder_has_device(self) -> bool:

@@ -48,6 +48,7 @@ COLLECTIONS = (
     "samplers",
     "blobs",
     "forks",
+    "audit",
     *(f"{FORKS_PREFIX}{name}" for name in ("tasks", "records", "turns", "record_data")),
     # Last, so that an interrupted import is recognizable by the missing run.
     "runs",

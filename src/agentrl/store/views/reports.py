@@ -24,7 +24,13 @@ from agentrl.store.documents.codec import Document, from_document, require, task
 from agentrl.store.documents.expressions import FAILED_ENDS, HAS_FAILURE, lookup
 from agentrl.store.repositories.fleet import SamplerRepository, ServiceRepository
 from agentrl.store.repositories.ledger import LedgerRepository
-from agentrl.store.repositories.liveness import LiveProcess, live_processes, state_of
+from agentrl.store.repositories.liveness import (
+    LiveProcess,
+    live_processes,
+    mixed_releases,
+    state_of,
+    workers,
+)
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
 from agentrl.store.repositories.tallies import RecordCounts, SplitCounts, TallyRepository
 from agentrl.store.repositories.turns import TurnRepository
@@ -63,6 +69,8 @@ class Liveness(Value):
     now: datetime
     services: list[InferenceService]
     samplers: list[SamplerInfo]
+    mixed_releases: str = ""
+    """A warning, if live processes have different releases."""
 
 
 class RunProgress(Value):
@@ -281,8 +289,10 @@ class ReportRepository(Repository):
     @operation("read servers and samplers")
     async def processes(self) -> Liveness:
         """Return all servers and samplers that have ever registered, and the server's time."""
+        now = await self._db.server_time()
         return Liveness(
-            now=await self._db.server_time(),
+            now=now,
+            mixed_releases=mixed_releases(await workers(self._db, now)),
             services=await self._services.all(),
             samplers=sorted(await self._samplers.all(), key=lambda one: one.started_at),
         )

@@ -17,7 +17,7 @@ from support.patience import PATIENCE
 from support.play import ExactScoring, begin_run, claim, open_play, service, tool_call
 
 from agentrl.config.sections import RolloutSection
-from agentrl.errors import RunDropped, ScorerTimeout, ToolError
+from agentrl.errors import RunDropped, ScorerTimeout, StoreError, ToolError
 from agentrl.inference.client import pool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import GroundTruth, MCPScorerFactory, RegisteredScoring
@@ -284,6 +284,32 @@ async def test_a_paused_run_is_not_sampled(
             await until(store, pending=2)
             await store.runs.update_control(sampling_paused=False)
             await until(store, scored=2)
+
+
+async def test_a_cordoned_sampler_finishes_what_it_runs_and_claims_nothing_more(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer, delay_seconds=0.3) as engine:
+        await begin_run(store, engine, *(task(number) for number in range(3)))
+        rollout = RolloutSection(max_concurrent_samples_per_process=1)
+        async with (
+            open_play(store, engine, tools_url, rollout=rollout) as context,
+            running(context) as (loop, _),
+        ):
+            await wait_for(lambda: len(engine.requests) > 0)
+            assert await store.samplers.cordon("tester", "ann@host") == ["tester"]
+            await wait_for(lambda: "cordoned" in loop.state.seconds_waiting)
+            await wait_for(lambda: loop.state.num_running == 0)
+            pending = await store.database["records"].count_documents({"status": "pending"})
+            assert pending > 0
+            await several_looks(store)
+            await until(store, pending=pending, scored=6 - pending)
+            with pytest.raises(
+                StoreError, match=r"no sampler at work is named 'test'; at work: tester"
+            ):
+                await store.samplers.cordon("test", "ann@host")
+            await store.samplers.cordon("tester", "")
+            await until(store, scored=6)
 
 
 BAD_CONTROLS: dict[str, tuple[Any, str]] = {
