@@ -84,7 +84,7 @@ async def test_samplers_are_upgraded_one_after_the_other_while_the_run_goes_on(
         return (sys.executable, str(OTHER_RELEASE), "99.0", *later, "sample", *config)
 
     run = await asyncio.create_subprocess_exec(
-        *run_command(tmp_path, max_steps=24, num_generations=8),
+        *run_command(tmp_path, max_steps=12, num_generations=8),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -105,8 +105,8 @@ async def test_samplers_are_upgraded_one_after_the_other_while_the_run_goes_on(
             told, _ = await asyncio.wait_for(refused.communicate(), PATIENCE)
             assert refused.returncode
             assert b"start its trainer with this release first" in told
-            output, _ = await run.communicate()
-            assert run.returncode == 0, output.decode() + logs(tmp_path)
+        output, _ = await run.communicate()
+        assert run.returncode == 0, output.decode() + logs(tmp_path)
     finally:
         if run.returncode is None:
             run.send_signal(signal.SIGTERM)

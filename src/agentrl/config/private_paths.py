@@ -38,6 +38,24 @@ def private_paths(config: RootConfig) -> tuple[Path, ...]:
     return tuple(path for path in found if path not in visible and not here.is_relative_to(path))
 
 
+def visible_path_notes(config: RootConfig) -> list[str]:
+    """Return a note on each of `--tool_visible_paths` that shows nothing to tools."""
+    hidden = {path.expanduser().resolve() for path in _of_run(config)}
+    still_hidden = private_paths(config)
+    notes = []
+    for given in config.tools.tool_visible_paths:
+        path = given.expanduser().resolve()
+        within = next((one for one in still_hidden if path.is_relative_to(one)), None)
+        if within is not None:
+            reason = f"it lies in {within}, which is hidden; name that directory instead"
+        elif path not in hidden:
+            reason = "it is not hidden from tools"
+        else:
+            continue
+        notes.append(f"--tool_visible_paths {given} has no effect: {reason}")
+    return notes
+
+
 def _of_run(config: RootConfig) -> Iterator[Path]:
     yield from user_secrets()
     yield from (config.run.output_path, config.private_mongo_dir, config.run.logs_dir)

@@ -79,6 +79,10 @@ def test_what_a_killed_import_left_is_dropped(
     words = ["--run_name", name, "--db_connection_string", uri]
     assert main(["store", "drop", "--yes", *words]) == 2  # there is no such database
     asyncio.run(leave())
+    assert main(["inspect", "runs", "--db_connection_string", uri]) == 0
+    assert (
+        f"database '{name}' has no run: an import that was killed left" in capsys.readouterr().err
+    )
     assert main(["store", "stats", *words]) == 2
     capsys.readouterr()
     assert main(["store", "drop", *words]) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.command_line import parse_flags
-from agentrl.config.private_paths import private_paths
+from agentrl.config.private_paths import private_paths, visible_path_notes
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.processes.confinement import Confinement, confinement_gap
 
@@ -64,6 +64,23 @@ def test_a_user_shows_a_tool_what_it_needs(files: dict[str, Path], tmp_path: Pat
     shown = ("--tool_visible_paths", "questions.jsonl,~/.ssh")
     read = read_by_a_tool(files, tmp_path / "scratch/1", *shown)
     assert read == {*PUBLIC, "work/questions.jsonl", "home/.ssh/id_ed25519"}
+
+
+def test_a_visible_path_that_shows_nothing_is_noted(files: dict[str, Path], tmp_path: Path) -> None:
+    shown = "questions.jsonl,data,output/mine,~/.ssh/id_ed25519"
+    config = parse_flags(
+        ["--run_name", "mine", "--train_file", "questions.jsonl", "--tool_visible_paths", shown]
+    )
+    inside = "it lies in {}, which is hidden; name that directory instead"
+    assert visible_path_notes(config) == [
+        "--tool_visible_paths data has no effect: it is not hidden from tools",
+        "--tool_visible_paths output/mine has no effect: "
+        + inside.format(tmp_path / "work/output"),
+        "--tool_visible_paths ~/.ssh/id_ed25519 has no effect: "
+        + inside.format(tmp_path / "home/.ssh"),
+    ]
+    read = read_by_a_tool(files, tmp_path / "scratch/1", "--tool_visible_paths", shown)
+    assert read == {*PUBLIC, "work/questions.jsonl"}
 
 
 def test_the_working_directory_is_never_hidden(files: dict[str, Path], tmp_path: Path) -> None:

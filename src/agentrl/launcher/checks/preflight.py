@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agentrl.config.private_paths import private_paths
+from agentrl.config.private_paths import private_paths, visible_path_notes
 from agentrl.config.sections import (
     DataSection,
     RootConfig,
@@ -106,9 +106,10 @@ async def findings(
     def trackers() -> None:
         check_login(check_trackers(config.trainer.report_to))
 
-    async def tools() -> None:
+    async def tools() -> list[str]:
         path = find_model(config.model, with_weights=with_weights) if renderers else None
         await _check_tools(config, path, *renderers)
+        return visible_path_notes(config)
 
     checks: dict[str, Check] = {
         "packages": partial(_check_packages, config, trains=trains),

@@ -322,6 +322,13 @@ async def _runs_at(uri: str, opened_by: str | None = None) -> list[dict[str, Any
     found = []
     async with TrajectoryStore.connect(uri, "agentrl") as server:
         names = await server.reports.run_names()
+        for name in await server.reports.names_without_run():
+            drop = typed_command("store", "drop", "--run_name", name)
+            note = (
+                f"agentrl inspect: database {name!r} has no run: an import that was killed left it, or "
+                f"its tasks wait for the first start; {drop} deletes it"
+            )
+            print(printable(note), file=sys.stderr)
     for name in names:
         async with TrajectoryStore.connect(uri, name) as store:
             summary = await store.reports.summary()

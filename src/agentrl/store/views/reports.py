@@ -313,6 +313,21 @@ class ReportRepository(Repository):
                     found.append(name)
         return found
 
+    @operation("list databases without a run")
+    async def names_without_run(self) -> list[str]:
+        """Return the databases prepared for a run that has none, by name.
+
+        An import that was killed leaves one; so do tasks that were added before the first start.
+        """
+        found = []
+        for name in sorted(await self._db.client.list_database_names()):
+            database = self._db.client[name]
+            prepared = {"runs", "tasks", "record_data", "turn_training"}
+            is_prepared = prepared <= set(await database.list_collection_names())
+            if is_prepared and await database["runs"].find_one({}, {"_id": 1}) is None:
+                found.append(name)
+        return found
+
     @operation("read the evaluations")
     async def evaluations(self, limit: int = 2) -> list[EvaluationStanding]:
         """Return the evaluations of the last versions, the oldest first."""
