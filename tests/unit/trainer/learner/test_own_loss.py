@@ -9,40 +9,7 @@ from agentrl.algorithms.advantages import ADVANTAGES
 from agentrl.algorithms.losses import LOSSES, LossInputs, LossSettings, TargetLosses, evaluated_loss
 from agentrl.schema.formulas import ADVANTAGE_KINDS, LOSS_KINDS
 
-OWN = """
-import torch
-from agentrl.algorithms.losses import LossInputs, TargetLosses, inside_drop_range
-
-
-def grpo(inputs: LossInputs) -> TargetLosses:
-    settings, advantages = inputs.settings, inputs.advantages
-    ratio = (inputs.policy_logprobs - inputs.proximal).clamp(-20.0, 20.0).exp()
-    lower, upper = 1 - settings.epsilon, 1 + settings.epsilon + settings.epsilon_higher
-    plain, bounded = ratio * advantages, ratio.clamp(lower, upper) * advantages
-    return TargetLosses(
-        loss=-torch.minimum(plain, bounded),
-        keep=inside_drop_range(inputs),
-        ratio=inputs.behavior_ratio,
-        clipped=bounded.detach() < plain.detach(),
-    )
-
-
-def minirl(inputs: LossInputs, *, truncation: float) -> TargetLosses:
-    weight = (inputs.policy_logprobs - inputs.behavior).clamp(-20.0, 20.0).exp().detach()
-    return TargetLosses(
-        loss=-weight.clamp(max=truncation) * inputs.advantages * inputs.policy_logprobs,
-        keep=inside_drop_range(inputs),
-        ratio=weight,
-        clipped=weight > truncation,
-    )
-
-
-def cispo(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    ratio = (inputs.policy_logprobs - inputs.proximal).clamp(-20.0, 20.0).exp().detach()
-    upper = 1 + inputs.settings.epsilon + inputs.settings.epsilon_higher
-    weight = ratio.clamp(max=upper)
-    return -weight * inputs.advantages * inputs.policy_logprobs, {"weight": weight}
-"""
+OWN = Path(__file__).parents[4] / "examples/own_algorithm/built_in_losses.py"
 
 
 def random_inputs(seed: int, settings: LossSettings) -> LossInputs:
@@ -69,12 +36,8 @@ def gradient(inputs: LossInputs, arguments: dict[str, float]) -> tuple[TargetLos
 
 @pytest.mark.parametrize("kind", ["GRPO", "MINIRL", "CISPO"])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_users_copy_of_a_loss_has_its_gradients_bit_for_bit(
-    kind: str, seed: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "own.py"
-    path.write_text(OWN)
-    own = f"{path}:{kind.lower()}"
+def test_a_users_copy_of_a_loss_has_its_gradients_bit_for_bit(kind: str, seed: int) -> None:
+    own = f"{OWN}:{kind.lower()}"
     truncation = 1.5 if kind == "MINIRL" else None
     settings = LossSettings(kind=kind, importance_weight_truncation=truncation)
     built_in = random_inputs(seed, settings)
@@ -89,10 +52,8 @@ def test_a_users_copy_of_a_loss_has_its_gradients_bit_for_bit(
     assert expected.clipped.any()
 
 
-def test_figures_of_a_loss_are_returned_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "own.py"
-    path.write_text(OWN)
-    inputs = random_inputs(0, LossSettings(kind=f"{path}:cispo"))
+def test_figures_of_a_loss_are_returned_with_it() -> None:
+    inputs = random_inputs(0, LossSettings(kind=f"{OWN}:cispo"))
     assert float(evaluated_loss(inputs, {}).metrics["weight"].max()) == pytest.approx(1.3)
 
 
