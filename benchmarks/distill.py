@@ -1,0 +1,122 @@
+"""The demo's untrained model taught by a trained one, in sampled tokens, next to GRPO's.
+
+    python benchmarks/distill.py --teacher output/demo/policy/000050
+
+The run has the demo's flags, with `--advantage_estimator opd` in place of rewards. Its teacher is
+killed with SIGKILL in the middle, and started again. `grpo` is taken from demo.json; its teacher's
+own training is not part of the tokens that distillation needs. No result is committed yet.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from harness.processes import ROOT
+from harness.results import RESULTS, parser, report
+
+FLAGS = {
+    "config": ROOT / "assets/demo/grpo.yaml",
+    "run_name": "distill",
+    "advantage_estimator": "opd",
+    "teachers": "trained",
+    "eval_strategy": "steps",
+}
+
+
+def started(command: str, *words: str) -> subprocess.Popen[bytes]:
+    """Start a command of agentrl."""
+    return subprocess.Popen([sys.executable, "-m", "agentrl", command, *words], cwd=ROOT)
+
+
+def num_steps(folder: Path) -> int:
+    """Return how many steps the run has made; -1 before its start."""
+    path = folder / "output/metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else None
+    return -1 if lines is None else sum("reward_mean" in line for line in lines)
+
+
+def distilled(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Run the distillation, and return its summary."""
+    flags = FLAGS | {
+        "output_dir": folder / "output",
+        "logs_dir": folder / "logs",
+        "mongo_data_dir": folder / "mongo",
+        "max_steps": given.steps,
+        "eval_steps": given.eval_steps,
+        "seed": given.seed,
+    }
+    teach = ("teach", str(folder / "output"), "--teacher", f"trained={given.teacher.resolve()}")
+    run = started(
+        "run", *(str(word) for name, value in flags.items() for word in (f"--{name}", value))
+    )
+    teacher: subprocess.Popen[bytes] | None = None
+    is_first = True
+    try:
+        while run.poll() is None:
+            done = num_steps(folder)
+            if teacher is None and done >= 0:
+                teacher = started(*teach)
+            elif teacher is not None and is_first and done >= given.steps // 2:
+                teacher.kill()
+                teacher.wait()
+                teacher, is_first = started(*teach), False
+            time.sleep(0.2)
+    finally:
+        for process in (teacher, run):
+            if process is not None and process.poll() is None:
+                process.terminate()
+                process.wait()
+    if run.returncode != 0:
+        raise SystemExit("the run failed")
+    found: dict[str, Any] = json.loads((folder / "output/summary.json").read_text())
+    return found
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of both."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        summary = distilled(Path(name), given)
+    wall_seconds = time.monotonic() - began
+    grpo = json.loads((RESULTS / "demo.json").read_text())["grpo"]["runs"].values()
+    tokens = mean(run["tokens"]["sampled"] for run in grpo)
+    sampled = summary["tokens"]["sampled"]
+    return {
+        "distillation": {
+            "steps": summary["steps"],
+            "status": summary["status"],
+            "eval_reward": summary["eval_reward"],
+            "evals": summary["evals"],
+            "reward_mean": summary["reward_mean"],
+            "tokens_sampled": sampled,
+            "records": summary["records"],
+            "dropped": summary["dropped"],
+            "seconds": summary["seconds"],
+            "wall_seconds": round(wall_seconds, 1),
+        },
+        "grpo": {
+            "eval_reward_after": [run["eval_reward"]["after"] for run in grpo],
+            "tokens_sampled_mean": round(tokens),
+        },
+        "share_of_grpos_tokens": round(sampled / tokens, 4),
+    }
+
+
+def main() -> None:
+    """Write the figures."""
+    flags = parser(__doc__, "distill")
+    flags.add_argument("--teacher", type=Path, required=True, help="directory of a trained model")
+    flags.add_argument("--steps", type=int, default=12)
+    flags.add_argument("--eval_steps", type=int, default=4)
+    flags.add_argument("--seed", type=int, default=1)
+    report(flags, measure)
+
+
+if __name__ == "__main__":
+    main()
