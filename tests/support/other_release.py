@@ -21,11 +21,12 @@ if __name__ == "__main__":
     # Before the rest of agentrl imports it.
     package_version.package_version = lambda: release
     from agentrl.cli.main import main
+    from agentrl.schema import SCHEMA_VERSION
     from agentrl.store.repositories import schema_versions
 
-    for version in range(schema_versions.SCHEMA_VERSION, schema_version):
+    for version in range(SCHEMA_VERSION, schema_version):
         migration = schema_versions.Migration(_change_nothing, readable_since)
         schema_versions.MIGRATIONS[version] = migration
-    schema_versions.SCHEMA_VERSION = schema_version
+    vars(schema_versions)["SCHEMA_VERSION"] = schema_version
     del sys.argv[1:4]
     sys.exit(main())

@@ -131,7 +131,7 @@ async def uncordon(config: RootConfig, sampler: str) -> int:
 async def _cordon(config: RootConfig, sampler: str, by: str) -> int:
     async with opened_store(config) as opened:
         named = await opened.samplers.cordon(sampler, by)
-        await opened.audit.add("cordon" if by else "uncordon", samplers=named)
+        await opened.audit.add("cordon" if by else "uncordon", {"samplers": named})
         for name in named:
             print(f"{name} {'claims nothing more' if by else 'claims again'}, within seconds")
     return 0
@@ -152,7 +152,7 @@ async def rescore(config: RootConfig, scorer: str) -> int:
     async with opened_store(config) as opened:
         counts = await add_scores(opened, chosen, agent_config)
         scorer_id = f"{chosen.name}@{chosen.version}"
-        await opened.audit.add("rescore", scorer=scorer_id, num_scored=counts.num_scored)
+        await opened.audit.add("rescore", {"scorer": scorer_id, "num_scored": counts.num_scored})
     print(
         f"{chosen.name}@{chosen.version}: {counted(counts.num_scored, 'record')} scored, "
         f"{counts.num_known} already scored, {counts.num_repaired} repaired, {counts.num_open} in "
@@ -286,7 +286,7 @@ async def import_run(config: RootConfig, path: Path, score: float | None, as_jso
             manifest = await opened.transfer.import_run(path)
             files = [file for part in parts.values() for file in part.files.values()]
             total = sum(file.num_documents for file in files)
-            await opened.audit.add("import", run=manifest.run, num_documents=total)
+            await opened.audit.add("import", {"run": manifest.run, "num_documents": total})
             _report(
                 f"{total} documents of run {manifest.run!r} are in {opened.redacted_uri}",
                 {"database": opened.database_name, "num_documents": total, "run": manifest.run},
@@ -305,7 +305,7 @@ async def _import_others(config: RootConfig, path: Path, score: float | None, as
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
             text, counts = await found.read(opened, path, score)
-            await opened.audit.add("import", file=path.name, **counts)
+            await opened.audit.add("import", {"file": path.name, **counts})
             _report(text, {"database": opened.database_name, **counts}, as_json)
     return 0
 
@@ -359,7 +359,7 @@ async def compact(config: RootConfig, is_confirmed: bool, as_json: bool) -> int:
         if not is_confirmed:
             _confirm(f"delete {text} from {opened.redacted_uri}?")
         deleted = await opened.maintenance.compact()
-        await opened.audit.add("compact", **deleted.model_dump())
+        await opened.audit.add("compact", deleted.model_dump())
     _report(f"deleted {text}", deleted.model_dump(), as_json)
     return 0
 

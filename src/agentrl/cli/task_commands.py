@@ -60,7 +60,7 @@ async def add(config: RootConfig) -> int:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
             await store.ensure_schema()
             num_new, num_known = await append_tasks(store, chain(first, questions))
-            await store.audit.add("add tasks", num_new=num_new)
+            await store.audit.add("add tasks", {"num_new": num_new})
             print(f"{num_new} new tasks in {store.database_name!r}; {num_known} existed already")
     return 0
 
@@ -84,7 +84,7 @@ async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
 
     async with _store_with_tasks(config) as store:
         num_added = sum([await retry_dead_letters(store, split) for split in splits])
-        await store.audit.add("retry", splits=list(splits), num_added=num_added)
+        await store.audit.add("retry", {"splits": list(splits), "num_added": num_added})
         print(f"retrying {counted(num_added, 'question')}")
     return 0
 

@@ -11,13 +11,13 @@ SMALL_PARTS = os.environ | {"PART_BYTES": "2M"}
 
 
 def kit(*args: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    argv = [ROOT / "scripts/gpu_kit", *args]
+    argv = [str(ROOT / "scripts/gpu_kit"), *map(str, args)]
     return subprocess.run(argv, capture_output=True, text=True, check=check, env=SMALL_PARTS)
 
 
 def test_an_interrupted_piece_is_completed_and_its_parts_are_kept(tmp_path: Path) -> None:
     folder, target = tmp_path / "kit", tmp_path / "target"
-    argv = [ROOT / "scripts/gpu_kit", "make", folder, "source"]
+    argv = [str(ROOT / "scripts/gpu_kit"), "make", str(folder), "source"]
     first = subprocess.Popen(argv, env=SMALL_PARTS, process_group=0, stdout=subprocess.DEVNULL)
     while not (kept := [*folder.glob("source.tar.xz.[0-9][0-9][0-9]")]) and first.poll() is None:
         time.sleep(0.01)
@@ -31,7 +31,7 @@ def test_an_interrupted_piece_is_completed_and_its_parts_are_kept(tmp_path: Path
     assert {part: part.stat().st_mtime_ns for part in kept} == made_at
     kit("unpack", folder, target)
 
-    listed = ["git", "-C", ROOT, "ls-tree", "-r", "--name-only", "HEAD"]
+    listed = ["git", "-C", str(ROOT), "ls-tree", "-r", "--name-only", "HEAD"]
     packed = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
     assert packed
     assert all((target / "source" / name).exists() for name in packed)

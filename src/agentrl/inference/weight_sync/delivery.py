@@ -21,8 +21,10 @@ OnOutcome = Callable[[str, float | InferenceError], Awaitable[None]]
 class Delivery(Protocol):
     """One way to the servers."""
 
-    needs_files: bool
-    """Whether the version's directory must be written before `deliver`."""
+    @property
+    def needs_files(self) -> bool:
+        """Whether the version's directory must be written before `deliver`."""
+        ...
 
     async def deliver(
         self, policy: Policy, servers: Mapping[str, SGLangClient], on_outcome: OnOutcome

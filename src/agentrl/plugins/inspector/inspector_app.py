@@ -429,7 +429,7 @@ async def _set_control(store: TrajectoryStore, request: Request) -> Any:
 async def _retry(store: TrajectoryStore, request: Request) -> Any:
     asked = AskedRetry.model_validate(await read_json_object(request, _MAX_BODY_BYTES))
     num_added = await retry_dead_letters(store, asked.split)
-    await store.audit.add("retry", place=_PLACE, split=asked.split, num_added=num_added)
+    await store.audit.add("retry", {"split": asked.split, "num_added": num_added}, place=_PLACE)
     return {"num_added": num_added}
 
 

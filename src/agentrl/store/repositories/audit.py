@@ -4,6 +4,7 @@ Controls and forks are logged with the run and the fork themselves; all other ch
 of the collection `audit`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.runtime.processes.process_identity import this_user
@@ -17,17 +18,19 @@ class AuditRepository(Repository):
     """Stores changes by people, and lists them."""
 
     @operation("log a change")
-    async def add(self, what: AuditedAction, *, place: str = "", **details: Any) -> None:
+    async def add(
+        self, what: AuditedAction, details: Mapping[str, Any], *, place: str = ""
+    ) -> None:
         """Log a change that this process made for its user.
 
         Args:
             what: the change.
+            details: what was changed, for display.
             place: where the user asked for it, if not in a command.
-            **details: what was changed, for display.
         """
         by = f"{this_user()} {place}".rstrip()
         at = await self._db.server_time()
-        entry = AuditEntry(at=at, by=by, what=what, details=details)
+        entry = AuditEntry(at=at, by=by, what=what, details=dict(details))
         await self._db.audit.replace_one({"_id": entry.id}, to_document(entry), upsert=True)
 
     @operation("read the audit log")

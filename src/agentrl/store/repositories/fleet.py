@@ -5,7 +5,14 @@ from pymongo import ReturnDocument
 from agentrl.errors import StoreError
 from agentrl.schema import InferenceService, Policy, SamplerInfo, ServerLoad, ServiceStatus
 from agentrl.store.database import Repository, operation
-from agentrl.store.documents.codec import Document, encode, from_document, to_document, without_none
+from agentrl.store.documents.codec import (
+    Document,
+    encode,
+    from_document,
+    require,
+    to_document,
+    without_none,
+)
 from agentrl.store.documents.expressions import after
 from agentrl.store.repositories.liveness import ALIVE_SECONDS
 
@@ -203,7 +210,7 @@ class SamplerRepository(Repository):
             return_document=ReturnDocument.AFTER,
         )
         self._db.clock.beat()
-        return from_document(SamplerInfo, document)
+        return from_document(SamplerInfo, require(document, f"sampler {sampler.id}"))
 
     @operation("count samplers")
     async def count_working(self) -> int:

@@ -38,11 +38,15 @@ def _shared_by_name() -> Iterator[None]:
 
 @pytest.fixture
 def receiver() -> Iterator[str]:
-    argv = [sys.executable, RECEIVER]
+    argv = [sys.executable, str(RECEIVER)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.kill()
+
+
+def wants_files(publisher: PolicyPublisher) -> bool:
+    return publisher.needs_files
 
 
 class Trainer:
@@ -116,10 +120,10 @@ async def test_a_server_that_takes_no_handles_gets_the_next_version_from_files(
     with engine_process(models[0]) as url:
         service = InferenceService(id="0", base_url=url, backend="embedded", model_path="m")
         await store.services.register(service)
-        assert not publisher.needs_files
+        assert not wants_files(publisher)
         assert (await publisher.announce(1, write)).failed.keys() == {"0"}
         await publisher.settle()
-        assert publisher.needs_files
+        assert wants_files(publisher)
 
         await store.services.set_status("0", status="up")
         await write(publisher.directory(2))

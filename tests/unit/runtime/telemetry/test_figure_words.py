@@ -6,8 +6,8 @@ from dataclasses import astuple
 import pytest
 
 from agentrl.evaluation.eval_scores import EvalMetrics, TaskScores, score_row
+from agentrl.plugins.inspector.curve_answers import CURVES, SPREADS
 from agentrl.plugins.inspector.inspector_app import PAGES
-from agentrl.plugins.inspector.run_answers import CURVES, SPREADS
 from agentrl.rollout.worker.attempt import SlotCounts
 from agentrl.rollout.worker.sampler_process import sampler_metrics
 from agentrl.rollout.worker.sampling_loop import LoopState

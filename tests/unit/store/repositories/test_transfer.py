@@ -118,7 +118,7 @@ async def _fork(store: TrajectoryStore, parent: str, image: str) -> None:
     fork_id = new_fork_id(parent, 0)
     fork = Fork(id=fork_id, record_id=parent, attempt=1, task_id="train/0/q7", turn=0, version=2)
     await store.forked.ensure_schema()
-    await store.audit.add("retry", num_added=2)
+    await store.audit.add("retry", {"num_added": 2})
     await store.forks.add(fork)
     task = make_task(7, num_generations=1).model_copy(update={"id": fork_id, "images": (image,)})
     await store.forked.tasks.add([task])
