@@ -29,6 +29,7 @@ REFERENCES = {
     "mixed_advantage": ("advantage_estimator", "mixed"),
     "difficulty_filter": ("group_filter", "neither_easy_nor_hard"),
     "distillation": ("loss_calculator", "distilled"),
+    "best_of_n": ("loss_calculator", "likelihood"),
 }
 MIXED = [1.0, 0.0, 0.0]
 EASY = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
@@ -133,6 +134,8 @@ async def test_examples_train(
     if example == "distillation":
         options["teachers"] = "big"
         await teach(store, "big", [1.0])
+    if example == "best_of_n":
+        options["advantage_estimator"] = f"{path}:best"
     (step,) = await train(make_config(**{flag: f"{path}:{name}"}, **options))
     assert step.loss is not None
     assert math.isfinite(step.loss)
@@ -141,6 +144,8 @@ async def test_examples_train(
         assert step.dropped == {"group_filter": 6}
     if example == "sapo":
         assert 0.9 < step.loss_metrics["gradient_share"] <= 1.0
+    if example == "best_of_n":
+        assert step.num_trained_records == 2  # the first right one of each question
     if example == "distillation":
         # The teacher finds every token a nat likelier than the sampler did.
         assert step.loss_metrics["reverse_kl"] == pytest.approx(-1.0, abs=1e-3)
@@ -148,7 +153,7 @@ async def test_examples_train(
 
 def test_every_example_is_tested_and_fits_on_a_page() -> None:
     files = list(EXAMPLES.glob("*.py"))
-    in_other_tests = {"own_loop"}
+    in_other_tests = {"own_loop", "built_in_losses"}
     assert {path.stem for path in files} == REFERENCES.keys() | in_other_tests
     assert all(len(path.read_text().splitlines()) <= 60 for path in files)
 
