@@ -6,7 +6,6 @@ import re
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -240,12 +239,6 @@ def run_example(python: Path, folder: Path, *words: str, **changes: Any) -> None
         timeout=1700,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs(folder)
-
-
-def test_the_examples_reward_rises(aworld_python: Path, tmp_path: Path) -> None:
-    run_example(aworld_python, tmp_path, max_steps=14)
-    rewards = json.loads((tmp_path / "output/summary.json").read_text())["reward_mean"]
-    assert mean(rewards[-5:]) > mean(rewards[:5]) + 0.1
 
 
 @pytest.fixture(scope="module", params=["agent", "swarm"])
