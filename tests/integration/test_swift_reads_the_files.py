@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from support.agent_venvs import ROOT, python_with
-from support.function_agents import CATALOGUE, contains_answer, two_conversations
+from support.function_agents import CATALOGUE, text_and_answer, two_conversations
 
 from agentrl.plugins.integrations import AgentTrainer
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = AgentTrainer(
         two_conversations,
         config=CONFIG,
-        reward_func=contains_answer,
+        reward_func=text_and_answer,
         train_dataset=[{"query": f"{item}: packs once 6 arrive?", "answer": answer}] * 4,
         run_path=tmp_path_factory.mktemp("swift"),
         train_engine_name="swift",
@@ -73,7 +73,7 @@ def test_the_scheduler_returns_the_agents_conversation_as_sampled(folder: Path) 
     replies = [m["content"] for m in found["messages"] if m["role"] == "assistant"]
     assert replies[:-1] == turns[:-1]
     assert isinstance(replies[-1], str)
-    assert found["rewards"] in ([0.0], [1.0])
+    assert found["rewards"] in ([0.5], [1.0])
 
 
 def test_without_a_gpu_the_rollout_server_ends_the_training(folder: Path) -> None:
@@ -99,5 +99,5 @@ def test_ms_swift_reads_the_data_calls_the_reward_and_takes_a_step(folder: Path)
     run_swift(folder, "-m", "swift.cli.main", "rlhf", folder / "cpu.yaml")
     (log,) = (folder / "swift").rglob("logging.jsonl")
     step = json.loads(log.read_text().splitlines()[0])
-    assert step["rewards/AgentReward/mean"] == step["reward"]
-    assert "grad_norm" in step
+    assert step["rewards/AgentReward/mean"] == step["reward"] >= 0.5
+    assert step["global_step/max_steps"] == "1/1"

@@ -101,3 +101,11 @@ async def contains_answer(
 ) -> float:
     """Reward text that holds the truth."""
     return float(f"<answer>{ground_truth}</answer>" in solution_str)
+
+
+async def text_and_answer(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+) -> float:
+    """Reward any text by half, so that a reward that was not asked for is told from a wrong answer."""
+    right = await contains_answer(data_source, solution_str, ground_truth, extra_info)
+    return 0.5 * float(bool(solution_str)) + 0.5 * right
