@@ -27,23 +27,23 @@ async def worded(tag: str, item: str, n: int, draw: random.Random) -> str:
     if WRITER is None:
         return draw.choice(WORDS[tag]).format(item=item, n=n)
     ask = f"Write the question whose answer is {tag.replace(' ', f' of {item}, then ')} with {n}."
-    messages = [{"role": "user", "content": ask}]
+    messages: Any = [{"role": "user", "content": ask}]
     reply = await AsyncOpenAI().chat.completions.create(model=WRITER, messages=messages)
     return reply.choices[0].message.content or ""
 
 
 async def played(tools: ToolBox, tag: str, draw: random.Random) -> Task | None:
     """Return the task of two calls with drawn arguments; None if a check of it fails."""
-    (first, then), item, n, answers = tag.split(), draw.choice(ITEMS), draw.randint(2, 9), set()
+    (first, then), item, n, results = tag.split(), draw.choice(ITEMS), draw.randint(2, 9), []
     for _ in range(2):  # tools that answer the same call differently make no task
         found = await tools.call(first, {"item": item})
-        result = await tools.call(then, {"a": int(found.content), "b": n})
-        answers.add(result.content)
-    query = await worded(tag, item, n, draw)
-    if len(answers) > 1 or result.is_error or item not in query or str(n) not in query:
+        results.append(await tools.call(then, {"a": int(found.content), "b": n}))
+    query, answer = await worded(tag, item, n, draw), results[0].content
+    is_sound = not results[0].is_error and results[1].content == answer
+    if not is_sound or item not in query or str(n) not in query:
         return None
     held_out = zlib.crc32(f"{tag} {item}".encode()) % 5 == 0  # the same ones in every round
-    return {"query": query, "answer": answers.pop(), "tag": tag, "held_out": held_out}
+    return {"query": query, "answer": answer, "tag": tag, "held_out": held_out}
 
 
 def checked(tasks: list[Task]) -> list[Task]:

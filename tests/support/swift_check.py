@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import yaml
+from pydantic import BaseModel
 from swift.infer_engine import RequestConfig, TransformersEngine
 from swift.infer_engine.protocol import RolloutInferRequest
 from swift.rollout import multi_turns
@@ -54,6 +55,7 @@ def main() -> None:
         return output, rewards
 
     output, rewards = asyncio.run(play())
+    assert isinstance(output, BaseModel)
     found = output.model_dump(exclude={"response"})
     sys.stdout.write(json.dumps({**found, "calls": calls, "rewards": rewards}) + "\n")
     sys.stdout.flush()

@@ -337,6 +337,10 @@ def _option_usage(option: click.Parameter) -> str:
 
 
 def _help_entry(head: str, text: str) -> list[str]:
+    name, _, value = head.partition(" ")
+    if len(value) > _WIDTH - len(_INDENT):  # choices that no line holds break after a `|`
+        half = value.rfind("|", 0, _WIDTH - len(_INDENT)) + 1
+        head = f"{name} {value[:half]} {value[half:]}"
     return textwrap.wrap(
         f"{head}  {text}",
         _WIDTH,

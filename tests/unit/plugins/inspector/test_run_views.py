@@ -62,6 +62,7 @@ def test_totals_cover_all_steps_and_a_spike_is_found_by_zooming_in(
     page.get_by_role("button", name="Zoom").click()
     expect(curve).not_to_contain_text("lowest to highest")
     plot = curve.locator(".u-over")
+    expect(plot).to_be_visible()
     box = plot.bounding_box()
     assert box is not None
     plot.hover(position={"x": box["width"] * (SPIKE - 1000) / 10, "y": 20})

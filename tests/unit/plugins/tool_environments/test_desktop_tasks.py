@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from harness.scripted_engine import serve_script
@@ -21,11 +22,15 @@ from agentrl.config.sections import RolloutSection
 from agentrl.plugins.tool_environments.desktop.__main__ import desktop_server
 from agentrl.plugins.tool_environments.desktop.display import NEEDED, NEEDED_FOR_FILES, Display
 from agentrl.plugins.tool_environments.desktop.end_state import unmet
-from agentrl.plugins.tool_environments.desktop.tasks import DesktopSampler, desktop_scorer
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import RegisteredScoring
+from agentrl.rollout.worker import scheduler
 from agentrl.schema import GroundTruth, MCPTask
 from agentrl.store import TrajectoryStore
+
+# The module registers its sampler for all tasks of the process; other tests run theirs as before.
+with patch.dict(scheduler._SAMPLERS):
+    from agentrl.plugins.tool_environments.desktop.tasks import DesktopSampler, desktop_scorer
 
 pytestmark = pytest.mark.skipif(
     any(shutil.which(name) is None for name in (*NEEDED, *NEEDED_FOR_FILES)),
