@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from support.agent_venvs import ROOT, python_with
@@ -76,7 +77,7 @@ def test_the_scheduler_returns_the_agents_conversation_as_sampled(folder: Path) 
     assert found["rewards"] in ([0.5], [1.0])
 
 
-def test_without_a_gpu_the_rollout_server_ends_the_training(folder: Path) -> None:
+def test_without_vllm_both_of_ms_swifts_commands_end_and_no_process_stays(folder: Path) -> None:
     paths = [str(ROOT / "src"), str(folder)]
     done = subprocess.run(
         [python_with("swift"), "-m", "agentrl.plugins.integrations.swift.swift_process", folder],
@@ -87,7 +88,13 @@ def test_without_a_gpu_the_rollout_server_ends_the_training(folder: Path) -> Non
         check=False,
     )
     assert done.returncode == 1
-    assert "swift rollout ended before the training" in done.stderr
+    assert "No module named 'vllm'" in done.stderr
+    commands = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ]
+    assert not [
+        command for command in commands if str(folder) in command and "swift/cli" in command
+    ]
 
 
 def test_ms_swift_reads_the_data_calls_the_reward_and_takes_a_step(folder: Path) -> None:
