@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from support.agent_venvs import ROOT, aworld_variables, python_with, verl_that_r
 from support.agents import assert_prompts_as_sent, open_stage
 from support.demo_run import logs
 from support.environment_up import environments
+from support.function_agents import CATALOGUE
 from support.nasty_agent import KEY, PROMPT, TOKEN
 from support.play import begin_run, tool_call
 from support.research_servers import research_programs
@@ -185,6 +188,44 @@ AgentTrainer("examples/train_gaia/agent.py:GaiaAgentLoop", reward_func=gaia_rewa
         workers.close()
     assert rewards == [1.0, 0.0]
     assert_prompts_as_sent(turns, [request["input_ids"] for request in engine.requests])
+
+
+def test_the_gaia_example_trains_a_step_in_an_environment_that_is_up(
+    aworld_python: Path, tmp_path: Path
+) -> None:
+    example = shutil.copytree(ROOT / "examples/train_gaia", tmp_path / "examples/train_gaia")
+    # The demo's tiny model was taught the shop's tools, and no instructions.
+    (example / "system_prompt.txt").write_text("")
+    tasks = [
+        {"query": f"{item}: what do 4 packs cost?", "answer": str(4 * fields["price"])}
+        for item, fields in list(CATALOGUE.items())[:3]
+    ]
+    data = tmp_path / "train.jsonl"
+    data.write_text("\n".join(json.dumps(task) for task in tasks))
+    sizes = {"groups_per_step": 3, "agent_processes": 2, "max_prompt_tokens": 1200, "max_steps": 1}
+    config = yaml.safe_load((ROOT / "examples/aworld_agent.yaml").read_text())
+    settings = config | sizes | {"mongo_port": 0, "model_name_or_path": str(MODEL_DIR)}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(settings))
+    shop = {"command": sys.executable, "args": [str(ROOT / "examples/shop/server.py"), "--stdio"]}
+    words = ["--train_dataset", data, "--test_dataset", data, "--config", tmp_path / "small.yaml"]
+    with environments(tmp_path) as start:
+        tools = start({"shop": shop})
+        done = subprocess.run(
+            [aworld_python, "examples/train_gaia/train.py", *words],
+            cwd=tmp_path,
+            env=aworld_variables(tmp_path)
+            | {"MCP_SERVER_URL": tools.url, "MCP_SERVER_TOKEN": tools.token},
+            capture_output=True,
+            text=True,
+            timeout=1700,
+            check=False,
+        )
+    folder = tmp_path / "output/gaia"
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs(folder)
+    (line,) = (folder / "output/metrics.jsonl").read_text().splitlines()
+    step = json.loads(line)
+    assert 0.0 < step["reward_mean"] < 1.0
+    assert step["grad_norm"] > 0
 
 
 def test_agents_run_where_there_is_no_torch(aworld_python: Path) -> None:
