@@ -20,7 +20,7 @@ from agentrl.store.database import (
     given_database,
     operation,
 )
-from agentrl.store.repositories.audit import AuditRepository
+from agentrl.store.repositories.audit_log import AuditRepository
 from agentrl.store.repositories.blobs import BlobRepository, ImageRepository
 from agentrl.store.repositories.fenced_records import FencedRecords
 from agentrl.store.repositories.fleet import (

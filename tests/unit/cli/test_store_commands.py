@@ -234,7 +234,10 @@ def test_a_setting_may_be_negative_where_its_range_is(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "one of up, set, rescore, stats, export, import, bundle, compact, drop"),
+        (
+            [],
+            "one of up, set, cordon, uncordon, rescore, stats, export, import, bundle, compact, drop",
+        ),
         (["export"], "missing argument 'FOLDER'"),
         (
             ["stats", "--yes"],

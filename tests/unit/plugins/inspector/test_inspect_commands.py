@@ -245,7 +245,7 @@ MISTAKES: list[tuple[list[str], str, int]] = [
     (["failures", "--limit", "0"], "0 is not in the range x>=1", 2),
     (["failures", "--limit"], "--limit needs a value", 2),
     (["record", "a", "b"], "unexpected argument 'b'; usage: agentrl inspect record RECORD_ID", 2),
-    (["--run_name", "x", "progress"], "failures, samplers, servers, then --run_name", 2),
+    (["--run_name", "x", "progress"], "failures, samplers, audit, servers, then --run_name", 2),
     (["step", "one"], "'STEP': 'one' is not a valid whole number", 2),
     (["record", "train/0/q9/0"], "ids look like 'train/0/q0/0'", 1),
     (["step", "9"], "consumed no records at step 9", 1),

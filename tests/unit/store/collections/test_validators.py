@@ -49,6 +49,7 @@ async def test_what_a_run_writes_fits(store: TrajectoryStore) -> None:
     await store.services.heartbeat("e")
     await store.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=1, seconds_waiting={"a": 1}))
     await store.runs.update_control(max_staleness=2)
+    await store.audit.add("cordon", {"samplers": ["s"]})
     await store.forks.add(
         Fork(id="f", record_id=record.id, attempt=1, task_id="x", turn=0, version=1, messages=({},))
     )
