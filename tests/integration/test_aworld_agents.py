@@ -211,7 +211,7 @@ def test_the_gaia_example_trains_a_step_in_an_environment_that_is_up(
     with environments(tmp_path) as start:
         tools = start({"shop": shop})
         done = subprocess.run(
-            [aworld_python, "examples/train_gaia/train.py", *words],
+            [aworld_python, "examples/train_gaia/train.py", *map(str, words)],
             cwd=tmp_path,
             env=aworld_variables(tmp_path)
             | {"MCP_SERVER_URL": tools.url, "MCP_SERVER_TOKEN": tools.token},
