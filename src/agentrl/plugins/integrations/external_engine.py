@@ -37,6 +37,8 @@ class ExternalEngine(TrainerProcessor):
     """The display name."""
     package: ClassVar[str]
     """Its Python package, which is also its name for `scripts/setup_agents`."""
+    needs_all: ClassVar[bool] = False
+    """It has neither questions nor scorers of its own: both must be passed."""
 
     def __init__(self, run_path: str | Path) -> None:
         super().__init__(run_path)
@@ -85,12 +87,18 @@ class ExternalEngine(TrainerProcessor):
                 write_questions(value, questions, f"{split}_dataset")
                 self._files[split] = self._convert_questions(questions, split)
                 self._questions.append(questions)
+        if self.needs_all and "train" not in self._files:
+            raise ConfigError("train_dataset: missing; pass it")
         if len(self._questions) == 2:
             warn_of_equal_files(*self._questions)
 
     def check_reward(self, reward_func: Any) -> None:
         """Find the reward function, which the framework calls with four arguments by name."""
         if reward_func is None:
+            if self.needs_all:
+                raise ConfigError(
+                    f"reward_func: missing; {self.framework} has no scorers, so pass a function"
+                )
             return
         questions = next(iter(self._questions), None)
         self._reward = check_reward_function(reward_func, self.run_path, questions)

@@ -46,6 +46,7 @@ class ArealEngine(ExternalEngine):
 
     framework = "AReaL"
     package = "areal"
+    needs_all = True
 
     @property
     def config_path(self) -> Path:
@@ -64,18 +65,6 @@ class ArealEngine(ExternalEngine):
             *(self._python, "-m", "agentrl.plugins.integrations.areal.areal_training"),
             *(f"{self._module}.AgentWorkflow", "--config", str(self.config_path)),
         ]
-
-    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
-        """Write `train_data.jsonl` and `test_data.jsonl`, with the question in a separate field."""
-        super().check_dataset(dataset, test_dataset)
-        if "train" not in self._files:
-            raise ConfigError("train_dataset: missing; pass it")
-
-    def check_reward(self, reward_func: Any) -> None:
-        """Find the reward function, which AReaL requires."""
-        if reward_func is None:
-            raise ConfigError("reward_func: missing; AReaL has no scorers, so pass a function")
-        super().check_reward(reward_func)
 
     def check_config(self, config: Any) -> dict[str, Any]:
         """Fill in missing settings, and write the files that AReaL needs."""

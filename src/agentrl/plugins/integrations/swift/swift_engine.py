@@ -55,6 +55,7 @@ class SwiftEngine(ExternalEngine):
 
     framework = "ms-swift"
     package = "swift"
+    needs_all = True
 
     @property
     def config_path(self) -> Path:
@@ -71,18 +72,6 @@ class SwiftEngine(ExternalEngine):
         """The command that `train` runs, in an environment from `environment`."""
         module = "agentrl.plugins.integrations.swift.swift_process"
         return [self._python, "-m", module, str(self.run_path)]
-
-    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
-        """Write `train_data.jsonl` and `test_data.jsonl`, with messages and the whole question."""
-        super().check_dataset(dataset, test_dataset)
-        if "train" not in self._files:
-            raise ConfigError("train_dataset: missing; pass it")
-
-    def check_reward(self, reward_func: Any) -> None:
-        """Find the reward function, which ms-swift requires."""
-        if reward_func is None:
-            raise ConfigError("reward_func: missing; ms-swift has no scorers, so pass a function")
-        super().check_reward(reward_func)
 
     def check_config(self, config: Any) -> dict[str, Any]:
         """Fill in missing settings, and write the files that ms-swift needs."""
