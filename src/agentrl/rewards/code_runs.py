@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+from weakref import WeakKeyDictionary
 
 from agentrl.errors import ConfigError
 from agentrl.runtime.processes.confinement import Confinement, confinement_gap
@@ -27,7 +29,7 @@ sys.argv = ["program.py"]
 sys.path.insert(0, {directory!r})
 runpy.run_path({directory!r} + "/program.py", run_name="__main__")
 """
-_slots: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
+_slots = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class CodeRun:
     """Its standard output, up to `MAX_OUTPUT_BYTES`."""
     errors: str
     """Its standard error, likewise; or the limit of time, if that ended it."""
+    seconds: float
+    """How long it ran."""
 
 
 async def run_python(
@@ -115,6 +119,7 @@ def _run(root: Path, work: Path, stdin: str, seconds: float, memory_megabytes: i
         (root / "output").open("w+b") as output,
         (root / "errors").open("w+b") as errors,
     ):
+        started = time.monotonic()
         process = subprocess.Popen(
             confinement.command([sys.executable, "-I", "-B", "-c", start]),
             stdin=given,
@@ -132,7 +137,7 @@ def _run(root: Path, work: Path, stdin: str, seconds: float, memory_megabytes: i
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         shown = _shown(errors) if status is not None else f"no end within {seconds:g} s"
-        return CodeRun(status, _shown(output), shown)
+        return CodeRun(status, _shown(output), shown, time.monotonic() - started)
 
 
 def _shown(file: IO[bytes]) -> str:

@@ -13,6 +13,8 @@ from agentrl.schema import GroundTruth
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _IN_AND_OUT = {"stdin", "stdout"}
 _SECONDS = 10.0
+_ALL_SECONDS = 30.0
+"""For all tests of an answer: code that never ends must not keep its record from a score."""
 _MAX_DETAIL = 400
 _HARNESS = """\
 import json, os, sys
@@ -22,11 +24,14 @@ os.dup2(2, 1)
 names = {"__name__": "answer"}
 with open("answer.py") as file:
     exec(compile(file.read(), "answer.py", "exec"), names)
+has_failed = False
 for number, test in enumerate(tests):
     try:
         exec(compile(test, f"test {number}", "exec"), names)
     except Exception as error:
-        text = f"{test}: {type(error).__name__}: {error}"
+        # Only the first is shown, and what is shown has room for every result.
+        text = "fails" if has_failed else f"{test}: {type(error).__name__}: {error}"
+        has_failed = True
     else:
         text = ""
     os.write(shown, (json.dumps([mark, number, text[:400]]) + "\\n").encode())
@@ -59,10 +64,16 @@ async def python_tests(answer: str, truth: GroundTruth) -> Verdict:
     code = answered_code(answer)
     tests = truth.answer if isinstance(truth.answer, list) else [truth.answer]
     statements = [test for test in tests if isinstance(test, str)]
-    problems = await _failed_statements(code, statements) if statements else []
+    problems, seconds = await _failed_statements(code, statements) if statements else ([], 0.0)
     for test in tests:
-        if not isinstance(test, str):
-            problems += await _failed_program(code, test)
+        if isinstance(test, str):
+            continue
+        if seconds >= _ALL_SECONDS:
+            problems.append(f"the earlier tests took all of {_ALL_SECONDS:g} s")
+            continue
+        problem, spent = await _failed_program(code, test, min(_SECONDS, _ALL_SECONDS - seconds))
+        problems += problem
+        seconds += spent
     detail = problems[0][:_MAX_DETAIL] if problems else ""
     return Verdict(1 - len(problems) / len(tests), detail=detail)
 
@@ -73,8 +84,8 @@ def answered_code(answer: str) -> str:
     return str(blocks[-1]) if blocks else answer
 
 
-async def _failed_statements(code: str, tests: Sequence[str]) -> list[str]:
-    """Return a line for each statement that failed."""
+async def _failed_statements(code: str, tests: Sequence[str]) -> tuple[list[str], float]:
+    """Return a line for each statement that failed, and the time they took."""
     mark = secrets.token_hex(16)  # the code may print, but cannot print a result
     run = await run_python(
         _HARNESS,
@@ -92,16 +103,20 @@ async def _failed_statements(code: str, tests: Sequence[str]) -> list[str]:
             results[number] = text
     ended = _end(run)
     problems = (results.get(number, f"{test}: {ended}") for number, test in enumerate(tests))
-    return [problem for problem in problems if problem]
+    return [problem for problem in problems if problem], run.seconds
 
 
-async def _failed_program(code: str, test: Mapping[str, str]) -> list[str]:
-    run = await run_python(code, stdin=test["stdin"], seconds=_SECONDS)
+async def _failed_program(
+    code: str, test: Mapping[str, str], seconds: float
+) -> tuple[list[str], float]:
+    """Return a line if the program failed, and the time it took."""
+    run = await run_python(code, stdin=test["stdin"], seconds=seconds)
     if run.status != 0:
-        return [_end(run)]
+        return [_end(run)], run.seconds
     if _lines(run.output) == _lines(test["stdout"]):
-        return []
-    return [f"it printed {run.output[:_MAX_DETAIL]!r} for the input {test['stdin'][:80]!r}"]
+        return [], run.seconds
+    problem = f"it printed {run.output[:_MAX_DETAIL]!r} for the input {test['stdin'][:80]!r}"
+    return [problem], run.seconds
 
 
 def _lines(text: str) -> list[str]:

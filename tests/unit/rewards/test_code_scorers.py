@@ -62,6 +62,31 @@ async def test_nothing_that_code_does_passes_a_test(
     assert reason in detail
 
 
+async def test_every_result_counts_however_many_fail() -> None:
+    tests = [f"assert double({n}) == {n}, 'x' * 400" for n in range(1, 401)] + TESTS[:1] * 100
+    value, detail = await score(DOUBLE, tests)
+    assert value == pytest.approx(100 / 500)
+    assert "AssertionError: xxx" in detail
+
+
+async def test_code_that_never_ends_is_scored_after_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agentrl.rewards.code_scorers._SECONDS", 1.0)
+    monkeypatch.setattr("agentrl.rewards.code_scorers._ALL_SECONDS", 2.0)
+    started = time.monotonic()
+    value, _ = await score("while True: pass", [{"stdin": "", "stdout": ""}] * 30)
+    assert value == 0.0
+    assert time.monotonic() - started < 15
+
+
+async def test_brackets_by_the_hundred_thousand_are_no_outage() -> None:
+    for answer in ("[" * 100_000, "(" * 100_000 + ")" * 100_000, "-" * 100_000 + "1"):
+        value, detail = await score(answer, TESTS[:1])
+        assert value == 0.0
+        assert detail
+
+
 async def test_code_sees_neither_files_nor_processes_nor_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
