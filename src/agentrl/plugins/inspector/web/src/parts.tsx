@@ -229,6 +229,18 @@ export function useTitle(title: string): void {
   }, [title]);
 }
 
+/** The splits of questions, as choices of a `select`. */
+export function SplitOptions() {
+  return (
+    <>
+      <option value="train">training</option>
+      <option value="eval">evaluation</option>
+      <option value="test">test</option>
+      <option value="valid">validation</option>
+    </>
+  );
+}
+
 export function Field(props: { label: string; children: JSX.Element }) {
   return (
     <label class="field">

@@ -7,7 +7,8 @@ import {
   useAsk, useNews,
 } from "../api";
 import {
-  Ago, Field, groupPath, Loading, number, Problem, recordPath, RunHead, runPath, scoreClass, Section, stepPath,
+  Ago, Field, groupPath, Loading, number, Problem, recordPath, RunHead, runPath, scoreClass, Section, SplitOptions,
+  stepPath,
 } from "../parts";
 import { Block, visible } from "../texts";
 import { ErrorsCard } from "./run";
@@ -251,10 +252,7 @@ export function QuestionsPage({ run }: { run: string }) {
       <form class="row few filters card" onSubmit={(event) => event.preventDefault()}>
         <Field label="Questions">
           <select value={split} onChange={(event) => set({ split: event.currentTarget.value })}>
-            <option value="train">training</option>
-            <option value="eval">evaluation</option>
-            <option value="test">test</option>
-            <option value="valid">validation</option>
+            <SplitOptions />
           </select>
         </Field>
         <Field label="Solved by">

@@ -5,7 +5,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Link, useLocation, useSearch } from "wouter-preact";
 import { ask, type GroupRow, ofRun, type Parameters, query, type Try, useNews } from "../api";
 import {
-  Badge, Crumbs, Field, groupPath, Loading, number, Problem, recordPath, runPath, scoreClass, useTitle,
+  Badge, Crumbs, Field, groupPath, Loading, number, Problem, recordPath, runPath, scoreClass, SplitOptions,
+  useTitle,
 } from "../parts";
 import { visible } from "../texts";
 
@@ -44,10 +45,7 @@ export function GroupsPage({ run }: { run: string }) {
       <form class="row filters card" onSubmit={(event) => event.preventDefault()}>
         <Field label="Questions">
           <select value={given["split"] ?? "train"} onChange={(e) => set({ split: e.currentTarget.value })}>
-            <option value="train">training</option>
-            <option value="eval">evaluation</option>
-            <option value="test">test</option>
-            <option value="valid">validation</option>
+            <SplitOptions />
           </select>
         </Field>
         <Field label="Order">
