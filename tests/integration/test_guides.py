@@ -1,5 +1,6 @@
 """The guides on coding tasks and reward design, as somebody types them in an empty folder."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -33,3 +34,4 @@ def test_reward_design(tmp_path: Path) -> None:
     _, winners, rescored = as_printed("reward-design.md", tmp_path)
     assert "train/0/" in winners
     assert "train/0/" in rescored
+    assert json.loads((tmp_path / "output/hacked/summary.json").read_text())["steps"] == 2
