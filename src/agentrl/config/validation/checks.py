@@ -21,6 +21,7 @@ from agentrl.config.sections import (
     InferenceSection,
     ModelSection,
     RootConfig,
+    StoreSection,
     ToolsSection,
 )
 from agentrl.config.validation.algorithm_checks import (
@@ -175,6 +176,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from ipc_contradictions(config)
     yield from _address_problems(config.inference)
     yield from _key_contradictions(config.inference)
+    yield from _retention_contradictions(config.store)
     yield from _secrets_in_flags(config.tools)
     yield from _model_contradictions(config.model)
     yield from _compilation_contradictions(config)
@@ -312,12 +314,24 @@ def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
             yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
 
 
+def _retention_contradictions(store: StoreSection) -> Iterator[str]:
+    if store.archive_dir and store.retain_steps is None and store.retain_days is None:
+        yield (
+            "--archive_dir keeps what expires, and nothing does; give --retain_steps or "
+            "--retain_days"
+        )
+
+
 def _tree_contradictions(config: RootConfig) -> Iterator[str]:
     data, rollout = config.data, config.rollout
     if data.rollouts == "chains":
         for flag in ("tree_roots", "tree_branches"):
             if getattr(data, flag) is not None:
                 yield f"--{flag} requires --rollouts tree"
+        if rollout.branch_rule != "random":
+            yield f"--branch_rule {rollout.branch_rule} requires --rollouts tree"
+        if rollout.branch_depth is not None:
+            yield "--branch_depth requires --rollouts tree"
         return
     if (data.tree_roots or 1) >= data.num_generations:
         yield (

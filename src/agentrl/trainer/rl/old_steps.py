@@ -11,7 +11,7 @@ import logging
 import time
 from pathlib import Path
 
-from agentrl.config.sections import RootConfig, StoreSection
+from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError, WriteError
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.checkpoint import checkpoint_paths
@@ -22,19 +22,6 @@ _CHECK_SECONDS = 10.0
 _REST_SHARE = 4.0
 """Rest after a batch, in units of the time that the batch took."""
 _DAY_SECONDS = 86_400.0
-
-
-def check_retention(section: StoreSection) -> None:
-    """Check that an archive has something to hold.
-
-    Raises:
-        ConfigError: nothing expires.
-    """
-    if section.archive_dir and section.retain_steps is None and section.retain_days is None:
-        raise ConfigError(
-            "--archive_dir keeps what expires, and nothing does; give --retain_steps or "
-            "--retain_days"
-        )
 
 
 async def retain(store: TrajectoryStore, config: RootConfig) -> None:

@@ -49,7 +49,7 @@ from agentrl.trainer.checkpoint import (
     checkpoint_to_resume,
 )
 from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.rl.old_steps import check_retention, retain
+from agentrl.trainer.rl.old_steps import retain
 from agentrl.trainer.text_digests import text_digests
 from agentrl.trainer.trainer_lease import migrate_run, trainer_lease
 from agentrl.trainer.training_session import (
@@ -95,7 +95,6 @@ async def opened_run(
     """
     trainer, consumer = config.trainer, config.trainer.consumer
     _check_flags(config.run, trainer)
-    check_retention(config.store)
     check_training_sampling(config.sampling)
     async with (
         _connect(config.store, config.run.run_name) as store,

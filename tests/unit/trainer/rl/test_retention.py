@@ -3,13 +3,11 @@
 import time
 from pathlib import Path
 
-import pytest
 from support.consumed import NUM_GROUPS, trained_run
 
 from agentrl.config.sections import AlgorithmSection, RootConfig, RunSection, StoreSection
-from agentrl.errors import ConfigError
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.rl.old_steps import check_retention, expire_due
+from agentrl.trainer.rl.old_steps import expire_due
 
 TURNS_A_STEP = 4
 
@@ -61,9 +59,3 @@ async def test_days_are_those_since_the_end_of_a_step(
     assert await expire_due(store, config, rest_share=0) == 2 * TURNS_A_STEP
     parts = sorted(path.name for path in (tmp_path / "archive").iterdir())
     assert parts == ["00000001-0001", "00000002-0001"]
-
-
-def test_an_archive_of_nothing_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--archive_dir keeps what expires, and nothing does"):
-        check_retention(StoreSection(archive_dir=tmp_path))
-    check_retention(StoreSection(archive_dir=tmp_path, retain_days=3))
