@@ -7,8 +7,7 @@ loss and once with the user's copy of it (`examples/own_algorithm/built_in_losse
 take turns step by step, and the order of the two changes with every step, so that both meet the same
 machine. `equal_weights` counts the tensors that are equal bit for bit after the last step.
 `cpu_ratio` is the median, over all steps but each learner's first, of the copy's processor seconds
-over the built-in's. The file's figures are from a busy machine (`load_before`), where the ratios
-scatter by several per cent: they show equal weights, but bound no difference of 1 % in time.
+over the built-in's.
 """
 
 import argparse
