@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -193,6 +193,14 @@ class Ranks:
         box: list[T | None] | None = [None] * self.world_size if self.is_main else None
         dist.gather_object(value if self.is_dp_leader else None, box, dst=0)
         return [received for received in box or () if received is not None]
+
+    def gather_all(self, value: T) -> list[T]:
+        """Return every rank's `value`, in order of the ranks, on all of them (collective)."""
+        if self.world_size == 1:
+            return [value]
+        box: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(box, value)
+        return cast(list[T], box)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the element-wise float64 sum of `values` over all shares (collective)."""

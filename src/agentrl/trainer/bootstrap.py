@@ -27,11 +27,13 @@ from agentrl.config.validation.rank_checks import check_mesh
 from agentrl.data import MicroBatch
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.broadcast import Bucket
+from agentrl.errors import ConfigError
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.processes.heap import keep_freed_memory
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.trainer.learner.learner import Learner, StepOutcome
 from agentrl.trainer.learner.merge_check import MergeCheck
+from agentrl.trainer.learner.rank_trial import problem_of_functions
 from agentrl.trainer.learner.settings import LearnerSettings
 
 T = TypeVar("T")
@@ -61,13 +63,16 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
 
     Returns:
         The result of `lead`; None on ranks other than 0.
+
+    Raises:
+        ConfigError: a function of the user cannot be used on some rank; on all ranks alike.
     """
     setup_logging(f"{name}-{os.environ.get('RANK', '0')}")
 
     async def lead_until_signaled() -> T:
         return await lead(ranks, stop_on_signals(FINISHING))
 
-    with rank_of(config.trainer) as ranks:
+    with rank_of(config) as ranks:
         if ranks.is_main:
             return asyncio.run(lead_until_signaled())
         follow(ranks)
@@ -75,8 +80,13 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
 
 
 @contextmanager
-def rank_of(trainer: TrainerSection) -> Iterator[Ranks]:
-    """Join the trainer's process group, and prepare this process for its share of the work."""
+def rank_of(config: RootConfig) -> Iterator[Ranks]:
+    """Join the trainer's process group, and prepare this process for its share of the work.
+
+    Raises:
+        ConfigError: a function of the user cannot be used on some rank; on all ranks alike.
+    """
+    trainer = config.trainer
     if trainer.trainer_threads is not None:
         torch.set_num_threads(trainer.trainer_threads)
     keep_freed_memory()
@@ -87,6 +97,9 @@ def rank_of(trainer: TrainerSection) -> Iterator[Ranks]:
         return mesh_shape(trainer, world_size)
 
     with _flushed_subnormals(), joined_ranks(shape) as ranks:
+        problem = problem_of_functions(config, ranks)
+        if problem is not None:
+            raise ConfigError(problem)
         yield ranks
 
 
@@ -222,6 +235,14 @@ class WorkerGroup:
             algorithm: loss settings in place of those of the flags.
         """
         return await self._on_all_ranks(Learner.forward_backward, shares, algorithm=algorithm)
+
+    async def problem_of_functions(self, config: RootConfig) -> str | None:
+        """Return the first mistake of the user's functions on any rank.
+
+        Args:
+            config: names the functions.
+        """
+        return await self._on_all_ranks(Learner.problem_of_functions, config=config)
 
     async def optim_step(self) -> StepOutcome:
         """Make one optimizer step with the gradients since the last one."""

@@ -6,13 +6,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl.algorithms.function_trial import try_functions
 from agentrl.config.loading import load_config
 from agentrl.launcher.training_run import beside_own_loop
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.trainer.bootstrap import FINISHING, follow, rank_of
-from agentrl.trainer.learner.loss_trial import try_loss
 from agentrl.trainer.rl.colocation import beside_servers
 from agentrl.trainer.rl.training_loop import TrainingRun, opened_training
 
@@ -39,14 +37,12 @@ async def open_run(config: str | Path | None = None, **flags: Any) -> AsyncItera
     resolved = load_config({**given, **flags, "num_processes": world_size})
     log = resolved.run.logs_dir / f"{resolved.run.run_name}_train_{rank}.log"
     setup_logging(f"trainer-{rank}", log, console=False)
-    try_functions(resolved.algorithm, resolved.trainer)
-    try_loss(resolved.algorithm)
     if rank != "0":
-        with beside_servers(resolved), rank_of(resolved.trainer) as ranks:
+        with beside_servers(resolved), rank_of(resolved) as ranks:
             follow(ranks)
         raise SystemExit(0)
     async with beside_own_loop(resolved) as started:
-        with beside_servers(started), rank_of(started.trainer) as ranks:
+        with beside_servers(started), rank_of(started) as ranks:
             stop = stop_on_signals(FINISHING)
             async with opened_training(started, ranks, stop=stop) as run:
                 yield run

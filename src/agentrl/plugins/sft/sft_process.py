@@ -14,7 +14,6 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from agentrl.algorithms.function_trial import try_functions
 from agentrl.config.sections import DataSection, RootConfig, RunSection
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.config.validation.fine_tuning import with_fine_tuning_defaults
@@ -83,7 +82,6 @@ def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult |
         ConfigError: a flag or file cannot be used; no files were changed.
         TrainingError: losses or gradients stay non-finite.
     """
-    try_functions(config.algorithm, config.trainer)
     return run_on_ranks(
         "sft",
         config,

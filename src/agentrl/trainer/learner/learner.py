@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from agentrl.config.atomic_file import write_atomically
-from agentrl.config.sections import AlgorithmSection
+from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.data import MicroBatch
 from agentrl.distributed import (
     Ranks,
@@ -43,6 +43,7 @@ from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, chec
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
 from agentrl.trainer.learner.passes import Passes, PassOutcome, WholePasses
 from agentrl.trainer.learner.rank_models import RankModels
+from agentrl.trainer.learner.rank_trial import problem_of_functions
 from agentrl.trainer.learner.settings import LearnerSettings, export_dtype
 from agentrl.trainer.learner.staged_passes import StagedPasses
 from agentrl.trainer.learner.target_stats import TargetStats, TargetTrace, TurnRatios, target_stats
@@ -152,6 +153,10 @@ class Learner:
         gathered.totals = gathered.totals.plus(totals)
         gathered.seconds += time.monotonic() - started
         return totals.loss
+
+    def problem_of_functions(self, config: RootConfig) -> str | None:
+        """Return the first mistake of the user's functions on any rank (collective)."""
+        return problem_of_functions(config, self._ranks)
 
     def optim_step(self) -> StepOutcome:
         """Make one optimizer step with the gradients since the last one (collective).

@@ -1,6 +1,5 @@
 """The losses that a loop names in place of `--loss_calculator`: checked, tried, and kept with the run."""
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,22 +10,24 @@ from agentrl.config.own_function import with_sources
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.errors import ConfigError
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.trainer.learner.loss_trial import try_loss
+from agentrl.trainer.bootstrap import WorkerGroup
 
 
 class NamedLosses:
     """The flags of a run under the loss that its loop named last."""
 
-    def __init__(self, config: RootConfig, store: TrajectoryStore) -> None:
+    def __init__(self, config: RootConfig, store: TrajectoryStore, group: WorkerGroup) -> None:
         """Start with the loss of the flags.
 
         Args:
             config: the resolved configuration.
             store: keeps the loss of each step, for `agentrl replay`.
+            group: the ranks, each of which imports the loss.
         """
         self._flags = config
         self._current = config
         self._store = store
+        self._group = group
 
     async def algorithm(
         self, loss: str | Callable[..., Any] | None, arguments: Mapping[str, Any], *, last_step: int
@@ -46,7 +47,9 @@ class NamedLosses:
             values = {"loss_calculator": reference_of(loss), "loss_args": dict(arguments) or None}
             config = build_config({**flat_values(config), **values})
         if config.algorithm != self._current.algorithm:
-            await asyncio.to_thread(try_loss, config.algorithm)
+            problem = await self._group.problem_of_functions(config)
+            if problem is not None:
+                raise ConfigError(problem)
             if config.trainer.consumer == DEFAULT_CONSUMER:
                 await self._store.runs.set_config(with_sources(flat_values(config)), last_step)
             self._current = config

@@ -18,7 +18,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl.algorithms.function_trial import try_functions
 from agentrl.config.loading import flat_values
 from agentrl.config.own_function import with_sources
 from agentrl.config.sections import RootConfig
@@ -34,7 +33,6 @@ from agentrl.store import DEFAULT_CONSUMER
 from agentrl.trainer.after_step import call_after_step
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.learner.learner import StepOutcome
-from agentrl.trainer.learner.loss_trial import try_loss
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite
@@ -74,8 +72,6 @@ def train(config: RootConfig) -> TrainResult | None:
         StoreError: the store failed, or an evaluation did not finish in time.
         TrainingError: losses or gradients stay non-finite, or GPUs that servers share are too small.
     """
-    try_functions(config.algorithm, config.trainer)
-    try_loss(config.algorithm)
     with beside_servers(config):
         return run_on_ranks("trainer", config, lambda ranks, stop: lead(config, ranks, stop=stop))
 
@@ -218,7 +214,7 @@ class TrainingRun:
         self._evaluations = Evaluations(session, run.store, questions, self._phase)
         self._stop = session.stop
         self._started = time.monotonic()
-        self.learner = RunLearner(session, NamedLosses(config, run.store))
+        self.learner = RunLearner(session, NamedLosses(config, run.store, session.group))
         """The model and its optimizer."""
         self._end = "full"
         self._groups: StepGroups | None = None
