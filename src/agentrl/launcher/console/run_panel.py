@@ -299,6 +299,8 @@ def _problems(view: RunView) -> list[str]:
         problems.append(
             f"no learning signal yet in {view.progress.num_groups_consumed} groups: equal scores"
         )
+    if view.progress is not None and view.phase == "sampling":
+        problems += map(str, view.progress.untaught)
     if view.missing is not None:
         missing = view.missing
         if missing.num_unscorable:

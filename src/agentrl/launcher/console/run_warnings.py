@@ -1,4 +1,4 @@
-"""Warnings about a run in progress: missing scores, failed rollouts, no learning signal.
+"""Warnings about a run in progress: missing scores and teachers, failed rollouts, no learning signal.
 
 Input: the run's database. Output: lines for the console, each printed once.
 """
@@ -67,6 +67,9 @@ class RunWarnings:
         missing = self.missing = await reports.missing_scores()
         progress = await reports.progress()
         found = {**_score_warnings(missing), **await self._sampler_notices()}
+        for one in progress.untaught:
+            if one.process is None:
+                found[f"teacher {one.teacher}"] = str(one)
         if missing.num_failed and "failed" not in self._reported:
             (last,) = await reports.failures(1)
             failed = counted(missing.num_failed, "record")

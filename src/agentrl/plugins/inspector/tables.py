@@ -70,6 +70,7 @@ def progress_page(view: RunOverview, rates: Rates | None = None) -> RenderableTy
     return Group(
         heading(f"run {summary.name}"),
         *(labeled(name, text) for name, text in rows.items() if text),
+        *(labeled("waits", str(one)) for one in progress.untaught),
         Text(""),
         servers_page(view.processes),
         Text(""),
@@ -80,11 +81,12 @@ def progress_page(view: RunOverview, rates: Rates | None = None) -> RenderableTy
 def progress_line(view: RunOverview) -> str:
     """Return the run's progress as one line, for output without a terminal."""
     progress = view.progress
+    waits = "".join(f"  {one}" for one in progress.untaught)
     return (
         f"{view.summary.status}  version {progress.policy_version}  "
         f"groups {progress.num_groups_completed}/{progress.num_groups}  "
         f"{_counts_text(progress.records)}  reward {figure(view.summary.mean_score)}  "
-        f"tokens {progress.num_output_tokens}"
+        f"tokens {progress.num_output_tokens}{waits}"
     )
 
 

@@ -79,11 +79,13 @@ class TeachingRepository(Repository):
     async def renew(
         self, name: str, owner: str, record_ids: Sequence[str], lease_seconds: float
     ) -> None:
-        """Keep claimed records for longer."""
+        """Keep claimed records for longer, and show that this process is alive."""
         lease = f"teaching.{name}"
+        until = _lease(owner, lease_seconds)
+        await self._db.runs.update_one({}, [{"$set": {f"teacher_leases.{name}": until}}])
         await self._db.record_data.update_many(
             {"_id": {"$in": list(record_ids)}, f"{lease}.owner": owner},
-            [{"$set": {lease: _lease(owner, lease_seconds)}}],
+            [{"$set": {lease: until}}],
         )
 
     @operation("release claims of records to teach")
@@ -91,6 +93,8 @@ class TeachingRepository(Repository):
         """Let other processes claim at once what a process has claimed and not taught."""
         lease = f"teaching.{name}"
         await self._db.record_data.update_many({f"{lease}.owner": owner}, {"$unset": {lease: ""}})
+        alive = f"teacher_leases.{name}"
+        await self._db.runs.update_one({f"{alive}.owner": owner}, {"$unset": {alive: ""}})
 
     @operation("store a teacher's logprobs")
     async def store(self, name: str, record_id: str, logprobs: Mapping[str, np.ndarray]) -> None:

@@ -44,6 +44,7 @@ from agentrl.store.views.learning_signal import (
 from agentrl.store.views.lineage import LineageRepository, RecordLineage
 from agentrl.store.views.record_search import RecordFilter, find_records
 from agentrl.store.views.sampling_progress import SamplingProgress, read_sampling_progress
+from agentrl.store.views.untaught_records import UntaughtRecords, read_untaught
 
 
 class RunSummary(Value):
@@ -93,6 +94,8 @@ class RunProgress(Value):
     """Number of samplers that have ever registered."""
     num_output_tokens: int = 0
     """Tokens sampled so far, according to the samplers' last reports."""
+    untaught: tuple[UntaughtRecords, ...] = ()
+    """What waits for each teacher of `--teachers`; teachers without such records are omitted."""
 
 
 class EvaluationStanding(Value):
@@ -209,8 +212,17 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no run.
         """
-        run, sampler_totals, num_active, standing, num_ready, num_reserved = await asyncio.gather(
+        (
+            run,
+            untaught,
+            sampler_totals,
+            num_active,
+            standing,
+            num_ready,
+            num_reserved,
+        ) = await asyncio.gather(
             self._run(),
+            read_untaught(self._db, consumer),
             self._sampler_totals(),
             self._num_active(),
             self._tallies.standing(),
@@ -233,6 +245,7 @@ class ReportRepository(Repository):
             num_groups_consumed=max(0, standing.num_completed - num_ready - num_reserved),
             num_samplers=num_samplers,
             num_output_tokens=num_output_tokens,
+            untaught=untaught,
         )
 
     @operation("count by split")

@@ -12,6 +12,7 @@ from agentrl.store.views.answer_figures import AnswerFigures
 from agentrl.store.views.learning_signal import MissingScores
 from agentrl.store.views.reports import EvaluationStanding
 from agentrl.store.views.sampling_progress import RunningRollout, SamplingProgress
+from agentrl.store.views.untaught_records import UntaughtRecords
 
 
 def step(number: int, reward: float | None = 0.5) -> dict[str, Any]:
@@ -54,6 +55,18 @@ def drawn(shown: RunView, width: int = 80, height: int = 24) -> list[str]:
     with console.capture() as captured:
         console.print(panel(shown))
     return captured.get().splitlines()
+
+
+def test_it_says_which_teacher_the_run_waits_for() -> None:
+    progress = view().progress
+    assert progress is not None
+    waiting = UntaughtRecords(run_name="demo", teacher="big", num_records=4, process="node-b:7:1-a")
+    shown = view(progress=progress.model_copy(update={"untaught": (waiting,)}))
+    assert (
+        "no logprobs of teacher big yet for 4 records: node-b:7:1-a is" in standing_lines(shown)[0]
+    )
+    shown.phase = "training"
+    assert "teacher" not in standing_lines(shown)[0]
 
 
 def test_it_shows_where_the_run_is_how_fast_it_is_and_what_is_left() -> None:

@@ -1,7 +1,7 @@
 """What the console says while a run goes on."""
 
 import pytest
-from support.stored import claim, make_task, make_turn, play
+from support.stored import claim, fill, make_task, make_turn, play
 
 from agentrl.launcher.console import run_warnings
 from agentrl.launcher.console.run_warnings import RunWarnings
@@ -287,6 +287,20 @@ async def test_shares_of_questions_name_unequal_numbers_of_attempts(
 async def first_answers(warnings: RunWarnings) -> FirstAnswers | None:
     await warnings.new()
     return warnings.first_answers
+
+
+async def test_a_teacher_without_a_process_is_asked_for_once(store: TrajectoryStore) -> None:
+    await fill(store, 1)
+    await store.runs.create(
+        Run(name=store.database_name, status="training", config={"teachers": ["big", "small"]})
+    )
+    await store.teaching.renew("small", "node-b:7:1-a", [], 60)
+    warnings = RunWarnings(store)
+    (said,) = await warnings.new()
+    assert said.startswith(
+        "no logprobs of teacher big yet for 2 records: no process of it is alive"
+    )
+    assert await warnings.new() == []
 
 
 async def test_what_a_sampler_notices_of_itself_is_said_once(store: TrajectoryStore) -> None:

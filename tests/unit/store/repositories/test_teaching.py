@@ -75,3 +75,36 @@ async def test_a_name_stands_for_one_model_and_one_prompt(store: TrajectoryStore
     run = await store.runs.get()
     assert run is not None
     assert run.teachers == {"big": BIG}
+
+
+async def test_progress_tells_which_teacher_lacks_and_whether_its_process_lives(
+    store: TrajectoryStore,
+) -> None:
+    await fill(store, 2)
+    await store.runs.create(
+        Run(name=store.database_name, status="training", config={"teachers": ["big", "small"]})
+    )
+    await store.trainer_leases.acquire("trainer", "me", 60)
+    record = await store.teaching.claim("big", "node-b:7:1-a", 60)
+    assert record is not None
+    await store.teaching.store("big", record.record_id, given(record, -1.0))
+    big, small = (await store.reports.progress()).untaught
+    assert (big.num_records, small.num_records) == (3, 4)
+    assert str(big).endswith(f"teach {store.database_name} --teacher big=MODEL")
+
+    await store.teaching.renew("big", "node-b:7:1-a", [], 60)
+    big, small = (await store.reports.progress()).untaught
+    assert (
+        str(big) == "no logprobs of teacher big yet for 3 records: node-b:7:1-a is computing them"
+    )
+    assert small.process is None
+    await store.teaching.release("big", "node-c:7:1-a")
+    assert (await store.reports.progress()).untaught[0].process == "node-b:7:1-a"
+    await store.teaching.release("big", "node-b:7:1-a")
+    assert (await store.reports.progress()).untaught[0].process is None
+    await store.teaching.renew("big", "node-b:7:1-a", [], -1)
+    assert (await store.reports.progress()).untaught[0].process is None
+
+    await store.ledger.drop("trainer", [record.record_id], 1, "no_teacher")
+    await store.runs.set_status("completed")
+    assert (await store.reports.progress()).untaught == ()
