@@ -19,9 +19,20 @@ from agentrl.config.sections import RootConfig
 )
 @click.option(
     "--teacher_prompt",
-    default="",
+    "teacher_prompts",
+    multiple=True,
+    default=("",),
     metavar="TEXT",
-    help="Text before every conversation, for the teachers alone, tokens of the template included.",
+    help="Text before every conversation, for the teachers alone, tokens of the template included; "
+    "{answer}, {solution}, {feedback} and other fields of the question stand for their values. May be "
+    "repeated: the first text that has all its values.",
+)
+@click.option(
+    "--solution_score",
+    type=float,
+    metavar="NUMBER",
+    default=1.0,
+    help="Least score of the attempt that {solution} shows. [1]",
 )
 @click.option(
     "--teacher_tokenizer",
@@ -40,7 +51,8 @@ async def teach(
     config: RootConfig,
     run: str,
     named_teachers: tuple[str, ...],
-    teacher_prompt: str,
+    teacher_prompts: tuple[str, ...],
+    solution_score: float,
     teacher_tokenizer: str | None,
     teacher_concurrency: int,
     exit_when_taught: bool,
@@ -50,6 +62,7 @@ async def teach(
     RUN is the run's name or its output directory. Start as many processes as you like; each record
     is taught once. Records of an ended run can be taught, too.
     """
+    from agentrl.inference.teaching.privileged_prompts import check_placeholders
     from agentrl.inference.teaching.teacher_process import (
         TeachingSettings,
         parse_teacher,
@@ -58,10 +71,12 @@ async def teach(
     from agentrl.runtime.logs import setup_logging
 
     plans = [parse_teacher(text) for text in named_teachers]
+    check_placeholders(teacher_prompts)
     trained = trained_run(config, run)
     setup_logging("teacher")
     settings = TeachingSettings(
-        prompt=teacher_prompt,
+        prompts=teacher_prompts,
+        solution_score=solution_score,
         tokenizer=teacher_tokenizer,
         concurrency=teacher_concurrency,
         exit_when_taught=exit_when_taught,

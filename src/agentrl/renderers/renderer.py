@@ -7,6 +7,7 @@ from scratch and shares the longest common prefix with its parent.
 """
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -487,6 +488,26 @@ class Renderer:
         escaped = self._untrusted.escape([message], ())
         content = str(escaped.messages[0]["content"])
         return _int32(self._untrusted.encode(content, escaped.literals))
+
+    def fill(self, template: str, values: Mapping[str, str]) -> np.ndarray:
+        """Return the ids of a text, control tokens included, with untrusted values in it, int32 [T].
+
+        Args:
+            template: is trusted.
+            values: by what they replace in it.
+
+        Raises:
+            RenderError: the tokenizer has no plain form of a literal in a value.
+        """
+        messages = [{"role": "user", "content": value} for value in values.values()]
+        escaped = self._untrusted.escape(messages, (), edges=True)
+        written = {
+            place: str(message["content"])
+            for place, message in zip(values, escaped.messages, strict=True)
+        }
+        places = re.compile("|".join(map(re.escape, values)) or "(?!)")
+        text = places.sub(lambda match: written[match[0]], template)
+        return _int32(self._untrusted.encode(text, escaped.literals))
 
     def _escaped(
         self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool

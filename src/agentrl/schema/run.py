@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from agentrl.schema.base import Value, utc_now
 from agentrl.schema.lost_versions import LostVersions
@@ -140,8 +147,18 @@ class Teacher(Value):
 
     model: str
     """Path or name of its checkpoint."""
-    prompt: str = ""
-    """Text that stands before every conversation, for the teacher alone."""
+    # Stored as one `prompt` by earlier releases.
+    prompts: tuple[str, ...] = Field(
+        default=("",), validation_alias=AliasChoices("prompts", "prompt")
+    )
+    """Texts before every conversation, for the teacher alone: the first whose values are all there."""
+    solution_score: float = 1.0
+    """Least score of the attempt that a prompt shows as a solution."""
+
+    @field_validator("prompts", mode="before")
+    @classmethod
+    def _one_or_more(cls, prompts: Any) -> Any:
+        return (prompts,) if isinstance(prompts, str) else prompts
 
 
 class Run(Value):

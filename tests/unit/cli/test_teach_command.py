@@ -11,6 +11,10 @@ from agentrl.cli.main import main
     ("words", "problem"),
     [
         (["none", "--teacher", "big"], "--teacher big: give NAME=URL or NAME=PATH"),
+        (
+            ["none", "--teacher", "big=/m", "--teacher_prompt", "{anwser}"],
+            "--teacher_prompt: {anwser} stands for nothing; known are solution, feedback, answer",
+        ),
         (["none", "--teacher", "big=/models/big"], "no run 'none' here"),
     ],
 )

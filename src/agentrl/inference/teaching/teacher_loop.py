@@ -15,6 +15,7 @@ import numpy as np
 from agentrl.errors import InferenceError, ServerRefused, ServerUnreachable
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.teaching.lessons import TaughtSequence, lessons
+from agentrl.inference.teaching.privileged_prompts import PrivilegedPrompts
 from agentrl.runtime.ending_tasks import joint_tasks
 from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.runtime.processes.signals import stopped_within
@@ -42,6 +43,8 @@ class TeacherCounts:
     """Sampled tokens with a logprob."""
     num_refused: int = 0
     """Sequences that the server refused for good."""
+    num_without_prompt: int = 0
+    """Records for which no prompt has all its values."""
 
 
 class TeacherLoop:
@@ -53,7 +56,7 @@ class TeacherLoop:
         client: SGLangClient,
         name: str,
         *,
-        prompt_ids: np.ndarray,
+        prompts: PrivilegedPrompts,
         concurrency: int,
         exit_when_taught: bool,
         restarts_server: bool = False,
@@ -64,7 +67,7 @@ class TeacherLoop:
             store: of the run.
             client: of the server that has the teacher's model.
             name: of the teacher.
-            prompt_ids: tokens before every conversation, int32 [N].
+            prompts: what it reads before every conversation.
             concurrency: records at a time.
             exit_when_taught: end as soon as no record waits.
             restarts_server: end with the error if the server does not respond.
@@ -72,7 +75,7 @@ class TeacherLoop:
         self._store = store
         self._client = client
         self._name = name
-        self._prompt_ids = prompt_ids
+        self._prompts = prompts
         self._exit_when_taught = exit_when_taught
         self._restarts_server = restarts_server
         self._concurrency = concurrency
@@ -131,17 +134,23 @@ class TeacherLoop:
 
     async def _teach(self, record: DBRecordData) -> None:
         given: dict[str, np.ndarray] = {}
-        for lesson in lessons(record.turns):
-            given |= await self._answer(lesson, record.record_id)
+        prompt_ids = await self._prompts.ids_for(record)
+        if prompt_ids is None:
+            self.counts.num_without_prompt += 1
+        else:
+            for lesson in lessons(record.turns):
+                given |= await self._answer(lesson, record.record_id, prompt_ids)
         await self._store.teaching.store(self._name, record.record_id, given)
         self.counts.num_records += 1
         self.counts.num_turns += len(given)
         self.counts.num_tokens += sum(map(len, given.values()))
 
-    async def _answer(self, lesson: TaughtSequence, record_id: str) -> dict[str, np.ndarray]:
+    async def _answer(
+        self, lesson: TaughtSequence, record_id: str, prompt_ids: np.ndarray
+    ) -> dict[str, np.ndarray]:
         """Return the logprobs of the turns of a lesson; none if the server never answers it."""
-        ids = np.concatenate([self._prompt_ids, lesson.ids])
-        start = len(self._prompt_ids) + lesson.start
+        ids = np.concatenate([prompt_ids, lesson.ids])
+        start = len(prompt_ids) + lesson.start
         pause = 0.25
         while True:
             try:
@@ -187,9 +196,10 @@ class TeacherLoop:
         while True:
             await asyncio.sleep(_REPORT_SECONDS)
             logger.info(
-                "teacher %s: %d records, %d tokens; %d records wait",
+                "teacher %s: %d records (%d without a prompt), %d tokens; %d records wait",
                 self._name,
                 self.counts.num_records,
+                self.counts.num_without_prompt,
                 self.counts.num_tokens,
                 await self._store.teaching.num_untaught(self._name),
             )

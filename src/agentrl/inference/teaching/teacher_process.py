@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, ServerUnreachable
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.supervisor.server_supervisor import lone_server
+from agentrl.inference.teaching.privileged_prompts import PrivilegedPrompts
 from agentrl.inference.teaching.teacher_loop import TeacherLoop
-from agentrl.inference.teaching.vocabularies import shared_tokenizer
+from agentrl.inference.teaching.vocabularies import check_same_tokens
 from agentrl.models.checkpoints.resolve import resolve_model, resolve_tokenizer
+from agentrl.renderers.renderer import Renderer
 from agentrl.runtime.ending_tasks import joint_tasks
 from agentrl.runtime.processes.signals import stop_on_signals, stopped_within
 from agentrl.schema import Teacher
@@ -51,8 +51,10 @@ class TeacherPlan:
 class TeachingSettings:
     """What all teachers of a process share."""
 
-    prompt: str = ""
-    """Text before every conversation."""
+    prompts: tuple[str, ...] = ("",)
+    """Texts before every conversation; see `Teacher.prompts`."""
+    solution_score: float = 1.0
+    """Least score of an attempt that they show as a solution."""
     tokenizer: str | None = None
     """Path or name of the teachers' tokenizer; by default, that of their models."""
     concurrency: int = 16
@@ -148,17 +150,21 @@ async def _opened(
     """Check a teacher, and have it join the run."""
     model = (await client.model_info()).model_path
     path = _tokenizer_path(plan, settings.tokenizer or model)
-    tokenizer = shared_tokenizer(
-        plan.name, path, resolve_tokenizer(config.model.model_name_or_path)
-    )
-    await store.teaching.register(plan.name, Teacher(model=model, prompt=settings.prompt))
-    ids = tokenizer.encode(settings.prompt, add_special_tokens=False).ids
+    policy_path = resolve_tokenizer(config.model.model_name_or_path)
+    check_same_tokens(plan.name, path, policy_path)
+    teacher = Teacher(model=model, prompts=settings.prompts, solution_score=settings.solution_score)
+    await store.teaching.register(plan.name, teacher)
     logger.info("teacher %s (%s) joins run %s", plan.name, model, config.run.run_name)
     return TeacherLoop(
         store,
         client,
         plan.name,
-        prompt_ids=np.array(ids, dtype=np.int32),
+        prompts=PrivilegedPrompts(
+            settings.prompts,
+            Renderer.of_policy(config.model, policy_path),
+            store,
+            solution_score=settings.solution_score,
+        ),
         concurrency=settings.concurrency,
         exit_when_taught=settings.exit_when_taught,
         restarts_server=not plan.is_address,

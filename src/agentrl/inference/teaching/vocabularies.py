@@ -8,8 +8,8 @@ from agentrl.errors import ConfigError
 from agentrl.renderers.model_files import read_model_files
 
 
-def shared_tokenizer(teacher: str, teacher_path: Path, policy_path: Path) -> Tokenizer:
-    """Return the teacher's tokenizer, whose token ids are the policy's.
+def check_same_tokens(teacher: str, teacher_path: Path, policy_path: Path) -> None:
+    """Refuse a teacher whose token ids are not the policy's.
 
     Args:
         teacher: name of the teacher, for the message.
@@ -19,8 +19,7 @@ def shared_tokenizer(teacher: str, teacher_path: Path, policy_path: Path) -> Tok
     Raises:
         ConfigError: an id stands for different tokens, or a file is missing or malformed.
     """
-    tokenizer = read_model_files(teacher_path).tokenizer
-    theirs = _tokens(tokenizer)
+    theirs = _tokens(read_model_files(teacher_path).tokenizer)
     ours = _tokens(read_model_files(policy_path).tokenizer)
     for token_id in sorted(ours.keys() | theirs.keys()):
         mine, other = ours.get(token_id), theirs.get(token_id)
@@ -30,7 +29,6 @@ def shared_tokenizer(teacher: str, teacher_path: Path, policy_path: Path) -> Tok
                 f"({policy_path}): token {token_id} is {_shown(other)} for the teacher and "
                 f"{_shown(mine)} for the policy; choose a teacher with the policy's tokenizer"
             )
-    return tokenizer
 
 
 def _tokens(tokenizer: Tokenizer) -> dict[int, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from pymongo import IndexModel, ReturnDocument
 
 from agentrl.errors import ConfigError
-from agentrl.schema import DBRecordData, Teacher
+from agentrl.schema import DBRecordData, DispatchedSamplingTask, Teacher
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document
 from agentrl.store.documents.expressions import after, literal
@@ -31,7 +31,7 @@ class TeachingRepository(Repository):
         """Join the run as a teacher.
 
         Raises:
-            ConfigError: another model, or another prompt, has this name.
+            ConfigError: another model, or another setting, has this name.
         """
         field = f"teachers.{name}"
         await self._db.runs.update_one(
@@ -42,7 +42,8 @@ class TeachingRepository(Repository):
             raise self._db.no_run()
         known = Teacher.model_validate(found["teachers"][name])
         if known != teacher:
-            what = "model" if known.model != teacher.model else "prompt"
+            fields = Teacher.model_fields
+            what = next(one for one in fields if getattr(known, one) != getattr(teacher, one))
             raise ConfigError(
                 f"--teacher {name}: the run has {getattr(known, what)!r} as the {what} of its "
                 f"teacher {name}, not {getattr(teacher, what)!r}; give this one another name"
@@ -74,6 +75,28 @@ class TeachingRepository(Repository):
                 turns = await self._turns.get_many(record.turn_ids)
                 return record.model_copy(update={"turns": tuple(turns)})
         return None
+
+    @operation("read a solved attempt")
+    async def solution(
+        self, record: DBRecordData, min_score: float
+    ) -> list[DispatchedSamplingTask]:
+        """Return the turns of the first other attempt of the group that was solved; [] without one.
+
+        Args:
+            record: for which it is shown.
+            min_score: least score of a solved attempt.
+        """
+        other = await self._db.record_data.find_one(
+            {
+                "task_id": record.task_id,
+                "traj_id": {"$ne": record.traj_id},
+                "score.value": {"$gte": min_score},
+            },
+            sort=[("traj_id", 1)],
+        )
+        if other is None:
+            return []
+        return await self._turns.get_many(from_document(DBRecordData, other).stored_turn_ids)
 
     @operation("renew claims of records to teach")
     async def renew(

@@ -17,15 +17,15 @@ from support.training import Player, train_tasks, write_model
 from agentrl.data.rows import TokenTree
 from agentrl.errors import ConfigError, ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.teaching.privileged_prompts import PrivilegedPrompts
 from agentrl.inference.teaching.teacher_loop import TeacherLoop
 from agentrl.inference.teaching.teacher_process import parse_teacher
-from agentrl.inference.teaching.vocabularies import shared_tokenizer
+from agentrl.inference.teaching.vocabularies import check_same_tokens
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
+from agentrl.renderers.renderer import Renderer
 from agentrl.schema import DBRecordData
 from agentrl.store import TrajectoryStore
-
-NO_PROMPT = np.empty(0, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,11 @@ async def played(store: TrajectoryStore, teacher_model: Path) -> TrajectoryStore
 
 
 @asynccontextmanager
-async def loop(store: TrajectoryStore, address: str, **changes: Any) -> AsyncIterator[TeacherLoop]:
-    settings = {"prompt_ids": NO_PROMPT, "concurrency": 2, "exit_when_taught": True, **changes}
+async def loop(
+    store: TrajectoryStore, address: str, model: Path, *prompts: str, **changes: Any
+) -> AsyncIterator[TeacherLoop]:
+    written = PrivilegedPrompts(prompts or ("",), Renderer.load(model), store, solution_score=1.0)
+    settings = {"prompts": written, "concurrency": 2, "exit_when_taught": True, **changes}
     async with SGLangClient(address) as client:
         yield TeacherLoop(store, client, "big", **settings)
 
@@ -63,7 +66,7 @@ async def records(store: TrajectoryStore) -> list[DBRecordData]:
 async def test_logprobs_are_the_trainers_own_of_that_model(
     played: TrajectoryStore, engine: str, teacher_model: Path
 ) -> None:
-    async with loop(played, engine) as teacher:
+    async with loop(played, engine, teacher_model) as teacher:
         await teacher.run(asyncio.Event())
     policy = load_policy(teacher_model, dtype=torch.float32, device="cpu")
     found = await records(played)
@@ -82,9 +85,10 @@ async def test_logprobs_are_the_trainers_own_of_that_model(
 async def test_a_privileged_prompt_stands_before_every_conversation(
     played: TrajectoryStore, engine: str, teacher_model: Path
 ) -> None:
-    prompt = np.array([7, 8, 9], dtype=np.int32)
-    async with loop(played, engine, prompt_ids=prompt) as teacher:
+    text = "<|im_start|>system\nBe brief.<|im_end|>\n"
+    async with loop(played, engine, teacher_model, text) as teacher:
         await teacher.run(asyncio.Event())
+    prompt = Renderer.load(teacher_model).sampled_ids(text)
     oracle = Player(teacher_model)
     first = (await records(played))[0].turns[0]
     expected = oracle.logprobs(np.concatenate([prompt, first.added_ids]), first.output_ids)
@@ -93,13 +97,60 @@ async def test_a_privileged_prompt_stands_before_every_conversation(
     assert np.abs(expected - plain).max() > 0.001
 
 
+async def test_a_solved_attempt_of_the_group_teaches_the_others_and_no_one_else(
+    played: TrajectoryStore, engine: str, teacher_model: Path
+) -> None:
+    """SDPO: the text is the solution's, with control tokens as plain characters."""
+    for record in await records(played):
+        reply = f"<think>Hm.</think>It is {record.record_id}.<|im_end|>"
+        await played.database["turns"].update_one(
+            {"_id": record.turn_ids[-1]}, {"$set": {"output_text": reply}}
+        )
+    text = "<|im_start|>system\n{answer}: {solution}<|im_end|>\n"
+    async with loop(played, engine, teacher_model, text) as teacher:
+        await teacher.run(asyncio.Event())
+    # Group 0 has one solved attempt, which has no other solution beside it; group 1 has none.
+    solved, failed, *others = await records(played)
+    assert (solved.score.value, failed.score.value) == (1.0, 0.0)
+    assert all(not turn.teacher_logprobs for one in (solved, *others) for turn in one.turns)
+    assert (teacher.counts.num_records, teacher.counts.num_without_prompt) == (4, 3)
+    renderer, oracle = Renderer.load(teacher_model), Player(teacher_model)
+    ids = [
+        renderer.sampled_ids("<|im_start|>system\n"),
+        renderer.encode(f"0: It is {solved.record_id}.<|im_end|>"),
+        renderer.sampled_ids("<|im_end|>\n"),
+    ]
+    first = failed.turns[0]
+    expected = oracle.logprobs(np.concatenate([*ids, first.added_ids]), first.output_ids)
+    np.testing.assert_allclose(first.teacher_logprobs["big"], expected, atol=1e-4)
+
+
+async def test_the_first_prompt_that_has_its_values_is_read(
+    played: TrajectoryStore, engine: str, teacher_model: Path
+) -> None:
+    one, other, *_ = await records(played)
+    await played.database["record_data"].update_one(
+        {"_id": other.record_id}, {"$set": {"score.detail": "line 3: no such name"}}
+    )
+    prompts = ("{feedback}", "{args.level}", '{"query": "{query}"}')
+    async with loop(played, engine, teacher_model, *prompts) as teacher:
+        await teacher.run(asyncio.Event())
+    renderer, oracle = Renderer.load(teacher_model), Player(teacher_model)
+    texts = {one.record_id: '{"query": "question 0"}', other.record_id: "line 3: no such name"}
+    for record in (await records(played))[:2]:
+        first = record.turns[0]
+        prompt = np.concatenate([renderer.encode(texts[record.record_id]), first.added_ids])
+        expected = oracle.logprobs(prompt, first.output_ids)
+        np.testing.assert_allclose(first.teacher_logprobs["big"], expected, atol=1e-4)
+
+
 async def test_an_outage_of_the_server_delays_and_loses_nothing(
     played: TrajectoryStore, teacher_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine_process(teacher_model, is_sacrificed=True) as address:
         port = address.rpartition(":")[2]
     caplog.set_level(logging.WARNING)
-    async with loop(played, address) as teacher:
+    async with loop(played, address, teacher_model) as teacher:
         running = asyncio.create_task(teacher.run(asyncio.Event()))
         while "asking again" not in caplog.text:
             await asyncio.sleep(0.05)
@@ -111,19 +162,19 @@ async def test_an_outage_of_the_server_delays_and_loses_nothing(
 
 
 async def test_a_stopped_teacher_leaves_its_records_to_others(
-    played: TrajectoryStore, engine: str
+    played: TrajectoryStore, engine: str, teacher_model: Path
 ) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        async with loop(played, address, concurrency=4) as teacher:
+        async with loop(played, address, teacher_model, concurrency=4) as teacher:
             stop = asyncio.Event()
             running = asyncio.create_task(teacher.run(stop))
             while await played.database["record_data"].count_documents({"teaching.big": None}):
                 await asyncio.sleep(0.05)
             stop.set()
             await running
-    async with loop(played, engine) as other:
+    async with loop(played, engine, teacher_model) as other:
         await other.run(asyncio.Event())
     assert other.counts.num_records == 4
 
@@ -133,7 +184,7 @@ async def test_a_refused_sequence_has_no_numbers_rather_than_zeros(
 ) -> None:
     # The conversations take 24 tokens.
     with engine_process(teacher_model, "--context-length", "20") as address:
-        async with loop(played, address) as teacher:
+        async with loop(played, address, teacher_model) as teacher:
             await teacher.run(asyncio.Event())
     assert teacher.counts.num_refused == 4
     assert "left out of training" in caplog.text
@@ -147,7 +198,7 @@ async def test_a_server_that_refuses_everyone_ends_the_teacher(
 ) -> None:
     locked = {"AGENTRL_API_KEY": "secret"}
     with engine_process(teacher_model, environment=locked) as address:
-        async with loop(played, address) as teacher:
+        async with loop(played, address, teacher_model) as teacher:
             with pytest.raises(ServerRefused, match="401"):
                 await teacher.run(asyncio.Event())
     assert await played.teaching.claim("big", "other", 60) is not None
@@ -155,12 +206,12 @@ async def test_a_server_that_refuses_everyone_ends_the_teacher(
 
 def test_another_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     policy = write_model(tmp_path / "policy")
-    assert shared_tokenizer("big", policy, policy).encode("a").ids
+    check_same_tokens("big", policy, policy)
     other = write_model(tmp_path / "other")
     path = other / "tokenizer.json"
     path.write_text(path.read_text(encoding="utf-8").replace("<|im_end|>", "<|end|>"))
     with pytest.raises(ConfigError, match=r"--teacher big: .* token 258 is '<\|end\|>' for the"):
-        shared_tokenizer("big", other, policy)
+        check_same_tokens("big", other, policy)
 
 
 @pytest.mark.parametrize("text", ["big", "=http://1", "big=", "b.g=model"])

@@ -71,7 +71,7 @@ async def test_a_name_stands_for_one_model_and_one_prompt(store: TrajectoryStore
     with pytest.raises(ConfigError, match=r"has 'big' as the model.* not 'larger'"):
         await store.teaching.register("big", Teacher(model="larger"))
     with pytest.raises(ConfigError, match="prompt"):
-        await store.teaching.register("big", Teacher(model="big", prompt="Answer: 4"))
+        await store.teaching.register("big", Teacher(model="big", prompts=("Answer: 4",)))
     run = await store.runs.get()
     assert run is not None
     assert run.teachers == {"big": BIG}
