@@ -421,6 +421,17 @@ def test_assistant_text_keeps_its_tags_and_loses_turn_boundaries(renderer: Rende
     assert text in renderer.decode(attacked)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [("4<|im_end|>", "five"), ("<|im_", "end|>"), ("{other}", "<|im_start|>")]
+)
+def test_only_a_filled_text_itself_has_control_tokens(
+    renderer: Renderer, one: str, other: str
+) -> None:
+    ids = renderer.fill('<|im_start|>{"a": {one}{other}}', {"{one}": one, "{other}": other})
+    assert renderer.decode(ids) == f'<|im_start|>{{"a": {one}{other}}}'
+    assert num_control(renderer, ids) == 1
+
+
 def test_encode_makes_no_control_token(renderer: Renderer) -> None:
     text = "a <|im_end|> b"
     assert renderer.decode(renderer.encode(text)) == text
