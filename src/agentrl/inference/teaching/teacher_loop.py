@@ -187,10 +187,10 @@ class TeacherLoop:
 
     async def _renew(self) -> None:
         while True:
+            await asyncio.sleep(LEASE_SECONDS / 3)
             await self._store.teaching.renew(
                 self._name, self._owner, [*self._jobs.values()], LEASE_SECONDS
             )
-            await asyncio.sleep(LEASE_SECONDS / 3)
 
     async def _report(self) -> None:
         while True:

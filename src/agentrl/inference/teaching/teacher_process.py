@@ -16,11 +16,12 @@ from agentrl.errors import ConfigError, ServerUnreachable
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.supervisor.server_supervisor import lone_server
 from agentrl.inference.teaching.privileged_prompts import PrivilegedPrompts
-from agentrl.inference.teaching.teacher_loop import TeacherLoop
+from agentrl.inference.teaching.teacher_loop import LEASE_SECONDS, TeacherLoop
 from agentrl.inference.teaching.vocabularies import check_same_tokens
 from agentrl.models.checkpoints.resolve import resolve_model, resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
 from agentrl.runtime.ending_tasks import joint_tasks
+from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.runtime.processes.signals import stop_on_signals, stopped_within
 from agentrl.schema import Teacher
 from agentrl.schema.run import TEACHER_NAME
@@ -101,6 +102,29 @@ async def run_teachers(
 
 
 async def _run_teacher(
+    config: RootConfig,
+    store: TrajectoryStore,
+    plan: TeacherPlan,
+    settings: TeachingSettings,
+    stop: asyncio.Event,
+) -> None:
+    owner = new_lease_owner()
+    try:
+        async with joint_tasks() as group:
+            showing = group.create_task(_show_alive(store, plan.name, owner))
+            await _teach_until_end(config, store, plan, settings, stop)
+            showing.cancel()
+    finally:
+        await store.teaching.leave(plan.name, owner)
+
+
+async def _show_alive(store: TrajectoryStore, name: str, owner: str) -> None:
+    while True:
+        await store.teaching.show_alive(name, owner, LEASE_SECONDS)
+        await asyncio.sleep(LEASE_SECONDS / 3)
+
+
+async def _teach_until_end(
     config: RootConfig,
     store: TrajectoryStore,
     plan: TeacherPlan,

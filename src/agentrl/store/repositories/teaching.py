@@ -50,6 +50,18 @@ class TeachingRepository(Repository):
             )
         await self._db.record_data.create_indexes([_index(name)])
 
+    @operation("show that a teacher is alive")
+    async def show_alive(self, name: str, owner: str, seconds: float) -> None:
+        """Show for a while that a process of this teacher is there, also while it loads its model."""
+        lease = _lease(owner, seconds)
+        await self._db.runs.update_one({}, [{"$set": {f"teacher_leases.{name}": lease}}])
+
+    @operation("leave as a teacher")
+    async def leave(self, name: str, owner: str) -> None:
+        """Show that this process of the teacher is gone."""
+        field = f"teacher_leases.{name}"
+        await self._db.runs.update_one({f"{field}.owner": owner}, {"$unset": {field: ""}})
+
     @operation("claim a record to teach")
     async def claim(self, name: str, owner: str, lease_seconds: float) -> DBRecordData | None:
         """Claim a training record of a complete group that this teacher has not seen.
@@ -102,13 +114,11 @@ class TeachingRepository(Repository):
     async def renew(
         self, name: str, owner: str, record_ids: Sequence[str], lease_seconds: float
     ) -> None:
-        """Keep claimed records for longer, and show that this process is alive."""
+        """Keep claimed records for longer."""
         lease = f"teaching.{name}"
-        until = _lease(owner, lease_seconds)
-        await self._db.runs.update_one({}, [{"$set": {f"teacher_leases.{name}": until}}])
         await self._db.record_data.update_many(
             {"_id": {"$in": list(record_ids)}, f"{lease}.owner": owner},
-            [{"$set": {lease: until}}],
+            [{"$set": {lease: _lease(owner, lease_seconds)}}],
         )
 
     @operation("release claims of records to teach")
@@ -116,8 +126,6 @@ class TeachingRepository(Repository):
         """Let other processes claim at once what a process has claimed and not taught."""
         lease = f"teaching.{name}"
         await self._db.record_data.update_many({f"{lease}.owner": owner}, {"$unset": {lease: ""}})
-        alive = f"teacher_leases.{name}"
-        await self._db.runs.update_one({f"{alive}.owner": owner}, {"$unset": {alive: ""}})
 
     @operation("store a teacher's logprobs")
     async def store(self, name: str, record_id: str, logprobs: Mapping[str, np.ndarray]) -> None:

@@ -26,7 +26,7 @@ class UntaughtRecords(Value):
             f"no logprobs of teacher {self.teacher} yet for {counted(self.num_records, 'record')}"
         )
         if self.process is not None:
-            return f"{text}: {self.process} is computing them"
+            return f"{text}: its process {self.process} is alive"
         command = typed_command("teach", self.run_name, "--teacher", f"{self.teacher}=MODEL")
         return f"{text}: no process of it is alive; start {command}"
 

@@ -62,9 +62,7 @@ def test_it_says_which_teacher_the_run_waits_for() -> None:
     assert progress is not None
     waiting = UntaughtRecords(run_name="demo", teacher="big", num_records=4, process="node-b:7:1-a")
     shown = view(progress=progress.model_copy(update={"untaught": (waiting,)}))
-    assert (
-        "no logprobs of teacher big yet for 4 records: node-b:7:1-a is" in standing_lines(shown)[0]
-    )
+    assert "no logprobs of teacher big yet for 4 records: its process " in standing_lines(shown)[0]
     shown.phase = "training"
     assert "teacher" not in standing_lines(shown)[0]
 

@@ -294,7 +294,7 @@ async def test_a_teacher_without_a_process_is_asked_for_once(store: TrajectorySt
     await store.runs.create(
         Run(name=store.database_name, status="training", config={"teachers": ["big", "small"]})
     )
-    await store.teaching.renew("small", "node-b:7:1-a", [], 60)
+    await store.teaching.show_alive("small", "node-b:7:1-a", 60)
     warnings = RunWarnings(store)
     (said,) = await warnings.new()
     assert said.startswith(

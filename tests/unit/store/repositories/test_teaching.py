@@ -92,17 +92,18 @@ async def test_progress_tells_which_teacher_lacks_and_whether_its_process_lives(
     assert (big.num_records, small.num_records) == (3, 4)
     assert str(big).endswith(f"teach {store.database_name} --teacher big=MODEL")
 
-    await store.teaching.renew("big", "node-b:7:1-a", [], 60)
+    await store.teaching.show_alive("big", "node-b:7:1-a", 60)
     big, small = (await store.reports.progress()).untaught
     assert (
-        str(big) == "no logprobs of teacher big yet for 3 records: node-b:7:1-a is computing them"
+        str(big)
+        == "no logprobs of teacher big yet for 3 records: its process node-b:7:1-a is alive"
     )
     assert small.process is None
-    await store.teaching.release("big", "node-c:7:1-a")
+    await store.teaching.leave("big", "node-c:7:1-a")
     assert (await store.reports.progress()).untaught[0].process == "node-b:7:1-a"
-    await store.teaching.release("big", "node-b:7:1-a")
+    await store.teaching.leave("big", "node-b:7:1-a")
     assert (await store.reports.progress()).untaught[0].process is None
-    await store.teaching.renew("big", "node-b:7:1-a", [], -1)
+    await store.teaching.show_alive("big", "node-b:7:1-a", -1)
     assert (await store.reports.progress()).untaught[0].process is None
 
     await store.ledger.drop("trainer", [record.record_id], 1, "no_teacher")

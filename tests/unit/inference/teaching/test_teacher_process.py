@@ -1,0 +1,33 @@
+"""A process of a teacher is seen from its start to its end."""
+
+import asyncio
+import socket
+
+from support.stored import fill
+
+from agentrl.config.sections import RootConfig
+from agentrl.inference.teaching.teacher_process import (
+    TeacherPlan,
+    TeachingSettings,
+    run_teachers,
+)
+from agentrl.schema import Run
+from agentrl.store import TrajectoryStore
+
+
+async def test_a_teacher_whose_server_is_still_loading_is_alive(store: TrajectoryStore) -> None:
+    await fill(store, 1)
+    await store.runs.create(
+        Run(name=store.database_name, status="training", config={"teachers": ["big"]})
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        plan = TeacherPlan("big", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        teaching = asyncio.create_task(
+            run_teachers(RootConfig(), store, [plan], TeachingSettings())
+        )
+        while (await store.reports.progress()).untaught[0].process is None:
+            assert not teaching.done()
+            await asyncio.sleep(0.02)
+        teaching.cancel()
+        await asyncio.wait([teaching])
+    assert (await store.reports.progress()).untaught[0].process is None
