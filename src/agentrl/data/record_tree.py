@@ -1,7 +1,8 @@
 """The tree of a group's turns, from the branch points of its records.
 
 Input: the records of a group. Output: a number for every turn, the same for a turn and its copies in
-the records that left its rollout later, and the `TurnTree`s of the group's seats.
+the records that left its rollout later, the `TurnTree`s of the group's seats, and what each turn
+is worth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from agentrl.algorithms.tree_credit import QUESTION, TurnTree, grown_tree, tree_credits
 from agentrl.data.seat_stints import SeatStint
-from agentrl.schema import DBRecordData
+from agentrl.schema import DBRecordData, TurnWorth
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,28 +101,69 @@ def _credit_by_turn(
 ) -> Mapping[int, float]:
     """Return the credit of every turn that a record with a final reward contains, by its number."""
     rewarded = {position: final for position, (_, final) in stints.items() if final is not None}
-    paths = [tree.turns[position] for position in rewarded]
-    reached = sorted({number for path in paths for number in path})
-    if not reached:
-        return {}
-    numbers = np.full(len(tree.before) + 1, QUESTION, dtype=np.int64)
-    numbers[reached] = np.arange(len(reached))
-    rewards = np.zeros(len(reached))
+    rewards = np.zeros(len(tree.before))
     # Last to first: a shared turn has the reward that its own record stored, not that of a copy.
     for position, (stint, final) in sorted(stints.items(), reverse=True):
         if final is not None:
             for turn, reward in zip(stint.turns, stint.step_rewards, strict=True):
-                rewards[numbers[tree.turns[position][turn.index]]] = reward or 0.0
-    credits = tree_credits(
-        TurnTree(
-            before=numbers[tree.before[reached]],
-            rewards=rewards,
-            ends=numbers[[path[-1] for path in paths]],
-            scores=np.array(list(rewarded.values())),
-            rounds=tree.rounds[reached],
-            by_branch=tree.by_branch[reached],
-            seat=seat,
-        ),
-        kind,
+                rewards[tree.turns[position][turn.index]] = reward or 0.0
+    reached, rewarded_tree = _rewarded_part(tree, rewarded, rewards, seat)
+    if not reached:
+        return {}
+    return dict(zip(reached, tree_credits(rewarded_tree, kind).tolist(), strict=True))
+
+
+def turn_worths(tree: RecordTree, scores: Sequence[float | None]) -> dict[int, TurnWorth]:
+    """Return what every turn of a scored record is worth, by the turn's number.
+
+    Args:
+        tree: of the group.
+        scores: of its records; those without a score or turns say nothing.
+    """
+    scored = {
+        position: score
+        for position, (path, score) in enumerate(zip(tree.turns, scores, strict=True))
+        if path and score is not None
+    }
+    reached, part = _rewarded_part(tree, scored, np.zeros(len(tree.before)), seat="")
+    if not reached:
+        return {}
+    weights = part.passes * part.weights[:, None]
+    after = part.scores @ weights / weights.sum(axis=0)
+    question = np.average(part.scores, weights=part.weights)
+    is_first = part.before == QUESTION
+    change = after - np.where(is_first, question, after[part.before])
+    leaves = part.passes.sum(axis=0)
+    is_decision = (leaves > 1) | (~is_first & (part.continuations[part.before] > 1))
+    columns = (after.tolist(), change.tolist(), leaves.tolist(), is_decision.tolist())
+    return {
+        number: TurnWorth(after=worth, change=moved, num_leaves=num, is_decision=decides)
+        for number, worth, moved, num, decides in zip(reached, *columns, strict=True)
+    }
+
+
+def _rewarded_part(
+    tree: RecordTree, finals: Mapping[int, float], rewards: np.ndarray, seat: str
+) -> tuple[list[int], TurnTree]:
+    """Return the numbers of the turns that some records contain, and the tree of these.
+
+    Args:
+        tree: of the group.
+        finals: final rewards by the position of those records, which have turns.
+        rewards: float64 [N], of each turn.
+        seat: as in `TurnTree`.
+    """
+    paths = [tree.turns[position] for position in finals]
+    reached = sorted({number for path in paths for number in path})
+    numbers = np.full(len(tree.before) + 1, QUESTION, dtype=np.int64)
+    numbers[reached] = np.arange(len(reached))
+    part = TurnTree(
+        before=numbers[tree.before[reached]],
+        rewards=rewards[reached],
+        ends=numbers[[path[-1] for path in paths]],
+        scores=np.array(list(finals.values())),
+        rounds=tree.rounds[reached],
+        by_branch=tree.by_branch[reached],
+        seat=seat,
     )
-    return dict(zip(reached, credits.tolist(), strict=True))
+    return reached, part

@@ -7,7 +7,7 @@ stored, claimed and changed.
 from agentrl.schema.agent_endpoint import AgentEndpoint
 from agentrl.schema.agent_result import AgentResult, SeatResult
 from agentrl.schema.base import Logprobs, Message, TokenIds, utc_now
-from agentrl.schema.branch import BranchPoint
+from agentrl.schema.branch import BranchPoint, TurnWorth
 from agentrl.schema.fork import Fork
 from agentrl.schema.record import (
     RECORD_TRANSITIONS,
@@ -121,6 +121,7 @@ __all__ = [
     "ToolCall",
     "ToolResult",
     "TurnTraining",
+    "TurnWorth",
     "VersionSpan",
     "num_shared_ids",
     "rebuild_full_ids",

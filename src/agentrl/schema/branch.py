@@ -1,4 +1,4 @@
-"""`BranchPoint`: where a Record of a branching group leaves another Record of the group."""
+"""`BranchPoint`: where a Record leaves another one of its group. `TurnWorth`: what that showed."""
 
 from agentrl.schema.base import Value
 
@@ -20,3 +20,27 @@ class BranchPoint(Value):
     """The rule that chose the turn."""
     reason: str = ""
     """What the rule saw there, for people."""
+
+
+class TurnWorth(Value):
+    """What the rollouts of a group that branches say about one turn.
+
+    The worth of a state is the mean score of the rollouts through it, each with the probability
+    with which chains would have reached it. Rewards of single turns are not part of it.
+    """
+
+    after: float
+    """Worth of the state that the turn led to."""
+    change: float
+    """`after` minus the worth of the state before the turn: the question, for a first turn."""
+    num_leaves: int
+    """Scored rollouts that passed the turn."""
+    is_decision: bool
+    """Whether other rollouts tell the turn apart from its neighbors: the state before it was
+    continued several times, or it was shared by several rollouts itself. Otherwise `change`
+    belongs to a whole rollout that nothing left."""
+
+    @property
+    def before(self) -> float:
+        """Worth of the state before the turn."""
+        return self.after - self.change

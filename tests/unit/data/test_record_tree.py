@@ -10,7 +10,7 @@ from harness.trees import make_record, make_turn
 from agentrl.algorithms import group_advantages
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step, select_group
-from agentrl.data.record_tree import record_tree
+from agentrl.data.record_tree import record_tree, turn_worths
 from agentrl.data.select import SelectedGroup
 from agentrl.schema import BranchPoint, DBRecordData, Seat
 from agentrl.store.documents.codec import from_document, to_document
@@ -245,3 +245,29 @@ def test_the_stored_form_keeps_what_credit_is_read_from() -> None:
     record = group_of_two_trees()[2].model_copy(update={"turns": ()})
     again = from_document(DBRecordData, to_document(record))
     assert (again.branch, again.round) == (record.branch, 1)
+
+
+def test_the_worth_of_a_turn_is_the_score_that_chains_would_reach_through_it() -> None:
+    records = [
+        *group_of_two_trees(),
+        # The state after record 0's first turn is left twice: its own continuation keeps a third.
+        played(3, 0.0, (5, 11), left=(0, 1), round_number=1),
+        played(4, 1.0, (5, 12), left=(0, 1), round_number=1),
+        played(5, None, (5, 13), left=(0, 1), round_number=1),
+    ]
+    tree = record_tree(records)
+    worths = turn_worths(tree, [record.score and record.score.value for record in records])
+
+    def seen(record: int, turn: int) -> tuple[float, float, int, bool]:
+        worth = worths[tree.turns[record][turn]]
+        return worth.before, worth.after, worth.num_leaves, worth.is_decision
+
+    assert seen(0, 0) == pytest.approx((0.25, 0.5, 4, True))
+    assert seen(0, 1) == seen(2, 1) == pytest.approx((0.5, 0.5, 2, True))
+    assert seen(0, 2) == pytest.approx((0.5, 1.0, 1, True))
+    assert seen(2, 2) == pytest.approx((0.5, 0.0, 1, True))
+    assert seen(3, 1) == pytest.approx((0.5, 0.0, 1, True))
+    assert seen(1, 0) == pytest.approx((0.25, 0.0, 1, False))
+    assert seen(1, 1) == pytest.approx((0.0, 0.0, 1, False))
+    assert tree.turns[5][1] not in worths
+    assert turn_worths(record_tree(records[5:]), [None]) == {}

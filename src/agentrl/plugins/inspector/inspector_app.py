@@ -54,6 +54,7 @@ from agentrl.plugins.inspector.run_answers import (
 )
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.plugins.inspector.token_texts import tokenizer_of
+from agentrl.plugins.inspector.turn_tree import turn_tree_of
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.processes.process_identity import this_user
 from agentrl.runtime.telemetry.figure_words import TABLES
@@ -329,7 +330,8 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
     if not rows:
         raise ConfigError(f"unknown task {_text_parameter(request, 'task')!r}")
     (row,) = rows
-    turns = await store.turns.of_records([one.record_id for one in row.tries])
+    record_ids = [one.record_id for one in row.tries]
+    turns = await store.turns.of_records(record_ids)
     forks = await forks_of(store, row.task_id)
     forked = [one["record_id"] for fork in forks for one in fork["tries"]]
     turns += await store.forked.turns.of_records(forked)
@@ -337,6 +339,7 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
     others = [] if run is None else await other_times(store, run, row.task_id)
     answer = {
         **row.model_dump(mode="json"),
+        "turn_tree": await turn_tree_of(store, row.task_id, turns),
         "forks": forks,
         "others": [one.model_dump(mode="json") for one in others],
     }
@@ -357,7 +360,7 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
             "why": "these rollouts are of another model than the policy",
         }
     tokenizer = tokenizer_of(run)
-    advantages = await store.lineage.advantages([one.record_id for one in row.tries])
+    advantages = await store.lineage.advantages(record_ids)
     tree = await asyncio.to_thread(
         group_tree, turns, scores, advantages, frozenset(forked), tokenizer
     )

@@ -32,6 +32,7 @@ from agentrl.store.documents.codec import (
     require,
     task_version,
 )
+from agentrl.store.documents.expressions import shown
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
 from agentrl.store.repositories.turns import TurnRepository
 
@@ -192,6 +193,22 @@ class LineageRepository(Repository):
         mean = {"_id": "$record_id", "advantage": {"$avg": "$advantage"}}
         found = await self._db.turn_training.aggregate([{"$match": wanted}, {"$group": mean}])
         return {one["_id"]: one["advantage"] async for one in found}
+
+    @operation("read the records of a group")
+    async def records_of_group(self, task_id: str) -> list[DBRecordData]:
+        """Return the ended records of a question, without their turns."""
+        return await self._data({"task_id": task_id})
+
+    @operation("read the credit of turns")
+    async def credits(
+        self, record_ids: Sequence[str], consumer: str = DEFAULT_CONSUMER
+    ) -> dict[str, float]:
+        """Return the advantage, by turn, in the last step of a trainer that computed it."""
+        wanted: Document = {"record_id": {"$in": list(record_ids)}, "advantage": {"$ne": None}}
+        found = self._db.turn_training.find(
+            {**wanted, "consumer": consumer}, shown("turn_id", "advantage")
+        ).sort("step", 1)
+        return {one["turn_id"]: one["advantage"] async for one in found}
 
     @operation("find turns by their credit")
     async def lowest_credits(

@@ -181,7 +181,28 @@ export interface TreeNode {
   tail: string | null;
 }
 
+/** What the rollouts of a group say about a turn. */
+export interface TurnWorth {
+  after: number;
+  change: number;
+  num_leaves: number;
+  is_decision: boolean;
+}
+
+/** A record among those that leave each other, and the turns that it sampled itself. */
+export interface TurnRow {
+  record_id: string;
+  traj_id: number;
+  score: number | null;
+  parent: number | null;
+  shared: number;
+  rule: string | null;
+  reason: string;
+  turns: { index: number; text: string; credit: number | null; worth: TurnWorth | null }[];
+}
+
 export interface GroupAnswer extends GroupRow {
+  turn_tree: TurnRow[] | null;
   forks: Fork[];
   others: GroupRow[];
   tree: { num_tokens: number; num_flat_tokens: number; is_cut: boolean; nodes: TreeNode[] } | null;

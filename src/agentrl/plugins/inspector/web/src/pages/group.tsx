@@ -11,6 +11,7 @@ import {
 import { Block, visible } from "../texts";
 import { ForkTable } from "./forks";
 import { Cell } from "./groups";
+import { TurnTree } from "./turns";
 
 export function GroupPage({ run }: { run: string }) {
   const task = new URLSearchParams(useSearch()).get("task") ?? "";
@@ -86,6 +87,7 @@ export function GroupPage({ run }: { run: string }) {
           </table>
         </div>
       </Section>
+      {value.turn_tree && <TurnTree run={run} task={task} rows={value.turn_tree} />}
       {value.others.length > 0 && (
         <Section title="The same question in other epochs or evaluations" aside={<span class="quiet">a cell opens its rollout</span>}>
           <ul class="times">
