@@ -45,9 +45,18 @@ import psutil
 from harness.results import keep, machine, parser
 from playwright.sync_api import sync_playwright
 
-from agentrl.schema import DispatchedSamplingTask, SamplingParams, ToolCall, ToolResult, VersionSpan
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    RatioStats,
+    SamplingParams,
+    ToolCall,
+    ToolResult,
+    TurnTraining,
+    TurnWorth,
+    VersionSpan,
+)
 from agentrl.store import TrajectoryStore
-from agentrl.store.documents.codec import Document
+from agentrl.store.documents.codec import Document, to_document
 from agentrl.store.documents.packed_turns import ToolsPacker, pack
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -72,6 +81,7 @@ PAGES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "distributions": [("distributions", {})],
     "failures": [("failures", {}), ("errors", {})],
     "questions": [("questions", {})],
+    "worst decisions": [("decisions", {})],
     "evaluations": [("questions", {"split": "eval"})],
     "live": [("live", {}), ("tabs", {})],
 }
@@ -115,6 +125,7 @@ def with_turns(num_groups: int) -> Iterator[tuple[str, Document]]:
             yield name, {**document, "turns": turns, "tool_names": ["lookup"]}
             for index, turn_id in enumerate(turns):
                 yield "turns", _turn(document, turn_id, index)
+                yield "turn_training", _training(document, turn_id, index)
 
 
 def _turn(record: Document, turn_id: str, index: int) -> Document:
@@ -133,6 +144,41 @@ def _turn(record: Document, turn_id: str, index: int) -> Document:
         "shared_len": 60 * index,
         "output_text": f"I look where item {record['order']} is sold, turn {index}",
         "tool_results": [result],
+    }
+
+
+@functools.cache
+def training_template() -> Document:
+    """Return the stored form of a turn's training without the fields that differ between turns."""
+    training = TurnTraining(
+        id="",
+        consumer="trainer",
+        step=1,
+        turn_id="",
+        record_id="",
+        task_id="",
+        num_tokens=20,
+        num_trained_tokens=20,
+        advantage=0.5,
+        worth=TurnWorth(after=0.0, change=0.0, num_leaves=1, is_decision=True),
+        staleness=0,
+        ratio=RatioStats(mean=1.0, std=0.1, min=0.5, max=2.0),
+    )
+    return to_document(training)
+
+
+def _training(record: Document, turn_id: str, index: int) -> Document:
+    number = record["order"] * TURNS + index
+    step = 1 + record["order"] % NUM_STEPS
+    template = training_template()
+    return {
+        **template,
+        "_id": f"trainer/{step}/{turn_id}",
+        "step": step,
+        "turn_id": turn_id,
+        "record_id": record["_id"],
+        "task_id": record["task_id"],
+        "worth": {**template["worth"], "change": (number % 997) / 997 - 0.5},
     }
 
 

@@ -29,11 +29,11 @@ from agentrl.algorithms.filters import (
 )
 from agentrl.algorithms.tree_credit import reads_tree
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data.record_tree import record_tree, seat_tree_credits
+from agentrl.data.record_tree import record_tree, seat_tree_credits, turn_worths
 from agentrl.data.seat_stints import NO_SEAT, SeatStint, seat_stints, step_rewards
 from agentrl.data.shown_images import ImageBook
 from agentrl.data.tokens import TurnTokens, turn_tokens, with_routed_experts
-from agentrl.schema import DBRecordData, DispatchedSamplingTask
+from agentrl.schema import DBRecordData, DispatchedSamplingTask, TurnWorth
 from agentrl.schema.training import EQUAL_SCORES
 from agentrl.schema.turn import NO_VERSION
 
@@ -96,6 +96,8 @@ class SelectedGroup:
     """Whether some of its records left others."""
     has_equal_chains: bool = False
     """Whether its rollouts from the question, without the branches, are of equal scores."""
+    worths: Mapping[str, TurnWorth] = field(default_factory=dict)
+    """Worth by turn id, if some of its records left others."""
 
     @property
     def num_inherited_tokens(self) -> int:
@@ -189,6 +191,7 @@ def select_group(
         left_out=tuple(left_out),
         has_branches=any(record.branch is not None for record in ordered),
         has_equal_chains=_has_equal_chains(ordered, algorithm.min_score_spread),
+        worths=_worths(ordered),
     )
 
 
@@ -196,6 +199,19 @@ def _has_equal_chains(records: Sequence[DBRecordData], min_score_spread: float) 
     chains = [record for record in records if record.branch is None and record.round == 0]
     scores = [score for score in map(_score, chains) if score is not None]
     return not scores or max(scores) - min(scores) < min_score_spread
+
+
+def _worths(records: Sequence[DBRecordData]) -> dict[str, TurnWorth]:
+    tree = record_tree(records)
+    if not any(tree.num_inherited):
+        return {}
+    by_number = turn_worths(tree, [_score(record) for record in records])
+    return {
+        turn.id: by_number[number]
+        for record, path in zip(records, tree.turns, strict=True)
+        for turn, number in zip(record.turns, path, strict=True)
+        if number in by_number
+    }
 
 
 def _left_out(turn: TurnTokens, reason: str, policy_version: int) -> LeftOutTurn:

@@ -6,7 +6,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from agentrl.schema.base import Value, utc_now
-from agentrl.schema.branch import BranchPoint
+from agentrl.schema.branch import BranchPoint, TurnWorth
 from agentrl.schema.record import Outcome
 from agentrl.schema.score import Score
 from agentrl.schema.task import Split
@@ -130,6 +130,8 @@ class TurnTraining(Value):
     """Reason for leaving tokens out (`stale`, `ratio_out_of_range`, ...) -> number of tokens."""
     advantage: float | None = None
     """None if the turn was left out before its advantage was computed."""
+    worth: TurnWorth | None = None
+    """None if no record of its group left another one, or the turn was left out."""
     staleness: int
     """Policy version that the step started from, minus the oldest version in the turn."""
     ratio: RatioStats | None = None

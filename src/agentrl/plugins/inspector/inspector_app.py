@@ -54,7 +54,7 @@ from agentrl.plugins.inspector.run_answers import (
 )
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.plugins.inspector.token_texts import tokenizer_of
-from agentrl.plugins.inspector.turn_tree import turn_tree_of
+from agentrl.plugins.inspector.turn_tree import turn_tree_of, worst_decisions
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.processes.process_identity import this_user
 from agentrl.runtime.telemetry.figure_words import TABLES
@@ -145,6 +145,7 @@ class InspectorApp:
             "distributions": lambda store, _: distributions(store),
             "failures": lambda store, _: failure_kinds(store),
             "questions": _questions,
+            "decisions": lambda store, _: worst_decisions(store),
             "live": lambda store, _: live_rollouts(store),
             "tabs": lambda store, _: run_tabs(store),
             "search": _search,

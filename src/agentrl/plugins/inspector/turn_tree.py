@@ -1,7 +1,7 @@
-"""The turns of a group that branches: which record leaves which one where, and what turns are worth.
+"""The turns of groups that branch: which record leaves which one where, and what turns are worth.
 
-Input: the group's records with their turns, and the trainer's credit. Output: one row for each
-record, branches below the record whose turn they continue.
+Input: a store. Output: for a group, one row for each record, branches below the record whose turn
+they continue; for a run, the turns after which the worth fell most.
 """
 
 from collections import defaultdict
@@ -13,7 +13,33 @@ from agentrl.plugins.inspector.run_answers import consumer_of, run_of
 from agentrl.schema import DBRecordData, DispatchedSamplingTask
 from agentrl.store import TrajectoryStore
 
+DECISIONS_SHOWN = 50
 _EXCERPT_CHARS = 160
+_QUESTION_CHARS = 300
+
+
+async def worst_decisions(store: TrajectoryStore) -> dict[str, Any]:
+    """Return the trained turns of a run after which the worth fell most."""
+    run = await run_of(store)
+    trainings = await store.lineage.worst_decisions(consumer_of(run), limit=DECISIONS_SHOWN)
+    turns = await store.turns.get_many([training.turn_id for training in trainings])
+    texts = await store.behavior.question_texts([training.task_id for training in trainings])
+    return {
+        "has_branches": run.config.get("rollouts") == "tree",
+        "rows": [
+            {
+                "record_id": training.record_id,
+                "task_id": training.task_id,
+                "index": turn.index,
+                "question": texts.get(training.task_id, "")[:_QUESTION_CHARS],
+                "text": excerpt(turn),
+                "step": training.step,
+                "credit": training.advantage,
+                "worth": None if training.worth is None else training.worth.model_dump(mode="json"),
+            }
+            for training, turn in zip(trainings, turns, strict=True)
+        ],
+    }
 
 
 async def turn_tree_of(
@@ -89,7 +115,9 @@ def turn_tree(
 
 
 def excerpt(turn: DispatchedSamplingTask) -> str:
-    """Return what a turn did in a few words: its calls, or its text."""
+    """Return what a turn did in a few words: its calls, or its text where one is malformed."""
+    if any(call.format_error is not None for call in turn.tool_calls):
+        return turn.output_text[:_EXCERPT_CHARS]
     calls = ", ".join(f"{call.name}({_arguments(call.arguments)})" for call in turn.tool_calls)
     return (calls or turn.output_text)[:_EXCERPT_CHARS]
 

@@ -121,6 +121,12 @@ INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("consumer", UP), ("step", UP)], name="by_step"),
         # lineage.of_record, and users' own queries for a turn
         IndexModel([("record_id", UP), ("turn_id", UP), ("step", UP)], name="by_turn"),
+        # lineage.worst_decisions
+        IndexModel(
+            [("consumer", UP), ("worth.change", UP), ("step", DOWN)],
+            name="decisions",
+            partialFilterExpression={"worth.is_decision": True},
+        ),
     ],
     "forks": [
         # forks.of_task, which lists the forks next to the rollouts of a question

@@ -240,6 +240,23 @@ class LineageRepository(Repository):
             if (turn := turns.get(training.turn_id)) is not None
         ]
 
+    @operation("find turns by their worth")
+    async def worst_decisions(
+        self, consumer: str = DEFAULT_CONSUMER, *, limit: int
+    ) -> list[TurnTraining]:
+        """Return the trained turns after which the worth fell most; the newest of equal ones first.
+
+        A turn that several steps trained is returned for each of them.
+        """
+        wanted: Document = {
+            "consumer": consumer,
+            "worth.is_decision": True,
+            "worth.change": {"$lt": 0},
+        }
+        found = self._db.turn_training.find(wanted, {"tokens": 0})
+        newest = found.sort([("worth.change", 1), ("step", -1)]).limit(limit)
+        return [from_document(TurnTraining, document) async for document in newest]
+
     async def _consumed(
         self, step: int, consumer: str
     ) -> tuple[list[DBRecordData], list[DBRecordData]]:

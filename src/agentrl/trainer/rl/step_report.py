@@ -188,6 +188,7 @@ def _trained(
             num_clipped_tokens=int(ratios.num_clipped[row]),
             masked=masked,
             advantage=turn.advantage,
+            worth=group.worths.get(turn.turn_id),
             staleness=step_groups.step - 1 - int(turn.versions.min()),
             ratio=RatioStats(
                 mean=float(ratios.mean[row]),

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
-from support.inspected import HOSTILE_RECORD, HUGE, PIXEL, seed, step_figures
+from support.inspected import FORKED_RECORD, HOSTILE_RECORD, HUGE, PIXEL, seed, step_figures
 from support.stored import claim, make_task, make_turn, play
 
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig, RunSection, StoreSection
@@ -18,7 +18,7 @@ from agentrl.errors import StoreError
 from agentrl.plugins.inspector.inspector_app import PAGES, InspectorApp
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.runtime.ports import free_port
-from agentrl.schema import Run, ToolResult
+from agentrl.schema import Run, ToolResult, TurnWorth
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -346,6 +346,45 @@ async def test_branches_have_the_trainers_advantages_or_what_a_score_is_above_th
     assert found[first,]["advantage"] == pytest.approx(0.7)
     assert found[second,]["advantage"] == 0.5
     assert [node["records"] for node in untrained if node["diverges"]] == [[first, second]]
+
+
+async def test_the_worst_decisions_are_those_after_which_the_worth_fell_most(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    assert await answer(client, "decisions") == {"has_branches": False, "rows": []}
+    (first, last) = (await store.lineage.of_record(FORKED_RECORD)).turns
+    (training,) = first.trainings
+    found = [
+        training.model_copy(
+            update={
+                "id": f"trainer/{step}/{turn.id}",
+                "step": step,
+                "turn_id": turn.id,
+                "advantage": change,
+                "worth": TurnWorth(
+                    after=0.25, change=change, num_leaves=2, is_decision=is_decision
+                ),
+            }
+        )
+        for step, turn, change, is_decision in (
+            (2, first, -0.25, True),
+            (3, last, -0.5, True),
+            (4, first, -0.25, True),
+            (5, last, -0.75, False),
+            (6, first, 0.5, True),
+        )
+    ]
+    await store.ledger.put_turn_trainings(found)
+    rows = (await answer(client, "decisions"))["rows"]
+    assert [(row["step"], row["index"], row["worth"]["change"]) for row in rows] == [
+        (3, 1, -0.5),
+        (4, 0, -0.25),
+        (2, 0, -0.25),
+    ]
+    assert rows[0]["text"] == "<answer>0</answer>"
+    assert rows[1]["text"].startswith("lookup(figs")
+    assert rows[0]["task_id"] == "train/0/q0"
+    assert rows[0]["question"]
 
 
 async def test_a_reader_changes_nothing(store: TrajectoryStore, mongo_uri: str) -> None:

@@ -30,6 +30,7 @@ PAGES: dict[str, str] = {
     f"/runs/{RUN}/distributions": "Distributions",
     f"/runs/{RUN}/failures": "Failures",
     f"/runs/{RUN}/questions": "Questions",
+    f"/runs/{RUN}/decisions": "Worst decisions",
     f"/runs/{RUN}/forks": "Forks",
     f"/runs/{RUN}/live": "Rollouts in progress",
     f"/compare?runs={RUN},{RUN}": "Compare runs",

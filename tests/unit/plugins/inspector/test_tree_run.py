@@ -59,6 +59,25 @@ def varied_group(page: Page, address: str) -> dict[str, Any]:
     raise AssertionError("two steps trained no group with branches and different scores")
 
 
+def test_the_worst_decisions_lead_to_their_turns_within_their_groups(
+    page: Page, address: str
+) -> None:
+    page.get_by_role("link", name="Worst decisions").click()
+    table = page.get_by_role("region", name="Worst decisions")
+    first = asked(page, address, "decisions")["rows"][0]
+    row = table.get_by_role("row").nth(1)
+    expect(row).to_contain_text(first["question"])
+    expect(row).to_contain_text("\u2212")
+    assert findings(page) == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    row.get_by_role("link").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(first["task_id"])
+    cell = page.locator(".turn-cell[aria-current]")
+    expect(cell).to_contain_text(f"\u00d7 {first['worth']['num_leaves']}")
+    expect(cell).to_be_in_viewport()
+
+
 def test_a_group_shows_where_records_leave_and_what_every_turn_is_worth(
     page: Page, address: str
 ) -> None:

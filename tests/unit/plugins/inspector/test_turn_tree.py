@@ -4,7 +4,7 @@ from typing import Any
 
 from harness.trees import make_record, make_turn
 
-from agentrl.plugins.inspector.turn_tree import turn_tree
+from agentrl.plugins.inspector.turn_tree import excerpt, turn_tree
 from agentrl.schema import BranchPoint, DBRecordData, ToolCall
 
 TASK = "train/0/q0"
@@ -56,4 +56,7 @@ def test_a_branch_stands_below_the_record_that_sampled_the_turn_it_continues() -
     assert last["credit"] == 0.25
     assert last["worth"]["change"] == 0.5
     assert rows[2]["turns"][0]["worth"] is None
+    malformed = ToolCall(id="c", name="", format_error="no name")
+    turn = records[0].turns[0].model_copy(update={"tool_calls": (malformed,), "output_text": "{}"})
+    assert excerpt(turn) == "{}"
     assert turn_tree(records[:2], {}) is None

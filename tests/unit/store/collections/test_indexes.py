@@ -16,7 +16,7 @@ from pymongo.monitoring import (
 )
 from support.stored import claim, fill, make_task, make_turn, play
 
-from agentrl.schema import RecordStatus, Run, Score, ToolResult, TurnTraining
+from agentrl.schema import RecordStatus, Run, Score, ToolResult, TurnTraining, TurnWorth
 from agentrl.store import TrajectoryStore
 
 WRITES = {"update": "updates", "delete": "deletes"}
@@ -72,6 +72,7 @@ def trained(record_id: str) -> TurnTraining:
         task_id=record_id.rpartition("/")[0],
         num_tokens=7,
         num_trained_tokens=7,
+        worth=TurnWorth(after=0.0, change=-0.5, num_leaves=1, is_decision=True),
         staleness=0,
     )
 
@@ -133,6 +134,7 @@ async def train(store: TrajectoryStore, ids: list[str]) -> None:
     await store.scores.add(ids[0], Score(scorer="other", value=1.0))
     await store.lineage.of_step(1)
     await store.lineage.of_record(ids[0])
+    assert len(await store.lineage.worst_decisions(limit=2)) == 2
     async for _ in store.ledger.find(status="trained", step=1):
         break
     await store.ledger.recover("trainer", 0)

@@ -8,7 +8,7 @@ from support.training import MakeConfig, Player, train_tasks
 
 from agentrl.data.shown_images import ImageBook
 from agentrl.distributed import Ranks
-from agentrl.schema import BranchPoint
+from agentrl.schema import BranchPoint, TurnWorth
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.rl.replay import _select
@@ -39,6 +39,9 @@ async def test_a_step_of_branches_is_repeated_from_what_a_bundle_holds(
     assert step.credit_spread > 0
     worst = await store.lineage.lowest_credits(limit=2)
     assert {turn.turn_id for turn in worst} == {f"{parent}/1/0", f"{branch}/1/1"}
+    decisions = await store.lineage.worst_decisions(limit=9)
+    assert [turn.turn_id for turn in decisions] == [f"{branch}/1/1", f"{parent}/1/0"]
+    assert decisions[0].worth == TurnWorth(after=0, change=-0.5, num_leaves=1, is_decision=True)
 
     await store.transfer.export_run(tmp_path / "export")
     async with TrajectoryStore.connect(mongo_uri, "imported") as imported:

@@ -201,6 +201,21 @@ export interface TurnRow {
   turns: { index: number; text: string; credit: number | null; worth: TurnWorth | null }[];
 }
 
+/** The turns of a run after which the worth fell most. */
+export interface Decisions {
+  has_branches: boolean;
+  rows: {
+    record_id: string;
+    task_id: string;
+    index: number;
+    question: string;
+    text: string;
+    step: number;
+    credit: number | null;
+    worth: TurnWorth;
+  }[];
+}
+
 export interface GroupAnswer extends GroupRow {
   turn_tree: TurnRow[] | null;
   forks: Fork[];

@@ -6,6 +6,7 @@ import { Link, Route, Switch, useLocation, useSearch } from "wouter-preact";
 import { ofRun, query, type RunTabs, type Session, useAsk } from "./api";
 import { KEYS, useKeys } from "./keys";
 import { ComparePage } from "./pages/compare";
+import { DecisionsPage } from "./pages/decisions";
 import { DiffPage } from "./pages/diff";
 import { DistributionsPage, FailuresPage, LivePage, QuestionsPage } from "./pages/behavior";
 import { ForksPage } from "./pages/forks";
@@ -62,6 +63,7 @@ function Tabs({ run }: { run: string }) {
     ["Groups", `${base}/groups`],
     ["Questions", `${base}/questions`],
     ["Evaluations", `${base}/questions${query({ split: "eval" })}`, !value?.has_evaluations],
+    ["Worst decisions", `${base}/decisions`],
     ["Distributions", `${base}/distributions`],
     ["Failures", `${base}/failures`],
     ["In progress", `${base}/live`, !value?.is_running],
@@ -116,6 +118,7 @@ function App() {
           <Route path="/runs/:run/group">{(at) => <GroupPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/record">{(at) => <RecordPage run={decode(at.run)} session={session} />}</Route>
           <Route path="/runs/:run/questions">{(at) => <QuestionsPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/decisions">{(at) => <DecisionsPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/distributions">{(at) => <DistributionsPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/failures">{(at) => <FailuresPage run={decode(at.run)} session={session} />}</Route>
           <Route path="/runs/:run/live">{(at) => <LivePage run={decode(at.run)} />}</Route>

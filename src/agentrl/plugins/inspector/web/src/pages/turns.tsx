@@ -1,7 +1,8 @@
 // The turns of a group that branches, a row for each rollout: coloured by worth or by credit.
 
+import { useEffect, useRef } from "preact/hooks";
 import { Link, useLocation, useSearch } from "wouter-preact";
-import type { TurnRow } from "../api";
+import { query, type TurnRow } from "../api";
 import { Field, number, recordPath, runPath, ScoreChip, scoreClass, Section } from "../parts";
 import { visible } from "../texts";
 
@@ -13,10 +14,12 @@ export function TurnTree({ run, task, rows }: { run: string; task: string; rows:
   const given = new URLSearchParams(useSearch());
   const [, go] = useLocation();
   const colouring: Colouring = given.get("colour") === "credit" ? "credit" : "worth";
-  const choose = (colour: string) =>
-    go(`${runPath(run)}/group?${new URLSearchParams({ task, colour })}`, { replace: true });
+  const at = given.get("at");
+  const chosen = useRef<HTMLDivElement>(null);
+  useEffect(() => chosen.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "center" }), [at]);
+  const choose = (colour: string) => go(`${runPath(run)}/group${query({ task, at, colour })}`, { replace: true });
   const largest = Math.max(0, ...rows.flatMap((row) => row.turns.map((turn) => Math.abs(turn.credit ?? 0))));
-  const place = (value: number | null) =>
+  const shade = (value: number | null) =>
     value === null || colouring === "worth" ? value : largest ? 0.5 + value / (2 * largest) : 0.5;
   const valueOf = (turn: TurnCell) => (colouring === "worth" ? turn.worth?.after ?? null : turn.credit);
   const depth = Math.max(...rows.map((row) => row.shared + row.turns.length));
@@ -46,7 +49,7 @@ export function TurnTree({ run, task, rows }: { run: string; task: string; rows:
         ))}
         <li class="score-none">–</li>
       </ul>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Turns">
+      <div ref={chosen} class="scroll" tabIndex={0} role="region" aria-label="Turns">
         <table class="turn-tree">
           <thead>
             <tr>
@@ -55,7 +58,7 @@ export function TurnTree({ run, task, rows }: { run: string; task: string; rows:
             </tr>
           </thead>
           <tbody>
-            {rows.map((row, at) => (
+            {rows.map((row, place) => (
               <tr key={row.record_id}>
                 <th scope="row">
                   <Link href={recordPath(run, row.record_id)} data-row>{row.traj_id}</Link>
@@ -65,14 +68,15 @@ export function TurnTree({ run, task, rows }: { run: string; task: string; rows:
                 </th>
                 <td><ScoreChip score={row.score} /></td>
                 {Array.from({ length: row.shared }, (_, turn) => (
-                  <td key={turn} class={`way${turn === row.shared - 1 ? " way-in" : ""}${goesOn(rows, at, turn) ? " way-on" : ""}`} />
+                  <td key={turn} class={`way${turn === row.shared - 1 ? " way-in" : ""}${goesOn(rows, place, turn) ? " way-on" : ""}`} />
                 ))}
                 {row.turns.map((turn) => (
                   <td key={turn.index}>
                     <Link
-                      class={`turn-cell ${scoreClass(place(valueOf(turn)))}`}
+                      class={`turn-cell ${scoreClass(shade(valueOf(turn)))}`}
                       href={recordPath(run, row.record_id, { turn: String(turn.index) })}
                       title={facts(turn)}
+                      aria-current={at === `${row.traj_id}/${turn.index}` ? "true" : undefined}
                       aria-label={`Turn ${turn.index} of rollout ${row.traj_id}: ${facts(turn)}`}
                     >
                       <b>{colouring === "worth" ? number(valueOf(turn), 2) : signed(valueOf(turn))}</b>
