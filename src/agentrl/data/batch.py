@@ -98,6 +98,8 @@ class StepStats:
     """Sampled tokens in the loss."""
     tokens_flat: int
     """Tokens if every turn were a separate row."""
+    tokens_by_rollout: int
+    """Tokens if every rollout were a separate row; one for each context, if it was rewritten."""
     tokens_packed: int
     """Tokens that go through the model, including prefixes that are repeated where a tree is cut,
     and excluding the recomputation of rows in chunks."""
@@ -341,6 +343,7 @@ def _stats(
     return StepStats(
         num_targets=sum(turn.num_targets for turn in turns),
         tokens_flat=sum(len(turn.path) for turn in turns),
+        tokens_by_rollout=_tokens_by_rollout(turns),
         tokens_packed=sum(bin_.num_tokens for bin_ in bins),
         pairs_flat=sum(len(turn.path) * (len(turn.path) + 1) // 2 for turn in turns),
         pairs_packed=sum(int(row.positions.sum()) + row.num_tokens for row in rows),
@@ -348,6 +351,14 @@ def _stats(
         blocks_packed=sum(plan_blocks(row.subtree_ends).num_visited for row in rows),
         staleness_histogram=dict(sorted(staleness.items())),
     )
+
+
+def _tokens_by_rollout(turns: Sequence[TurnTokens]) -> int:
+    longest: dict[tuple[str, int], int] = {}
+    for turn in turns:
+        context = (turn.record_id, turn.chain)
+        longest[context] = max(longest.get(context, 0), len(turn.path))
+    return sum(longest.values())
 
 
 def _causal_blocks(num_tokens: int) -> int:

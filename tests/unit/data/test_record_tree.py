@@ -239,6 +239,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     # The question, copied turns with what followed them, and the first sampled token of each last
     # turn, since nothing is predicted from its second.
     assert step.stats.tokens_packed == 2 + 6 + 1 + 1 + 4
+    assert step.stats.tokens_by_rollout == 9 + 6 + 9
 
 
 def test_the_stored_form_keeps_what_credit_is_read_from() -> None:

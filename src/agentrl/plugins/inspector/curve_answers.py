@@ -18,10 +18,11 @@ CURVES = (
     *("entropy", "ratio_mean", "ratio_max", "logprob_gap", "clip_fraction", "drop_fraction"),
     *("clip_fraction_positive", "clip_fraction_negative", "mask_fraction", "tflops", "mfu"),
     *("tokens_per_second", "merge_tokens", "turns_mean", "max_output_tokens", "num_output_tokens"),
+    *("merge_rollouts", "branch_reuse", "credit_spread", "saved_groups"),
     *("num_records", "num_trained_records", "num_trained_tokens", "time"),
 )
 """Figures with one number per step."""
-SPREADS = ("seconds", "staleness", "masked_tokens", "dropped")
+SPREADS = ("seconds", "staleness", "masked_tokens", "dropped", "branched_records")
 """Figures with several named numbers per step."""
 MAX_POINTS = 1200
 RECENT_STEPS = 120

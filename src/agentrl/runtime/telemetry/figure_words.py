@@ -193,10 +193,17 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
         "1 without shared prefixes, several for long rollouts; near 1 with many turns means that "
         "prompts rewrite their history.",
     ),
+    "merge_rollouts": FigureWords(
+        "Tokens saved by shared prefixes",
+        "factor",
+        "Tokens of one row per rollout, over the tokens that went through the model.",
+        "Above 1 with long prompts or branches, whose shared turns are computed once; it needs no "
+        "action.",
+    ),
     "merge_attention": FigureWords(
         "Attention saved by merging",
         "factor",
-        "The same factor for the pairs of tokens that see each other.",
+        "The factor of the tokens saved by merging, for the pairs of tokens that see each other.",
         "1 or above; it needs no action.",
     ),
     "merge_blocks": FigureWords(
@@ -278,6 +285,20 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
         "Sampled tokens that the loss leaves out, turns left out as a whole included.",
         "Few against the trained tokens; the largest reason says what to change. `inherited` counts "
         "copies in branches, which nobody had to sample.",
+    ),
+    "branched_records": FigureWords(
+        "Rollouts of later rounds",
+        "rollouts by rule",
+        "Rollouts of later rounds of trees, by the rule that chose their turn; `none` started at the "
+        "question.",
+        "Few are `none`; otherwise lower `--branch_depth`, or see `no_branch` of the records.",
+    ),
+    "branch_reuse": FigureWords(
+        "Sampling saved by branches",
+        "factor",
+        "Sampled tokens of all rollouts, with the copies in branches, over the tokens that were "
+        "sampled.",
+        "Above 1; the later the rollouts branch, the more they copy.",
     ),
     "credit_spread": FigureWords(
         "Spread of credit",

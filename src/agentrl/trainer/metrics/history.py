@@ -64,8 +64,10 @@ class StepMetrics(BaseModel):
     """Mean |policy - behavior| logprob of the target tokens."""
     merge_tokens: float | None = None
     """Tokens of separate rows over those that went through the model."""
+    merge_rollouts: float | None = None
+    """Tokens of separate rows for each rollout over those that went through the model."""
     merge_attention: float | None = None
-    """The same ratio for (query, key) pairs that see each other."""
+    """The ratio of `merge_tokens` for (query, key) pairs that see each other."""
     merge_blocks: float | None = None
     """The same ratio for blocks of 128 x 128 pairs that attention visits."""
     tokens_per_second: float | None = None
@@ -92,6 +94,12 @@ class StepMetrics(BaseModel):
     """Sampled tokens in the loss."""
     masked_tokens: dict[str, int] = Field(default_factory=dict)
     """Sampled tokens that are not in the loss, by reason; including turns left out as a whole."""
+    branched_records: dict[str, int] = Field(default_factory=dict)
+    """Records of later rounds by the rule that chose their turn; `none` if none could, and the record
+    started at the question."""
+    branch_reuse: float | None = None
+    """Sampled tokens of all records, copies in branches included, over those that were sampled. None
+    if no group branches."""
     credit_spread: float | None = None
     """Mean standard deviation of the advantages of a trained record's turns."""
     saved_groups: float | None = None

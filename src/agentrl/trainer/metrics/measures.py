@@ -42,6 +42,7 @@ def _merge_ratios(stats: StepStats) -> dict[str, float | None]:
     """Return the cost of separate rows for all turns, divided by the actual cost."""
     return {
         "merge_tokens": ratio(stats.tokens_flat, stats.tokens_packed),
+        "merge_rollouts": ratio(stats.tokens_by_rollout, stats.tokens_packed),
         "merge_attention": ratio(stats.pairs_flat, stats.pairs_packed),
         "merge_blocks": ratio(stats.blocks_flat, stats.blocks_packed),
     }

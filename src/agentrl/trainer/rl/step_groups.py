@@ -60,6 +60,10 @@ class StepGroups:
     num_records: int = 0
     """Records of new groups; the figures below up to `max_output_tokens` cover them as well."""
     num_output_tokens: int = 0
+    num_inherited_tokens: int = 0
+    """Sampled tokens that branches copied; they are not part of `num_output_tokens`."""
+    branched: Counter[str] = field(default_factory=Counter)
+    """Records of later rounds by the rule that chose their turn, or `none`."""
     num_prompt_tokens: int = 0
     num_turns: int = 0
     max_output_tokens: int = 0
@@ -399,6 +403,7 @@ class GroupReader:
         collected.num_new_groups += is_new
         collected.num_new_unusable += is_new and not group.usable
         collected.num_reserved += len(kept)
+        collected.num_inherited_tokens += group.num_inherited_tokens * is_new
         collected.num_output_tokens -= group.num_inherited_tokens * is_new
         collected.dropped.update(dropped.values())
         for record in records:
@@ -408,6 +413,8 @@ class GroupReader:
                 continue
             sampled = sum(len(turn.output_ids) for turn in record.turns)
             collected.num_records += 1
+            if record.round:
+                collected.branched["none" if record.branch is None else record.branch.rule] += 1
             collected.num_output_tokens += sampled
             collected.num_turns += len(record.turns)
             collected.max_output_tokens = max(collected.max_output_tokens, sampled)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.algorithms.losses import MAX_LOG_RATIO
-from agentrl.data import SelectedGroup, StepBatch, StepStats
+from agentrl.data import StepBatch, StepStats
 from agentrl.schema import TOKEN_USES, RatioStats, TokenTrainings, TurnTraining
 from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.target_stats import TargetTrace
@@ -75,7 +75,8 @@ def step_metrics(
         },
         seconds=seconds,
         **_reward_figures(step_groups.scores),
-        **_credit_figures(step_groups.groups),
+        branched_records=dict(step_groups.branched),
+        **_credit_figures(step_groups),
         **_target_figures(outcome),
         **learner_figures(outcome, stats, num_ranks=num_ranks),
     )
@@ -93,7 +94,9 @@ def _reward_figures(scores: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-def _credit_figures(groups: Sequence[SelectedGroup]) -> dict[str, float | None]:
+def _credit_figures(step_groups: StepGroups) -> dict[str, float | None]:
+    groups = step_groups.groups
+    num_sampled = step_groups.num_output_tokens
     by_record: dict[str, list[float]] = {}
     for group in groups:
         for turn in group.turns:
@@ -102,6 +105,9 @@ def _credit_figures(groups: Sequence[SelectedGroup]) -> dict[str, float | None]:
     saved = [group for group in branching if group.usable and group.has_equal_chains]
     return {
         "credit_spread": fmean(map(pstdev, by_record.values())) if by_record else None,
+        "branch_reuse": ratio(num_sampled + step_groups.num_inherited_tokens, num_sampled)
+        if branching
+        else None,
         "saved_groups": ratio(len(saved), len(branching)),
     }
 

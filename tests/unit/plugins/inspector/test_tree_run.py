@@ -78,6 +78,16 @@ def test_the_worst_decisions_lead_to_their_turns_within_their_groups(
     expect(cell).to_be_in_viewport()
 
 
+def test_the_run_shows_what_branches_saved(page: Page, address: str) -> None:
+    rounds = asked(page, address, "curves")["totals"]["branched_records"]
+    assert rounds["entropy"] > 0
+    expect(page.get_by_text("Sampling saved by branches")).to_be_visible()
+    bars = page.locator("section", has=page.get_by_role("heading", name="Rollouts of later rounds"))
+    expect(bars.last).to_contain_text("entropy")
+    page.get_by_role("link", name="Steps").click()
+    expect(page.get_by_text("Tokens saved by shared prefixes")).to_be_visible()
+
+
 def test_a_group_shows_where_records_leave_and_what_every_turn_is_worth(
     page: Page, address: str
 ) -> None:

@@ -34,6 +34,8 @@ async def test_a_step_of_branches_is_repeated_from_what_a_bundle_holds(
     step = StepMetrics.model_validate_json((result.output_path / "metrics.jsonl").read_text())
     assert step.masked_tokens == {"inherited": 4}
     assert step.num_output_tokens == step.num_trained_tokens == 3 * 8 - 4
+    assert step.branched_records == {"random": 1}
+    assert step.branch_reuse == 3 * 8 / (3 * 8 - 4)
     assert step.saved_groups == 1.0
     assert step.credit_spread is not None
     assert step.credit_spread > 0

@@ -827,8 +827,8 @@ async def test_no_figure_of_a_step_is_left_empty(
     result = await train(config)
     (line,) = (result.output_path / "metrics.jsonl").read_text().splitlines()
     figures = json.loads(line)
-    # The second belongs to groups that branch.
-    assert set(StepMetrics.model_fields) - figures.keys() == {"skipped", "saved_groups"}
+    of_branches = {"saved_groups", "branch_reuse"}
+    assert set(StepMetrics.model_fields) - figures.keys() == {"skipped", *of_branches}
     scores = [*EQUAL, *MIXED, *MIXED]
     assert figures["reward_mean"] == pytest.approx(sum(scores) / 9)
     deviation = (sum((score - sum(scores) / 9) ** 2 for score in scores) / 9) ** 0.5
@@ -842,7 +842,11 @@ async def test_no_figure_of_a_step_is_left_empty(
     at_rest.add("reward_min")
     at_rest.add("route_conflicts")  # the model is dense
     at_rest.add("loss_metrics")  # the loss is built in
-    at_rest |= {"credit_spread", "teacher_wait_seconds"}  # neither branches nor teachers
+    at_rest |= {
+        "credit_spread",
+        "branched_records",
+        "teacher_wait_seconds",
+    }  # neither branches nor teachers
     assert {name for name, value in figures.items() if not value} <= at_rest
 
 

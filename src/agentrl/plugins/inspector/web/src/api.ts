@@ -84,7 +84,7 @@ export interface Overview {
   updated_at: string;
 }
 
-type Spread = "seconds" | "staleness" | "masked_tokens" | "dropped";
+type Spread = "seconds" | "staleness" | "masked_tokens" | "dropped" | "branched_records";
 
 export interface Curves {
   num_steps: number;

@@ -24,6 +24,8 @@ const MORE = [
   "reward_std", "logprob_gap", "clip_fraction_positive", "clip_fraction_negative", "drop_fraction", "mask_fraction",
   "num_records", "num_trained_records", "num_trained_tokens", "num_output_tokens", "tflops", "mfu",
 ];
+/** Shown of runs whose groups branch; for chains, most of them stand still. */
+const OF_BRANCHES = ["credit_spread", "saved_groups", "branch_reuse", "merge_rollouts"];
 const MOST_MARKS = 60;
 const ENDED = new Set(["completed", "failed"]);
 
@@ -105,6 +107,12 @@ export function RunPage({ run, session }: { run: string; session: Session | null
           <FigureHead of="masked_tokens" />
           <Bars counts={sum("masked_tokens")} />
         </Section>
+        {Object.keys(sum("branched_records")).length > 0 && (
+          <Section title={stepWords("branched_records").name} hint={explained(stepWords("branched_records"))}>
+            <p class="quiet">{stepWords("branched_records").meaning}</p>
+            <Bars counts={sum("branched_records")} />
+          </Section>
+        )}
         <Section title="Reward by tag">
           <p class="quiet">Over the last completed groups.</p>
           <Bars
@@ -172,7 +180,7 @@ function Charts({ run, curves, tick }: { run: string; curves: Curves; tick: numb
   const shown = (isNear && near.value) || curves;
   const charts = useMemo(
     () =>
-      [...SHOWN, ...(all ? MORE : [])].filter((name) => curves.curves[name]).map((name) => ({
+      [...SHOWN, ...(curves.curves["branch_reuse"] ? OF_BRANCHES : []), ...(all ? MORE : [])].filter((name) => curves.curves[name]).map((name) => ({
         words: wordsOf(name),
         lines: [lineOf(name, wordsOf(name).name, shown)],
       })),

@@ -12,10 +12,10 @@ import { explained, FigureHead, useWords } from "../words";
 const FIGURES = [
   "reward_mean", "reward_std", "loss", "grad_norm", "learning_rate", "entropy", "kl", "ratio_mean",
   "ratio_max", "logprob_gap", "clip_fraction", "drop_fraction", "num_groups", "num_records",
-  "num_trained_records", "num_trained_tokens", "num_output_tokens", "turns_mean", "tokens_per_second",
+  "num_trained_records", "num_trained_tokens", "num_output_tokens", "turns_mean", "branch_reuse", "credit_spread", "saved_groups", "tokens_per_second",
   "skipped",
 ];
-const MERGING = ["merge_tokens", "merge_attention", "merge_blocks", "merge_error", "num_forward_tokens", "num_flat_tokens"];
+const MERGING = ["merge_tokens", "merge_rollouts", "merge_attention", "merge_blocks", "merge_error", "num_forward_tokens", "num_flat_tokens"];
 
 export function StepPage({ run, step }: { run: string; step: number }) {
   useTitle(`Step ${step}`);
@@ -65,6 +65,12 @@ export function StepPage({ run, step }: { run: string; step: number }) {
           <Bars counts={(figures["masked_tokens"] as Record<string, number>) ?? masked} />
           <FigureHead of="staleness" />
           <Bars counts={(figures["staleness"] as Record<string, number>) ?? {}} />
+          {figures["branched_records"] && Object.keys(figures["branched_records"]).length > 0 && (
+            <>
+              <FigureHead of="branched_records" />
+              <Bars counts={figures["branched_records"] as Record<string, number>} />
+            </>
+          )}
         </Section>
         </div>
         <div>
