@@ -88,7 +88,7 @@ def test_the_way_leads_from_a_run_to_a_token_and_back(page: Page, inspector: str
     turn = page.get_by_role("region", name="Turn 1")
     expect(turn).to_contain_text("reward 0.250")
     expect(turn).to_contain_text("seat <b>ESCleft</b>, stint 1, earned 0.750")
-    page.get_by_label("Colour tokens by").select_option("logprob")
+    page.get_by_label("Color tokens by").select_option("logprob")
     token = page.locator(".token").first
     seen = "logprob -0.* version 0; advantage 0.700, ratio 0.500, entropy 0, ratio out of range"
     expect(token).to_have_attribute("title", re.compile(seen))
@@ -97,9 +97,9 @@ def test_the_way_leads_from_a_run_to_a_token_and_back(page: Page, inspector: str
         ("entropy", ".unlikely-6"),
         ("masked", ".better-6"),
     ):
-        page.get_by_label("Colour tokens by").select_option(colouring)
+        page.get_by_label("Color tokens by").select_option(colouring)
         expect(page.locator(marked).first).to_be_visible()
-    page.get_by_label("Colour tokens by").select_option("logprob")
+    page.get_by_label("Color tokens by").select_option("logprob")
     assert "colour=logprob" in page.url
     page.get_by_role("link", name="trained at step 1").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Step 1")
@@ -153,7 +153,7 @@ def test_keys_walk_and_search(page: Page, inspector: str) -> None:
     page.keyboard.press("]")
     expect(page.get_by_role("heading", level=1)).to_have_text("train/0/q1/1")
     page.keyboard.press("c")
-    expect(page.get_by_label("Colour tokens by")).to_have_value("logprob")
+    expect(page.get_by_label("Color tokens by")).to_have_value("logprob")
     page.keyboard.press("u")
     expect(page.get_by_role("heading", level=1)).to_have_text("train/0/q1")
     page.keyboard.press("/")
@@ -231,7 +231,7 @@ def test_a_fork_is_shown_beside_its_parent_and_another_can_be_asked_for(
     node = page.locator(".node.forked")
     expect(node).to_contain_text("of forks")
     expect(page.locator(".node.diverges")).to_contain_text("scores diverge here")
-    expect(page.get_by_text("Colours show advantages")).to_be_visible()
+    expect(page.get_by_text("Colors show advantages")).to_be_visible()
     page.get_by_role("link", name="rollout 0, turn 1").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(FORKED_RECORD)
 

@@ -113,6 +113,6 @@ def test_a_record_of_a_hundred_thousand_tokens_is_read(
             page.wait_for_timeout(20)
         expect(page.locator(".token").first).to_be_visible()
     page.keyboard.press("c")
-    expect(page.get_by_label("Colour tokens by")).to_have_value("version")
+    expect(page.get_by_label("Color tokens by")).to_have_value("version")
     what = f"{TURNS} turns of {TOKENS} tokens" if not number else f"{WHOLE_TOKENS} tokens"
     assert longest_block(page, capsys, what) < LONGEST_BLOCK_MS

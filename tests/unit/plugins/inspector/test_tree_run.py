@@ -106,14 +106,14 @@ def test_a_group_shows_where_records_leave_and_what_every_turn_is_worth(
     assert min(scored) <= shared["after"] <= max(scored)
     assert findings(page) == []
 
-    page.get_by_label("Colour turns by").select_option("credit")
+    page.get_by_label("Color turns by").select_option("credit")
     assert "colour=credit" in page.url
     trained = next(turn for turn in rows[0]["turns"] if turn["credit"] is not None)
     sign = "+" if trained["credit"] > 0 else "\u2212" if trained["credit"] < 0 else ""
     value = abs(trained["credit"])
     text = f"{value:.2f}" if value % 1 else f"{value:.0f}"
     expect(cells.nth(trained["index"]).locator("b")).to_have_text(sign + text)
-    expect(page.get_by_label("Colours of credit").locator("li")).to_have_count(6)
+    expect(page.get_by_label("Colors of credit").locator("li")).to_have_count(6)
     assert findings(page) == []
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390

@@ -6,7 +6,7 @@ export const KEYS: [string, string][] = [
   ["j / k", "next or previous row"],
   ["Enter", "open the row"],
   ["[ / ]", "previous or next rollout or step"],
-  ["c", "colour tokens by the next figure"],
+  ["c", "color tokens by the next figure"],
   ["/", "search"],
   ["g", "all runs"],
   ["u", "one level up"],

@@ -26,7 +26,7 @@ export function DecisionsPage({ run }: { run: string }) {
             <table>
               <thead>
                 <tr>
-                  <th scope="col" class="num">Worth fell</th><th scope="col">Before</th><th scope="col">After</th>
+                  <th scope="col" class="num">Change</th><th scope="col">Before</th><th scope="col">After</th>
                   <th scope="col">Turn</th><th scope="col">Question</th>
                   <th scope="col" class="num">Rollouts</th><th scope="col" class="num">Credit</th>
                   <th scope="col" class="num">Step</th><th scope="col">Record</th>

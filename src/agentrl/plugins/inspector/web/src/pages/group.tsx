@@ -143,7 +143,7 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
   return (
     <>
       <p class="quiet">
-        Each branch shows, once, the tokens that its rollouts share. Colours show advantages: orange below 0,
+        Each branch shows, once, the tokens that its rollouts share. Colors show advantages: orange below 0,
         blue above. A bold frame marks the branch where the scores diverge
         {nodes.some((one) => one.is_fork) && "; dashed frames mark branches of forks only"}.
       </p>

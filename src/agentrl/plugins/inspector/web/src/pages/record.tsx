@@ -129,12 +129,12 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
       <Timeline turns={turns.filter((turn) => turn.index >= (value.fork?.turn ?? 0))} value={value} />
       <div class="row bar-row">
         <label class="field inline">
-          <span>Colour tokens by</span>
+          <span>Color tokens by</span>
           <select value={colouring} onChange={(event) => keep(event.currentTarget.value)}>
             {COLOURS.map(([name, text]) => <option key={name} value={name}>{text}</option>)}
           </select>
         </label>
-        <button type="button" class="hidden" data-key="colour" tabIndex={-1} onClick={() => keep(nextColour)}>Next colour</button>
+        <button type="button" class="hidden" data-key="colour" tabIndex={-1} onClick={() => keep(nextColour)}>Next color</button>
         <TokenLegend colouring={colouring} />
         {isRunning && (
           <label class="field inline">

@@ -21,7 +21,7 @@ export const COLOURS: [Colouring, string][] = [
 const LEGENDS: Record<Colouring, string> = {
   none: "",
   logprob: "dark: the token was unlikely for the sampler (logprob of −5 or less)",
-  version: "one colour per version",
+  version: "one color per version",
   advantage: "orange: worse than the group, blue: better; value of the last step that used the turn",
   ratio: "plain: 1; orange: the token is less likely for the trainer than for the sampler, blue: more likely",
   entropy: "dark: high entropy (2 nats or more)",

@@ -27,7 +27,7 @@ export function TurnTree({ run, task, rows }: { run: string; task: string; rows:
     <Section
       title="Turns"
       aside={
-        <Field label="Colour turns by">
+        <Field label="Color turns by">
           <select value={colouring} onChange={(event) => choose(event.currentTarget.value)}>
             <option value="worth">worth</option>
             <option value="credit">credit</option>
@@ -41,7 +41,7 @@ export function TurnTree({ run, task, rows }: { run: string; task: string; rows:
           : "Credit: the advantage with which the last step trained a turn; – where none did."}{" "}
         A line shows which turn a branch continues; × counts the scored rollouts through a turn.
       </p>
-      <ul class="scale" aria-label={`Colours of ${colouring}`}>
+      <ul class="scale" aria-label={`Colors of ${colouring}`}>
         {STEPS.map((step) => (
           <li key={step} class={scoreClass(step)}>
             {colouring === "worth" ? `${step === 0 ? "≤ " : step === 1 ? "≥ " : ""}${step}` : signed((2 * step - 1) * largest)}
