@@ -1,6 +1,10 @@
-"""Creates docs/images/inspector-*.png: pages of `agentrl ui --example`, light and dark.
+"""Creates docs/images/inspector-*.png: pages of `agentrl ui`, light and dark.
 
-.venv/bin/python scripts/inspector_pictures.py [--out docs/images]
+    .venv/bin/python scripts/inspector_pictures.py
+    .venv/bin/agentrl run --rollouts tree --branch_rule entropy --max_steps 10 --eval_strategy no --run_name trees
+    .venv/bin/python scripts/inspector_pictures.py --trees output/trees/config.yaml
+
+Without `--trees`, the pages are those of the example; with it, those of a run that branches.
 """
 
 import argparse
@@ -46,9 +50,9 @@ class Shown:
 
 
 @contextmanager
-def inspector() -> Iterator[str]:
-    """Serve the pages of the example; yields the address that opens them."""
-    command = [sys.executable, "-m", "agentrl", "ui", "--example"]
+def inspector(*flags: str) -> Iterator[str]:
+    """Serve the pages of a run; yields the address that opens them."""
+    command = [sys.executable, "-m", "agentrl", "ui", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ui:
         assert ui.stdout is not None
         yield ui.stdout.readline().strip()
@@ -84,17 +88,34 @@ def draw(page: Page, base: str, shown: Shown, out: Path, scheme: str) -> None:
         page.screenshot(path=out / f"inspector-{name}-{scheme}.png")
 
 
+def draw_trees(page: Page, base: str, run: str, out: Path, scheme: str) -> None:
+    """Write a picture of a run's worst decisions, and of the turns around the first of them."""
+    page.goto(f"{base}{run}/decisions")
+    first = page.get_by_role("region", name="Worst decisions").get_by_role("link").first
+    first.wait_for()
+    page.screenshot(path=out / f"inspector-decisions-{scheme}.png")
+    first.click()
+    page.locator(".turn-cell[aria-current]").wait_for()
+    page.wait_for_load_state("networkidle")
+    turns = page.locator("section", has=page.get_by_role("heading", name="Turns", exact=True))
+    turns.screenshot(path=out / f"inspector-turns-{scheme}.png")
+
+
 def main() -> None:
     """Draw the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs/images")
+    parser.add_argument("--trees", type=Path, metavar="CONFIG", help="a run that branches")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     assert chromium is not None, "needs a browser (scripts/install_desktop)"
-    with inspector() as address, sync_playwright() as play:
-        base = re.match(r"http://[^/]+", address)
-        assert base is not None, address
+    trees: Path | None = arguments.trees
+    flags = ("--example",) if trees is None else ("--config", str(trees))
+    with inspector(*flags) as address, sync_playwright() as play:
+        opened = re.match(r"(http://[^/]+)(/runs/[^?]+)?", address)
+        assert opened is not None, address
+        base, run = opened[1], opened[2]
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
         for scheme in schemes:
@@ -106,7 +127,10 @@ def main() -> None:
             page.set_default_timeout(_LONGEST_MS)
             page.goto(address)
             page.get_by_role("heading", level=1).wait_for()
-            draw(page, base[0], chosen(page, base[0], "example"), arguments.out, scheme)
+            if trees is None:
+                draw(page, base, chosen(page, base, "example"), arguments.out, scheme)
+            else:
+                draw_trees(page, base, run, arguments.out, scheme)
             page.close()
 
 
