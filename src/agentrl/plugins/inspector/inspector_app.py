@@ -317,10 +317,14 @@ async def _groups(store: TrajectoryStore, request: Request) -> Any:
         order, _, task_id = given.pop("after").partition(":")
         after = Place(_parse_integer(order), task_id)
     newest = given.pop("newest", "") == "1"
-    page = await store.browse.groups(
-        GroupFilter.model_validate(given), limit=GROUPS_A_PAGE, newest=newest, after=after
-    )
+    wanted = GroupFilter.model_validate(given)
+    page = await store.browse.groups(wanted, limit=GROUPS_A_PAGE, newest=newest, after=after)
+    counts = (await store.reports.by_split()).get(wanted.split)
     return {
+        # How many match is known only of all of a split.
+        "total": counts.num_groups
+        if counts and wanted == GroupFilter(split=wanted.split)
+        else None,
         "groups": [group.model_dump(mode="json") for group in page.groups],
         "next": None if page.next is None else f"{page.next.order}:{page.next.task_id}",
     }
@@ -419,7 +423,12 @@ async def _questions(store: TrajectoryStore, request: Request) -> Any:
 
 async def _search(store: TrajectoryStore, request: Request) -> Any:
     found = await store.browse.search(_text_parameter(request, "q"), limit=PASSAGES)
-    return found.model_dump(mode="json")
+    rows = await store.browse.rows(sorted({one.task_id for one in found.found}))
+    scores = {one.record_id: one.score for row in rows for one in row.tries}
+    answer = found.model_dump(mode="json")
+    for one in answer["found"]:
+        one["score"] = scores.get(one["record_id"])
+    return answer
 
 
 async def _set_control(store: TrajectoryStore, request: Request) -> Any:

@@ -109,8 +109,12 @@ def test_groups_are_filtered_and_the_filter_is_in_the_address(page: Page, inspec
     opened(page, inspector, f"/runs/{RUN}/groups")
     rows = page.locator(".group-row")
     expect(rows).to_have_count(3)
+    expect(page.get_by_role("status")).to_have_text("3 groups")
+    expect(page.get_by_label("Cells")).to_contain_text("left out of training")
+    expect(rows.last).to_contain_text("mean 0.50 · 2 turns · ")
     page.get_by_label("Tag").fill("counting")
     expect(rows).to_have_count(1)
+    expect(page.get_by_role("status")).to_have_text("1 group")
     assert "tag=counting" in page.url
     page.get_by_role("button", name="Clear").click()
     expect(rows).to_have_count(3)
@@ -120,6 +124,16 @@ def test_groups_are_filtered_and_the_filter_is_in_the_address(page: Page, inspec
     expect(page.get_by_role("alert")).to_contain_text("min_score")
     page.reload()
     expect(page.get_by_label("Score from")).to_have_value("much")
+
+
+def test_a_search_says_how_much_it_found_and_scores_it(page: Page, inspector: str) -> None:
+    opened(page, inspector, f"/runs/{RUN}/search?q=nowhere-to-be-found")
+    expect(page.get_by_role("status")).to_contain_text("No text contains all of these words")
+    opened(page, inspector, f"/runs/{RUN}/search?q=marvellous")
+    hits = page.locator(".passages li")
+    expect(page.get_by_role("status")).to_contain_text(f"{hits.count()} texts contain")
+    hit = hits.filter(has=page.get_by_role("link", name="train/0/q0/1"))
+    expect(hit.locator(".chip")).to_have_text("1")
 
 
 def test_hostile_texts_stay_texts(page: Page, inspector: str) -> None:

@@ -456,6 +456,7 @@ export interface Passage {
   record_id: string | null;
   turn: number | null;
   text: string;
+  score: number | null;
 }
 
 export interface Passages {

@@ -27,6 +27,7 @@ const ROW_HEIGHT = 46;
 interface Page {
   groups: GroupRow[];
   next: string | null;
+  total: number | null;
 }
 
 export function GroupsPage({ run }: { run: string }) {
@@ -89,6 +90,7 @@ export function GroupsPage({ run }: { run: string }) {
 function Rows({ run, filters }: { run: string; filters: Record<string, string> }) {
   const [groups, setGroups] = useState<GroupRow[]>([]);
   const [next, setNext] = useState<string | null>("");
+  const [total, setTotal] = useState<number | null>(null);
   const [error, setError] = useState<string | null>(null);
   const [busy, setBusy] = useState(false);
   const { tick } = useNews(run);
@@ -99,6 +101,7 @@ function Rows({ run, filters }: { run: string; filters: Record<string, string> }
       const page = await ask<Page>(ofRun(run, "groups", { ...filters, after }));
       setGroups((old) => (after ? [...old, ...page.groups] : page.groups));
       setNext(page.next);
+      setTotal(page.total);
       setError(null);
     } catch (problem) {
       setError((problem as Error).message);
@@ -124,9 +127,18 @@ function Rows({ run, filters }: { run: string; filters: Record<string, string> }
   return (
     <>
       {error && <Problem text={error} />}
-      <p class="quiet" role="status">
-        {groups.length} groups{next ? (busy ? ", looking for more…" : " and more") : ""}
-      </p>
+      <div class="row bar-row">
+        <span class="quiet" role="status">
+          {number(total ?? groups.length)} {(total ?? groups.length) === 1 ? "group" : "groups"}
+          {total === null && next && (busy ? ", looking for more…" : " and more")}
+        </span>
+        <ul class="legend" aria-label="Cells">
+          {[0, 0.25, 0.5, 0.75, 1].map((score) => <li key={score}><span class={`cell ${scoreClass(score)}`}>{cellText(score)}</span></li>)}
+          <li><span class="cell score-2 dropped">.5</span> left out of training</li>
+          <li><span class="cell state-failed">×</span> failed</li>
+          <li><span class="cell state-pending">·</span> waiting or running</li>
+        </ul>
+      </div>
       {!groups.length && busy && <Loading />}
       <div ref={box} class="rows card" tabIndex={0} role="region" aria-label="Groups">
         <div style={{ height: `${virtual.getTotalSize()}px`, position: "relative" }}>
@@ -158,12 +170,27 @@ function Row({ run, group }: { run: string; group: GroupRow }) {
       <span class="cells">
         {group.tries.map((one) => <Cell key={one.record_id} run={run} one={one} />)}
       </span>
+      <span class="group-facts quiet">{means(group.tries)}</span>
       <span class="group-end quiet">
         {steps.size > 0 && `step ${[...steps].join(", ")}`}
         {group.status !== "completed" && <Badge kind="live">open</Badge>}
       </span>
     </>
   );
+}
+
+/** The mean score, turns and sampled tokens of the rollouts that have ended. */
+function means(tries: Try[]): string {
+  const mean = (values: number[]) => values.reduce((sum, value) => sum + value, 0) / values.length;
+  const scored = tries.filter((one) => one.score !== null);
+  if (!scored.length) return "";
+  const score = mean(scored.map((one) => one.score ?? 0));
+  const [turns, tokens] = [mean(scored.map((one) => one.num_turns)), mean(scored.map((one) => one.num_output_tokens))];
+  return `mean ${number(score, 2)} · ${number(turns, 1)} turns · ${number(Math.round(tokens))} tokens`;
+}
+
+function cellText(score: number): string {
+  return number(score, 1).replace(/^0\./, ".");
 }
 
 export function Cell({ run, one }: { run: string; one: Try }) {
@@ -174,7 +201,7 @@ export function Cell({ run, one }: { run: string; one: Try }) {
   const state = one.status === "scored" ? scoreClass(one.score) : `state-${one.status}`;
   return (
     <Link class={`cell ${state}${dropped ? " dropped" : ""}`} href={recordPath(run, one.record_id)} title={text} aria-label={text}>
-      {one.score !== null ? number(one.score, 1).replace(/^0\./, ".") : one.status === "failed" ? "×" : "·"}
+      {one.score !== null ? cellText(one.score) : one.status === "failed" ? "×" : "·"}
     </Link>
   );
 }

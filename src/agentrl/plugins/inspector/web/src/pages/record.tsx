@@ -74,7 +74,7 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
         <Section title="Result">
           <h3>Question</h3>
           <LongText run={run} text={value.task.query ?? null} plain label="Question" />
-          <h3>Answer</h3>
+          <h3>Answer {record.score && <ScoreChip score={record.score.value} />}</h3>
           {record.final_answer ? <LongText run={run} text={record.final_answer} plain label="Answer" /> : <p class="quiet">None.</p>}
           <h3>Reference</h3>
           {value.task.answer ? <LongText run={run} text={value.task.answer} plain label="Reference" /> : <p class="quiet">None.</p>}

@@ -40,7 +40,7 @@ export function RunPage({ run, session }: { run: string; session: Session | null
   const queueWords = useWords("queue");
   const stepWords = useWords("step");
   const queue = (key: string, value: string): Fact => [queueWords(key).name, value, explained(queueWords(key))];
-  if (overview.error && !view) return <><Crumbs run={run} /><Problem text={overview.error} /></>;
+  if (overview.error && !view) return <><Crumbs run={run} /><h1>{run}</h1><Problem text={overview.error} /></>;
   if (!view) return <Loading />;
   const sum = (name: keyof Curves["totals"]) => steps?.totals[name] ?? {};
   return (
@@ -95,7 +95,7 @@ export function RunPage({ run, session }: { run: string; session: Session | null
             ]}
           />
           <h3>Records by state</h3>
-          <Bars counts={view.progress.records} />
+          <Bars counts={ENDED.has(view.status) ? withoutQueue(view.progress.records) : view.progress.records} />
         </Section>
         <Section title={stepWords("staleness").name} hint={explained(stepWords("staleness"))}>
           <p class="quiet">{stepWords("staleness").meaning}</p>
@@ -128,6 +128,11 @@ export function RunPage({ run, session }: { run: string; session: Session | null
       <Config run={run} />
     </>
   );
+}
+
+/** The records of a run that has ended: what it never needed does not wait any more. */
+function withoutQueue({ pending, ...others }: Record<string, number>): Record<string, number> {
+  return pending ? { ...others, "not started": pending } : others;
 }
 
 /** The lines of one figure, with the band between the ends of what a point stands for. */

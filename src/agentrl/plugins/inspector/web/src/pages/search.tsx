@@ -2,7 +2,7 @@
 
 import { Link, useSearch } from "wouter-preact";
 import { ofRun, type Passages, useAsk } from "../api";
-import { Badge, Crumbs, groupPath, Loading, Problem, recordPath, useTitle } from "../parts";
+import { Badge, Crumbs, groupPath, Loading, Problem, recordPath, ScoreChip, useTitle } from "../parts";
 import { Excerpt } from "../texts";
 
 export function SearchPage({ run }: { run: string }) {
@@ -19,8 +19,8 @@ export function SearchPage({ run }: { run: string }) {
       {value && (
         <>
           <p class="quiet" role="status">
-            {value.found.length}{value.is_cut ? " and more" : ""} texts that contain all words, or the phrases in
-            quotation marks.
+            {value.found.length === 0 ? "No text contains" : value.found.length === 1 && !value.is_cut ? "1 text contains" : `${value.found.length}${value.is_cut ? " and more" : ""} texts contain`}{" "}
+            all of these words, and phrases in quotation marks as they stand.
             {!value.has_words && " This run was written by an earlier release: its texts are not indexed."}
             {!value.has_turn_words && (
               <> Model outputs and tool results are not indexed; <code>agentrl ui --index_texts --run_name {run}</code> indexes them.</>
@@ -37,7 +37,8 @@ export function SearchPage({ run }: { run: string }) {
                 >
                   {one.record_id ?? one.task_id}{one.turn !== null && `, turn ${one.turn}`}
                 </Link>{" "}
-                <Badge kind="plain">{one.kind}</Badge>
+                <Badge kind="plain">{one.kind}</Badge>{" "}
+                {one.score !== null && <ScoreChip score={one.score} />}
                 <div><Excerpt text={one.text} words={words} /></div>
               </li>
             ))}
