@@ -3,10 +3,12 @@
 Input: a store. Output: dictionaries, each with what it was computed from.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
+from statistics import median
 from typing import Any, Literal
 
 from agentrl.plugins.inspector.run_answers import common_text, consumer_of, run_of
@@ -20,6 +22,7 @@ from agentrl.store.views.behavior import (
     TOOL_ROLLOUTS_A_STEP,
     QuestionTime,
     RolloutFacts,
+    ToolCallTime,
     ToolFailure,
 )
 
@@ -65,8 +68,32 @@ async def failure_kinds(store: TrajectoryStore) -> dict[str, Any]:
         "num_rollouts": num_rollouts,
         "kinds": [one.model_dump(mode="json") for one in kinds],
         "num_tool_rollouts": TOOL_ROLLOUTS,
+        "times": _tool_times(await store.behavior.tool_call_times()),
         "tools": [{"num": len(found), **found[-1].model_dump(mode="json")} for found in ordered],
     }
+
+
+def _tool_times(calls: Sequence[ToolCallTime]) -> list[dict[str, Any]]:
+    """Return the times of each tool, the tool with the most time in total first."""
+    by_tool: defaultdict[str, list[ToolCallTime]] = defaultdict(list)
+    for call in calls:
+        by_tool[call.tool].append(call)
+    found = []
+    for tool, of_tool in by_tool.items():
+        of_tool.sort(key=attrgetter("seconds"))
+        times = [call.seconds for call in of_tool]
+        found.append(
+            {
+                "tool": tool,
+                "num": len(times),
+                "num_errors": sum(call.is_error for call in of_tool),
+                "median": median(times),
+                "p95": times[math.ceil(0.95 * len(times)) - 1],
+                "total": sum(times),
+                "slowest": of_tool[-1].model_dump(mode="json"),
+            }
+        )
+    return sorted(found, key=itemgetter("total"), reverse=True)
 
 
 async def questions(

@@ -26,7 +26,9 @@ TOOL_ROLLOUTS_A_STEP = 12
 FAILURE_GROUPS = 2000
 """Newest groups whose outcomes are counted."""
 TOOL_ROLLOUTS = 400
-"""Newest rollouts whose tool errors are read."""
+"""Newest rollouts whose tool results are read."""
+TIMED_TURNS = 4000
+"""Turns of them whose tools are timed."""
 QUESTION_KEYS = 60_000
 """Rollouts that the means of questions are computed from."""
 RUNNING_SHOWN = 100
@@ -68,6 +70,16 @@ class ToolFailure(Value):
     turn: int
     tool: str
     text: str
+
+
+class ToolCallTime(Value):
+    """How long a tool took to answer a call."""
+
+    record_id: str
+    turn: int
+    tool: str
+    seconds: float
+    is_error: bool
 
 
 class QuestionTime(Value):
@@ -185,12 +197,36 @@ class BehaviorRepository(Repository):
     @operation("read tool errors")
     async def tool_failures(self) -> list[ToolFailure]:
         """Return what tools reported as errors in the newest rollouts."""
-        newest = self._db.record_data.find({"split": "train"}, {"_id": 1})
-        ids = [
-            one["_id"]
-            async for one in newest.sort([("split", -1), ("order", -1)]).limit(TOOL_ROLLOUTS)
+        return await self._tool_failures([*await self._newest_rollouts()], TOOL_ROLLOUTS)
+
+    @operation("read how long tools took")
+    async def tool_call_times(self) -> list[ToolCallTime]:
+        """Return the calls of the newest rollouts that a tool answered; not the copies in branches."""
+        num_copied = await self._newest_rollouts()
+        of_tools = ("tool_results.name", "tool_results.seconds", "tool_results.is_error")
+        found = self._db.turns.find(
+            {"record_id": {"$in": [*num_copied]}}, shown("record_id", "index", *of_tools)
+        )
+        return [
+            ToolCallTime(
+                record_id=turn["record_id"],
+                turn=turn["index"],
+                tool=result["name"],
+                seconds=result.get("seconds", 0.0),
+                is_error=result.get("is_error", False),
+            )
+            async for turn in found.limit(TIMED_TURNS)
+            if turn["index"] >= num_copied[turn["record_id"]]
+            for result in turn["tool_results"]
         ]
-        return await self._tool_failures(ids, TOOL_ROLLOUTS)
+
+    async def _newest_rollouts(self) -> dict[str, int]:
+        """Return the ids of the newest rollouts, and how many turns each copied from another."""
+        newest = self._db.record_data.find({"split": "train"}, shown("branch.turn"))
+        return {
+            one["_id"]: (one.get("branch") or {}).get("turn", 0)
+            async for one in newest.sort([("split", -1), ("order", -1)]).limit(TOOL_ROLLOUTS)
+        }
 
     async def _tool_failures(self, record_ids: Sequence[str], limit: int) -> list[ToolFailure]:
         """Return what tools reported as errors; a call that could not be read is among them."""

@@ -18,7 +18,7 @@ from agentrl.errors import StoreError
 from agentrl.plugins.inspector.inspector_app import PAGES, InspectorApp
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.runtime.ports import free_port
-from agentrl.schema import Run, ToolResult, TurnWorth
+from agentrl.schema import BranchPoint, Run, ToolResult, TurnWorth
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -317,6 +317,30 @@ async def test_tool_errors_are_grouped_with_an_example(
     (tool,) = (await answer(client, "failures"))["tools"]
     assert (tool["num"], tool["tool"], tool["text"]) == (2, "lookup", "no item 4711")
     assert tool["turn"] == 0
+
+
+async def test_calls_are_timed_by_tool_without_the_copies_in_branches(
+    client: httpx.AsyncClient, store: TrajectoryStore
+) -> None:
+    await store.tasks.add([make_task(50, num_generations=20)])
+    for number in range(1, 21):
+        record = await claim(store)
+        turn = make_turn(record, 0, num_output=4, text="I look.")
+        await store.turns.append(turn, record.fence)
+        result = ToolResult(
+            call_id="c1", name="search", content="", seconds=number, is_error=number % 10 == 0
+        )
+        await store.turns.set_tool_results(turn.id, record.id, record.fence, [result])
+        await play(store, record, score=0.0, num_turns=0)
+    copied = BranchPoint(record_id="train/0/q50/0", attempt=1, turn=1, rule="random")
+    await store.database.record_data.update_one(
+        {"_id": record.id}, {"$set": {"branch": copied.model_dump()}}
+    )
+    search, lookup = (await answer(client, "failures"))["times"]
+    assert (search["tool"], search["num"], search["num_errors"]) == ("search", 19, 1)
+    assert (search["median"], search["p95"], search["total"]) == (10, 19, 190)
+    assert search["slowest"]["seconds"] == 19
+    assert lookup["median"] == 0.25
 
 
 async def test_a_group_names_those_of_the_same_question_in_other_epochs(

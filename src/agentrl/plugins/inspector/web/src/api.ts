@@ -408,6 +408,15 @@ export interface FailureKinds {
   num_rollouts: number;
   kinds: { kind: string; num: number; task_id: string; record_id: string | null; reply: string }[];
   num_tool_rollouts: number;
+  times: {
+    tool: string;
+    num: number;
+    num_errors: number;
+    median: number;
+    p95: number;
+    total: number;
+    slowest: { record_id: string; turn: number; seconds: number };
+  }[];
   tools: { num: number; record_id: string; turn: number; tool: string; text: string }[];
 }
 

@@ -7,7 +7,7 @@ import {
   useAsk, useNews,
 } from "../api";
 import {
-  Ago, Field, groupPath, Loading, number, Problem, recordPath, RunHead, runPath, scoreClass, Section, SplitOptions,
+  Ago, Field, groupPath, Loading, number, Problem, recordPath, RunHead, runPath, scoreClass, seconds, Section, SplitOptions,
   stepPath,
 } from "../parts";
 import { Block, visible } from "../texts";
@@ -206,6 +206,7 @@ export function FailuresPage({ run, session }: { run: string; session: Session |
               ))}
             </ul>
           </Section>
+          <ToolTimes run={run} found={value} />
           <Section
             title="Tool errors, by tool and text"
             aside={<span class="quiet">in the newest {number(value.num_tool_rollouts)} rollouts; numbers and ids count as equal</span>}
@@ -227,6 +228,45 @@ export function FailuresPage({ run, session }: { run: string; session: Session |
       )}
       <ErrorsCard run={run} tick={tick} may={session?.may_control ?? false} />
     </>
+  );
+}
+
+/** How long calls took by tool, and how many were errors. */
+function ToolTimes({ run, found }: { run: string; found: FailureKinds }) {
+  return (
+    <Section
+      title="Tools"
+      aside={<span class="quiet">answered calls in the newest {number(found.num_tool_rollouts)} rollouts; most time in total first</span>}
+    >
+      {!found.times.length && <p class="quiet">No tool was called.</p>}
+      {found.times.length > 0 && (
+        <div class="scroll" tabIndex={0} role="region" aria-label="Tools">
+          <table>
+            <thead>
+              <tr>
+                <th scope="col">Tool</th><th scope="col" class="num">Calls</th>
+                <th scope="col" class="num">Errors</th><th scope="col" class="num">Median</th>
+                <th scope="col" class="num">95th percentile</th><th scope="col" class="num">Total</th>
+                <th scope="col">Slowest</th>
+              </tr>
+            </thead>
+            <tbody>
+              {found.times.map((one) => (
+                <tr key={one.tool}>
+                  <td><code>{one.tool ? visible(one.tool) : "a call that could not be read"}</code></td>
+                  <td class="num">{number(one.num)}</td>
+                  <td class="num">{number(one.num_errors)}{one.num_errors > 0 && ` (${number((100 * one.num_errors) / one.num, 1)} %)`}</td>
+                  <td class="num">{seconds(one.median)}</td>
+                  <td class="num">{seconds(one.p95)}</td>
+                  <td class="num">{seconds(one.total)}</td>
+                  <td><Link href={recordPath(run, one.slowest.record_id, { turn: String(one.slowest.turn) })}>{seconds(one.slowest.seconds)}</Link></td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </Section>
   );
 }
 
