@@ -196,8 +196,10 @@ class BehaviorRepository(Repository):
 
     @operation("read tool errors")
     async def tool_failures(self) -> list[ToolFailure]:
-        """Return what tools reported as errors in the newest rollouts."""
-        return await self._tool_failures([*await self._newest_rollouts()], TOOL_ROLLOUTS)
+        """Return what tools reported as errors in the newest rollouts; not the copies in branches."""
+        num_copied = await self._newest_rollouts()
+        found = await self._tool_failures([*num_copied], TOOL_ROLLOUTS)
+        return [failure for failure in found if failure.turn >= num_copied[failure.record_id]]
 
     @operation("read how long tools took")
     async def tool_call_times(self) -> list[ToolCallTime]:

@@ -336,7 +336,9 @@ async def test_calls_are_timed_by_tool_without_the_copies_in_branches(
     await store.database.record_data.update_one(
         {"_id": record.id}, {"$set": {"branch": copied.model_dump()}}
     )
-    search, lookup = (await answer(client, "failures"))["times"]
+    found = await answer(client, "failures")
+    search, lookup = found["times"]
+    assert sum(tool["num"] for tool in found["tools"]) == 1
     assert (search["tool"], search["num"], search["num_errors"]) == ("search", 19, 1)
     assert (search["median"], search["p95"], search["total"]) == (10, 19, 190)
     assert search["slowest"]["seconds"] == 19

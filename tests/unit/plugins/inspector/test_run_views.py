@@ -136,9 +136,13 @@ def follow_tab(page: Page, name: str) -> None:
 
 def test_tabs_lead_to_what_the_run_has(example: Page) -> None:
     tabs = example.get_by_role("navigation", name="Pages of").get_by_role("link")
-    pages = ["Overview", "Steps", "Groups", "Questions", "Evaluations", "Distributions", "Failures"]
-    expect(tabs).to_have_text(pages)
+    pages = ["Overview", "Steps", "Groups", "Questions", "Evaluations"]
+    expect(tabs).to_have_text([*pages, "Worst decisions", "Distributions", "Failures"])
     expect(example.get_by_text("imported", exact=True)).to_be_visible()
+    follow_tab(example, "Worst decisions")
+    expect(example.get_by_text("are chains")).to_be_visible()
+    expect(example.get_by_text("--rollouts tree")).to_be_visible()
+    follow_tab(example, "Overview")
 
 
 def test_sizes_of_rollouts_are_shown_by_step_and_lead_to_them(example: Page) -> None:
