@@ -36,7 +36,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="agentrl-chaos-") as scratch:
         folder = arguments.keep or Path(scratch)
         found = play(folder, arguments.faults, seed, arguments.rollouts)
-    failed = [name for name in MUST_BE_ZERO if found[name]]
+    failed = [name for name in (*MUST_BE_ZERO, "unexpected_exits") if found[name]]
     if not arguments.json:
         said = ", ".join(failed) or "nothing lost, nothing twice"
         sys.stdout.write(f"{found['faults']} faults (seed {seed}): {said}\n")

@@ -1,10 +1,11 @@
 """A whole run under faults of every process, of the network, the clock and the disk.
 
-Everything is real but the model: a scripted engine answers over real HTTP. A killed process is
-started again, the mongod on the same data.
+Everything is real but what a model says: one of two engines answers by script, over real HTTP, and
+the other computes an untrained model. A killed process is started again, the mongod on the same data.
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 import random
@@ -23,20 +24,23 @@ from chaos import sampler, slow_scorer, trainer
 from chaos.databases import ReplicaSet, SingleMongod, can_mount, replica_set, single_mongod
 from chaos.journal import Journal
 from chaos.network import Network, network
-from chaos.plan import LINKS, PROCESSES, Kind, Strike, plan
+from chaos.plan import BAD_CONTROLS, LINKS, PROCESSES, Kind, Strike, plan
 from chaos.processes import Member, running
+from chaos.spoiling import Facts, damage_newest_checkpoint, exchange, with_little_memory
 from chaos.verdict import Verdict, judge
-from harness.scripted_engine import ScriptedEngine, serve_script
+from harness.scripted_engine import serve_script
 from support.play import TOOL_SERVER, tool_call
 from support.training import write_model
 
 from agentrl.cli.main import main as agentrl
 from agentrl.errors import StoreError
+from agentrl.plugins.engine.__main__ import main as engine
 from agentrl.renderers.renderer import Renderer
 from agentrl.runtime.ports import ReservedPort
 from agentrl.runtime.processes.child_processes import end_with_parent
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
+from agentrl.trainer.checkpoint import checkpoint_paths
 
 log = logging.getLogger("chaos")
 T = TypeVar("T")
@@ -50,6 +54,9 @@ LEASE_SECONDS = 6
 MODEL_SECONDS = 0.25
 NUM_TOOL_CALLS = 3
 MAX_STALENESS = 4
+RETAIN_STEPS = 2
+STOP_SECONDS = 60.0
+"""How long a process may take to end that was asked to."""
 PATIENCE_SECONDS = 90.0
 REFUSED_STARTS = (
     "StoreUnreachable: connect: ",
@@ -148,11 +155,20 @@ class Chaos:
     network: Network
     journal: Journal
     rollouts: Rollouts
+    folder: Path
+    uri_of: Callable[[str], str]
+    """Connection string of another database of the mongod."""
+    engine_url: str
     restarts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
     num_refused_starts: int = 0
     num_groups: int = 0
+
+    @property
+    def output(self) -> Path:
+        """Where the trainer writes."""
+        return self.folder / "output"
 
     def tend(self) -> None:
         """Start again what ended by itself; that is not supposed to happen.
@@ -197,39 +213,96 @@ class Chaos:
         self.num_groups += GROUPS_AT_ONCE
 
     async def carry_out(self, strike: Strike) -> None:
-        """Let one fault happen, and note when it began and ended."""
-        began = time.monotonic()
-        if strike.kind in ("sampler", "scorer", "trainer", "supervisor"):
-            member = self.members[strike.victim]
-            alone_until = member.started + strike.seconds
+        """Let one fault happen, and note when it began, when it ended, and what came of it."""
+        if strike.victim in self.members:
+            alone_until = self.members[strike.victim].started + strike.seconds
             await asyncio.sleep(max(0.0, alone_until - time.monotonic()))
-            began = time.monotonic()
-            member.kill()
-            self.start(member)
-            self.restarts[strike.kind] += 1
-        elif strike.kind == "launcher":
-            await self._lose_everything()
-            self.restarts[strike.kind] += 1
-        elif strike.kind == "stall":
-            self.members[strike.victim].signal(signal.SIGSTOP)
-            await asyncio.sleep(LEASE_SECONDS + 1)
-            self.members[strike.victim].signal(signal.SIGCONT)
-        elif strike.kind == "tools":
-            self.tools.kill()
-            await asyncio.sleep(TOOLS_AWAY_SECONDS)
-            self.tools.start()
-            await self.tools.until_listening()
-            self.restarts[strike.kind] += 1
-        elif strike.kind == "network":
-            link = self.network.links[strike.victim]
-            link.begin(strike.hole)
-            await asyncio.sleep(strike.seconds)
-            link.end()
-        else:
-            await self._strike_database(strike)
+        began = time.monotonic()
+        handler = getattr(self, f"_strike_{strike.kind}", self._strike_database)
+        facts = await handler(strike)
         self.faults[strike.kind] += 1
-        facts = {"fault": strike.kind, "victim": strike.victim, "began": began}
-        self.journal.write("fault", **facts, ended=time.monotonic())
+        noted = {"fault": strike.kind, "victim": strike.victim, "how": strike.how, "began": began}
+        self.journal.write("fault", **noted, **(facts or {}), ended=time.monotonic())
+
+    async def _strike_sampler(self, strike: Strike) -> None:
+        member = self.members[strike.victim]
+        member.kill()
+        self.start(member)
+        self.restarts[strike.kind] += 1
+
+    _strike_scorer = _strike_trainer = _strike_supervisor = _strike_sampler
+
+    async def _strike_launcher(self, strike: Strike) -> None:
+        await self._lose_everything()
+        self.restarts[strike.kind] += 1
+
+    async def _strike_stall(self, strike: Strike) -> None:
+        self.members[strike.victim].signal(signal.SIGSTOP)
+        await asyncio.sleep(LEASE_SECONDS + 1)
+        self.members[strike.victim].signal(signal.SIGCONT)
+
+    async def _strike_tools(self, strike: Strike) -> None:
+        self.tools.kill()
+        await asyncio.sleep(TOOLS_AWAY_SECONDS)
+        self.tools.start()
+        await self.tools.until_listening()
+        self.restarts[strike.kind] += 1
+
+    async def _strike_network(self, strike: Strike) -> None:
+        link = self.network.links[strike.victim]
+        link.begin("cut" if strike.how == "cut" else "silence")
+        await asyncio.sleep(strike.seconds)
+        link.end()
+
+    async def _strike_stop(self, strike: Strike) -> Facts:
+        """End one process as a scheduler does; its launcher starts it again."""
+        member = self.members[strike.victim]
+        asked = time.monotonic()
+        member.signal(signal.Signals[strike.how])
+        await asyncio.to_thread(member.process.join, STOP_SECONDS)
+        status = member.process.exitcode
+        if status is None:
+            member.kill()
+        facts = {"status": status, "seconds": time.monotonic() - asked, "said": member.last_line()}
+        self.start(member)
+        self.restarts[strike.kind] += 1
+        return facts
+
+    async def _strike_checkpoint(self, strike: Strike) -> Facts:
+        """Damage the newest checkpoint while the trainer is down."""
+        trainer = self.members["trainer"]
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            await self.patiently(self.store.runs.get)
+            while len(checkpoint_paths(self.output)) < 2 and time.monotonic() < deadline:
+                self.tend()
+                await asyncio.sleep(0.2)
+            trainer.kill()
+            facts = damage_newest_checkpoint(self.output, strike.how)
+            self.start(trainer)
+            self.restarts[strike.kind] += 1
+            if facts is not None:
+                return {**facts, "started": trainer.started}
+            assert time.monotonic() < deadline, "the trainer saved no two checkpoints"
+
+    async def _strike_control(self, strike: Strike) -> None:
+        """Write a value into the run's document that nobody can follow, and the former one back."""
+        field = f"control.{strike.how}"
+        runs = self.store.database["runs"]
+        before = ((await runs.find_one({})) or {}).get("control", {})
+        await runs.update_one({}, {"$set": {field: BAD_CONTROLS[strike.how]}})
+        await asyncio.sleep(strike.seconds)
+        await runs.update_one({}, {"$set": {field: before.get(strike.how)}})
+
+    async def _strike_memory(self, strike: Strike) -> Facts:
+        engine = self.members["engine"]
+        facts = await with_little_memory(engine, self.engine_url, strike.seconds)
+        if facts["has_died"]:
+            self.restarts[strike.kind] += 1
+        return facts
+
+    async def _strike_export(self, strike: Strike) -> Facts:
+        return await exchange(self.store, self.folder, self.uri_of, self.faults[strike.kind])
 
     async def _strike_database(self, strike: Strike) -> None:
         if isinstance(self.mongo, ReplicaSet):
@@ -357,7 +430,12 @@ async def run_chaos(
         await chaos.settle(settle_seconds)
         for member in chaos.members.values():
             member.kill()
-        verdict = await judge(chaos.store, folder, max_staleness=MAX_STALENESS)
+        async with TrajectoryStore.connect(chaos.uri_of("archive")) as archive:
+            if (folder / "archive").exists():
+                await archive.transfer.import_run(folder / "archive")
+            verdict = await judge(
+                chaos.store, folder, archive, max_staleness=MAX_STALENESS, retain_steps=RETAIN_STEPS
+            )
         return Outcome(
             seed=seed,
             restarts=dict(chaos.restarts),
@@ -386,35 +464,41 @@ async def _open(folder: Path, rollouts: Rollouts, *, is_replicated: bool) -> Asy
         links = stack.enter_context(network())
         # While one of the two is down, no other process of the machine may answer in its place: a
         # foreign tool server's tools make other prompts.
-        mongo_port, tools_port = (
-            stack.enter_context(ReservedPort("127.0.0.1")).port for _ in range(2)
+        mongo_port, tools_port, engine_port = (
+            stack.enter_context(ReservedPort("127.0.0.1")).port for _ in range(3)
         )
         mongo: SingleMongod | ReplicaSet
         if is_replicated:
             mongo = stack.enter_context(replica_set(folder))
+            uri_of = mongo.uri
             uris = dict.fromkeys(("", *_MEMBER_NAMES), mongo.uri(RUN))
         else:
             mongo = stack.enter_context(single_mongod(folder, mongo_port))
+            uri_of = functools.partial(mongo.uri, port=mongo.port)
             uris = {
                 name: mongo.uri(RUN, links.link(f"{name}>mongod", mongo.port).port)
                 for name in _MEMBER_NAMES
             } | {"": mongo.uri(RUN, mongo.port)}
         model = write_model(folder / "model", max_position_embeddings=8192)
-        engine = stack.enter_context(
+        scripted = stack.enter_context(
             serve_script(Renderer.load(model), _script(), delay_seconds=MODEL_SECONDS)
         )
-        engine.requests = deque(maxlen=1)  # a long run would fill the memory
+        scripted.requests = deque(maxlen=1)  # a long run would fill the memory
         tools = ToolServer(folder / "tools.log", tools_port)
         tools.start()
         stack.callback(tools.kill)
         await tools.until_listening()
-        members = _members(folder, model, uris, engine, tools, links)
+        engines = (scripted.base_url, engine_port)
+        members = _members(folder, model, uris, engines, tools, links, rollouts)
         assert {*LINKS} <= links.links.keys() or is_replicated
         async with TrajectoryStore.connect(uris[""]) as store:
             await store.ensure_schema()
             journal = Journal(folder / "faults.jsonl")
             by_name = {member.name: member for member in members}
-            chaos = Chaos(mongo, store, by_name, tools, links, journal, rollouts)
+            engine_url = f"http://127.0.0.1:{engine_port}"
+            chaos = Chaos(
+                mongo, store, by_name, tools, links, journal, rollouts, folder, uri_of, engine_url
+            )
             await chaos.add_groups()
             stack.enter_context(running(members))
             for member in members:
@@ -429,25 +513,30 @@ def _members(
     folder: Path,
     model: Path,
     uris: Mapping[str, str],
-    engine: ScriptedEngine,
+    engines: tuple[str, int],
     tools: ToolServer,
     links: Network,
+    rollouts: Rollouts,
 ) -> list[Member]:
+    """Make the run's processes; of the two engines, one speaks by script and one is real."""
     common = {"run_name": RUN, "model_name_or_path": model, "logs_dir": folder}
-    sampling = {
+    sampling: dict[str, Any] = {
         "scorer_module": slow_scorer.__file__,
         "max_new_tokens": 200,
         "lease_seconds": LEASE_SECONDS,
         "max_attempts": 100,
         "max_concurrent_samples_per_process": 4,
-        "branch_depth": NUM_TOOL_CALLS,
     }
+    if rollouts == "tree":
+        sampling |= {"rollouts": "tree", "branch_depth": NUM_TOOL_CALLS}
     training = {
         "output_dir": folder / "output",
         "groups_per_step": 2,
         "save_steps": 3,
         "max_steps": 1_000_000,
         "max_staleness": MAX_STALENESS,
+        "retain_steps": RETAIN_STEPS,
+        "archive_dir": folder / "archive",
         "trainer_threads": 1,
         "trainer_lease_seconds": LEASE_SECONDS,
         "torch_dtype": "float32",
@@ -459,9 +548,14 @@ def _members(
         return Member(name, main, argv, folder / f"{name}.log")
 
     journal = str(folder / "samplers.jsonl")
-    engine_port = int(engine.base_url.rpartition(":")[2])
-    servers = f"http://127.0.0.1:{links.link('everyone>engine', engine_port).port}"
-    found = [member("supervisor", agentrl, "serve", inference_urls=servers)]
+    scripted, engine_port = engines
+    link = links.link("everyone>engine", int(scripted.rpartition(":")[2]))
+    servers = f"http://127.0.0.1:{link.port},http://127.0.0.1:{engine_port}"
+    words = ["--model-path", str(model), "--port", str(engine_port), "--num-threads", "1"]
+    found = [
+        Member("engine", engine, words, folder / "engine.log"),
+        member("supervisor", agentrl, "serve", inference_urls=servers),
+    ]
     for name, flags in SAMPLING.items():
         port = links.link(f"{name}>tools", tools.port).port
         own = {**sampling, "mcp_manager_url": f"http://127.0.0.1:{port}/mcp", **flags}

@@ -15,6 +15,7 @@ class Journal:
     """Appends events to a file that many processes share."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, kind: str, **facts: Any) -> None:

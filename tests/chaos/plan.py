@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal[
     "sampler",
@@ -21,6 +21,11 @@ Kind = Literal[
     "primary",
     "secondary",
     "step_down",
+    "checkpoint",
+    "memory",
+    "control",
+    "stop",
+    "export",
 ]
 PROCESSES: Mapping[Kind, int] = {
     "sampler": 45,
@@ -43,8 +48,14 @@ EVERYTHING: Mapping[Kind, int] = {
     "disk": 4,
     "clock": 7,
     "network": 18,
+    "checkpoint": 6,
+    "memory": 5,
+    "control": 6,
+    "stop": 8,
+    "export": 4,
 }
-"""What one mongod and its network go through; `freeze` lets the mongod stand still."""
+"""What one mongod, its network and the run's files go through; `freeze` lets the mongod stand still,
+and `stop` ends one process with a signal that it may answer."""
 ELECTIONS: Mapping[Kind, int] = {
     "sampler": 15,
     "scorer": 5,
@@ -61,7 +72,16 @@ LINKS = (
     *(f"{name}>tools" for name in SAMPLERS),
     "everyone>engine",
 )
+BAD_CONTROLS: Mapping[str, Any] = {
+    "temperature": 1e9,
+    "max_staleness": -5,
+    "scorer": "of_another_release",
+}
+STOPPABLE = (*SAMPLERS, "scorer", "supervisor")
 TRAINER_UP_SECONDS = (1.0, 6.0)
+STOPPED_UP_SECONDS = 6.0
+BAD_CONTROL_SECONDS = 7.0
+LITTLE_MEMORY_SECONDS = 4.0
 HOLE_SECONDS = (0.3, 6.0)
 HOUR = 3600
 
@@ -78,7 +98,8 @@ class Strike:
     seconds: float = 0.0
     """How long a hole lasts, or how far the clock steps. For a process that is killed: how long it is
     left alone after its start; a trainer that never gets through a step has nothing to lose."""
-    hole: Literal["cut", "silence"] = "cut"
+    how: str = ""
+    """Which hole of the network, which damage, which control, or which signal."""
 
 
 def plan(
@@ -100,6 +121,20 @@ def _strike(kind: Kind, rng: random.Random, pause: float) -> Strike:
     if kind == "clock":
         return Strike(pause, kind, "mongod", rng.choice([-1, 1]) * rng.choice([60, HOUR]))
     if kind == "network":
-        hole: Literal["cut", "silence"] = "cut" if rng.random() < 0.5 else "silence"
-        return Strike(pause, kind, rng.choice(LINKS), rng.uniform(*HOLE_SECONDS), hole)
+        how = "cut" if rng.random() < 0.5 else "silence"
+        return Strike(pause, kind, rng.choice(LINKS), rng.uniform(*HOLE_SECONDS), how)
+    if kind == "stop":
+        signal = rng.choice(["SIGTERM", "SIGINT"])
+        return Strike(pause, kind, rng.choice(STOPPABLE), STOPPED_UP_SECONDS, signal)
+    return _strike_of_state(kind, rng, pause)
+
+
+def _strike_of_state(kind: Kind, rng: random.Random, pause: float) -> Strike:
+    """Draw a fault of files, memory or settings."""
+    if kind == "checkpoint":
+        return Strike(pause, kind, "trainer", how=rng.choice(["flip", "cut"]))
+    if kind == "control":
+        return Strike(pause, kind, "run", BAD_CONTROL_SECONDS, rng.choice(sorted(BAD_CONTROLS)))
+    if kind == "memory":
+        return Strike(pause, kind, "engine", LITTLE_MEMORY_SECONDS)
     return Strike(pause, kind, kind)

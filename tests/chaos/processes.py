@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-PRELOADED = ["chaos.sampler", "chaos.trainer", "agentrl.cli.main"]
+PRELOADED = [
+    "chaos.sampler",
+    "chaos.trainer",
+    "agentrl.cli.main",
+    "agentrl.plugins.engine.__main__",
+]
 TESTS, SOURCES = Path(__file__).parents[1], Path(__file__).parents[2] / "src"
 
 _forked = multiprocessing.get_context("forkserver")

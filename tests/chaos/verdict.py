@@ -19,11 +19,17 @@ Event = dict[str, Any]
 MUST_BE_ZERO = (
     *("lost_turns", "double_trained", "skipped", "incomplete_groups", "fencing_violations"),
     *("attempts_booked_wrongly", "trained_stale", "wrong_counts", "broken_branches"),
+    *("expired_early", "wrong_resumes", "unclean_stops", "claims_under_bad_controls"),
+    *("engine_failures", "broken_copies"),
 )
 HOLDERS_OWN = frozenset({"sampler", "scorer", "stall", "launcher"})
 """Faults that take a lease from its holder, if they strike the holder."""
 HARNESS_SECONDS = 0.5
 """What passes between a fault and its note."""
+CONTROL_SECONDS = 3.0
+"""Within which every process follows a control that was edited."""
+LOG_BYTES = 1 << 20
+"""What an engine may log that cannot allocate for some seconds."""
 
 
 @dataclass
@@ -31,8 +37,9 @@ class Verdict:
     """Everything but the figures on the work done has to be 0."""
 
     lost_turns: int = 0
-    """Turns whose storage was acknowledged and that are gone, changed or out of their record, and
-    turns of scored records without the results of their tool calls."""
+    """Turns whose storage was acknowledged and that are gone, changed or out of their record, those of
+    expired records that are missing or changed in the archive, and turns of scored records without
+    the results of their tool calls."""
     double_trained: int = 0
     """Records in more optimizer steps of the final weights than allowed, or than the ledger says."""
     skipped: int = 0
@@ -51,6 +58,22 @@ class Verdict:
     broken_branches: int = 0
     """Records of later rounds that began before a Record of an earlier one had ended, whose choice
     changed or is missing, or whose turns before the branch are not those of a scored parent."""
+    expired_early: int = 0
+    """Records that expired before a trainer had consumed them, with a step that was to be kept, or
+    only in part."""
+    wrong_resumes: int = 0
+    """Starts of the trainer that took another checkpoint than the newest intact one, or did not keep
+    the damaged one."""
+    unclean_stops: int = 0
+    """Processes that did not end in order after SIGTERM or SIGINT."""
+    claims_under_bad_controls: int = 0
+    engine_failures: int = 0
+    """Engines that did not recover once they had memory again, or logged without bound."""
+    broken_copies: int = 0
+    """Damaged exports that were imported or left something behind, and intact ones that differ from
+    their import."""
+    num_expired: int = 0
+    """Turns that were acknowledged, expired and are in the archive."""
     num_branches: int = 0
     num_groups: int = 0
     num_turns: int = 0
@@ -69,38 +92,63 @@ class Verdict:
             self.examples.append(f"{kind}: {what}")
 
 
-async def judge(store: TrajectoryStore, folder: Path, *, max_staleness: int) -> Verdict:
-    """Compare the journals of samplers, trainer and harness with what the store holds at the end."""
+async def judge(
+    store: TrajectoryStore,
+    folder: Path,
+    archive: TrajectoryStore,
+    *,
+    max_staleness: int,
+    retain_steps: int,
+) -> Verdict:
+    """Compare the journals of samplers, trainer and harness with what the store holds at the end.
+
+    Args:
+        store: of the run.
+        folder: holds the journals and the trainer's output.
+        archive: holds what has expired.
+        max_staleness: of the trainer.
+        retain_steps: of the trainer.
+    """
     verdict = Verdict()
     events = list(read_journal(folder / "samplers.jsonl"))
-    await _check_turns(store, [e for e in events if e["kind"] == "turn"], verdict)
+    trained = list(read_journal(folder / "trainer.jsonl"))
+    faults = list(read_journal(folder / "faults.jsonl"))
+    await _check_turns(store, archive, [e for e in events if e["kind"] == "turn"], verdict)
     _check_fencing(events, verdict)
     await _check_groups(store, verdict)
-    await _check_branches(store, events, verdict)
-    steps = effective_steps(read_journal(folder / "trainer.jsonl"))
+    await _check_branches(store, archive, events, verdict)
+    steps = effective_steps(trained)
+    await _check_expiry(store, max(steps, default=0) - retain_steps, verdict)
     await _check_ledger(store, steps, verdict)
     await _check_staleness(store, steps, max_staleness, verdict)
-    await _check_attempts(store, events, list(read_journal(folder / "faults.jsonl")), verdict)
+    await _check_attempts(store, events, faults, verdict)
     for wrong in await wrong_counts(store):
         verdict.find("wrong_counts", wrong)
+    check_faults(faults, events, trained, folder, verdict)
     return verdict
 
 
-async def _check_turns(store: TrajectoryStore, turns: list[Event], verdict: Verdict) -> None:
+async def _check_turns(
+    store: TrajectoryStore, archive: TrajectoryStore, turns: list[Event], verdict: Verdict
+) -> None:
     by_record: defaultdict[str, list[Event]] = defaultdict(list)
     for event in turns:
         by_record[event["record"]].append(event)
     verdict.num_turns = len(turns)
+    expired = {one.id async for one in store.records.find() if one.expired_at is not None}
     for record_id, noted in by_record.items():
+        source = archive if record_id in expired else store
         attempts = {event["attempt"] for event in noted}
         found = {
             turn.id: digest(turn)
             for attempt in attempts
-            for turn in await _turns(store.turns.of_record(record_id, attempt))
+            for turn in await _turns(source.turns.of_record(record_id, attempt))
         }
         for event in noted:
             if found.get(event["id"]) != event["digest"]:
                 verdict.find("lost_turns", event["id"])
+            else:
+                verdict.num_expired += record_id in expired
 
 
 async def _turns(reading: Awaitable[list[DispatchedSamplingTask]]) -> list[DispatchedSamplingTask]:
@@ -137,16 +185,19 @@ async def _check_groups(store: TrajectoryStore, verdict: Verdict) -> None:
             ends = [attempt.ended_by for attempt in record.attempts]
             verdict.num_attempts_lost += ends.count("expired")
             verdict.num_taken_up += sum(a.first_turn > 0 for a in record.attempts)
-            if record.status == "scored":
+            if record.status == "scored" and record.expired_at is None:
                 for turn in await _turns(store.turns.get_many(record.turns)):
-                    if len(turn.tool_results) != len(turn.tool_calls):
+                    is_cut = turn.finish_reason == "length"  # its calls are not made
+                    if not is_cut and len(turn.tool_results) != len(turn.tool_calls):
                         verdict.find("lost_turns", f"{turn.id}: no tool results")
             fences = [attempt.fence for attempt in record.attempts]
             if fences != sorted(set(fences)):
                 verdict.find("fencing_violations", f"{record.id}: attempts {fences}")
 
 
-async def _check_branches(store: TrajectoryStore, events: list[Event], verdict: Verdict) -> None:
+async def _check_branches(
+    store: TrajectoryStore, archive: TrajectoryStore, events: list[Event], verdict: Verdict
+) -> None:
     chosen: defaultdict[str, set[str]] = defaultdict(set)
     first_claim: dict[str, float] = {}
     last_write: defaultdict[str, float] = defaultdict(float)
@@ -173,8 +224,9 @@ async def _check_branches(store: TrajectoryStore, events: list[Event], verdict: 
         if record.branch is not None and record.status == "scored":
             point = record.branch
             parent = records[point.record_id]
-            own = await _turns(store.turns.get_many(record.turns))
-            theirs = await _turns(store.turns.of_record(parent.id, point.attempt))
+            turns = (store if record.expired_at is None else archive).turns  # of the whole group
+            own = await _turns(turns.get_many(record.turns))
+            theirs = await _turns(turns.of_record(parent.id, point.attempt))
             copied = [digest(turn) for turn in own[: point.turn]]
             if (
                 (parent.status, parent.attempt) != ("scored", point.attempt)
@@ -194,6 +246,19 @@ def effective_steps(events: Iterable[Event]) -> dict[int, list[str]]:
         else:
             steps[event["step"]] = event["records"]
     return steps
+
+
+async def _check_expiry(store: TrajectoryStore, last_step: int, verdict: Verdict) -> None:
+    async for data in store.database["record_data"].find({"expired_at": {"$ne": None}}):
+        entry = data["ledger"].get("trainer", {})
+        if entry.get("status") not in ("trained", "dropped"):
+            verdict.find("expired_early", f"{data['_id']}: not consumed")
+        elif (entry.get("step") or 0) > last_step:
+            verdict.find("expired_early", f"{data['_id']}: of step {entry['step']}")
+    async for record in store.records.find():
+        left = {"record_id": record.id}
+        if record.expired_at is not None and await store.database["turns"].count_documents(left):
+            verdict.find("expired_early", f"{record.id}: in part")
 
 
 async def _check_ledger(
@@ -267,6 +332,53 @@ def _explains(fault: Event, holder: str, ended_by: str) -> bool:
     if kind == "network":
         near, _, far = victim.partition(">")
         return near in (holder, "everyone") and (far == "mongod") == (ended_by == "expired")
-    if kind == "tools":
+    if kind in ("tools", "memory"):
         return ended_by == "error"
     return kind in HOLDERS_OWN and victim in (holder, "launcher")
+
+
+def check_faults(
+    faults: list[Event], events: list[Event], trained: list[Event], folder: Path, verdict: Verdict
+) -> None:
+    """Judge what came of the faults of files, memory, settings and signals.
+
+    Args:
+        faults: the harness's journal.
+        events: the samplers' journal.
+        trained: the trainer's journal.
+        folder: holds the trainer's output.
+        verdict: takes the findings.
+    """
+    names = {str(one["process"]): one["member"] for one in faults if one["kind"] == "start"}
+    checkpoints = folder / "output" / "checkpoints"
+    for fault in (one for one in faults if one["kind"] == "fault"):
+        if fault["fault"] == "checkpoint":
+            resumed = [e for e in trained if e["kind"] == "resume" and e["at"] > fault["started"]]
+            kept = list(checkpoints.glob(f"{fault['damaged']}.damaged*"))
+            if not kept or not resumed or resumed[0]["step"] != fault["intact"]:
+                said = resumed[0]["step"] if resumed else "nothing"
+                what = f"{fault['file']} of {fault['damaged']} ({fault['how']})"
+                verdict.find("wrong_resumes", f"{what}: resumed {said}, kept {len(kept)}")
+        elif fault["fault"] == "stop" and fault["status"] != 0:
+            what = f"{fault['victim']}, {fault['how']}: {fault['status']}, {fault['said']}"
+            verdict.find("unclean_stops", what)
+        elif fault["fault"] == "memory":
+            if not fault["is_recovered"] or fault["log_bytes"] > LOG_BYTES:
+                verdict.find("engine_failures", str(fault))
+        elif fault["fault"] == "export":
+            if not fault.get("is_refused") or fault["left_behind"] or fault["differing"]:
+                verdict.find("broken_copies", str(fault))
+        elif fault["fault"] == "control":
+            _check_claims(fault, events, names, verdict)
+
+
+def _check_claims(
+    fault: Event, events: list[Event], names: dict[str, str], verdict: Verdict
+) -> None:
+    for event in events:
+        if event["kind"] != "claim":
+            continue
+        holder = names.get(event["owner"].partition(":")[2].partition(":")[0], event["owner"])
+        follows = fault["how"] != "scorer" or holder != "sampler-b"  # which scores nothing
+        if follows and fault["began"] + CONTROL_SECONDS < event["at"] < fault["ended"]:
+            verdict.find("claims_under_bad_controls", f"{event['record']} by {holder}")

@@ -9,7 +9,7 @@ from chaos.harness import run_chaos
 from chaos.journal import Journal
 from chaos.plan import ELECTIONS, EVERYTHING, PROCESSES, Kind, plan
 from chaos.sampler import digest
-from chaos.verdict import MUST_BE_ZERO, Verdict, judge
+from chaos.verdict import MUST_BE_ZERO, Verdict, check_faults, judge
 from support.stored import fill
 
 from agentrl.schema import BranchPoint, Run
@@ -32,6 +32,7 @@ async def test_kills_of_every_kind_lose_nothing_and_do_nothing_twice(tmp_path: P
     assert found.num_steps > 0
     assert found.num_turns > 100
     assert found.num_attempts_lost > 0
+    assert found.num_expired > 0
 
 
 @pytest.mark.slow
@@ -145,6 +146,28 @@ async def begin_a_round_early(store: TrajectoryStore, samplers: Journal, _: Jour
     samplers.write("set_score", record="train/0/q0/0", fence=1, begun=float("inf"))
 
 
+async def expire_one(store: TrajectoryStore, samplers: Journal, *_: Journal) -> None:
+    await store.retention.expire(["train/0/q1"], samplers.path.parent / "archive")
+
+
+async def expire_one_without_an_archive(store: TrajectoryStore, *_: Journal) -> None:
+    await store.retention.expire(["train/0/q1"], None)
+
+
+async def expire_one_that_was_not_consumed(
+    store: TrajectoryStore, samplers: Journal, *_: Journal
+) -> None:
+    await expire_one(store, samplers)
+    reserved = {"ledger.trainer.status": "reserved"}
+    await store.database["record_data"].update_one({"_id": "train/0/q1/0"}, {"$set": reserved})
+
+
+async def expire_one_of_a_late_step(store: TrajectoryStore, samplers: Journal, *_: Journal) -> None:
+    await expire_one(store, samplers)
+    late = {"ledger.trainer.step": 2}
+    await store.database["record_data"].update_one({"_id": "train/0/q1/0"}, {"$set": late})
+
+
 @pytest.mark.parametrize(
     ("spoil", "kind"),
     [
@@ -164,11 +187,25 @@ async def begin_a_round_early(store: TrajectoryStore, samplers: Journal, _: Jour
         (forget_a_choice, "broken_branches"),
         (leave_a_parent_at_a_turn_it_lacks, "broken_branches"),
         (begin_a_round_early, "broken_branches"),
+        (expire_one, None),
+        (expire_one_without_an_archive, "lost_turns"),
+        (expire_one_that_was_not_consumed, "expired_early"),
+        (expire_one_of_a_late_step, "expired_early"),
     ],
 )
 async def test_the_judge_finds_whatever_went_wrong(
     store: TrajectoryStore, tmp_path: Path, spoil: Spoil, kind: str | None
 ) -> None:
+    verdict = await judged(store, tmp_path, spoil)
+    assert [name for name in MUST_BE_ZERO if getattr(verdict, name)] == (kind or "").split()
+    assert verdict.dropped["stale"] == (
+        1 if spoil in (pass_one_over, call_a_dropped_one_trained) else 2
+    )
+    assert verdict.num_expired == (2 if spoil is expire_one or kind == "expired_early" else 0)
+
+
+async def judged(store: TrajectoryStore, tmp_path: Path, spoil: Spoil) -> Verdict:
+    """Return the verdict on a run of three groups, of which two were trained, and that was spoilt."""
     samplers, trainer = Journal(tmp_path / "samplers.jsonl"), Journal(tmp_path / "trainer.jsonl")
     await store.runs.create(Run(name=store.database_name))
     ids = await fill(store, 3)
@@ -183,8 +220,53 @@ async def test_the_judge_finds_whatever_went_wrong(
     trainer.write("resume", step=0)
     trainer.write("step", step=1, records=ids[:4])
     await spoil(store, samplers, trainer)
-    verdict: Verdict = await judge(store, tmp_path, max_staleness=4)
-    assert [name for name in MUST_BE_ZERO if getattr(verdict, name)] == (kind or "").split()
-    assert verdict.dropped["stale"] == (
-        1 if spoil in (pass_one_over, call_a_dropped_one_trained) else 2
-    )
+    trainer.write("step", step=3, records=[])
+    archive = TrajectoryStore.from_client(store.database.client, f"{store.database_name}_archive")
+    if (tmp_path / "archive").exists():
+        await archive.transfer.import_run(tmp_path / "archive")
+    try:
+        return await judge(store, tmp_path, archive, max_staleness=4, retain_steps=2)
+    finally:
+        await store.database.client.drop_database(archive.database_name)
+
+
+def fault(kind: str, **facts: Any) -> dict[str, Any]:
+    return {"fault": kind, "victim": "x", "how": "", "began": 0.0, "ended": 1.0e12, **facts}
+
+
+CHECKPOINT = fault("checkpoint", damaged="000006", intact=3, file="state.json", started=0.0)
+STOP = fault("stop", status=0, said="ended")
+MEMORY = fault("memory", is_recovered=True, log_bytes=100)
+EXPORT = fault("export", is_refused=True, left_behind=[], differing=[])
+
+
+@pytest.mark.parametrize(
+    ("noted", "resumed", "kind"),
+    [
+        (CHECKPOINT, 3, None),
+        (CHECKPOINT, 6, "wrong_resumes"),
+        (CHECKPOINT, 0, "wrong_resumes"),
+        ({**CHECKPOINT, "damaged": "000009"}, 3, "wrong_resumes"),
+        (STOP, 0, None),
+        ({**STOP, "status": None}, 0, "unclean_stops"),
+        ({**STOP, "status": -15}, 0, "unclean_stops"),
+        (MEMORY, 0, None),
+        ({**MEMORY, "is_recovered": False}, 0, "engine_failures"),
+        ({**MEMORY, "log_bytes": 2 << 20}, 0, "engine_failures"),
+        (EXPORT, 0, None),
+        ({**EXPORT, "is_refused": False}, 0, "broken_copies"),
+        ({**EXPORT, "left_behind": ["tasks"]}, 0, "broken_copies"),
+        ({**EXPORT, "differing": ["turns"]}, 0, "broken_copies"),
+        (fault("control", how="temperature"), 0, "claims_under_bad_controls"),
+        (fault("control", how="scorer", ended=0.0), 0, None),
+    ],
+)
+def test_the_judge_finds_what_a_fault_left(
+    tmp_path: Path, noted: dict[str, Any], resumed: int, kind: str | None
+) -> None:
+    (tmp_path / "output" / "checkpoints" / "000006.damaged").mkdir(parents=True)
+    resume = {"kind": "resume", "at": 1.0, "step": resumed}
+    claim = {"kind": "claim", "at": 100.0, "record": "train/0/q0/0", "owner": "host:7:1"}
+    verdict = Verdict()
+    check_faults([{"kind": "fault", **noted}], [claim], [resume], tmp_path, verdict)
+    assert [name for name in MUST_BE_ZERO if getattr(verdict, name)] == [kind] * (kind is not None)
