@@ -60,6 +60,7 @@ STOP_SECONDS = 60.0
 PATIENCE_SECONDS = 90.0
 REFUSED_STARTS = (
     "StoreUnreachable: connect: ",
+    "agentrl serve: connect: ",
     "StoreUnreachable: acquire the trainer's lease: ",
     "ToolError: MCP server 'default' at ",
 )
