@@ -20,7 +20,7 @@ MUST_BE_ZERO = (
     *("lost_turns", "double_trained", "skipped", "incomplete_groups", "fencing_violations"),
     *("attempts_booked_wrongly", "trained_stale", "wrong_counts", "broken_branches"),
     *("expired_early", "wrong_resumes", "unclean_stops", "claims_under_bad_controls"),
-    *("engine_failures", "broken_copies"),
+    *("engine_failures", "broken_copies", "lost_scores"),
 )
 HOLDERS_OWN = frozenset({"sampler", "scorer", "stall", "launcher"})
 """Faults that take a lease from its holder, if they strike the holder."""
@@ -72,6 +72,8 @@ class Verdict:
     broken_copies: int = 0
     """Damaged exports that were imported or left something behind, and intact ones that differ from
     their import."""
+    lost_scores: int = 0
+    """Records that the trainer dropped because nobody scored them, although their scorer never fails."""
     num_expired: int = 0
     """Turns that were acknowledged, expired and are in the archive."""
     num_branches: int = 0
@@ -276,7 +278,7 @@ async def _check_ledger(
             entry = data.ledger["trainer"]
             noted = list(entry.trained_at)
             if entry.status == "dropped":
-                verdict.dropped[entry.reason or ""] = verdict.dropped.get(entry.reason or "", 0) + 1
+                _note_drop(data.record_id, entry.reason or "", verdict)
             if len(seen[data.record_id]) > max(1, len(noted)):
                 verdict.find("double_trained", f"{data.record_id}: {seen[data.record_id]}, {noted}")
             elif seen[data.record_id] != noted:
@@ -285,6 +287,12 @@ async def _check_ledger(
         if record.id not in consumed:
             kind = "double_trained" if seen[record.id] else "skipped"
             verdict.find(kind, f"{record.id}: not in the ledger")
+
+
+def _note_drop(record_id: str, reason: str, verdict: Verdict) -> None:
+    verdict.dropped[reason] = verdict.dropped.get(reason, 0) + 1
+    if reason == "no_score":
+        verdict.find("lost_scores", record_id)
 
 
 async def _check_staleness(

@@ -64,6 +64,11 @@ def test_the_seed_replays_the_faults() -> None:
     assert {one.kind for one in plan(len(EVERYTHING), 7, (0.1, 2.0), EVERYTHING)} == set(EVERYTHING)
 
 
+async def drop_one_without_a_score(store: TrajectoryStore, *_: Journal) -> None:
+    reason = {"ledger.trainer.reason": "no_score"}
+    await store.database["record_data"].update_one({"_id": "train/0/q2/1"}, {"$set": reason})
+
+
 Spoil = Callable[[TrajectoryStore, Journal, Journal], Awaitable[Any]]
 
 
@@ -146,6 +151,9 @@ async def begin_a_round_early(store: TrajectoryStore, samplers: Journal, _: Jour
     samplers.write("set_score", record="train/0/q0/0", fence=1, begun=float("inf"))
 
 
+TAKING_ONE_DROPPED = (pass_one_over, call_a_dropped_one_trained, drop_one_without_a_score)
+
+
 async def expire_one(store: TrajectoryStore, samplers: Journal, *_: Journal) -> None:
     await store.retention.expire(["train/0/q1"], samplers.path.parent / "archive")
 
@@ -187,9 +195,10 @@ async def expire_one_of_a_late_step(store: TrajectoryStore, samplers: Journal, *
         (forget_a_choice, "broken_branches"),
         (leave_a_parent_at_a_turn_it_lacks, "broken_branches"),
         (begin_a_round_early, "broken_branches"),
+        (drop_one_without_a_score, "lost_scores"),
         (expire_one, None),
         (expire_one_without_an_archive, "lost_turns"),
-        (expire_one_that_was_not_consumed, "expired_early"),
+        (expire_one_that_was_not_consumed, "double_trained expired_early"),
         (expire_one_of_a_late_step, "expired_early"),
     ],
 )
@@ -198,10 +207,9 @@ async def test_the_judge_finds_whatever_went_wrong(
 ) -> None:
     verdict = await judged(store, tmp_path, spoil)
     assert [name for name in MUST_BE_ZERO if getattr(verdict, name)] == (kind or "").split()
-    assert verdict.dropped["stale"] == (
-        1 if spoil in (pass_one_over, call_a_dropped_one_trained) else 2
-    )
-    assert verdict.num_expired == (2 if spoil is expire_one or kind == "expired_early" else 0)
+    assert verdict.dropped["stale"] == (1 if spoil in TAKING_ONE_DROPPED else 2)
+    is_archived = spoil is expire_one or "expired_early" in (kind or "")
+    assert verdict.num_expired == (2 if is_archived else 0)
 
 
 async def judged(store: TrajectoryStore, tmp_path: Path, spoil: Spoil) -> Verdict:
