@@ -303,7 +303,7 @@ class Chaos:
         return facts
 
     async def _strike_export(self, strike: Strike) -> Facts:
-        return await exchange(self.store, self.folder, self.uri_of, self.faults[strike.kind])
+        return await self.patiently(lambda: exchange(self.store, self.folder, self.uri_of))
 
     async def _strike_database(self, strike: Strike) -> None:
         if isinstance(self.mongo, ReplicaSet):

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import resource
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -51,24 +52,25 @@ def spoil(path: Path, how: str) -> None:
         path.write_bytes(content)
 
 
-async def exchange(
-    store: TrajectoryStore, folder: Path, uri_of: Callable[[str], str], number: int
-) -> Facts:
-    """Export the run as it goes on; import it once damaged and once as it is."""
-    intact, damaged = (folder / f"export-{number}-{name}" for name in ("intact", "damaged"))
+async def exchange(store: TrajectoryStore, folder: Path, uri_of: Callable[[str], str]) -> Facts:
+    """Export the run as it goes on; import it once damaged and once as it is.
+
+    What the database's absence interrupts may be done again: each time has names of its own.
+    """
+    name = secrets.token_hex(4)
+    intact, damaged, again = (folder / f"{name}-{what}" for what in ("intact", "damaged", "again"))
     await store.transfer.export_run(intact)
     shutil.copytree(intact, damaged)
     spoil(random.choice([one for one in sorted(damaged.iterdir()) if one.stat().st_size]), "flip")
     facts: Facts = {"is_snapshot": read_manifest(intact).is_snapshot}
-    async with TrajectoryStore.connect(uri_of(f"damaged-{number}")) as copy:
+    async with TrajectoryStore.connect(uri_of(f"damaged-{name}")) as copy:
         try:
             await copy.transfer.import_run(damaged)
         except ConfigError:
             facts["is_refused"] = True
         facts["left_behind"] = await copy.database.handle.list_collection_names()
-    async with TrajectoryStore.connect(uri_of(f"copy-{number}")) as copy:
+    async with TrajectoryStore.connect(uri_of(f"copy-{name}")) as copy:
         await copy.transfer.import_run(intact)
-        again = folder / f"export-{number}-again"
         await copy.transfer.export_run(again)
         await copy.database.client.drop_database(copy.database_name)
     facts["differing"] = await asyncio.to_thread(_differing, intact, again)
