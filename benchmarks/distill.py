@@ -18,7 +18,7 @@ from statistics import mean
 from typing import Any
 
 from harness.processes import ROOT
-from harness.results import RESULTS, parser, report
+from harness.results import RESULTS, parser, report, setting
 
 FLAGS = {
     "config": ROOT / "assets/demo/grpo.yaml",
@@ -50,6 +50,7 @@ def distilled(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
         "max_steps": given.steps,
         "eval_steps": given.eval_steps,
         "seed": given.seed,
+        **dict(given.set),
     }
     teach = ("teach", str(folder / "output"), "--teacher", f"trained={given.teacher.resolve()}")
     run = started(
@@ -89,6 +90,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     sampled = summary["tokens"]["sampled"]
     return {
         "distillation": {
+            "settings": dict(given.set),
             "steps": summary["steps"],
             "status": summary["status"],
             "eval_reward": summary["eval_reward"],
@@ -115,6 +117,7 @@ def main() -> None:
     flags.add_argument("--steps", type=int, default=12)
     flags.add_argument("--eval_steps", type=int, default=4)
     flags.add_argument("--seed", type=int, default=1)
+    flags.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE")
     report(flags, measure)
 
 

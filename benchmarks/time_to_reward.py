@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 import torch
 from harness.processes import ROOT
-from harness.results import keep, machine, parser, stored
+from harness.results import keep, machine, parser, setting, stored
 from harness.shop_goal import HELD_OUT, HeldOut, is_rewarded
 from transformers import Qwen3ForCausalLM
 
@@ -156,22 +156,13 @@ def ratios(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def value_of(text: str) -> tuple[str, Any]:
-    """Return the name and the value of a setting `name=value`."""
-    name, _, value = text.partition("=")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
-
-
 def main() -> None:
     """Run the requested seeds; write each result to the file at once."""
     flags = parser(__doc__, "time_to_reward")
     flags.add_argument("--only", choices=SIDES, help="run only one side")
     flags.add_argument("--seed", type=int, action="append", help="1, 2 and 3 by default")
     flags.add_argument("--max_steps", type=int, default=80, help="give up after this many steps")
-    flags.add_argument("--set", type=value_of, action="append", default=[], metavar="NAME=VALUE")
+    flags.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE")
     flags.add_argument("--trl_python", default=sys.executable, help="Python interpreter with TRL")
     given = flags.parse_args()
     settings = dict(given.set)

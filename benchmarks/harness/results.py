@@ -59,3 +59,12 @@ def report(
     given = flags.parse_args()
     about = machine()
     write(given.out, {**measure(given), "machine": about})
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Return the name and the value of a setting `name=value`."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
