@@ -12,6 +12,7 @@ import torch
 
 from agentrl import open_run
 from agentrl.algorithms.losses import LossInputs, bounded_log_ratio
+from agentrl.trainer.rl.training_loop import TrainingRun
 
 ENOUGH = 0.8
 
@@ -23,21 +24,26 @@ def grpo(inputs: LossInputs, *, lower: float, upper: float) -> torch.Tensor:
     return -torch.minimum(ratio * inputs.advantages, bounded * inputs.advantages)
 
 
+async def learn(run: TrainingRun, enough: float = ENOUGH) -> None:
+    """Make the steps of a run until the mean reward of one is `enough`."""
+    async for groups in run.groups():
+        batch = await run.build_step(groups)
+        await run.learner.forward_backward(batch, grpo, lower=0.2, upper=0.3)
+        await run.learner.optim_step()
+        if run.is_commit_due:
+            await run.commit()
+        metrics = await run.publish()
+        reward = metrics.reward_mean or 0.0
+        print(f"step {metrics.step}: reward {reward:.2f}", flush=True)
+        if reward >= enough:
+            break
+
+
 async def main(**flags: str) -> None:
     """Train; the flags are those of `agentrl run`, and override the file's."""
     flags = {"run_name": "own_loop", "config": "assets/demo/grpo.yaml", **flags}
     async with open_run(**flags) as run:
-        async for groups in run.groups():
-            batch = await run.build_step(groups)
-            await run.learner.forward_backward(batch, grpo, lower=0.2, upper=0.3)
-            await run.learner.optim_step()
-            if run.is_commit_due:
-                await run.commit()
-            metrics = await run.publish()
-            reward = metrics.reward_mean or 0.0
-            print(f"step {metrics.step}: reward {reward:.2f}", flush=True)
-            if reward >= ENOUGH:
-                break
+        await learn(run)
 
 
 if __name__ == "__main__":
