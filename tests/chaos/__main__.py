@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from chaos.harness import Rollouts, run_chaos
+from chaos.harness import RunKind, run_chaos
 from chaos.plan import ELECTIONS, EVERYTHING
 from chaos.verdict import MUST_BE_ZERO
 
@@ -27,6 +27,9 @@ def main() -> int:
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
     parser.add_argument("--rollouts", choices=("chains", "tree"), default="chains")
+    parser.add_argument(
+        "--own_loop", action="store_true", help="train with a loop as users write it"
+    )
     parser.add_argument("--keep", type=Path, help="folder for logs, journals and data")
     arguments = parser.parse_args()
     seed = secrets.randbelow(10**6) if arguments.seed is None else arguments.seed
@@ -35,7 +38,8 @@ def main() -> int:
     logging.getLogger("chaos").info("seed %d", seed)
     with tempfile.TemporaryDirectory(prefix="agentrl-chaos-") as scratch:
         folder = arguments.keep or Path(scratch)
-        found = play(folder, arguments.faults, seed, arguments.rollouts)
+        kind = RunKind(arguments.rollouts, is_own_loop=arguments.own_loop)
+        found = play(folder, arguments.faults, seed, kind)
     failed = [name for name in (*MUST_BE_ZERO, "unexpected_exits") if found[name]]
     if not arguments.json:
         said = ", ".join(failed) or "nothing lost, nothing twice"
@@ -44,7 +48,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def play(folder: Path, faults: int, seed: int, rollouts: Rollouts) -> dict[str, Any]:
+def play(folder: Path, faults: int, seed: int, kind: RunKind) -> dict[str, Any]:
     """Play a run on one mongod and one on a replica set; return both findings as one."""
     num_elections = round(faults * ELECTION_SHARE)
     found: dict[str, Any] = {}
@@ -60,7 +64,7 @@ def play(folder: Path, faults: int, seed: int, rollouts: Rollouts) -> dict[str, 
                     faults=number,
                     seed=seed,
                     weights=weights,
-                    rollouts=rollouts,
+                    kind=kind,
                 )
             )
             logging.getLogger("chaos").info("%s: %s", name, outcome.as_json())

@@ -76,6 +76,15 @@ SAMPLING = {
 }
 
 
+@dataclass(frozen=True)
+class RunKind:
+    """What kind of run is played."""
+
+    rollouts: Rollouts = "chains"
+    is_own_loop: bool = False
+    """The trainer's loop is one as users write it."""
+
+
 @dataclass
 class Outcome:
     """What `run_chaos` returns."""
@@ -405,7 +414,7 @@ async def run_chaos(
     weights: Mapping[Kind, int] = PROCESSES,
     pause_seconds: tuple[float, float] = (0.3, 2.5),
     settle_seconds: float = 300.0,
-    rollouts: Rollouts = "chains",
+    kind: RunKind = RunKind(),
 ) -> Outcome:
     """Play a run under faults and judge what is left of it.
 
@@ -418,15 +427,15 @@ async def run_chaos(
         weights: kinds of faults; those of `ELECTIONS` are played on a replica set of three.
         pause_seconds: bounds of the pauses between faults.
         settle_seconds: how long the run may take to end after the last fault.
-        rollouts: whether the groups branch.
+        kind: what is sampled, and who trains.
 
     Raises:
         TimeoutError: the run did not come to its end afterwards.
     """
     started = time.monotonic()
-    async with _open(folder, rollouts, is_replicated="primary" in weights) as chaos:
+    async with _open(folder, kind, is_replicated="primary" in weights) as chaos:
         skipped = _not_playable(chaos.mongo) if "disk" in weights else {}
-        playable = {kind: weight for kind, weight in weights.items() if kind not in skipped}
+        playable = {one: weight for one, weight in weights.items() if one not in skipped}
         await chaos.rage(plan(faults, seed, pause_seconds, playable))
         await chaos.settle(settle_seconds)
         for member in chaos.members.values():
@@ -460,7 +469,7 @@ def _not_playable(mongo: SingleMongod | ReplicaSet) -> dict[Kind, str]:
 
 
 @asynccontextmanager
-async def _open(folder: Path, rollouts: Rollouts, *, is_replicated: bool) -> AsyncIterator[Chaos]:
+async def _open(folder: Path, kind: RunKind, *, is_replicated: bool) -> AsyncIterator[Chaos]:
     with ExitStack() as stack:
         links = stack.enter_context(network())
         # While one of the two is down, no other process of the machine may answer in its place: a
@@ -490,7 +499,7 @@ async def _open(folder: Path, rollouts: Rollouts, *, is_replicated: bool) -> Asy
         stack.callback(tools.kill)
         await tools.until_listening()
         engines = (scripted.base_url, engine_port)
-        members = _members(folder, model, uris, engines, tools, links, rollouts)
+        members = _members(folder, model, uris, engines, tools, links, kind)
         assert {*LINKS} <= links.links.keys() or is_replicated
         async with TrajectoryStore.connect(uris[""]) as store:
             await store.ensure_schema()
@@ -498,7 +507,16 @@ async def _open(folder: Path, rollouts: Rollouts, *, is_replicated: bool) -> Asy
             by_name = {member.name: member for member in members}
             engine_url = f"http://127.0.0.1:{engine_port}"
             chaos = Chaos(
-                mongo, store, by_name, tools, links, journal, rollouts, folder, uri_of, engine_url
+                mongo,
+                store,
+                by_name,
+                tools,
+                links,
+                journal,
+                kind.rollouts,
+                folder,
+                uri_of,
+                engine_url,
             )
             await chaos.add_groups()
             stack.enter_context(running(members))
@@ -517,7 +535,7 @@ def _members(
     engines: tuple[str, int],
     tools: ToolServer,
     links: Network,
-    rollouts: Rollouts,
+    kind: RunKind,
 ) -> list[Member]:
     """Make the run's processes; of the two engines, one speaks by script and one is real."""
     common = {"run_name": RUN, "model_name_or_path": model, "logs_dir": folder}
@@ -528,7 +546,7 @@ def _members(
         "max_attempts": 100,
         "max_concurrent_samples_per_process": 4,
     }
-    if rollouts == "tree":
+    if kind.rollouts == "tree":
         sampling |= {"rollouts": "tree", "branch_depth": NUM_TOOL_CALLS}
     training = {
         "output_dir": folder / "output",
@@ -561,7 +579,8 @@ def _members(
         port = links.link(f"{name}>tools", tools.port).port
         own = {**sampling, "mcp_manager_url": f"http://127.0.0.1:{port}/mcp", **flags}
         found.append(member(name, sampler.main, journal, **own))
-    return [*found, member("trainer", trainer.main, str(folder / "trainer.jsonl"), **training)]
+    train = trainer.main_of_own_loop if kind.is_own_loop else trainer.main
+    return [*found, member("trainer", train, str(folder / "trainer.jsonl"), **training)]
 
 
 def _script() -> Callable[[str], str]:

@@ -1,8 +1,10 @@
 """The trainer process as `agentrl train` starts it, with every optimizer step noted.
 
-`main([JOURNAL, "--flag=value", ...])` is the whole process.
+`main([JOURNAL, "--flag=value", ...])` is the whole process; `main_of_own_loop` makes the steps with
+the loop of `examples/own_algorithm/own_loop.py`.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ from agentrl.config.command_line import parse_flags
 from agentrl.trainer.bootstrap import WorkerGroup
 from agentrl.trainer.checkpoint import Checkpoint, checkpoint_to_resume
 from agentrl.trainer.learner.learner import StepOutcome
-from agentrl.trainer.rl import run_start
+from agentrl.trainer.rl import run_start, training_loop
 from agentrl.trainer.rl.step_groups import GroupReader, StepGroups
-from agentrl.trainer.rl.training_loop import train as train_run
+from examples.own_algorithm import own_loop
 
 
 def note_steps(journal: Journal) -> None:
@@ -51,5 +53,15 @@ def main(argv: Sequence[str]) -> int:
     """Train."""
     journal, *flags = argv
     note_steps(Journal(Path(journal)))
-    train_run(parse_flags(flags))
+    training_loop.train(parse_flags(flags))
     return 0
+
+
+def main_of_own_loop(argv: Sequence[str]) -> int:
+    """Train with a loop of a user, which goes on whatever the reward is."""
+
+    async def steps(run: training_loop.TrainingRun) -> None:
+        await own_loop.learn(run, enough=math.inf)
+
+    training_loop.train_steps = steps
+    return main(argv)

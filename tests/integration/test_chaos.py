@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos.harness import run_chaos
+from chaos.harness import RunKind, run_chaos
 from chaos.journal import Journal
 from chaos.plan import ELECTIONS, EVERYTHING, PROCESSES, Kind, plan
 from chaos.sampler import digest
@@ -39,7 +39,7 @@ async def test_kills_of_every_kind_lose_nothing_and_do_nothing_twice(tmp_path: P
 @pytest.mark.timeout(600)
 async def test_kills_in_a_run_that_branches_leave_no_branch_behind(tmp_path: Path) -> None:
     outcome = await run_chaos(
-        tmp_path, faults=FAULTS, seed=SEED, pause_seconds=(0.2, 0.8), rollouts="tree"
+        tmp_path, faults=FAULTS, seed=SEED, pause_seconds=(0.2, 0.8), kind=RunKind("tree")
     )
     assert outcome.unexpected_exits == []
     assert outcome.verdict.examples == []
