@@ -2,9 +2,10 @@
 
     python benchmarks/distill.py --teacher output/demo/policy/000050
 
-The run has the demo's flags, with `--advantage_estimator opd` in place of rewards. Its teacher is
-killed with SIGKILL in the middle, and started again. `grpo` is taken from demo.json; its teacher's
-own training is not part of the tokens that distillation needs. No result is committed yet.
+The run has the demo's flags, with `--advantage_estimator opd` in place of rewards, and trains on each
+record twice, since sampled tokens are what counts. Its teacher is killed with SIGKILL in the middle,
+and started again. `grpo` is taken from demo.json; its teacher's own training is not part of the tokens
+that distillation needs.
 """
 
 import argparse
@@ -25,6 +26,8 @@ FLAGS = {
     "run_name": "distill",
     "advantage_estimator": "opd",
     "teachers": "trained",
+    "max_trained_count": 2,
+    "learning_rate": 0.0003,
     "eval_strategy": "steps",
 }
 
@@ -114,8 +117,8 @@ def main() -> None:
     """Write the figures."""
     flags = parser(__doc__, "distill")
     flags.add_argument("--teacher", type=Path, required=True, help="directory of a trained model")
-    flags.add_argument("--steps", type=int, default=12)
-    flags.add_argument("--eval_steps", type=int, default=4)
+    flags.add_argument("--steps", type=int, default=38)
+    flags.add_argument("--eval_steps", type=int, default=19)
     flags.add_argument("--seed", type=int, default=1)
     flags.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE")
     report(flags, measure)
