@@ -5,6 +5,7 @@ import asyncio
 import json
 import logging
 import secrets
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -32,6 +33,8 @@ def main() -> int:
     )
     parser.add_argument("--keep", type=Path, help="folder for logs, journals and data")
     arguments = parser.parse_args()
+    # A shell's background job ignores SIGINT, and its processes would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     seed = secrets.randbelow(10**6) if arguments.seed is None else arguments.seed
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     logging.getLogger("chaos").setLevel(logging.INFO)

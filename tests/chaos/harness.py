@@ -62,6 +62,7 @@ REFUSED_STARTS = (
     "StoreUnreachable: connect: ",
     "agentrl serve: connect: ",
     "StoreUnreachable: acquire the trainer's lease: ",
+    "StoreUnreachable: read the scorers: ",
     "ToolError: MCP server 'default' at ",
 )
 """What a process says that begins while its database or its tools are away; it ends, and whoever
