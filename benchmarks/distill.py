@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Any
 
 from harness.processes import ROOT
-from harness.results import RESULTS, parser, report, setting
+from harness.results import RESULTS, keep, machine, parser, setting, stored
 
 FLAGS = {
     "config": ROOT / "assets/demo/grpo.yaml",
@@ -30,6 +30,9 @@ FLAGS = {
     "learning_rate": 0.0003,
     "eval_strategy": "steps",
 }
+
+SEARCHED = ("max_trained_count", "learning_rate")
+"""Flags of which runs with other values are in the file, too."""
 
 
 def started(command: str, *words: str) -> subprocess.Popen[bytes]:
@@ -83,45 +86,42 @@ def distilled(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of both."""
+    """Return the figures of a run, beside GRPO's tokens."""
+    about = machine()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         summary = distilled(Path(name), given)
     wall_seconds = time.monotonic() - began
-    grpo = json.loads((RESULTS / "demo.json").read_text())["grpo"]["runs"].values()
-    tokens = mean(run["tokens"]["sampled"] for run in grpo)
     sampled = summary["tokens"]["sampled"]
     return {
-        "distillation": {
-            "settings": dict(given.set),
-            "steps": summary["steps"],
-            "status": summary["status"],
-            "eval_reward": summary["eval_reward"],
-            "evals": summary["evals"],
-            "reward_mean": summary["reward_mean"],
-            "tokens_sampled": sampled,
-            "records": summary["records"],
-            "dropped": summary["dropped"],
-            "seconds": summary["seconds"],
-            "wall_seconds": round(wall_seconds, 1),
-        },
-        "grpo": {
-            "eval_reward_after": [run["eval_reward"]["after"] for run in grpo],
-            "tokens_sampled_mean": round(tokens),
-        },
-        "share_of_grpos_tokens": round(sampled / tokens, 4),
+        "seed": given.seed,
+        "settings": {name: FLAGS[name] for name in SEARCHED} | dict(given.set),
+        "steps": summary["steps"],
+        "held_out": {str(one["version"]): one["reward_mean"] for one in summary["evals"]},
+        "tokens_sampled": sampled,
+        "share_of_grpos_tokens": round(sampled / tokens_of_grpo(), 4),
+        "seconds": round(wall_seconds, 1),
+        "machine": about,
     }
 
 
+def tokens_of_grpo() -> float:
+    """Return the mean of the tokens that GRPO samples on the demo."""
+    runs = json.loads((RESULTS / "demo.json").read_text())["grpo"]["runs"].values()
+    return mean(run["tokens"]["sampled"] for run in runs)
+
+
 def main() -> None:
-    """Write the figures."""
+    """Make a run, and add its figures to the file."""
     flags = parser(__doc__, "distill")
     flags.add_argument("--teacher", type=Path, required=True, help="directory of a trained model")
     flags.add_argument("--steps", type=int, default=38)
     flags.add_argument("--eval_steps", type=int, default=19)
     flags.add_argument("--seed", type=int, default=1)
     flags.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE")
-    report(flags, measure)
+    given = flags.parse_args()
+    row = measure(given)
+    keep(given.out, {"runs": [*stored(given.out).get("runs", []), row]})
 
 
 if __name__ == "__main__":
