@@ -4,11 +4,15 @@
     python benchmarks/real_model.py turns --work DIR      # SGLang, which takes turns with the trainer
     python benchmarks/real_model.py sharing --work DIR    # SGLang beside the trainer
     python benchmarks/real_model.py embedded --work DIR   # the embedded engine beside the trainer
+    python benchmarks/real_model.py trl --work DIR        # TRL's GRPO trainer, for comparison
     python benchmarks/real_model.py cpu --work DIR        # without a GPU, to try the script
 
 `sft` fine-tunes on demonstrations and leaves its model in the work folder, from which the other parts
 start. Each step's reward and seconds are written as the step ends; when its time is over, a part is
-interrupted as by Ctrl-C, and keeps what it has. Flags after `--` go to the command.
+interrupted as by Ctrl-C, and keeps what it has. Flags after `--` go to AgentRL's command.
+
+`wall_ratio` holds, for each part beside TRL's: the highest mean reward of five steps that both reach,
+the seconds from the start of the command to it, TRL's seconds, and the ratio of the two.
 """
 
 import json
@@ -17,10 +21,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from harness.processes import ROOT
-from harness.results import keep, machine, parser
+from harness.results import keep, machine, parser, stored
 
 SGLANG = [
     "--inference_backend=sglang",
@@ -31,9 +36,12 @@ PARTS: dict[str, list[str]] = {
     "turns": [*SGLANG, "--colocated"],
     "sharing": [*SGLANG, "--share_gpus"],
     "embedded": ["--inference_backend=embedded", "--share_gpus"],
+    "trl": [],
     "cpu": ["--inference_backend=embedded", "--num_gpus=0"],
 }
 FIGURES = ("step", "loss", "reward_mean", "num_records", "logprob_gap", "seconds", "time")
+MAX_STEPS = 50
+WINDOW = 5
 DEMO = ROOT / "assets/demo"
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 25
@@ -41,6 +49,10 @@ _STOP_SECONDS = 25
 
 def command(part: str, work: Path, model: str, further: list[str]) -> list[str]:
     """Return the argv of a part."""
+    learned = str((work / "sft/model").resolve())
+    if part == "trl":
+        script = str(Path(__file__).with_name("real_model_trl.py"))
+        return [sys.executable, script, learned, str(work / part), str(MAX_STEPS)]
     words = ["--output_dir", str(work / part), "--logs_dir", str(work / "logs"), *PARTS[part]]
     if part == "sft":
         words += ["--config", str(DEMO / "smol_sft.yaml"), "--model_name_or_path", model]
@@ -51,8 +63,8 @@ def command(part: str, work: Path, model: str, further: list[str]) -> list[str]:
     config = work / "reinforcement.yaml"
     config.write_text("\n".join(own) + "\n")
     words += ["--config", str(config), "--run_name", part]
-    words += ["--model_name_or_path", str((work / "sft/model").resolve())]
-    words += ["--mongo_data_dir", str(work / f"mongo-{part}"), "--max_steps=50"]
+    words += ["--model_name_or_path", learned]
+    words += ["--mongo_data_dir", str(work / f"mongo-{part}"), f"--max_steps={MAX_STEPS}"]
     # Where packages come by PYTHONPATH, the tool server needs it too.
     words += ["--eval_strategy=no", "--save_steps=1000", "--tool_server_env=PYTHONPATH"]
     return [sys.executable, "-m", "agentrl", "run", *words, *further]
@@ -63,6 +75,39 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     steps = [json.loads(line) for line in lines if line.endswith("\n")]
     return [{name: step[name] for name in FIGURES if name in step} for step in steps]
+
+
+def curve(row: dict[str, Any]) -> list[tuple[float, float]]:
+    """Return the seconds since the start of the command, and the mean reward of the last steps."""
+    steps = [step for step in row["steps"] if step.get("reward_mean") is not None]
+    return [
+        (
+            steps[end - 1]["time"] - row["started"],
+            mean(step["reward_mean"] for step in steps[end - WINDOW : end]),
+        )
+        for end in range(WINDOW, len(steps) + 1)
+    ]
+
+
+def wall_ratios(rows: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Compare every part with TRL's, over the time to the highest reward that both reach."""
+    curves = {part: found for part in PARTS if part in rows and (found := curve(rows[part]))}
+    trl = curves.pop("trl", None)
+    if trl is None:
+        return {}
+    ratios: dict[str, dict[str, float]] = {}
+    for part, ours in curves.items():
+        reward = min(max(reward for _, reward in side) for side in (ours, trl))
+        seconds, trl_seconds = (
+            next(time for time, reached in side if reached >= reward) for side in (ours, trl)
+        )
+        ratios[part] = {
+            "reward": round(reward, 4),
+            "seconds": round(seconds, 1),
+            "trl_seconds": round(trl_seconds, 1),
+            "ratio": round(seconds / trl_seconds, 3),
+        }
+    return ratios
 
 
 def card() -> str | None:
@@ -86,6 +131,7 @@ def play(argv: list[str], part: str, work: Path, out: Path, limit: float) -> int
         0 if it finished a step and did not fail.
     """
     row: dict[str, Any] = {"card": card(), "limit": limit, "machine": machine(), "steps": []}
+    row["started"] = time.time()
     started = time.monotonic()
     process = subprocess.Popen(argv, cwd=ROOT)
     ends = False
@@ -104,6 +150,7 @@ def play(argv: list[str], part: str, work: Path, out: Path, limit: float) -> int
     row["steps"] = steps_of(work / part / "metrics.jsonl")
     row |= {"wall_seconds": round(time.monotonic() - started, 1), "was_cut_short": ends}
     keep(out, {part: row | {"exit_status": process.returncode}})
+    keep(out, {"wall_ratio": wall_ratios(stored(out))})
     return 0 if row["steps"] and (ends or not process.returncode) else 1
 
 
