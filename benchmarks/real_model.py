@@ -9,10 +9,12 @@
 
 `sft` fine-tunes on demonstrations and leaves its model in the work folder, from which the other parts
 start. Each step's reward and seconds are written as the step ends; when its time is over, a part is
-interrupted as by Ctrl-C, and keeps what it has. Flags after `--` go to AgentRL's command.
+interrupted as by Ctrl-C, ends its step, and keeps what it has; a second call goes on from there. Flags
+after `--` go to AgentRL's command.
 
 `wall_ratio` holds, for each part beside TRL's: the highest mean reward of five steps that both reach,
-the seconds from the start of the command to it, TRL's seconds, and the ratio of the two.
+the seconds from the start of the command to it, TRL's seconds, and the ratio of the two. A part that
+went on from an earlier call has none.
 """
 
 import json
@@ -44,7 +46,8 @@ MAX_STEPS = 50
 WINDOW = 5
 DEMO = ROOT / "assets/demo"
 _POLL_SECONDS = 0.5
-_STOP_SECONDS = 25
+_STOP_SECONDS = 600
+"""A step under way, and what is saved after it, take minutes on a busy CPU, and seconds on a GPU."""
 
 
 def command(part: str, work: Path, model: str, further: list[str]) -> list[str]:
@@ -80,6 +83,8 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
 def curve(row: dict[str, Any]) -> list[tuple[float, float]]:
     """Return the seconds since the start of the command, and the mean reward of the last steps."""
     steps = [step for step in row["steps"] if step.get("reward_mean") is not None]
+    if not steps or steps[0]["time"] < row["started"]:
+        return []
     return [
         (
             steps[end - 1]["time"] - row["started"],
@@ -128,7 +133,7 @@ def play(argv: list[str], part: str, work: Path, out: Path, limit: float) -> int
     """Run a part until it ends or its time is over; write every step at once.
 
     Returns:
-        0 if it finished a step and did not fail.
+        0 if it finished a step, and ended by itself or in order after its interruption.
     """
     row: dict[str, Any] = {"card": card(), "limit": limit, "machine": machine(), "steps": []}
     row["started"] = time.time()
@@ -151,7 +156,8 @@ def play(argv: list[str], part: str, work: Path, out: Path, limit: float) -> int
     row |= {"wall_seconds": round(time.monotonic() - started, 1), "was_cut_short": ends}
     keep(out, {part: row | {"exit_status": process.returncode}})
     keep(out, {"wall_ratio": wall_ratios(stored(out))})
-    return 0 if row["steps"] and (ends or not process.returncode) else 1
+    in_order = process.returncode != -signal.SIGKILL if ends else not process.returncode
+    return 0 if row["steps"] and in_order else 1
 
 
 def main() -> int:

@@ -103,6 +103,7 @@ class Steps(TrainerCallback):
     def __init__(self, path: Path, num_records: int) -> None:
         """Write to `path`; a step has `num_records` rollouts."""
         self.trainer: Timed | None = None
+        path.unlink(missing_ok=True)
         self._path = path
         self._num_records = num_records
         self._last = time.monotonic()
