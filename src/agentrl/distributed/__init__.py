@@ -1,5 +1,6 @@
 """The trainer's ranks: mesh, sharding, collectives, sharded state on disk. Does not know flags."""
 
+from agentrl.distributed.host_memory import HostMemory
 from agentrl.distributed.mesh import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.saving import StateWriter, read_state
 from agentrl.distributed.sharding import (
@@ -15,6 +16,7 @@ from agentrl.distributed.sharding import (
 from agentrl.distributed.stages import Stages, whole_tensors
 
 __all__ = [
+    "HostMemory",
     "MeshShape",
     "Ranks",
     "Stages",

@@ -26,6 +26,7 @@ from agentrl.config.atomic_file import write_atomically
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.data import MicroBatch
 from agentrl.distributed import (
+    HostMemory,
     Ranks,
     StateWriter,
     full_state_dict,
@@ -117,6 +118,7 @@ class Learner:
         self._passes = self._make_passes()
         trained = (p for p in self._policy.parameters() if p.requires_grad)
         self._optimizer = make_optimizer(trained, trainer, ranks.device)
+        self._host_memory = HostMemory()
         self._writer = StateWriter(ranks)
         self._num_done = 0
         self._gathered = _Gathered()
@@ -262,12 +264,11 @@ class Learner:
             return
         state = self.full_state()
         if self._ranks.is_main:
-            save_hf(
-                self._policy,
-                path,
-                tokenizer_files=self._tokenizer_files,
-                state_dict={k.removeprefix(_WRAPPER_PREFIX): v.to(dtype) for k, v in state.items()},
-            )
+            rounded = {k.removeprefix(_WRAPPER_PREFIX): v.to(dtype) for k, v in state.items()}
+            with self._host_memory.copies(rounded) as weights:
+                save_hf(
+                    self._policy, path, tokenizer_files=self._tokenizer_files, state_dict=weights
+                )
             if self._rounds_exports:
                 _write_config_dtype(path, dtype)
         self._ranks.barrier()
@@ -304,7 +305,7 @@ class Learner:
         """Move weights and optimizer state to the device, or to host memory."""
         models = [self._policy] if self._reference is None else [self._policy, self._reference]
         device = self._ranks.device if to_device else torch.device("cpu")
-        move_state(models, self._optimizer, device)
+        move_state(models, self._optimizer, device, self._host_memory)
 
     def save_state(self, directory: Path, *, in_background: bool) -> None:
         """Write the state that `load_state` needs besides the exported weights (collective).

@@ -11,6 +11,7 @@ from agentrl.algorithms.formula_registry import users_function
 from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.own_function import is_reference
 from agentrl.config.sections import TrainerSection
+from agentrl.distributed.host_memory import HostMemory, synchronize
 
 
 def make_optimizer(
@@ -62,19 +63,40 @@ _SCHEDULES: dict[str, Callable[[float], float]] = {
 """Share of the peak after the warm-up, by the share of the steps that is done."""
 
 
-def move_state(models: Iterable[nn.Module], optimizer: Optimizer, device: torch.device) -> None:
+def move_state(
+    models: Iterable[nn.Module], optimizer: Optimizer, device: torch.device, memory: HostMemory
+) -> None:
     """Move parameters, buffers and the optimizer's state (`--colocated`).
 
     Moving to the current device is free. Parameters remain the same objects, tied ones included, so
-    the optimizer's references stay valid.
+    the optimizer's references stay valid. The copies run one after the other without this process,
+    which waits once, at the end.
+
+    Args:
+        models: those of a rank.
+        optimizer: over their parameters.
+        device: the rank's own, or the CPU.
+        memory: holds the state while it is in host memory.
     """
+    left: list[torch.Tensor] = []
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == device.type:
+            return tensor
+        if device.type == "cpu":
+            return memory.copy_of(tensor)
+        left.append(tensor.detach())
+        return tensor.to(device, non_blocking=True)
+
     for model in models:
-        model.to(device)
+        model._apply(moved)  # as `Module.to` does, and what sharded models extend
     # Unless it is fused, AdamW keeps its step counts in host memory, whatever the parameters' device.
     keeps_counts = not any(group.get("fused") for group in optimizer.param_groups)
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and not (name == "step" and keeps_counts):
-                state[name] = value.to(device)
+                state[name] = moved(value)
+    synchronize()
+    memory.give_back(left)
     if device.type == "cpu" and torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 from agentrl.config.command_line import parse_flags
 from agentrl.config.shared_gpus import shortage_of
-from agentrl.distributed import Ranks
+from agentrl.distributed import HostMemory, Ranks
 from agentrl.errors import TrainingError
 from agentrl.models.load import load_policy
 from agentrl.models.policy import PolicyModel
@@ -46,7 +46,7 @@ def trained(model_path: Path) -> Trained:
 def test_nothing_of_the_trainer_stays_behind(trained: Trained) -> None:
     policy, optimizer = trained
     # No device that holds data is sure to be here; what is moved to this one is seen all the same.
-    move_state([policy], optimizer, torch.device("meta"))
+    move_state([policy], optimizer, torch.device("meta"), HostMemory())
     assert {p.device.type for p in policy.parameters()} == {"meta"}
     states = optimizer.state.values()
     assert {state[name].device.type for state in states for name in ("exp_avg", "exp_avg_sq")} == {
@@ -59,7 +59,7 @@ def test_moving_to_where_it_is_copies_nothing(trained: Trained) -> None:
     policy, optimizer = trained
     before = [p.data_ptr() for p in policy.parameters()]
     before += [state["exp_avg"].data_ptr() for state in optimizer.state.values()]
-    move_state([policy], optimizer, torch.device("cpu"))
+    move_state([policy], optimizer, torch.device("cpu"), HostMemory())
     after = [p.data_ptr() for p in policy.parameters()]
     after += [state["exp_avg"].data_ptr() for state in optimizer.state.values()]
     assert after == before
