@@ -8,8 +8,8 @@
     python benchmarks/real_model.py cpu --work DIR        # without a GPU, to try the script
 
 `sft` fine-tunes on demonstrations and leaves its model in the work folder, from which the other parts
-start. Each step's reward and seconds are written as the step ends; when its time is over, a part is
-interrupted as by Ctrl-C, ends its step, and keeps what it has; a second call goes on from there. Flags
+start. Each step's reward and seconds are written as the step ends; when its time is over, a part gets
+SIGTERM, ends its step, and keeps what it has; a second call goes on from there. Flags
 after `--` go to AgentRL's command.
 
 `wall_ratio` holds, for each part beside TRL's: the highest mean reward of five steps that both reach,
@@ -133,7 +133,7 @@ def play(argv: list[str], part: str, work: Path, out: Path, limit: float) -> int
     """Run a part until it ends or its time is over; write every step at once.
 
     Returns:
-        0 if it finished a step, and ended by itself or in order after its interruption.
+        0 if it finished a step, and ended by itself or in order after SIGTERM.
     """
     row: dict[str, Any] = {"card": card(), "limit": limit, "machine": machine(), "steps": []}
     row["started"] = time.time()
@@ -149,7 +149,7 @@ def play(argv: list[str], part: str, work: Path, out: Path, limit: float) -> int
             row["steps"] = steps
         if seconds > limit and not ends:
             ends = True
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # SIGINT is ignored by what a shell started in the background
         if seconds > limit + _STOP_SECONDS:
             process.kill()
     row["steps"] = steps_of(work / part / "metrics.jsonl")

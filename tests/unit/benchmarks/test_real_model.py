@@ -14,7 +14,7 @@ SLOW_TO_END = """
 import json, pathlib, signal, sys, time
 lines = pathlib.Path(sys.argv[1]).open("w")
 stop = []
-signal.signal(signal.SIGINT, lambda *_: stop.append(1))
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 for number in range(1, 1000):
     print(json.dumps({"step": number, "loss": 0.5, "time": time.time()}), file=lines, flush=True)
     time.sleep(0.1)
@@ -64,7 +64,7 @@ def played(folder: Path, ending: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads((folder / "out.json").read_text())["sft"]
 
 
-def test_an_interrupted_part_ends_its_step_and_keeps_its_rows(tmp_path: Path) -> None:
+def test_a_part_whose_time_is_over_ends_its_step_and_keeps_its_rows(tmp_path: Path) -> None:
     status, row = played(tmp_path, "ends")
     assert (status, row["exit_status"], row["was_cut_short"]) == (0, 0, True)
     assert row["steps"][0]["step"] == 1
