@@ -7,7 +7,7 @@
 `packed` are the same turns, unmerged, in rows of up to `--max_tokens` tokens with variable-length flash
 attention, through the layers of transformers; LM head and loss are those of `merged`, and the layers
 are compiled alike. Both train on the same target tokens. Further ways differ from `merged` by their
-attention, or by leaving the compiler out.
+attention, by leaving the compiler out, or by merging within records only (`apart`, `--merge linear`).
 
 Every model runs in a process of its own, and every row is written as soon as it is measured. Seconds
 are the fastest of `--repeats` passes after two that warm up. `mfu`: floating-point operations of the
@@ -62,6 +62,8 @@ WORKLOADS = {
     "agents": Workload(32, 8, 420, 3, 30, 30),
     "star": Workload(1, 8, 5500, 1, 1400, 1),
     "conversations": Workload(4, 1, 1, 1, 16384, 1),
+    # Where merging has the least to win: long answers that share a short prompt.
+    "answers": Workload(2, 4, 512, 1, 12288, 1),
     "tiny": Workload(2, 4, 40, 3, 8, 8),
 }
 LONG = 131072
@@ -81,6 +83,7 @@ WAYS = {
     "packed": Way("none", "varlen", compiled=True),
     "merged_eager": Way("tree", "auto", compiled=False),
     "packed_eager": Way("none", "varlen", compiled=False),
+    "apart": Way("linear", "auto", compiled=True),
     "flex": Way("tree", "flex", compiled=True),
     "varlen": Way("tree", "varlen", compiled=True),
     "sdpa": Way("tree", "sdpa", compiled=True),
@@ -213,7 +216,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results/shapes_cuda.json")
     parser.add_argument("--models", nargs="+", default=["smollm2-135m", "qwen3-0.6b", "qwen3-4b"])
     parser.add_argument(
-        "--only", nargs="+", default=["shop", "agents", "star", "conversations", "long"]
+        "--only", nargs="+", default=["shop", "agents", "star", "conversations", "answers", "long"]
     )
     parser.add_argument("--ways", nargs="+", default=["merged", "packed"], choices=WAYS)
     parser.add_argument("--repeats", type=int, default=3)
