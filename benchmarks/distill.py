@@ -108,7 +108,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 def tokens_of_grpo() -> float:
     """Return the mean of the tokens that GRPO samples on the demo."""
     runs = json.loads((RESULTS / "demo.json").read_text())["grpo"]["runs"].values()
-    return mean(run["tokens"]["sampled"] for run in runs)
+    return float(mean(run["tokens"]["sampled"] for run in runs))
 
 
 def main() -> None:

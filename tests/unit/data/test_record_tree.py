@@ -257,7 +257,7 @@ def test_the_worth_of_a_turn_is_the_score_that_chains_would_reach_through_it() -
         played(5, None, (5, 13), left=(0, 1), round_number=1),
     ]
     tree = record_tree(records)
-    worths = turn_worths(tree, [record.score and record.score.value for record in records])
+    worths = turn_worths(tree, [record.score.value if record.score else None for record in records])
 
     def seen(record: int, turn: int) -> tuple[float, float, int, bool]:
         worth = worths[tree.turns[record][turn]]

@@ -4,8 +4,6 @@ What is faked is where a tensor is: it says that it is on a GPU, and its data ar
 memory of the copies is not page-locked then; `tests/gpu/test_host_memory.py` moves a trainer's state.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -16,10 +14,10 @@ from agentrl.distributed.host_memory import HostMemory
 class OnGpu(torch.Tensor):
     """A tensor that says that it is on a GPU."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return torch.device("cuda", 0)
 
 
@@ -32,10 +30,11 @@ def equal(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 @pytest.fixture(params=[64, 4096, 1 << 28], ids=["own", "few", "one"])
-def slab_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def slab_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Sizes at which tensors have allocations of their own, share few, or share one."""
-    monkeypatch.setattr(host_memory, "_SLAB_BYTES", request.param)
-    return request.param
+    num_bytes: int = request.param
+    monkeypatch.setattr(host_memory, "_SLAB_BYTES", num_bytes)
+    return num_bytes
 
 
 def test_copies_do_not_overlap_and_keep_shape_and_dtype(slab_bytes: int) -> None:

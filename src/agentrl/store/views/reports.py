@@ -212,24 +212,19 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no run.
         """
-        (
-            run,
-            untaught,
-            sampler_totals,
-            num_active,
-            standing,
-            num_ready,
-            num_reserved,
-        ) = await asyncio.gather(
-            self._run(),
-            read_untaught(self._db, consumer),
-            self._sampler_totals(),
+        of_run = asyncio.gather(
+            self._run(), read_untaught(self._db, consumer), self._sampler_totals()
+        )
+        of_records = asyncio.gather(
             self._num_active(),
             self._tallies.standing(),
             self._ledger.num_ready_groups(consumer),
             self._ledger.num_reserved_groups(consumer),
         )
-        num_samplers, num_output_tokens = sampler_totals
+        (
+            (run, untaught, (num_samplers, num_output_tokens)),
+            (num_active, standing, num_ready, num_reserved),
+        ) = await asyncio.gather(of_run, of_records)
         return RunProgress(
             policy_version=run["policy_version"],
             phase=run.get("phase"),

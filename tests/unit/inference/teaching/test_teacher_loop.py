@@ -111,7 +111,7 @@ async def test_a_solved_attempt_of_the_group_teaches_the_others_and_no_one_else(
         await teacher.run(asyncio.Event())
     # Group 0 has one solved attempt, which has no other solution beside it; group 1 has none.
     solved, failed, *others = await records(played)
-    assert (solved.score.value, failed.score.value) == (1.0, 0.0)
+    assert [one.score and one.score.value for one in (solved, failed)] == [1.0, 0.0]
     assert all(not turn.teacher_logprobs for one in (solved, *others) for turn in one.turns)
     assert (teacher.counts.num_records, teacher.counts.num_without_prompt) == (4, 3)
     renderer, oracle = Renderer.load(teacher_model), Player(teacher_model)

@@ -323,8 +323,10 @@ async def test_calls_are_timed_by_tool_without_the_copies_in_branches(
     client: httpx.AsyncClient, store: TrajectoryStore
 ) -> None:
     await store.tasks.add([make_task(50, num_generations=20)])
+    claimed = []
     for number in range(1, 21):
         record = await claim(store)
+        claimed.append(record.id)
         turn = make_turn(record, 0, num_output=4, text="I look.")
         await store.turns.append(turn, record.fence)
         result = ToolResult(
@@ -334,7 +336,7 @@ async def test_calls_are_timed_by_tool_without_the_copies_in_branches(
         await play(store, record, score=0.0, num_turns=0)
     copied = BranchPoint(record_id="train/0/q50/0", attempt=1, turn=1, rule="random")
     await store.database.record_data.update_one(
-        {"_id": record.id}, {"$set": {"branch": copied.model_dump()}}
+        {"_id": claimed[-1]}, {"$set": {"branch": copied.model_dump()}}
     )
     found = await answer(client, "failures")
     search, lookup = found["times"]
