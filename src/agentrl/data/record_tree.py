@@ -62,6 +62,19 @@ def record_tree(records: Sequence[DBRecordData]) -> RecordTree:
     )
 
 
+def chain_weights(tree: RecordTree, scores: Sequence[float | None]) -> list[float]:
+    """Return the probability of each record in its tree under chains, as in `TurnTree.weights`.
+
+    A record without a score or without turns leaves the others' as they are. Of chains, all are 1.
+    """
+    weights = np.ones(len(scores))
+    scored = _scored(tree, scores)
+    if scored:
+        part = _rewarded_part(tree, scored, np.zeros(len(tree.before)), seat="")[1]
+        weights[list(scored)] = part.weights
+    return [float(weight) for weight in weights]
+
+
 def seat_tree_credits(
     tree: RecordTree,
     stints: Sequence[tuple[int, SeatStint, float | None]],
@@ -120,11 +133,7 @@ def turn_worths(tree: RecordTree, scores: Sequence[float | None]) -> dict[int, T
         tree: of the group.
         scores: of its records; those without a score or turns say nothing.
     """
-    scored = {
-        position: score
-        for position, (path, score) in enumerate(zip(tree.turns, scores, strict=True))
-        if path and score is not None
-    }
+    scored = _scored(tree, scores)
     reached, part = _rewarded_part(tree, scored, np.zeros(len(tree.before)), seat="")
     if not reached:
         return {}
@@ -139,6 +148,15 @@ def turn_worths(tree: RecordTree, scores: Sequence[float | None]) -> dict[int, T
     return {
         number: TurnWorth(after=worth, change=moved, num_leaves=num, is_decision=decides)
         for number, worth, moved, num, decides in zip(reached, *columns, strict=True)
+    }
+
+
+def _scored(tree: RecordTree, scores: Sequence[float | None]) -> dict[int, float]:
+    """Return the scores of the records that have one and turns, by position."""
+    return {
+        position: score
+        for position, (path, score) in enumerate(zip(tree.turns, scores, strict=True))
+        if path and score is not None
     }
 
 

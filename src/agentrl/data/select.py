@@ -29,7 +29,12 @@ from agentrl.algorithms.filters import (
 )
 from agentrl.algorithms.tree_credit import reads_tree
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data.record_tree import record_tree, seat_tree_credits, turn_worths
+from agentrl.data.record_tree import (
+    chain_weights,
+    record_tree,
+    seat_tree_credits,
+    turn_worths,
+)
 from agentrl.data.seat_stints import NO_SEAT, SeatStint, seat_stints, step_rewards
 from agentrl.data.shown_images import ImageBook
 from agentrl.data.tokens import TurnTokens, turn_tokens, with_routed_experts
@@ -92,6 +97,8 @@ class SelectedGroup:
     """Record id -> reason, for every record without a turn in `turns`."""
     left_out: tuple[LeftOutTurn, ...] = ()
     """Turns that are not in `turns`, in record order."""
+    weights: tuple[float, ...] = ()
+    """Probability of each record in its tree under chains; 1 for every chain."""
     has_branches: bool = False
     """Whether some of its records left others."""
     has_equal_chains: bool = False
@@ -189,6 +196,7 @@ def select_group(
         turns=tuple(kept),
         dropped_records=dropped_records,
         left_out=tuple(left_out),
+        weights=tuple(chain_weights(record_tree(ordered), group.scores)),
         has_branches=any(record.branch is not None for record in ordered),
         has_equal_chains=_has_equal_chains(ordered, algorithm.min_score_spread),
         worths=_worths(ordered),

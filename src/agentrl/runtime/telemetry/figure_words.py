@@ -34,7 +34,8 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
     "reward_mean": FigureWords(
         "Reward, mean",
         "score",
-        "Mean score of the rollouts in the groups that the step read first.",
+        "Mean score of the rollouts in the groups that the step read first; branches of a tree "
+        "count by their probability under chains.",
         "Rises over tens of steps; if it stays at its first value, read answers with "
         "`agentrl inspect records`.",
     ),

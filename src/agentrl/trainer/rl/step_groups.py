@@ -57,6 +57,8 @@ class StepGroups:
     """New groups that were dropped as a whole; samplers may replace them at once."""
     scores: list[float] = field(default_factory=list)
     """Scores of the scored records of new groups, including dropped ones."""
+    weights: list[float] = field(default_factory=list)
+    """What each of these scores counts in a mean under chains."""
     num_records: int = 0
     """Records of new groups; the figures below up to `max_output_tokens` cover them as well."""
     num_output_tokens: int = 0
@@ -399,7 +401,10 @@ class GroupReader:
         collected.groups.append(group)
         is_new = all(entry is None for entry in entries.values())
         if is_new:
-            collected.scores += [score for score in group.scores if score is not None]
+            for score, weight in zip(group.scores, group.weights, strict=True):
+                if score is not None:
+                    collected.scores.append(score)
+                    collected.weights.append(weight)
         collected.num_new_groups += is_new
         collected.num_new_unusable += is_new and not group.usable
         collected.num_reserved += len(kept)

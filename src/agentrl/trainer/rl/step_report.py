@@ -74,7 +74,7 @@ def step_metrics(
             name: value for name, value in outcome.loss_metrics.items() if math.isfinite(value)
         },
         seconds=seconds,
-        **_reward_figures(step_groups.scores),
+        **_reward_figures(step_groups.scores, step_groups.weights),
         branched_records=dict(step_groups.branched),
         **_credit_figures(step_groups),
         **_target_figures(outcome),
@@ -82,13 +82,18 @@ def step_metrics(
     )
 
 
-def _reward_figures(scores: Sequence[float]) -> dict[str, float | None]:
-    """Return the scores' mean, standard deviation (divisor: their number) and extremes."""
+def _reward_figures(scores: Sequence[float], weights: Sequence[float]) -> dict[str, float | None]:
+    """Return the scores' mean and standard deviation under chains, and their extremes.
+
+    Rollouts that leave others are no independent samples: a rule may place them where the policy
+    fails, and their plain mean would not be that of the policy.
+    """
     if not scores:
         return dict.fromkeys(("reward_mean", "reward_std", "reward_min", "reward_max"))
+    mean = fmean(scores, weights)
     return {
-        "reward_mean": fmean(scores),
-        "reward_std": pstdev(scores),
+        "reward_mean": mean,
+        "reward_std": math.sqrt(fmean([(score - mean) ** 2 for score in scores], weights)),
         "reward_min": min(scores),
         "reward_max": max(scores),
     }

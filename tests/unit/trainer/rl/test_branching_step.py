@@ -37,6 +37,9 @@ async def test_a_step_of_branches_is_repeated_from_what_a_bundle_holds(
     assert step.branched_records == {"random": 1}
     assert step.branch_reuse == 3 * 8 / (3 * 8 - 4)
     assert step.saved_groups == 1.0
+    # Parent and branch are half of a rollout each.
+    assert step.reward_mean == 0.75
+    assert step.reward_std == pytest.approx(0.75**0.5 / 2)
     assert step.credit_spread is not None
     assert step.credit_spread > 0
     worst = await store.lineage.lowest_credits(limit=2)
