@@ -41,6 +41,7 @@ RULES = {
     "random": Rule(partial(decisions.random_rule, num_roots=2, num_branches=2), True),
     "every_state": Rule(partial(decisions.every_state, num_roots=2, num_branches=1), True),
     "undecided_states": Rule(partial(decisions.undecided_states, num_roots=2, entropy=0.62), True),
+    "surprising_turns": Rule(partial(decisions.surprising_turns, num_roots=2, surprise=0.7), False),
     "most_undecided": Rule(partial(decisions.entropy_rule, num_roots=2, num_branches=2), False),
     "best_so_far": Rule(partial(decisions.value_rule, num_roots=2, num_branches=2), False),
 }

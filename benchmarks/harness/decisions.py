@@ -111,12 +111,25 @@ def every_state(choose: Choose, num_roots: int, num_branches: int) -> Group:
 
 def undecided_states(choose: Choose, num_roots: int, entropy: float) -> Group:
     """Branch at every state of the roots in which the policy's entropy exceeds a bound."""
+    return _wherever(choose, num_roots, lambda state, _action: state_entropy(state) > entropy)
+
+
+def surprising_turns(choose: Choose, num_roots: int, surprise: float) -> Group:
+    """Branch before every turn of the roots whose own -log p exceeds a bound."""
+
+    def is_surprising(state: History, action: int) -> bool:
+        return -np.log(probability((*state, action)) / probability(state)) > surprise
+
+    return _wherever(choose, num_roots, is_surprising)
+
+
+def _wherever(choose: Choose, num_roots: int, is_left: Callable[[History, int], bool]) -> Group:
     group = chains(choose, num_roots)
     places = [
         (root, turn)
         for root, rollout in enumerate(group)
         for turn in range(1, len(rollout.history))
-        if state_entropy(rollout.history[:turn]) > entropy
+        if is_left(rollout.history[:turn], rollout.history[turn])
     ]
     return (*group, *(branch(choose, group, root, turn, 1) for root, turn in places))
 

@@ -15,6 +15,7 @@ from harness.decisions import (
     exact_gradient,
     played_tree,
     random_rule,
+    surprising_turns,
     undecided_states,
     value_rule,
 )
@@ -54,6 +55,7 @@ def test_an_unbiased_estimate_has_the_gradient_as_its_mean(rule: str, kind: str)
     [
         partial(entropy_rule, num_roots=2, num_branches=1),
         partial(value_rule, num_roots=2, num_branches=1),
+        partial(surprising_turns, num_roots=2, surprise=0.7),
     ],
 )
 def test_rules_that_look_at_what_followed_bias_every_estimate(play: Play) -> None:
