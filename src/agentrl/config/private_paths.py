@@ -1,11 +1,13 @@
-"""Files that the tools of a run have no use for: the state of runs, answers, and the user's secrets.
+"""What the tools of a run have no use for: its state, answers, secrets, and its servers' ports.
 
 A model decides what runs in a tool. Programs that AgentRL starts for it (stdio servers, the tool
-server) see these paths as empty where namespaces exist (`runtime.processes.confinement`).
+server) see these paths as empty where namespaces exist, and reach none of these ports where the
+kernel has Landlock (`runtime.processes.confinement`).
 """
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 
@@ -17,12 +19,19 @@ _IN_HOME = (
 """Keys and logins by the names of the programs that keep them there."""
 _IN_FOLDER = (".env", "output", str(PRIVATE_MONGO_ROOT.parent))
 """Of the working directory: variables, and what AgentRL keeps of all runs started there."""
+_MONGODB_PORT = 27017
+_WEB_PORTS = {"http": 80, "https": 443}
 
 
 def user_secrets() -> tuple[Path, ...]:
     """Return where this user and the runs of the working directory keep what is theirs alone."""
     home = Path.home()
-    paths = (*(home / name for name in _IN_HOME), *(Path.cwd() / name for name in _IN_FOLDER))
+    paths = (
+        *(home / name for name in _IN_HOME),
+        *(Path.cwd() / name for name in _IN_FOLDER),
+        # Sockets of the login: keys, and a service manager that starts programs outside.
+        Path(f"/run/user/{home.stat().st_uid}"),
+    )
     return tuple(path for path in paths if path.exists())
 
 
@@ -36,6 +45,20 @@ def private_paths(config: RootConfig) -> tuple[Path, ...]:
     here = Path.cwd()
     found = dict.fromkeys(path.expanduser().resolve() for path in _of_run(config))
     return tuple(path for path in found if path not in visible and not here.is_relative_to(path))
+
+
+def private_ports(config: RootConfig) -> tuple[int, ...]:
+    """Return the ports of the database and of `--inference_urls`, to which no tool of a run connects.
+
+    `--tool_visible_ports` are left out, and so are 80 and 443, which tools need for the internet.
+    """
+    uri = config.store.db_connection_string
+    hosts = "" if uri is None else urlsplit(uri.get_secret_value()).netloc.rpartition("@")[2]
+    found = {urlsplit(f"//{host}").port or _MONGODB_PORT for host in filter(None, hosts.split(","))}
+    for url in config.inference.inference_urls:
+        parts = urlsplit(url)
+        found.add(parts.port or _WEB_PORTS.get(parts.scheme, 80))
+    return tuple(sorted(found - {*_WEB_PORTS.values(), *config.tools.tool_visible_ports}))
 
 
 def visible_path_notes(config: RootConfig) -> list[str]:

@@ -24,7 +24,6 @@ from typing import Literal
 
 import psutil
 
-from agentrl.config.private_paths import private_paths
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError
 from agentrl.launcher.checks.extras import (
@@ -38,7 +37,7 @@ from agentrl.launcher.checks.server_checks import check_servers
 from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.launcher.cluster.gpu_sharing import sharing_by_default
 from agentrl.plugin_registry import broken_plugins, installed_plugins
-from agentrl.rollout.worker.resources import tools_config
+from agentrl.rollout.worker.resources import tools_of
 from agentrl.runtime.gpus import machine_gpus
 from agentrl.runtime.ports import is_taken
 from agentrl.runtime.printable import counted
@@ -256,7 +255,7 @@ async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
     try:
         # The stored configuration of a run contains the address of its former server.
         section = config.tools.model_copy(update={"tool_server_url": None})
-        tools = tools_config(section, private_paths(config))
+        tools = tools_of(config.model_copy(update={"tools": section}))
     except AgentRLError as error:
         yield Diagnosis("FAIL", "tools", str(error))
         return

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.command_line import parse_flags
-from agentrl.config.private_paths import private_paths, visible_path_notes
-from agentrl.rollout.worker.resources import tools_config
+from agentrl.config.private_paths import private_ports, visible_path_notes
+from agentrl.rollout.worker.resources import tools_of
 from agentrl.runtime.processes.confinement import Confinement, confinement_gap
 
 pytestmark = pytest.mark.skipif(
@@ -47,7 +47,7 @@ def read_by_a_tool(files: dict[str, Path], scratch: Path, *flags: str) -> set[st
     """Return the names of the files whose text the program sees."""
     config = parse_flags(["--run_name", "mine", "--train_file", "questions.jsonl", *flags])
     scratch.mkdir(parents=True)
-    tools = tools_config(config.tools, private_paths(config))
+    tools = tools_of(config)
     confinement = Confinement(scratch=scratch, hidden=tools.hidden_paths)
     command = confinement.command([sys.executable, "-c", READ, *map(str, files.values())])
     found = json.loads(subprocess.check_output(command, env=confinement.environment(), timeout=60))
@@ -86,3 +86,14 @@ def test_a_visible_path_that_shows_nothing_is_noted(files: dict[str, Path], tmp_
 def test_the_working_directory_is_never_hidden(files: dict[str, Path], tmp_path: Path) -> None:
     read = read_by_a_tool(files, tmp_path / "scratch/1", "--output_dir", ".")
     assert set(PUBLIC) <= read
+
+
+def test_the_ports_of_the_run_are_those_of_its_database_and_its_servers() -> None:
+    flags = [
+        *("--db_connection_string", "mongodb://me:p%40ss@db1:27018,db2,[::1]:27020/demo?w=1"),
+        *("--inference_urls", "http://gpu1:30000,https://models.example.com,http://gpu2"),
+    ]
+    assert private_ports(parse_flags(flags)) == (27017, 27018, 27020, 30000)
+    shown = [*flags, "--tool_visible_ports", "30000,27018"]
+    assert private_ports(parse_flags(shown)) == (27017, 27020)
+    assert private_ports(parse_flags([])) == ()

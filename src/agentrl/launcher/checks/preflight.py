@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agentrl.config.private_paths import private_paths, visible_path_notes
+from agentrl.config.private_paths import visible_path_notes
 from agentrl.config.sections import (
     DataSection,
     RootConfig,
@@ -28,12 +28,13 @@ from agentrl.launcher.checks.function_checks import check_functions
 from agentrl.launcher.checks.policy_checks import check_policy, find_model
 from agentrl.launcher.checks.question_checks import check_questions
 from agentrl.launcher.checks.server_checks import check_servers
+from agentrl.launcher.checks.tool_bounds import open_to_tools
 from agentrl.launcher.cluster.child_commands import check_tool_server_command
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.agent import configured_agent
 from agentrl.rollout.evaluated_route import open_evaluated_route
 from agentrl.rollout.worker.branching import check_tools_can_branch
-from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
+from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_of
 from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.http.http_clients import check_proxy
 from agentrl.runtime.ports import is_taken
@@ -109,7 +110,7 @@ async def findings(
     async def tools() -> list[str]:
         path = find_model(config.model, with_weights=with_weights) if renderers else None
         await _check_tools(config, path, *renderers)
-        return visible_path_notes(config)
+        return [*visible_path_notes(config), *open_to_tools(config)]
 
     checks: dict[str, Check] = {
         "packages": partial(_check_packages, config, trains=trains),
@@ -318,7 +319,7 @@ async def _check_tools(
 ) -> None:
     # The stored configuration of a run contains the address of its former server.
     section = config.tools.model_copy(update={"tool_server_url": None})
-    tools = tools_config(section, private_paths(config))
+    tools = tools_of(config.model_copy(update={"tools": section}))
     command = config.tools.tool_server_command
     if command is not None:
         check_tool_server_command(command.get_secret_value())

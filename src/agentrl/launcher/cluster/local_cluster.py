@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from agentrl.config.loading import secret_environment, write_config
 from agentrl.config.private_files import make_private
-from agentrl.config.private_paths import private_paths
+from agentrl.config.private_paths import private_paths, private_ports
 from agentrl.config.secrets import SecretUrl, remember
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError, ConfigError, DataInUse, StoreError
@@ -217,7 +217,11 @@ class LocalCluster:
         folder = tempfile.TemporaryDirectory(prefix="agentrl-tools-", ignore_cleanup_errors=True)
         scratch = Path(self._stack.enter_context(folder), "scratch")
         scratch.mkdir(0o700)
-        return Confinement(scratch=scratch, hidden=private_paths(self.config))
+        return Confinement(
+            scratch=scratch,
+            hidden=private_paths(self.config),
+            closed_ports=private_ports(self.config),
+        )
 
     def write_config(self) -> None:
         """Write the configuration, with all addresses, for children and users."""

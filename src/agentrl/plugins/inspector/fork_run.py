@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.private_paths import private_paths
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
@@ -22,7 +21,7 @@ from agentrl.launcher.cluster.local_cluster import LocalCluster
 from agentrl.models.checkpoints.adapter_files import is_adapter
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.rollout.worker.fork_player import play, store_fork
-from agentrl.rollout.worker.resources import open_context, tools_config
+from agentrl.rollout.worker.resources import open_context, tools_config, tools_of
 from agentrl.rollout.worker.sampler_process import open_scoring
 from agentrl.runtime.processes.process_identity import this_user
 from agentrl.schema import Fork, InferenceService, Message, Record
@@ -105,7 +104,7 @@ async def run_fork(
         fork = await _new_fork(store, request, detail, version)
         task = await store_fork(store, fork, detail.task, request.num_tries)
         on_stored(fork, [f"{fork.id}/{number}" for number in range(request.num_tries)])
-        tools = tools_config(cluster.config.tools, private_paths(cluster.config))
+        tools = tools_of(cluster.config)
         stateless = cluster.config.tools.resumable_tools or tools.is_resumable
         async for record in play(
             context,

@@ -286,6 +286,7 @@ class Environment:
         confinement = Confinement(
             scratch=scratch,
             hidden=self._config.hidden_paths,
+            closed_ports=self._config.closed_ports,
             read_only=True,
             memory_bytes=self._memory_bytes,
         )

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from agentrl.config.private_paths import private_paths
+from agentrl.config.private_paths import private_paths, private_ports
 from agentrl.config.sections import InferenceSection, RootConfig, SamplingSection, ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
@@ -42,7 +42,7 @@ async def open_context(
         )
         await store.schema.check_joinable()
         shows_images = renderer.shows_images_of("tool") and config.rollout.max_images > 0
-        tools = tools_config(config.tools, private_paths(config)).model_copy(
+        tools = tools_of(config).model_copy(
             update={
                 "show_images": shows_images,
                 "show_instructions": config.tools.mcp_instructions and renderer.traits.shows_system,
@@ -93,12 +93,18 @@ def is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
     return (config.tools.resumable_tools or tools.is_resumable) and not rewrites
 
 
-def tools_config(section: ToolsSection, hidden: Sequence[Path] = ()) -> ToolsConfig:
-    """Return the tool servers that the flags name, possibly none.
+def tools_of(config: RootConfig) -> ToolsConfig:
+    """Return a run's tool servers, whose programs have no access to what is private to the run.
 
-    Args:
-        section: the flags.
-        hidden: paths that programs of tools do not see, see `private_paths`.
+    Raises:
+        ConfigError: the description of a server is malformed.
+    """
+    private = {"hidden_paths": private_paths(config), "closed_ports": private_ports(config)}
+    return tools_config(config.tools).model_copy(update=private)
+
+
+def tools_config(section: ToolsSection) -> ToolsConfig:
+    """Return the tool servers that the flags name, possibly none.
 
     Raises:
         ConfigError: the description of a server is malformed.
@@ -117,7 +123,6 @@ def tools_config(section: ToolsSection, hidden: Sequence[Path] = ()) -> ToolsCon
         blocked_tools=section.mcp_blocked_tools,
         auth_token=section.mcp_auth_token,
         call_timeout_seconds=section.tool_timeout_seconds,
-        hidden_paths=tuple(hidden),
     )
 
 

@@ -5,15 +5,17 @@
 PLAN is a JSON object, see `confinement.Confinement`. The program sees only its own processes and
 scratch directory, and none of the hidden paths; with `read_only` it can write only to its scratch
 directory and the writable paths. With `places` it sees a separate root instead: the machine's
-programs, and these directories. It ends with its parent, and all processes that it started end with
+programs, and these directories. It cannot connect to the closed ports. It ends with its parent, and all processes that it started end with
 it. This module imports nothing of AgentRL, so that it starts quickly.
 """
 
 import ctypes
+import errno
 import json
 import os
 import resource
 import signal
+import struct
 import sys
 from typing import Any
 
@@ -40,6 +42,27 @@ _ETC_FILES = (
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 """Visible devices; others may be disks."""
 _CANNOT_START = 127
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_LANDLOCK_RULE_NET_PORT, _LANDLOCK_ACCESS_NET_CONNECT_TCP = 2, 2
+_NUM_PORTS = 1 << 16
+_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _JUMP_IF_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+"""Instructions of classic BPF."""
+_NUMBER_OFFSET, _ARCH_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
+_ALLOW, _FAIL_WITH = 0x7FFF0000, 0x00050000
+_MSG_FASTOPEN, _AF_SMC = 0x20000000, 43
+_ARCHITECTURES = {
+    "x86_64": (0xC000003E, {"socket": 41, "sendto": 44, "sendmsg": 46, "sendmmsg": 307}),
+    "aarch64": (0xC00000B7, {"socket": 198, "sendto": 206, "sendmsg": 211, "sendmmsg": 269}),
+}
+_SYS_IO_URING_SETUP, _FIRST_X32_CALL = 425, 0x40000000
+_CONNECTING = (
+    *(("socket", 0, _JUMP_IF_EQUAL, _AF_SMC), ("socket", 2, _JUMP_IF_AT_LEAST, 256)),
+    *(("sendto", 3, _JUMP_IF_SET, _MSG_FASTOPEN), ("sendmsg", 2, _JUMP_IF_SET, _MSG_FASTOPEN)),
+    ("sendmmsg", 3, _JUMP_IF_SET, _MSG_FASTOPEN),
+)
+"""Calls that connect to a TCP port past the rules on ports: by multipath TCP or SMC, which fall back to
+TCP, and by TCP Fast Open. Name, argument, and the condition on it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -61,7 +84,7 @@ def main(plan: dict[str, Any], command: list[str]) -> int:
     if plan["memory_bytes"]:
         resource.setrlimit(resource.RLIMIT_DATA, (plan["memory_bytes"],) * 2)
     if not plan["namespaces"]:
-        _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _give_up_rights(plan)
         return _exec(command)
     directory = os.getcwd()
     _enter_namespaces(_CLONE_NEWNET if not plan["network"] else 0)
@@ -73,7 +96,7 @@ def main(plan: dict[str, Any], command: list[str]) -> int:
     child = os.fork()
     if child == 0:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os._exit(_first_process(command))
+        os._exit(_first_process(plan, command))
     return _wait_for(child)
 
 
@@ -148,20 +171,72 @@ def _bind(source: str, target: str, *, is_folder: bool) -> None:
     _mount(source, target, None, _MS_BIND | _MS_REC)
 
 
-def _first_process(command: list[str]) -> int:
+def _first_process(plan: dict[str, Any], command: list[str]) -> int:
     """Start the program as a child of the namespace's first process, whose exit kills all others."""
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
     resource.setrlimit(resource.RLIMIT_NPROC, (_MAX_PROCESSES,) * 2)
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if not command:
-        return 0
+    _give_up_rights(plan)
     child = os.fork()
     if child == 0:
         os._exit(_exec(command))
     return _wait_for(child)
 
 
+def _give_up_rights(plan: dict[str, Any]) -> None:
+    """Gain no rights by any program from now on, and connect to no closed port."""
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if plan["closed_ports"]:
+        _close_ports(frozenset(plan["closed_ports"]))
+        _refuse_other_ways_to_connect()
+
+
+def _close_ports(closed: frozenset[int]) -> None:
+    """Allow connections to every other port: Landlock has no rule that forbids one."""
+    handled = (ctypes.c_uint64 * 2)(0, _LANDLOCK_ACCESS_NET_CONNECT_TCP)
+    ruleset = _libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, handled, ctypes.sizeof(handled), 0)
+    _check("landlock_create_ruleset", min(ruleset, 0))
+    rule = (ctypes.c_uint64 * 2)(_LANDLOCK_ACCESS_NET_CONNECT_TCP, 0)
+    arguments = (ruleset, _LANDLOCK_RULE_NET_PORT, ctypes.byref(rule), 0)
+    for port in range(_NUM_PORTS):
+        if port not in closed:
+            rule[1] = port
+            status = _libc.syscall(_SYS_LANDLOCK_ADD_RULE, *arguments)
+            _check("landlock_add_rule", status)
+    _check("landlock_restrict_self", _libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+
+
+def _refuse_other_ways_to_connect() -> None:
+    machine = os.uname().machine
+    if machine not in _ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no filter of system calls for {machine}")
+    arch, numbers = _ARCHITECTURES[machine]
+    absent = _FAIL_WITH | errno.ENOSYS
+    # Programs of another architecture have other numbers, and so has x32.
+    code = [
+        *((_LOAD, 0, 0, _ARCH_OFFSET), (_JUMP_IF_EQUAL, 1, 0, arch), (_RETURN, 0, 0, absent)),
+        *((_LOAD, 0, 0, _NUMBER_OFFSET), (_JUMP_IF_AT_LEAST, 0, 1, _FIRST_X32_CALL)),
+        (_RETURN, 0, 0, absent),
+        # Its operations connect and send without a system call of their own.
+        *((_JUMP_IF_EQUAL, 0, 1, _SYS_IO_URING_SETUP), (_RETURN, 0, 0, absent)),
+    ]
+    for name, argument, condition, value in _CONNECTING:
+        code += [
+            *((_LOAD, 0, 0, _NUMBER_OFFSET), (_JUMP_IF_EQUAL, 0, 3, numbers[name])),
+            (_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * argument),
+            *((condition, 0, 1, value), (_RETURN, 0, 0, _FAIL_WITH | errno.EOPNOTSUPP)),
+        ]
+    code.append((_RETURN, 0, 0, _ALLOW))
+    instructions = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in code))
+    program = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxQ", len(code), ctypes.addressof(instructions))
+    )
+    _check("seccomp", _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0))
+
+
 def _exec(command: list[str]) -> int:
+    if not command:
+        return 0
     try:
         os.execvp(command[0], command)
     except OSError as error:

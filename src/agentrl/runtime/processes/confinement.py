@@ -49,6 +49,8 @@ class Confinement:
     """With `places`: directories of further programs, which it can only read, such as a Python."""
     network: bool = True
     """Whether it can reach other machines and the servers of this one. Needs namespaces."""
+    closed_ports: tuple[int, ...] = ()
+    """TCP ports that it cannot connect to, on any machine. Needs Landlock."""
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """Return the command line that starts a command within these bounds."""
@@ -62,6 +64,7 @@ class Confinement:
             "places": {name: os.path.realpath(path) for name, path in self.places.items()},
             "programs": [os.path.realpath(path) for path in self.programs],
             "namespaces": confinement_gap() is None,
+            "closed_ports": self.closed_ports if open_ports_reason() is None else (),
         }
         return [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan), *argv]
 
@@ -82,12 +85,24 @@ def confinement_gap() -> str | None:
 
     Without namespaces, they see the processes and files that this user sees.
     """
+    return _probe(namespaces=True)
+
+
+@cache
+def open_ports_reason() -> str | None:
+    """Return why ports cannot be closed to programs here; None if they can."""
+    return _probe(namespaces=False, closed_ports=(1,))
+
+
+def _probe(*, namespaces: bool, closed_ports: tuple[int, ...] = ()) -> str | None:
+    """Return why no program can be started like this."""
     if sys.platform != "linux":
-        return f"{sys.platform} has no namespaces"
+        return f"{sys.platform} is not Linux"
     with tempfile.TemporaryDirectory() as root:
         scratch = Path(root) / "probe"
         scratch.mkdir(0o700)
-        plan = {**asdict(Confinement(scratch=scratch, read_only=True)), "namespaces": True}
+        confinement = Confinement(scratch=scratch, read_only=True, closed_ports=closed_ports)
+        plan = {**asdict(confinement), "namespaces": namespaces}
         argv = [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan, default=str)]
         probe = subprocess.run(
             argv, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False

@@ -260,7 +260,9 @@ async def _command_transport(
         scratch = Path(tempfile.mkdtemp(dir=_scratch_root().name))
         # In a thread: a command may leave a million files, and a process that still writes.
         stack.push_async_callback(asyncio.to_thread, shutil.rmtree, scratch, ignore_errors=True)
-        confinement = Confinement(scratch=scratch, hidden=config.hidden_paths)
+        confinement = Confinement(
+            scratch=scratch, hidden=config.hidden_paths, closed_ports=config.closed_ports
+        )
     writable = tuple(Path(path) for path in server.writable)
     confinement = replace(confinement, writable=(*confinement.writable, *writable))
 

@@ -134,6 +134,8 @@ class ToolsConfig(BaseModel):
     directory."""
     hidden_paths: tuple[Path, ...] = ()
     """Files and directories that commands do not see."""
+    closed_ports: tuple[int, ...] = ()
+    """TCP ports to which commands cannot connect."""
     log_dir: Path | None = None
     """Folder for the standard error of commands; by default it is discarded."""
     log_prefix: str = "tool_"
