@@ -118,7 +118,7 @@ def surprising_turns(choose: Choose, num_roots: int, surprise: float) -> Group:
     """Branch before every turn of the roots whose own -log p exceeds a bound."""
 
     def is_surprising(state: History, action: int) -> bool:
-        return -np.log(probability((*state, action)) / probability(state)) > surprise
+        return bool(-np.log(probability((*state, action)) / probability(state)) > surprise)
 
     return _wherever(choose, num_roots, is_surprising)
 
