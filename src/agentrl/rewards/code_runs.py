@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import IO
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import ConfigError
-from agentrl.runtime.processes.confinement import Confinement, confinement_gap
+from agentrl.runtime.processes.confinement import Confinement, confinement_gap, scratch_directory
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """How much of its output is returned."""
@@ -76,9 +75,7 @@ async def run_python(
     slot = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_CONCURRENT))
     async with slot:
         # The directory may hold files that only its owner can remove: the program is gone by then.
-        with tempfile.TemporaryDirectory(
-            prefix="agentrl-code-", ignore_cleanup_errors=True
-        ) as root:
+        with scratch_directory("agentrl-code-") as root:
             work = Path(root, "work")
             _write_files(work, {**(files or {}), "program.py": program})
             return await asyncio.to_thread(_run, Path(root), work, stdin, seconds, memory_megabytes)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -37,7 +36,7 @@ from agentrl.launcher.cluster.tool_server_start import wait_for_tools
 from agentrl.rollout.worker.resources import check_shown_tools, tools_config
 from agentrl.runtime.ports import free_port
 from agentrl.runtime.processes.child_processes import Child, Supervisor, never
-from agentrl.runtime.processes.confinement import Confinement
+from agentrl.runtime.processes.confinement import Confinement, scratch_directory
 from agentrl.runtime.processes.restarts import Restarts
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.schema import ENDED_RUNS
@@ -214,7 +213,7 @@ class LocalCluster:
         check_shown_tools(self.config, specs)
 
     def _tool_confinement(self) -> Confinement:
-        folder = tempfile.TemporaryDirectory(prefix="agentrl-tools-", ignore_cleanup_errors=True)
+        folder = scratch_directory("agentrl-tools-")
         scratch = Path(self._stack.enter_context(folder), "scratch")
         scratch.mkdir(0o700)
         return Confinement(

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import BinaryIO, Protocol, Self
 
 from agentrl.errors import AgentError, ConfigError
 from agentrl.plugins.environments.harbor_format import content_hash
-from agentrl.runtime.processes.confinement import Confinement, confinement_gap
+from agentrl.runtime.processes.confinement import Confinement, confinement_gap, scratch_directory
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/etc", "/dev", "/proc")
@@ -92,7 +91,7 @@ class ProcessSandbox:
     def __init__(
         self, directory: str, variables: Mapping[str, str], *, memory_mb: int, network: bool
     ) -> None:
-        self._files = tempfile.TemporaryDirectory(prefix="agentrl-harbor-")
+        self._files = scratch_directory("agentrl-harbor-")
         self._root = Path(self._files.name)
         self._directory = directory
         self._variables = {"PATH": _PATH, "HOME": "/root", "TERM": "dumb", **variables}

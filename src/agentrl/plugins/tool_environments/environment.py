@@ -49,7 +49,7 @@ from agentrl.errors import ToolCallFailed, ToolError
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.http.signalled_server import serve_until_signalled
-from agentrl.runtime.processes.confinement import Confinement
+from agentrl.runtime.processes.confinement import Confinement, scratch_directory
 from agentrl.runtime.processes.memory_use import memory_of
 from agentrl.tools.servers.admission import FAILURE_KEY
 from agentrl.tools.servers.connection import ServerConnection
@@ -187,7 +187,7 @@ class Environment:
     @asynccontextmanager
     async def _reaper(self) -> AsyncIterator[None]:
         """Stop the children of clients that vanished, and all children on shutdown."""
-        with tempfile.TemporaryDirectory(prefix="agentrl-env-", ignore_cleanup_errors=True) as root:
+        with scratch_directory("agentrl-env-") as root:
             self._root = Path(root)
             reaper = asyncio.create_task(self._reap())
             try:

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from agentrl.config.sections import AgentSection
 from agentrl.errors import AgentError, ConfigError, UserCodeError
 from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE, AgentFunction, load_agent
 from agentrl.runtime.processes.child_processes import keeper_command
+from agentrl.runtime.processes.confinement import scratch_directory
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -72,7 +72,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
     }
 
     async def play(task: MCPTask, endpoint: AgentEndpoint) -> str | None:
-        with tempfile.TemporaryDirectory(prefix="agentrl-agent-") as folder:
+        with scratch_directory("agentrl-agent-") as folder:
             answer_file = Path(folder, "answer.txt")
             values = {
                 "query": task.query,

@@ -117,8 +117,8 @@ def _mount_files(plan: dict[str, Any]) -> None:
         if os.path.exists(path):
             _mount(path, path, None, _MS_BIND | _MS_REC)
     # Hide the scratch directories of all programs, then mount this one's again.
-    _mount("tmpfs", os.path.dirname(scratch), "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
-    os.mkdir(scratch, 0o700)
+    _mount("tmpfs", plan["siblings"], "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
+    os.makedirs(scratch, 0o700)
     _mount(f"/proc/self/fd/{scratch_fd}", scratch, None, _MS_BIND)
     for path in plan["hidden"]:
         if os.path.isdir(path):

@@ -7,10 +7,12 @@ Input: a command. Output: the command line and the environment that start it in 
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -31,7 +33,7 @@ class Confinement:
     """What one program can access."""
 
     scratch: Path
-    """Its own directory. Sibling directories are hidden from it."""
+    """Its own directory. Sibling directories and all others of `scratch_directory` are hidden."""
     hidden: tuple[Path, ...] = ()
     """Files and directories that appear empty to it."""
     writable: tuple[Path, ...] = ()
@@ -56,10 +58,14 @@ class Confinement:
         """Return the command line that starts a command within these bounds."""
         if sys.platform != "linux":
             return list(argv)
+        scratch, scratches = os.path.realpath(self.scratch), os.path.realpath(_scratches())
+        is_among = scratch.startswith(f"{scratches}/")
+        hidden = self.hidden if is_among else (*self.hidden, Path(scratches))
         plan = {
             **asdict(self),
-            "scratch": os.path.realpath(self.scratch),
-            "hidden": [os.path.realpath(path) for path in self.hidden],
+            "scratch": scratch,
+            "siblings": scratches if is_among else os.path.dirname(scratch),
+            "hidden": [os.path.realpath(path) for path in hidden],
             "writable": [os.path.realpath(path.expanduser()) for path in self.writable],
             "places": {name: os.path.realpath(path) for name, path in self.places.items()},
             "programs": [os.path.realpath(path) for path in self.programs],
@@ -77,6 +83,23 @@ class Confinement:
 def inherited_environment() -> dict[str, str]:
     """Return the variables of this process that any program may see."""
     return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+
+
+def scratch_directory(prefix: str) -> "tempfile.TemporaryDirectory[str]":
+    """Create a directory that no confined program sees, but for the scratch directory that it has there."""
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=_scratches(), ignore_cleanup_errors=True)
+
+
+def _scratches() -> str:
+    """Return the parent of such directories, which only this user may enter."""
+    if sys.platform != "linux":
+        return tempfile.gettempdir()
+    root = os.path.join(tempfile.gettempdir(), f"agentrl-{os.getuid()}")
+    with suppress(FileExistsError):
+        os.mkdir(root, 0o700)
+    found = os.lstat(root)
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return root if is_ours else tempfile.gettempdir()
 
 
 @cache
@@ -102,7 +125,7 @@ def _probe(*, namespaces: bool, closed_ports: tuple[int, ...] = ()) -> str | Non
         scratch = Path(root) / "probe"
         scratch.mkdir(0o700)
         confinement = Confinement(scratch=scratch, read_only=True, closed_ports=closed_ports)
-        plan = {**asdict(confinement), "namespaces": namespaces}
+        plan = {**asdict(confinement), "siblings": root, "namespaces": namespaces}
         argv = [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan, default=str)]
         probe = subprocess.run(
             argv, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False

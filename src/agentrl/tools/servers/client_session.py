@@ -24,7 +24,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentrl.errors import ToolError
 from agentrl.runtime.processes.child_processes import program
-from agentrl.runtime.processes.confinement import Confinement
+from agentrl.runtime.processes.confinement import Confinement, scratch_directory
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.servers.http_transport import FailureReportingTransport
 from agentrl.tools.servers.mcp_repair import repairing
@@ -248,7 +248,7 @@ def _bounded_client(
 @cache
 def _scratch_root() -> "tempfile.TemporaryDirectory[str]":
     """Return the parent of all scratch directories; it is removed when this process exits."""
-    return tempfile.TemporaryDirectory(prefix="agentrl-tools-", ignore_cleanup_errors=True)
+    return scratch_directory("agentrl-tools-")
 
 
 async def _command_transport(

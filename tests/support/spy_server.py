@@ -1,0 +1,44 @@
+"""Serves `spy.attempts` as a tool: `python spy_server.py`, or `python spy_server.py PORT` over HTTP."""
+
+import json
+import sys
+
+import anyio
+import uvicorn
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+)
+from spy import attempts
+
+SCHEMA = {"type": "object", "properties": {"given": {"type": "string"}}, "required": ["given"]}
+
+
+async def list_tools(_context: object, _params: PaginatedRequestParams | None) -> ListToolsResult:
+    return ListToolsResult(tools=[Tool(name="spy", description="Tries.", input_schema=SCHEMA)])
+
+
+async def call_tool(_context: object, params: CallToolRequestParams) -> CallToolResult:
+    given = json.loads((params.arguments or {})["given"])
+    found = await anyio.to_thread.run_sync(attempts, given)
+    return CallToolResult(content=[TextContent(type="text", text=json.dumps(found))])
+
+
+async def serve_over_pipes(server: Server) -> None:
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+if __name__ == "__main__":
+    spying = Server("spy", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
+    if len(sys.argv) > 1:
+        app = spying.streamable_http_app(json_response=True, stateless_http=True, host="127.0.0.1")
+        uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="critical")
+    else:
+        anyio.run(serve_over_pipes, spying)
