@@ -13,6 +13,7 @@ server examines. The database is a real mongod; only the time is virtual.
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ from agentrl.schema import (
 from agentrl.store import TrajectoryStore
 from agentrl.store.documents.codec import Document, to_document
 from agentrl.store.documents.packed_turns import ToolsPacker, pack
-from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
 from agentrl.trainer.rl.old_steps import expire_due
 
 DAYS = 10
@@ -49,6 +50,8 @@ ADDED_TOKENS, SAMPLED_TOKENS = 200, 100
 READY_GROUPS = PENDING_GROUPS = 100
 """After the groups of each day; the measured queries reserve and claim them."""
 MEASURED_STEP = 10**6
+SYNC_SECONDS = 1
+"""Between two checkpoints of the mongod."""
 TOOLS: tuple[Document, ...] = ({"type": "function", "function": {"name": "f", "doc": "x" * 2000}},)
 
 
@@ -207,7 +210,8 @@ async def pass_a_day(store: TrajectoryStore) -> None:
 
 
 async def sizes(store: TrajectoryStore) -> dict[str, float]:
-    """Return megabytes by collection: documents, and files with indexes."""
+    """Return megabytes by collection: documents, files with indexes, and their part for reuse."""
+    await asyncio.sleep(2 * SYNC_SECONDS)  # sizes are those of the last checkpoint
     stats = await store.maintenance.stats()
     found = {one.name: one for one in stats.collections}
     old = ("turns", "turn_training", "blobs")
@@ -217,9 +221,14 @@ async def sizes(store: TrajectoryStore) -> dict[str, float]:
         num_bytes: int = sum(getattr(found[n], f) for n in names for f in fields)
         return round(num_bytes / 2**20, 2)
 
+    free = 0
+    for name in old:
+        of_files = await store.database.handle.command("collStats", name)
+        free += of_files["freeStorageSize"]
     return {
         "turns_trainings_blobs_mb": megabytes(old, "data_bytes"),
         "turns_trainings_blobs_on_disk_mb": megabytes(old, "storage_bytes", "index_bytes"),
+        "turns_trainings_blobs_free_on_disk_mb": round(free / 2**20, 2),
         "questions_records_ledger_mb": megabytes(kept, "data_bytes"),
         "questions_records_ledger_on_disk_mb": megabytes(kept, "storage_bytes", "index_bytes"),
         "num_turns": found["turns"].num_documents,
@@ -279,9 +288,15 @@ async def simulate(uri: str, output: Path, steps_a_day: int) -> dict[str, Any]:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Simulate the run on a separate mongod."""
-    with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder) / "mongo") as mongo:
-        output = Path(folder) / "output"
-        return asyncio.run(simulate(mongo.uri("retention"), output, given.steps_a_day))
+    with tempfile.TemporaryDirectory() as folder:
+        # By default, a mongod reuses what removed documents took after a minute, which is hours here.
+        program = Path(folder) / "mongod"
+        program.write_text(f'#!/bin/sh\nexec {find_mongod()} "$@" --syncdelay {SYNC_SECONDS}\n')
+        program.chmod(0o700)
+        os.environ["MONGOD_BINARY"] = str(program)
+        with EmbeddedMongo(Path(folder) / "mongo") as mongo:
+            output = Path(folder) / "output"
+            return asyncio.run(simulate(mongo.uri("retention"), output, given.steps_a_day))
 
 
 if __name__ == "__main__":

@@ -128,8 +128,8 @@ def _when_up(
     folder: Path, run: subprocess.Popen[bytes], page: subprocess.Popen[bytes], secrets: list[Path]
 ) -> Live:
     deadline = time.monotonic() + PATIENCE
-    log, token = folder / "logs/short_train_0.log", folder / ".agentrl/ui-token"
-    while not (log.exists() and "version 1 published" in log.read_text() and token.exists()):
+    token = folder / ".agentrl/ui-token"
+    while not (token.exists() and re.search(r"rollouts: [1-9]", logs(folder))):
         assert run.poll() is None, logs(folder) + (folder / "run.out").read_text()
         assert time.monotonic() < deadline, logs(folder)
         time.sleep(0.2)
@@ -156,8 +156,11 @@ def _when_up(
 async def asked(config: ToolsConfig, live: Live, *, num_sessions: int = 1) -> list[list[str]]:
     """Return what the script found, in each of several sessions that live at the same time."""
     given = {"given": json.dumps(live.given)}
+    config = config.model_copy(
+        update={f"{what}_timeout_seconds": PATIENCE for what in ("connect", "start", "call")}
+    )
     found = []
-    async with asyncio.timeout(PATIENCE), connect_tools(config) as box:
+    async with asyncio.timeout(2 * PATIENCE), connect_tools(config) as box:
         boxes = [box.for_rollout() for _ in range(num_sessions)]
         for opening in boxes:
             own = await opening.__aenter__()

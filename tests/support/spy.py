@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 try:
@@ -60,15 +60,19 @@ def _of_others() -> Iterator[str]:
 
 def _ways_to_connect(port: int) -> Iterator[str]:
     address = ("127.0.0.1", port)
-    ways = {
-        "plainly": lambda: socket.create_connection(address, 5),
-        "over IPv6": lambda: socket.socket(socket.AF_INET6).connect(("::ffff:127.0.0.1", port)),
-        "by multipath TCP": lambda: socket.socket(2, socket.SOCK_STREAM, MPTCP).connect(address),
-        "by fast open": lambda: socket.socket().sendto(b"x", FAST_OPEN, address),
+    ways: dict[str, tuple[tuple[int, ...], Callable[[socket.socket], object]]] = {
+        "plainly": ((socket.AF_INET,), lambda own: own.connect(address)),
+        "over IPv6": ((socket.AF_INET6,), lambda own: own.connect(("::ffff:127.0.0.1", port))),
+        "by multipath TCP": (
+            (socket.AF_INET, socket.SOCK_STREAM, MPTCP),
+            lambda own: own.connect(address),
+        ),
+        "by fast open": ((socket.AF_INET,), lambda own: own.sendto(b"x", FAST_OPEN, address)),
     }
-    for name, connect in ways.items():
+    for name, (kind, connect) in ways.items():
         try:
-            connect()
+            with socket.socket(*kind) as own:
+                connect(own)
         except OSError:
             continue
         yield name
