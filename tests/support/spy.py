@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 try:
-    from pymongo import MongoClient
+    import pymongo
     from pymongo.errors import PyMongoError
 except ImportError:
-    MongoClient, PyMongoError = None, OSError
+    has_pymongo = False
+else:
+    has_pymongo = True
 
 SECRET = b"plant-"
 MPTCP, FAST_OPEN = 262, 0x20000000
@@ -97,10 +99,11 @@ def _is_answered(port: int, route: str) -> bool:
 
 
 def _writes(uri: str) -> Iterator[str]:
-    if MongoClient is None:
+    if not has_pymongo:
         return
+    client: pymongo.MongoClient[dict[str, Any]]
     try:
-        with MongoClient(uri, serverSelectionTimeoutMS=2000) as client:
+        with pymongo.MongoClient(uri, serverSelectionTimeoutMS=2000) as client:
             records = client.get_default_database()["records"]
             records.update_many({}, {"$set": {"score.value": 1.0}})
     except PyMongoError:
