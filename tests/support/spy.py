@@ -104,7 +104,7 @@ def _writes(uri: str) -> Iterator[str]:
     client: pymongo.MongoClient[dict[str, Any]]
     try:
         with pymongo.MongoClient(uri, serverSelectionTimeoutMS=2000) as client:
-            records = client.get_default_database()["records"]
+            records: Any = client.get_default_database()["records"]
             records.update_many({}, {"$set": {"score.value": 1.0}})
     except PyMongoError:
         return
