@@ -51,7 +51,10 @@ READY_GROUPS = PENDING_GROUPS = 100
 """After the groups of each day; the measured queries reserve and claim them."""
 MEASURED_STEP = 10**6
 SYNC_SECONDS = 1
-"""Between two checkpoints of the mongod."""
+AT_ONCE = f"--syncdelay {SYNC_SECONDS} --setParameter minSnapshotHistoryWindowInSeconds=0"
+"""Has a mongod reuse at once what removed documents took. By default it keeps them for snapshot reads of
+the last five minutes, and frees their space at its next checkpoint, a minute later: most of these ten
+days."""
 TOOLS: tuple[Document, ...] = ({"type": "function", "function": {"name": "f", "doc": "x" * 2000}},)
 
 
@@ -221,16 +224,14 @@ async def sizes(store: TrajectoryStore) -> dict[str, float]:
         num_bytes: int = sum(getattr(found[n], f) for n in names for f in fields)
         return round(num_bytes / 2**20, 2)
 
-    free = 0
-    for name in old:
-        of_files = await store.database.handle.command("collStats", name)
-        free += of_files["freeStorageSize"]
+    files = await store.database.handle.command("dbStats", freeStorage=1)
     return {
         "turns_trainings_blobs_mb": megabytes(old, "data_bytes"),
         "turns_trainings_blobs_on_disk_mb": megabytes(old, "storage_bytes", "index_bytes"),
-        "turns_trainings_blobs_free_on_disk_mb": round(free / 2**20, 2),
         "questions_records_ledger_mb": megabytes(kept, "data_bytes"),
         "questions_records_ledger_on_disk_mb": megabytes(kept, "storage_bytes", "index_bytes"),
+        "on_disk_mb": round(files["totalSize"] / 2**20, 2),
+        "reusable_on_disk_mb": round(files["totalFreeStorageSize"] / 2**20, 2),
         "num_turns": found["turns"].num_documents,
         "num_blobs": found["blobs"].num_documents,
     }
@@ -289,9 +290,8 @@ async def simulate(uri: str, output: Path, steps_a_day: int) -> dict[str, Any]:
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Simulate the run on a separate mongod."""
     with tempfile.TemporaryDirectory() as folder:
-        # By default, a mongod reuses what removed documents took after a minute, which is hours here.
         program = Path(folder) / "mongod"
-        program.write_text(f'#!/bin/sh\nexec {find_mongod()} "$@" --syncdelay {SYNC_SECONDS}\n')
+        program.write_text(f'#!/bin/sh\nexec {find_mongod()} "$@" {AT_ONCE}\n')
         program.chmod(0o700)
         os.environ["MONGOD_BINARY"] = str(program)
         with EmbeddedMongo(Path(folder) / "mongo") as mongo:
