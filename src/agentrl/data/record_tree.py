@@ -151,6 +151,21 @@ def turn_worths(tree: RecordTree, scores: Sequence[float | None]) -> dict[int, T
     }
 
 
+def worths_of_branches(
+    records: Sequence[DBRecordData], tree: RecordTree, scores: Sequence[float | None]
+) -> dict[str, TurnWorth]:
+    """Return what the turns of a group that branches are worth, by the turn's id; none of chains."""
+    if not any(tree.num_inherited):
+        return {}
+    by_number = turn_worths(tree, scores)
+    return {
+        turn.id: by_number[number]
+        for record, path in zip(records, tree.turns, strict=True)
+        for turn, number in zip(record.turns, path, strict=True)
+        if number in by_number
+    }
+
+
 def _scored(tree: RecordTree, scores: Sequence[float | None]) -> dict[int, float]:
     """Return the scores of the records that have one and turns, by position."""
     return {

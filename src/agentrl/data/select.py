@@ -33,7 +33,7 @@ from agentrl.data.record_tree import (
     chain_weights,
     record_tree,
     seat_tree_credits,
-    turn_worths,
+    worths_of_branches,
 )
 from agentrl.data.seat_stints import NO_SEAT, SeatStint, seat_stints, step_rewards
 from agentrl.data.shown_images import ImageBook
@@ -189,17 +189,19 @@ def select_group(
             record_id: EQUAL_SCORES if reason == "zero_advantage" else reason
             for record_id, reason in dropped_records.items()
         }
+    tree = record_tree(ordered)
+    final_scores = tuple(_score(record) for record in ordered)
     return SelectedGroup(
         task_id=group.task_id,
         record_ids=tuple(record.record_id for record in ordered),
-        scores=tuple(_score(record) for record in ordered),
+        scores=final_scores,
         turns=tuple(kept),
         dropped_records=dropped_records,
         left_out=tuple(left_out),
-        weights=tuple(chain_weights(record_tree(ordered), group.scores)),
+        weights=tuple(chain_weights(tree, final_scores)),
         has_branches=any(record.branch is not None for record in ordered),
         has_equal_chains=_has_equal_chains(ordered, algorithm.min_score_spread),
-        worths=_worths(ordered),
+        worths=worths_of_branches(ordered, tree, final_scores),
     )
 
 
@@ -207,19 +209,6 @@ def _has_equal_chains(records: Sequence[DBRecordData], min_score_spread: float) 
     chains = [record for record in records if record.branch is None and record.round == 0]
     scores = [score for score in map(_score, chains) if score is not None]
     return not scores or max(scores) - min(scores) < min_score_spread
-
-
-def _worths(records: Sequence[DBRecordData]) -> dict[str, TurnWorth]:
-    tree = record_tree(records)
-    if not any(tree.num_inherited):
-        return {}
-    by_number = turn_worths(tree, [_score(record) for record in records])
-    return {
-        turn.id: by_number[number]
-        for record, path in zip(records, tree.turns, strict=True)
-        for turn, number in zip(record.turns, path, strict=True)
-        if number in by_number
-    }
 
 
 def _left_out(turn: TurnTokens, reason: str, policy_version: int) -> LeftOutTurn:

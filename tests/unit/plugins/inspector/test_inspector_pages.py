@@ -131,6 +131,7 @@ def test_a_search_says_how_much_it_found_and_scores_it(page: Page, inspector: st
     expect(page.get_by_role("status")).to_contain_text("No text contains all of these words")
     opened(page, inspector, f"/runs/{RUN}/search?q=marvellous")
     hits = page.locator(".passages li")
+    expect(hits).not_to_have_count(0)
     expect(page.get_by_role("status")).to_contain_text(f"{hits.count()} texts contain")
     hit = hits.filter(has=page.get_by_role("link", name="train/0/q0/1"))
     expect(hit.locator(".chip")).to_have_text("1")
