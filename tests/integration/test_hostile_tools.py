@@ -206,6 +206,7 @@ async def test_a_server_of_an_environment_gets_at_nothing(live: Live) -> None:
     (live.folder / "servers.json").write_text(json.dumps({"mcpServers": STDIO}))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentrl", "env", "up", "--mcp_servers", "servers.json"),
+        *("--config", str(config_path(live.folder))),
         stdout=subprocess.PIPE,
         env=os.environ | {"MONGODB_URI": running_uri(live.folder / "mongo") or ""},
     )

@@ -10,7 +10,7 @@ import click
 from pydantic import SecretStr
 
 from agentrl.config.command_line import Count, FlagGroup
-from agentrl.config.private_paths import private_ports, user_secrets
+from agentrl.config.private_paths import private_paths, private_ports
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 
@@ -86,7 +86,7 @@ async def env_up(
         ToolsConfig(
             servers=load_mcp_servers(config.tools.mcp_servers.get_secret_value()),
             call_timeout_seconds=config.tools.tool_timeout_seconds,
-            hidden_paths=(env_file or Path(".env"), *user_secrets()),
+            hidden_paths=(env_file or Path(".env"), *private_paths(config)),
             closed_ports=private_ports(config),
             log_dir=config.run.logs_dir,
             log_prefix="env_",
