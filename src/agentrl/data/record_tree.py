@@ -69,7 +69,7 @@ def chain_weights(tree: RecordTree, scores: Sequence[float | None]) -> list[floa
     """
     weights = np.ones(len(scores))
     scored = _scored(tree, scores)
-    if scored:
+    if scored and any(tree.num_inherited):
         part = _rewarded_part(tree, scored, np.zeros(len(tree.before)), seat="")[1]
         weights[list(scored)] = part.weights
     return [float(weight) for weight in weights]

@@ -30,6 +30,7 @@ from agentrl.algorithms.filters import (
 from agentrl.algorithms.tree_credit import reads_tree
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.record_tree import (
+    RecordTree,
     chain_weights,
     record_tree,
     seat_tree_credits,
@@ -154,7 +155,8 @@ def select_group(
         seed=seed,
     )
     scores = efficiency_shaped(group) if algorithm.efficient_rewarding else group.scores
-    credits = _group_credits(ordered, stints, scores, algorithm)
+    tree = record_tree(ordered)
+    credits = _group_credits(tree, ordered, stints, scores, algorithm)
     kept: list[TurnTokens] = []
     dropped_records: dict[str, str] = {}
     left_out: list[LeftOutTurn] = []
@@ -189,7 +191,6 @@ def select_group(
             record_id: EQUAL_SCORES if reason == "zero_advantage" else reason
             for record_id, reason in dropped_records.items()
         }
-    tree = record_tree(ordered)
     final_scores = tuple(_score(record) for record in ordered)
     return SelectedGroup(
         task_id=group.task_id,
@@ -266,6 +267,7 @@ class _Credit:
 
 
 def _group_credits(
+    tree: RecordTree,
     records: Sequence[DBRecordData],
     stints_by_record: Sequence[Sequence[SeatStint]],
     scores: Sequence[float | None],
@@ -274,6 +276,7 @@ def _group_credits(
     """Return the credit of every turn of a group's records, by its index.
 
     Args:
+        tree: of the group.
         records: those of the group.
         stints_by_record: their `seat_stints`.
         scores: their scores, as `efficiency_shaped` may have shifted them.
@@ -287,7 +290,6 @@ def _group_credits(
         for stint in own_stints
     ]
     trained = [(position, stint, final) for position, stint, final in stints if stint.is_trained]
-    tree = record_tree(records)
     kind = algorithm.advantage_estimator
     # Without branches, `leave_one_out` and its like are those of the records.
     is_of_turn = any(tree.num_inherited) or reads_tree(ADVANTAGES.formula(kind))
