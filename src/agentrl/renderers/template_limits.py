@@ -29,7 +29,7 @@ _OPERATIONS_PER_CHECK = 64
 _VALUE_CHARS = 64
 """Assumed length of a number, and of the punctuation around a value."""
 _ITEM_CHARS = 8
-"""Bytes of a list's reference to an item, which count as characters."""
+"""Bytes of a list's reference to an item, which count as characters, and a text's quotes in one."""
 _WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(?:\d{5}|\*)|:[^{}]*(?:\d{5}|\{)")
 _UNBOUNDED = frozenset({"encode", "expandtabs", "to_bytes", "translate"})
 """Methods that chat templates do not need, and whose results may be of any size."""
@@ -55,7 +55,10 @@ class _Allowance(threading.local):
     """What the rendering in this thread may still spend; unlimited outside of one."""
 
     num_chars: float = float("inf")
-    ends_at: float = float("inf")
+    num_seconds: float = float("inf")
+    ends_at: float | None = None
+    """On the thread's clock, once that was read. Few renderings last until then, and reading it is a
+    system call."""
     num_operations = 0
 
 
@@ -66,7 +69,7 @@ _allowance = _Allowance()
 def limited_rendering() -> Iterator[None]:
     """Limit what templates of a `BoundedEnvironment` spend in the block, which cannot be nested."""
     _allowance.num_chars = MAX_CHARS
-    _allowance.ends_at = time.thread_time() + MAX_SECONDS
+    _allowance.num_seconds = MAX_SECONDS
     try:
         yield
     finally:
@@ -155,8 +158,12 @@ def _iterate(_: Context, num_chars: int) -> None:
 
 def _count_operation() -> None:
     _allowance.num_operations += 1
-    is_checked = _allowance.num_operations % _OPERATIONS_PER_CHECK == 0
-    if is_checked and time.thread_time() > _allowance.ends_at:
+    if _allowance.num_operations % _OPERATIONS_PER_CHECK:
+        return
+    now = time.thread_time()
+    if _allowance.ends_at is None:
+        _allowance.ends_at = now + _allowance.num_seconds
+    if now > _allowance.ends_at:
         raise _TemplateTooCostly(f"it takes more than {MAX_SECONDS:g} s of processor time")
 
 
@@ -169,24 +176,28 @@ def _pay(num_chars: float) -> None:
 
 def _paid(value: Any) -> Any:
     """Pay for the text of a value, and return it."""
-    _pay(len(value) if isinstance(value, str) else _written_size(value))
+    _pay(_written_size(value))
     return value
 
 
 def _written_size(value: Any) -> int:
     """Return how long a value is as text at most, or some size that exceeds the allowance."""
+    if isinstance(value, str):
+        return len(value)
     affordable, size, open_ = _allowance.num_chars, 0, [value]
     while open_ and size <= affordable:
         item = open_.pop()
         if isinstance(item, str):
-            size += len(item)
+            size += len(item) + _ITEM_CHARS
             continue
         size += _VALUE_CHARS
-        if isinstance(item, Mapping):
+        if isinstance(item, dict):
             open_ += item
             open_ += item.values()
         elif isinstance(item, list | tuple):
             open_ += item
+        elif isinstance(item, Mapping):
+            open_.append(dict(item))
     return size
 
 
@@ -208,8 +219,9 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name in _TEXT_FILTERS:
             if isinstance(value, Iterator):
                 value = list(value)
-            _paid(value)
-            _pay(_filter_size(name, value, given))
+            size = _written_size(value)
+            _pay(size)
+            _pay(_filter_size(name, value, size, given))
         if name in ("batch", "slice"):
             _check_numbers(given)
         result = function(*leading, value, *rest, **kwargs)
@@ -218,14 +230,14 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return bounded
 
 
-def _filter_size(name: str, value: Any, args: tuple[Any, ...]) -> float:
-    """Return how much longer than its value the result of a filter is at most."""
+def _filter_size(name: str, value: Any, size: int, args: tuple[Any, ...]) -> float:
+    """Return how much longer than its value, with its `_written_size`, a filter's result can be."""
     if name in ("center", "indent", "tojson", "truncate"):
         _check_numbers(args)
     if name == "join":
         return _longest(args) * _length(value)
     if name == "tojson":  # it begins a line for each item
-        return _longest(args) * (_written_size(value) // _VALUE_CHARS)
+        return _longest(args) * (size // _VALUE_CHARS)
     if name == "indent":
         return _longest(args) * (str(value).count("\n") + 1)
     return _method_size(name, value, args) if isinstance(value, str) else 0

@@ -40,6 +40,7 @@ LARGE = [
     DOUBLED + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}",
     DOUBLED + "{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x|string|length }}",
     DOUBLED + "{% set ns.x = ns.x + [1] if a else [] %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set x = [''] * 10**6 %}{% set y = [x] * 10**4 %}{{ y }}",
     "{% set ns = namespace(x=[]) %}{% set t = 'a' * 10**7 %}{% for a in range(99999) %}"
     "{% set ns.x = ns.x + [t[a:]] %}{% endfor %}",
     "{% for a in range(99999) %}" + "static " * 1000 + "{% endfor %}",
