@@ -55,12 +55,26 @@ def rewards_of(steps: list[dict[str, Any]]) -> list[float]:
 
 def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Run the demo until it reaches the goal; return its cost."""
-    settings = DEFAULTS | settings
-    held_out = HeldOut()
+    config = ROOT / "assets/demo/grpo.yaml"
+    return run_to_goal(config, HeldOut(), seed, max_steps, DEFAULTS | settings)
+
+
+def run_to_goal(
+    config: Path, held_out: HeldOut, seed: int, max_steps: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Run a configuration until it reaches the goal; return its cost.
+
+    Args:
+        config: file of the configuration.
+        held_out: tells what the weights of a step are worth.
+        seed: of the run.
+        max_steps: gives up after so many steps.
+        settings: flags that override the configuration.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        words = ["--run_name", "goal", "--config", str(ROOT / "assets/demo/grpo.yaml")]
+        words = ["--run_name", "goal", "--config", str(config)]
         words += ["--output_dir", str(folder / "out"), "--logs_dir", str(folder / "logs")]
         words += ["--mongo_data_dir", str(folder / "mongo"), "--seed", str(seed)]
         words += ["--max_steps", str(max_steps)]
@@ -84,6 +98,9 @@ def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, A
         "seconds": steps[-1]["time"] - started,
         "cpu_seconds": cpu,
         "rollouts": sum(step["num_records"] for step in steps),
+        "sampled_tokens": sum(step["num_output_tokens"] for step in steps),
+        "trained_tokens": sum(step["num_trained_tokens"] for step in steps),
+        "steps": len(steps),
         "rewards": rewards_of(steps),
         "settings": settings,
     }

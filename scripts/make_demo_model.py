@@ -3,6 +3,7 @@
 
     python scripts/make_demo_model.py --out assets/demo --seed 0
     python scripts/make_demo_model.py --out assets/demo --hybrid     # with the same questions
+    python scripts/make_demo_model.py --out assets/demo --errands    # from the model that is there
 
 Takes some minutes on two cores. The same seed gives the same data and tokenizer; the weights agree
 as far as the machine's floating-point sums do.
@@ -13,23 +14,31 @@ import json
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from examples.shop.demonstrations import TOOL_SCHEMAS
-from examples.shop.episodes import Codec, call_body, play
+from examples.shop.demonstrations import TOOL_SCHEMAS, Habits
+from examples.shop.episodes import Codec, Episode, call_body, demonstrate, play
+from examples.shop.errands import (
+    MOST_TURNS,
+    demonstrate_errands,
+    split_errands,
+    write_errands,
+)
 from examples.shop.questions import (
     Question,
     make_catalogue,
     split_questions,
     write_questions,
 )
+from examples.shop.server import load_catalogue
 from examples.shop.tokenizer import save_tokenizer, train_tokenizer
-from examples.shop.warm_start import HYBRID, WarmStart, imitate, new_hybrid, new_model
+from examples.shop.warm_start import ERRANDS, HYBRID, WarmStart, imitate, new_hybrid, new_model
 
 NUM_TRAIN, NUM_EVAL = 2000, 100
 REPORT_EVERY = 50
@@ -46,6 +55,54 @@ def tokenizer_texts(questions: list[Question]) -> list[str]:
     return texts + markup * (len(questions) // 4)
 
 
+def reporter() -> Callable[[int, float], None]:
+    """Return a function that prints the loss of a step now and then."""
+    started = time.monotonic()
+
+    def report(step: int, loss: float) -> None:
+        if (step + 1) % REPORT_EVERY == 0:
+            print(
+                f"step {step + 1}: loss {loss:.4f}, {time.monotonic() - started:.0f} s", flush=True
+            )
+
+    return report
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Save the model beside its tokenizer, and print how large it is."""
+    model.save_pretrained(folder)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{num_parameters} parameters, {num_bytes} bytes in {folder}")
+
+
+def make_errands(out: Path, seed: int) -> None:
+    """Create the files of the longer demo, whose model starts as that of the demo."""
+    folder = out / "errands"
+    folder.mkdir(exist_ok=True)
+    write_errands(folder)
+    train, evaluation = split_errands(seed, NUM_TRAIN, NUM_EVAL)
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    tokenizer.save_pretrained(folder / "model")
+    codec = Codec(tokenizer)
+    model = Qwen3ForCausalLM.from_pretrained(out / "model", dtype=torch.float32)
+
+    def demonstration(draw: random.Random) -> Episode:
+        return demonstrate_errands(codec, draw.choice(train), draw)
+
+    imitate(model, codec, demonstration, ERRANDS, seed=seed, report=reporter())
+    save(model, folder / "model")
+    catalogue = load_catalogue(out / "catalogue.json")
+    for name, questions, temperature in (
+        ("sampled at temperature 1", train[:256], 1.0),
+        ("greedy on held-out questions", evaluation, 0.0),
+    ):
+        episodes = play(
+            model, codec, catalogue, questions, temperature=temperature, max_turns=MOST_TURNS
+        )
+        print(f"reward {name}: {sum(e.reward for e in episodes) / len(episodes):.3f}")
+
+
 def main() -> None:
     """Create everything and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -54,10 +111,14 @@ def main() -> None:
     parser.add_argument(
         "--hybrid", action="store_true", help="convolutions in addition to attention"
     )
+    parser.add_argument("--errands", action="store_true", help="several errands in one question")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.errands:
+        make_errands(args.out, args.seed)
+        return
 
     catalogue = make_catalogue(args.seed)
     catalogue_json = json.dumps(catalogue, indent=1) + "\n"
@@ -72,20 +133,13 @@ def main() -> None:
     print(f"vocabulary {len(codec.tokenizer)}, prompt of {len(codec.prompt(train[0].text))} tokens")
 
     model = new_hybrid(codec, args.seed) if args.hybrid else new_model(codec, args.seed)
-    started = time.monotonic()
-
-    def report(step: int, loss: float) -> None:
-        if (step + 1) % REPORT_EVERY == 0:
-            print(
-                f"step {step + 1}: loss {loss:.4f}, {time.monotonic() - started:.0f} s", flush=True
-            )
-
     settings = HYBRID if args.hybrid else WarmStart()
-    imitate(model, codec, train, settings, seed=args.seed, report=report)
-    model.save_pretrained(folder)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{num_parameters} parameters, {num_bytes} bytes in {folder}")
+
+    def demonstration(draw: random.Random) -> Episode:
+        return demonstrate(codec, draw.choice(train), draw, Habits())
+
+    imitate(model, codec, demonstration, settings, seed=args.seed, report=reporter())
+    save(model, folder)
     if args.hybrid:
         # Batches of `play` are padded, which moves the states of convolutions.
         print("its reward: agentrl eval --config assets/demo/hybrid.yaml --eval_temperature 1")

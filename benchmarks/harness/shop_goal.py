@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from examples.shop.episodes import Codec, play
+from examples.shop.episodes import MAX_TURNS, Asked, Codec, play
 from examples.shop.questions import make_catalogue, split_questions
 from examples.shop.server import Catalogue, load_catalogue
 
@@ -30,20 +30,35 @@ def is_rewarded(rewards: Sequence[float]) -> bool:
 
 
 class HeldOut:
-    """The demo's held-out questions, each run once with greedy decoding."""
+    """A demo's held-out questions, each run once with greedy decoding.
 
-    def __init__(self) -> None:
+    Args:
+        questions: those of the short demo by default.
+        max_turns: of an attempt.
+    """
+
+    def __init__(
+        self, questions: Sequence[Asked] | None = None, max_turns: int = MAX_TURNS
+    ) -> None:
         self._codec = Codec(AutoTokenizer.from_pretrained(DEMO / "model"))
         self._catalogue: Catalogue = load_catalogue(DEMO / "catalogue.json")
         assert self._catalogue == make_catalogue(0)
         num_eval = len((DEMO / "eval.jsonl").read_text(encoding="utf-8").splitlines())
-        _, self._questions = split_questions(0, 2000, num_eval)
+        self._questions = questions or split_questions(0, 2000, num_eval)[1]
+        self._max_turns = max_turns
 
     def reward(self, model: PreTrainedModel) -> float:
         """Return the mean reward of a model."""
         was_training = model.training
         model.eval()
-        episodes = play(model, self._codec, self._catalogue, self._questions, temperature=0.0)
+        episodes = play(
+            model,
+            self._codec,
+            self._catalogue,
+            self._questions,
+            temperature=0.0,
+            max_turns=self._max_turns,
+        )
         model.train(was_training)
         return mean(episode.reward for episode in episodes)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # wherever the command was started
 
-from examples.shop.questions import Question, make_catalogue, right_answer, split_questions
+from examples.shop.questions import Question, make_catalogue, split_questions
 from examples.shop.server import TOOLS, call_tool
 
 TOOL_SCHEMAS: list[dict[str, Any]] = [
@@ -85,7 +85,7 @@ def solve(question: Question, draw: random.Random, habits: Habits = FLAWLESS) ->
     found = call(kind.lookup if knows else OTHER_LOOKUP[kind.lookup], {"item": question.item})
     operation = _choose_operation(question, draw, habits)
     computed = call(operation, {"a": int(found.result), "b": question.n})
-    is_right = computed.result == right_answer(catalogue, question)
+    is_right = computed.result == question.answer(catalogue)
     return Solution(question, (found, computed), computed.result, is_right)
 
 
@@ -118,10 +118,15 @@ def demonstrations(
         yield conversation(solve(question, draw, habits or Habits()))
 
 
+def misread(operation: str, draw: random.Random, typical: float = Habits.misreading) -> str:
+    """Return a wrong operation: with the probability `typical`, the typical mistake."""
+    if draw.random() < typical:
+        return MISREAD[operation]
+    return next(name for name in MISREAD if name not in (operation, MISREAD[operation]))
+
+
 def _choose_operation(question: Question, draw: random.Random, habits: Habits) -> str:
     right = question.kind.operation
     if draw.random() < habits.right_operation[question.wording]:
         return right
-    if draw.random() < habits.misreading:
-        return MISREAD[right]
-    return next(name for name in MISREAD if name not in (right, MISREAD[right]))
+    return misread(right, draw, habits.misreading)

@@ -10,9 +10,10 @@ Shapes: B episodes, T tokens, V vocabulary.
 import json
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,8 +21,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.data.tokens import TurnTokens
-from examples.shop.demonstrations import FLAWLESS, TOOL_SCHEMAS, Habits, solve
-from examples.shop.questions import Question, right_answer
+from examples.shop.demonstrations import FLAWLESS, TOOL_SCHEMAS, Call, Habits, solve
+from examples.shop.questions import Question
 from examples.shop.server import Catalogue, ToolInputError, call_tool
 from examples.shop.tokenizer import END_OF_TEXT, TURN_END
 
@@ -31,11 +32,22 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
+class Asked(Protocol):
+    """A question that a catalogue answers."""
+
+    @property
+    def text(self) -> str:
+        """The question as the user asks it."""
+
+    def answer(self, catalogue: Catalogue) -> str:
+        """Answer the question by making the calls that it requires."""
+
+
 @dataclass
 class Episode:
     """One attempt at a question; `sampled` marks the tokens that the assistant wrote."""
 
-    question: Question
+    question: Asked
     ids: list[int]
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -123,17 +135,23 @@ def demonstrate(
 ) -> Episode:
     """Demonstrate a question with the correct protocol, and choices according to the habits."""
     solution = solve(question, draw, habits)
+    episode = demonstrated(codec, question, solution.calls, solution.answer)
+    episode.reward = float(solution.is_right)
+    return episode
+
+
+def demonstrated(codec: Codec, question: Asked, calls: Sequence[Call], answer: str) -> Episode:
+    """Return the episode that makes these calls, one a turn, and then answers."""
     episode = Episode(question, codec.prompt(question.text))
 
     def turn(text: str) -> None:
         episode.extend([*codec.encode(text), codec.turn_end], sampled=True)
         episode.num_turns += 1
 
-    for call in solution.calls:
+    for call in calls:
         turn(call_text(call.tool, call.arguments))
         episode.extend(codec.tool_result(call.result), sampled=False)
-    turn(f"<answer>{solution.answer}</answer>")
-    episode.reward = float(solution.is_right)
+    turn(f"<answer>{answer}</answer>")
     return episode
 
 
@@ -142,9 +160,10 @@ def play(
     model: PreTrainedModel,
     codec: Codec,
     catalogue: Catalogue,
-    questions: list[Question],
+    questions: Sequence[Asked],
     *,
     temperature: float = 1.0,
+    max_turns: int = MAX_TURNS,
 ) -> list[Episode]:
     """Let the model answer the questions as one batch; tools run in this process.
 
@@ -161,7 +180,7 @@ def play(
             episode.extend(sampled[index], sampled=True, logprobs=logprobs[index])
             episode.num_turns += 1
             observation = _react(codec, catalogue, episode, sampled[index])
-            if observation is not None and episode.num_turns < MAX_TURNS:
+            if observation is not None and episode.num_turns < max_turns:
                 episode.extend(observation, sampled=False)
                 new.append(observation)
                 alive.append(index)
@@ -177,7 +196,7 @@ def _react(
     text = codec.decode(sampled)
     answer = _ANSWER.search(text)
     if answer:
-        truth = right_answer(catalogue, episode.question)
+        truth = episode.question.answer(catalogue)
         episode.reward = float(answer[1].strip() == truth)
         return None
     call = _CALL.search(text)

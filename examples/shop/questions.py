@@ -64,17 +64,16 @@ class Question:
         """The question as the user asks it."""
         return self.kind.phrasings[self.wording].format(item=self.item, n=self.n)
 
+    def answer(self, catalogue: Catalogue) -> str:
+        """Answer the question by making the calls that it requires."""
+        found = call_tool(catalogue, self.kind.lookup, {"item": self.item})
+        return call_tool(catalogue, self.kind.operation, {"a": int(found), "b": self.n})
+
 
 def make_catalogue(seed: int) -> dict[str, dict[str, int]]:
     """Draw a price (10 to 29) and a stock (10 to 49) for every item."""
     draw = random.Random(f"catalogue {seed}")
     return {item: {"price": draw.randint(10, 29), "stock": draw.randint(10, 49)} for item in ITEMS}
-
-
-def right_answer(catalogue: Catalogue, question: Question) -> str:
-    """Answer a question by making the calls that it requires."""
-    found = call_tool(catalogue, question.kind.lookup, {"item": question.item})
-    return call_tool(catalogue, question.kind.operation, {"a": int(found), "b": question.n})
 
 
 def draw_questions(draw: random.Random) -> Iterator[Question]:
@@ -121,7 +120,7 @@ def write_questions(
             {
                 "id": f"{prefix}-{number:04d}",
                 "query": question.text,
-                "answer": right_answer(catalogue, question),
+                "answer": question.answer(catalogue),
                 "scorer": "exact",
                 "answer_schema": "answer",
                 "tag": question.kind.name,

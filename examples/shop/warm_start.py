@@ -7,7 +7,7 @@ last result) and guesses the choices (which look-up, which operation), which GRP
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from transformers import (
@@ -22,9 +22,7 @@ from agentrl.models.attention.attention_registry import TREE_ATTENTION
 from agentrl.models.load import wrap_policy
 from agentrl.plugins.sft.curriculum import Example, sft_batch
 from agentrl.trainer.learner.passes import forward_backward
-from examples.shop.demonstrations import Habits
-from examples.shop.episodes import Codec, demonstrate, episode_turns
-from examples.shop.questions import Question
+from examples.shop.episodes import Codec, Episode, episode_turns
 
 _ONE_ROW = 1 << 20
 """A budget above the tokens of any step."""
@@ -46,11 +44,12 @@ class WarmStart:
     learning_rate: float = 1.5e-3
     """Constant after the warm-up until the list of tools is added, then lowered to 0 (cosine)."""
     num_warmup_steps: int = 40
-    habits: Habits = field(default_factory=Habits)
 
 
 HYBRID = WarmStart(num_steps=420, num_bare_steps=220)
 """Convolutions see the preceding tokens, so the model learns to copy sooner."""
+ERRANDS = WarmStart(num_steps=800, num_bare_steps=500)
+"""Of the longer demo, from the demo's model."""
 
 
 def new_model(codec: Codec, seed: int) -> Qwen3ForCausalLM:
@@ -107,7 +106,7 @@ def _end_turns(model: PreTrainedModel, codec: Codec) -> None:
 def imitate(
     model: PreTrainedModel,
     codec: Codec,
-    questions: list[Question],
+    demonstration: Callable[[random.Random], Episode],
     settings: WarmStart,
     *,
     seed: int,
@@ -115,7 +114,13 @@ def imitate(
 ) -> None:
     """Train the model on demonstrations, with loss only on the assistant's tokens.
 
-    `report` receives the step and its loss in nats per token.
+    Args:
+        model: is changed in place.
+        codec: of the model.
+        demonstration: draws one.
+        settings: of the imitation.
+        seed: of the draws.
+        report: receives the step and its loss in nats per token.
     """
     draw = random.Random(f"demonstrations {seed}")
     model.set_attn_implementation(TREE_ATTENTION)
@@ -131,13 +136,7 @@ def imitate(
         examples = [
             Example(
                 name,
-                tuple(
-                    episode_turns(
-                        demonstrate(codec, draw.choice(questions), draw, settings.habits),
-                        name,
-                        num_left_out=num_left_out,
-                    )
-                ),
+                tuple(episode_turns(demonstration(draw), name, num_left_out=num_left_out)),
             )
             for name in map(str, range(settings.num_episodes))
         ]

@@ -83,13 +83,18 @@ def test_a_step_of_the_warm_start_has_the_loss_of_whole_episodes(
     draw = random.Random("demonstrations 7")
     total, count = 0.0, 0
     for _ in range(settings.num_episodes):
-        episode = demonstrate(codec, draw.choice(questions), draw, settings.habits)
+        episode = demonstrate(codec, draw.choice(questions), draw, Habits())
         logp, mask = recomputed(model, episode)
         total, count = total - logp[mask].sum().item(), count + int(mask.sum())
     losses: list[float] = []
     student = copy.deepcopy(model)
     imitate(
-        student, codec, questions, settings, seed=7, report=lambda _step, loss: losses.append(loss)
+        student,
+        codec,
+        lambda draw: demonstrate(codec, draw.choice(questions), draw, Habits()),
+        settings,
+        seed=7,
+        report=lambda _step, loss: losses.append(loss),
     )
     assert losses == [pytest.approx(total / count, rel=1e-4)]
     weight = "model.layers.1.self_attn.k_proj.weight"

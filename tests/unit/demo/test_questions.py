@@ -8,7 +8,6 @@ from examples.shop.questions import (
     KINDS,
     Question,
     make_catalogue,
-    right_answer,
     split_questions,
     write_questions,
 )
@@ -35,7 +34,7 @@ def read_lines(name: str) -> list[dict[str, str]]:
 def test_every_kind_is_answered_from_the_catalogue(kind: str, expected: str) -> None:
     by_name = {kind.name: kind for kind in KINDS}
     question = Question(by_name[kind], 0, "rice", 4)
-    assert right_answer(CATALOGUE, question) == expected
+    assert question.answer(CATALOGUE) == expected
 
 
 def test_the_expected_answers_cover_every_kind() -> None:
@@ -83,9 +82,7 @@ def test_shipped_ids_and_queries_are_unique() -> None:
 
 def test_answers_cannot_be_given_without_the_catalogue() -> None:
     train, _ = split_questions(0, 200, 10)
-    answers = [
-        [right_answer(make_catalogue(seed), question) for question in train] for seed in (0, 1)
-    ]
+    answers = [[question.answer(make_catalogue(seed)) for question in train] for seed in (0, 1)]
     agreeing = sum(a == b for a, b in zip(*answers, strict=True))
     assert agreeing < 0.1 * len(train)
 
