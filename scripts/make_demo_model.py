@@ -12,6 +12,7 @@ as far as the machine's floating-point sums do.
 import argparse
 import json
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -82,9 +83,10 @@ def make_errands(out: Path, seed: int) -> None:
     folder.mkdir(exist_ok=True)
     write_errands(folder)
     train, evaluation = split_errands(seed, NUM_TRAIN, NUM_EVAL)
-    tokenizer = AutoTokenizer.from_pretrained(out / "model")
-    tokenizer.save_pretrained(folder / "model")
-    codec = Codec(tokenizer)
+    (folder / "model").mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(out / "model" / name, folder / "model" / name)
+    codec = Codec(AutoTokenizer.from_pretrained(folder / "model"))
     model = Qwen3ForCausalLM.from_pretrained(out / "model", dtype=torch.float32)
 
     def demonstration(draw: random.Random) -> Episode:

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 NUM_STEPS = 3
 
 
-@pytest.mark.parametrize("demo", ["hybrid", "vision"])
+@pytest.mark.parametrize("demo", ["hybrid", "vision", "errands"])
 def test_a_demo_begins_with_some_right_answers_and_trains_on_them(
     demo: str, tmp_path: Path
 ) -> None:
@@ -31,4 +31,4 @@ def test_a_demo_begins_with_some_right_answers_and_trains_on_them(
     assert [line["step"] for line in metrics] == list(range(1, NUM_STEPS + 1))
     assert all(line["merge_error"] <= 1e-4 and line["grad_norm"] > 0 for line in metrics)
     # 48 tries before anything was learnt.
-    assert 0.1 < metrics[0]["reward_mean"] < 0.65
+    assert 0.02 < metrics[0]["reward_mean"] < 0.65
