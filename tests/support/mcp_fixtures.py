@@ -96,4 +96,5 @@ def config_for() -> Callable[..., ToolsConfig]:
 
 @pytest.fixture
 def stdio_server(count_file: Path) -> dict[str, object]:
-    return {"command": sys.executable, "args": [str(SERVER), "stdio", str(count_file)]}
+    args = [str(SERVER), "stdio", str(count_file)]
+    return {"command": sys.executable, "args": args, "writable": [str(count_file.parent)]}

@@ -1,15 +1,17 @@
 """What the tools of a run have no use for: its state, answers, secrets, and its servers' ports.
 
 A model decides what runs in a tool. Programs that AgentRL starts for it (stdio servers, the tool
-server) see these paths as empty where namespaces exist, and reach none of these ports where the
-kernel has Landlock (`runtime.processes.confinement`).
+server) see these paths as empty and write only where they may where namespaces exist, and reach none
+of these ports where the kernel has Landlock (`runtime.processes.confinement`).
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
+from agentrl.errors import ConfigError
 
 _IN_HOME = (
     *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config/gcloud", ".config/gh"),
@@ -45,6 +47,31 @@ def private_paths(config: RootConfig) -> tuple[Path, ...]:
     here = Path.cwd()
     found = dict.fromkeys(path.expanduser().resolve() for path in _of_run(config))
     return tuple(path for path in found if path not in visible and not here.is_relative_to(path))
+
+
+def writable_paths(config: RootConfig) -> tuple[Path, ...]:
+    """Return `--tool_writable_paths`: where tools of a run write besides their scratch directories.
+
+    Raises:
+        ConfigError: a path does not exist, is not the user's to write to, or lies in one that tools
+            do not see.
+    """
+    hidden = private_paths(config)
+    return tuple(_writable(given, hidden) for given in config.tools.tool_writable_paths)
+
+
+def _writable(given: Path, hidden: Sequence[Path]) -> Path:
+    path = given.expanduser().resolve()
+    within = next((one for one in hidden if path.is_relative_to(one)), None)
+    if within is not None:
+        reason = f"{within} is hidden from tools" if path != within else "it is hidden from tools"
+    elif not path.exists():
+        reason = "it does not exist"
+    elif not os.access(path, os.W_OK):
+        reason = "you may not write to it"
+    else:
+        return path
+    raise ConfigError(f"--tool_writable_paths {given}: {reason}")
 
 
 def private_ports(config: RootConfig) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from agentrl.errors import ConfigError, ToolError
 from agentrl.tools import ToolsConfig, connect_tools, probe
 
 TOOL_SERVER = Path(__file__).parents[2] / "support/tool_server.py"
+PRYING = TOOL_SERVER.with_name("prying_server.py")
 ConfigFor = Callable[..., ToolsConfig]
 
 
@@ -218,6 +219,49 @@ async def test_a_command_that_misses_a_variable_of_ours_is_told_how_to_get_it(
     monkeypatch.delenv("GARDEN_API_KEY")
     with pytest.raises(ConfigError, match=r"GARDEN_API_KEY'$"):
         await probe(config_for(servers))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-c", "open('left', 'w')"],
+        # Its last line is its version.
+        ["node", "-e", "require('fs').writeFileSync('left', '')"],
+    ],
+)
+async def test_a_command_that_may_not_write_is_told_what_opens_a_path(
+    config_for: ConfigFor, tmp_path: Path, command: list[str]
+) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    server = {"command": command[0], "args": command[1:], "cwd": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"; --tool_writable_paths names what tools may write"):
+        await probe(config_for({"x": server}))
+    unheard = "the command exited without output"
+    with pytest.raises(ConfigError, match=unheard):
+        await probe(config_for({"x": {**server, "writable": [str(tmp_path)]}}))
+    assert (tmp_path / "left").exists()
+
+
+async def test_a_command_keeps_its_folder_and_home_and_has_caches_of_its_own(
+    config_for: ConfigFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/notes.txt").write_text("mine")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    server = {"command": "python", "args": [str(PRYING)], "cwd": str(tmp_path)}
+    async with connect_tools(config_for({"x": server})) as box:
+        assert (await box.call("read", {"path": "~/notes.txt"})).content == "mine"
+        assert (await box.call("read", {"path": "home/notes.txt"})).content == "mine"
+        for path in ("left", "~/left", "/tmp/left"):
+            result = await box.call("write", {"path": path, "text": ""})
+            assert "Read-only file system" in result.content
+        seen = json.loads((await box.call("variables", {})).content)
+        cache = Path(seen["npm_config_cache"])
+        assert seen["TMPDIR"] == str(cache.parent)
+        for path in (str(cache), "/dev/shm/left", "/dev/null"):
+            result = await box.call("write", {"path": path, "text": "text"})
+            assert result.content == path
 
 
 async def test_a_command_may_take_long_to_answer_but_not_for_ever(config_for: ConfigFor) -> None:

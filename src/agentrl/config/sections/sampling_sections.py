@@ -155,6 +155,9 @@ class ToolsSection(ConfigSection):
     tool_visible_paths: tuple[Path, ...] = ()
     """Paths that the programs of tools see although they are private: the question files, the state
     of runs, or a login in the home directory (comma separated; see docs/tools.md)."""
+    tool_writable_paths: tuple[Path, ...] = ()
+    """Existing files and directories that the programs of tools may write to in addition to their
+    scratch directories (comma separated; see docs/tools.md)."""
     tool_visible_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
     """TCP ports that the programs of tools may connect to although the run's database or one of
     inference_urls listens there (comma separated; see docs/tools.md)."""

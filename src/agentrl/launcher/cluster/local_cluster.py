@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from agentrl.config.loading import secret_environment, write_config
 from agentrl.config.private_files import make_private
-from agentrl.config.private_paths import private_paths, private_ports
+from agentrl.config.private_paths import private_paths, private_ports, writable_paths
 from agentrl.config.secrets import SecretUrl, remember
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError, ConfigError, DataInUse, StoreError
@@ -219,6 +219,7 @@ class LocalCluster:
         return Confinement(
             scratch=scratch,
             hidden=private_paths(self.config),
+            writable=writable_paths(self.config),
             closed_ports=private_ports(self.config),
         )
 

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from agentrl.errors import AgentRLError, ConfigError, ToolError
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.runtime.processes.child_processes import Child
+from agentrl.runtime.processes.confinement import read_only_hint
 from agentrl.runtime.processes.restarts import ending
 from agentrl.tools import ToolsConfig, ToolSpec, probe
 
@@ -59,7 +60,8 @@ def _why_not_started(
     happened = f"it {ending(status)}" if status is not None else f"it serves no MCP at {address}"
     reason = last_error(child)
     quoted = f"its log {child.log_path} ends with: {reason}" if reason else "it printed nothing"
-    return f"the tool server did not start: {happened}{_variable_hint(reason, passed)}; {quoted}"
+    hint = _variable_hint(reason, passed) or read_only_hint(reason)
+    return f"the tool server did not start: {happened}{hint}; {quoted}"
 
 
 def _variable_hint(reason: str, passed: Collection[str]) -> str:

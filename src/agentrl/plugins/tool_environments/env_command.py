@@ -10,7 +10,7 @@ import click
 from pydantic import SecretStr
 
 from agentrl.config.command_line import Count, FlagGroup
-from agentrl.config.private_paths import private_paths, private_ports
+from agentrl.config.private_paths import private_paths, private_ports, writable_paths
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 
@@ -87,6 +87,7 @@ async def env_up(
             servers=load_mcp_servers(config.tools.mcp_servers.get_secret_value()),
             call_timeout_seconds=config.tools.tool_timeout_seconds,
             hidden_paths=(env_file or Path(".env"), *private_paths(config)),
+            writable_paths=writable_paths(config),
             closed_ports=private_ports(config),
             log_dir=config.run.logs_dir,
             log_prefix="env_",

@@ -287,7 +287,7 @@ class Environment:
             scratch=scratch,
             hidden=self._config.hidden_paths,
             closed_ports=self._config.closed_ports,
-            read_only=True,
+            own_home=True,
             memory_bytes=self._memory_bytes,
         )
         return self._config.model_copy(update={"confinement": confinement})

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from agentrl.config.private_paths import private_paths, private_ports
+from agentrl.config.private_paths import private_paths, private_ports, writable_paths
 from agentrl.config.sections import InferenceSection, RootConfig, SamplingSection, ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
@@ -97,10 +97,14 @@ def tools_of(config: RootConfig) -> ToolsConfig:
     """Return a run's tool servers, whose programs have no access to what is private to the run.
 
     Raises:
-        ConfigError: the description of a server is malformed.
+        ConfigError: the description of a server is malformed, or a path cannot be made writable.
     """
-    private = {"hidden_paths": private_paths(config), "closed_ports": private_ports(config)}
-    return tools_config(config.tools).model_copy(update=private)
+    bounds = {
+        "hidden_paths": private_paths(config),
+        "writable_paths": writable_paths(config),
+        "closed_ports": private_ports(config),
+    }
+    return tools_config(config.tools).model_copy(update=bounds)
 
 
 def tools_config(section: ToolsSection) -> ToolsConfig:

@@ -3,10 +3,10 @@
     python -I -S confined_child.py PLAN COMMAND...
 
 PLAN is a JSON object, see `confinement.Confinement`. The program sees only its own processes and
-scratch directory, and none of the hidden paths; with `read_only` it can write only to its scratch
-directory and the writable paths. With `places` it sees a separate root instead: the machine's
-programs, and these directories. It cannot connect to the closed ports. It ends with its parent, and all processes that it started end with
-it. This module imports nothing of AgentRL, so that it starts quickly.
+scratch directory, and none of the hidden paths; it can write only to its scratch directory and the
+writable paths. With `places` it sees a separate root instead: the machine's programs, and these
+directories. It cannot connect to the closed ports. It ends with its parent, and all processes that it
+started end with it. This module imports nothing of AgentRL, so that it starts quickly.
 """
 
 import ctypes
@@ -125,10 +125,9 @@ def _mount_files(plan: dict[str, Any]) -> None:
             _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0000")
         elif os.path.exists(path):
             _mount("/dev/null", path, None, _MS_BIND)
-    if plan["read_only"]:
-        _set_attributes("/", set_=_MS_RDONLY, recursive=True)
-        for path in (scratch, *filter(os.path.exists, plan["writable"])):
-            _set_attributes(path, clear=_MS_RDONLY)
+    _set_attributes("/", set_=_MS_RDONLY, recursive=True)
+    for path in (scratch, *filter(os.path.exists, plan["writable"])):
+        _set_attributes(path, clear=_MS_RDONLY)
     _mount_shared_memory("/dev/shm", plan)
 
 

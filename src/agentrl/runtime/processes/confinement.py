@@ -26,6 +26,8 @@ _INHERITED = (
     *("SYSTEMROOT", "PATHEXT", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TEMP"),
 )
 """Variables that every program inherits; none of them holds a secret."""
+_CACHES = {"npm_config_cache": ".npm", "UV_CACHE_DIR": ".cache/uv", "UV_TOOL_DIR": ".local/uv-tools"}
+"""Where `npx` and `uvx` keep what they download, in the scratch directory: the home is read-only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +36,12 @@ class Confinement:
 
     scratch: Path
     """Its own directory. Sibling directories and all others of `scratch_directory` are hidden."""
+    own_home: bool = False
+    """Its scratch directory is its home; otherwise it reads the user's."""
     hidden: tuple[Path, ...] = ()
     """Files and directories that appear empty to it."""
     writable: tuple[Path, ...] = ()
-    """With `read_only`: writable paths in addition to its scratch directory."""
-    read_only: bool = False
-    """It can write only to its scratch directory, which is also its home."""
+    """Paths that it can write to in addition to its scratch directory."""
     memory_bytes: int = 0
     """Memory limit of each of its processes; 0 for none."""
     places: Mapping[str, Path] = field(default_factory=dict)
@@ -75,14 +77,22 @@ class Confinement:
         return [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan), *argv]
 
     def environment(self) -> dict[str, str]:
-        """Return the program's environment: inherited variables, its home, and TMPDIR."""
-        home = str(self.scratch) if self.read_only else os.environ.get("HOME", str(self.scratch))
-        return inherited_environment() | {"HOME": home, "TMPDIR": str(self.scratch)}
+        """Return the program's environment: inherited variables, its home, TMPDIR, and caches."""
+        scratch = str(self.scratch)
+        home = scratch if self.own_home else os.environ.get("HOME", scratch)
+        caches = {name: os.path.join(scratch, folder) for name, folder in _CACHES.items()}
+        return inherited_environment() | {"HOME": home, "TMPDIR": scratch} | caches
 
 
 def inherited_environment() -> dict[str, str]:
     """Return the variables of this process that any program may see."""
     return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+
+
+def read_only_hint(line: str) -> str:
+    """Return how tools may write to a path, if a line of a program's output says that it could not."""
+    is_refused = "read-only file system" in line.lower()
+    return "; --tool_writable_paths names what tools may write to" if is_refused else ""
 
 
 def scratch_directory(prefix: str) -> "tempfile.TemporaryDirectory[str]":
@@ -124,7 +134,7 @@ def _probe(*, namespaces: bool, closed_ports: tuple[int, ...] = ()) -> str | Non
     with tempfile.TemporaryDirectory() as root:
         scratch = Path(root) / "probe"
         scratch.mkdir(0o700)
-        confinement = Confinement(scratch=scratch, read_only=True, closed_ports=closed_ports)
+        confinement = Confinement(scratch=scratch, closed_ports=closed_ports)
         plan = {**asdict(confinement), "siblings": root, "namespaces": namespaces}
         argv = [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan, default=str)]
         probe = subprocess.run(

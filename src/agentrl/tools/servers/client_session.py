@@ -124,7 +124,7 @@ class McpSession:
         """Return the last output of the command that was started, or its exit status; may be empty."""
         last_line, status = self._child.last_line, self._child.exit_status
         if last_line:
-            return f"last output: {last_line}{_variable_hint(self._server, last_line)}"
+            return f"last output: {last_line}{_variable_hint(self._server, last_line)}{self._child.hint}"
         if status is None or status < 0:
             return ""
         return (
@@ -263,8 +263,8 @@ async def _command_transport(
         confinement = Confinement(
             scratch=scratch, hidden=config.hidden_paths, closed_ports=config.closed_ports
         )
-    writable = tuple(Path(path) for path in server.writable)
-    confinement = replace(confinement, writable=(*confinement.writable, *writable))
+    writable = (*config.writable_paths, *map(Path, server.writable))
+    confinement = replace(confinement, writable=writable)
 
     def with_rollout_dir(text: str) -> str:
         return text.replace(ROLLOUT_DIR, str(confinement.scratch))
@@ -275,6 +275,6 @@ async def _command_transport(
         environment=confinement.environment()
         | {name: with_rollout_dir(value.get_secret_value()) for name, value in server.env.items()},
         cwd=with_rollout_dir(server.cwd or "")
-        or (confinement.scratch if confinement.read_only else None),
+        or (confinement.scratch if confinement.own_home else None),
         child=child,
     )

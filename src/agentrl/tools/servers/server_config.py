@@ -39,8 +39,8 @@ class McpServer(BaseModel):
     """Environment of the command, in addition to PATH, HOME and the like."""
     cwd: str | None = None
     writable: tuple[str, ...] = ()
-    """Directories outside its scratch directory that a command of `agentrl env up` may write to;
-    they are shared by all clients."""
+    """Directories outside its scratch directory that the command may write to; all rollouts, or
+    all clients of `agentrl env up`, share them."""
     call_timeout_seconds: float | None = Field(default=None, gt=0)
     """Longest tool call; by default `ToolsConfig.call_timeout_seconds`."""
     per_rollout: bool = False
@@ -130,10 +130,12 @@ class ToolsConfig(BaseModel):
     """Seconds between two refreshes of the servers' tool lists; a rollout keeps the tools that it
     started with."""
     confinement: Confinement | None = None
-    """What commands can access; by default everything but the hidden paths, and a private scratch
-    directory."""
+    """What commands can access; by default they read everything but the hidden paths, and write to a
+    private scratch directory."""
     hidden_paths: tuple[Path, ...] = ()
     """Files and directories that commands do not see."""
+    writable_paths: tuple[Path, ...] = ()
+    """Files and directories that all commands can write to."""
     closed_ports: tuple[int, ...] = ()
     """TCP ports to which commands cannot connect."""
     log_dir: Path | None = None

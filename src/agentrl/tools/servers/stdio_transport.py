@@ -26,6 +26,7 @@ from agentrl.config.secrets import redact
 from agentrl.errors import ToolError
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.runtime.printable import one_line
+from agentrl.runtime.processes.confinement import read_only_hint
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.servers.mcp_repair import refused_line
 
@@ -52,6 +53,8 @@ class StdioServer:
         self._log_path = log_path
         self._num_logged = 0
         self._last: deque[str] = deque(maxlen=1)
+        self.hint = ""
+        """How it may write to a path, if its output says that it could not."""
 
     @property
     def last_line(self) -> str:
@@ -70,6 +73,7 @@ class StdioServer:
     def _log(self, lines: Sequence[str]) -> None:
         texts = [one_line(redact(line[:_LOG_CHUNK_BYTES])) for line in lines if line.strip()]
         if texts:
+            self.hint = self.hint or read_only_hint("\n".join(texts))
             self._last.append(texts[-1][:_MAX_LINE_CHARS])
         if self._log_path is None or not texts or self._num_logged >= MAX_LOG_BYTES:
             return

@@ -97,6 +97,11 @@ async def test_what_the_own_tool_server_lacks_is_told_before_samplers_start(
             "import os; os.environ['SEARCH_KEY']",
             r"give --tool_server_env LANG,SEARCH_KEY; .*KeyErr",
         ),
+        (
+            "from pathlib import Path; Path(__file__).with_name('notes').touch()",
+            r"status 1; --tool_writable_paths names what tools may write to; its log .* ends with: "
+            r"OSError: \[Errno 30\] Read-only file system: '/.*/notes'$",
+        ),
         ("raise ValueError('no key')", r"status 1; its log .* ends with: ValueError: no key$"),
         ("print('done')", r"exited with status 0; its log .*mine_tools.log ends with: done$"),
     ],
@@ -147,7 +152,9 @@ async def test_a_tool_server_without_mcp_is_told_its_address(
 @pytest.mark.skipif(confinement_gap() is not None, reason="needs namespaces")
 async def test_the_own_tool_server_sees_no_process_and_no_file_of_the_run(tmp_path: Path) -> None:
     server = f"{sys.executable} {PRYING} --port {{port}}"
-    async with LocalCluster(config_in(tmp_path, tool_server_command=server)) as cluster:
+    (tmp_path / "notes").mkdir()
+    flags = {"tool_server_command": server, "tool_writable_paths": str(tmp_path / "notes")}
+    async with LocalCluster(config_in(tmp_path, **flags)) as cluster:
         await cluster.open_store()
         cluster.write_config()
         password = secret_environment(cluster.config)["MONGODB_URI"].split(":")[2].split("@")[0]
@@ -159,6 +166,10 @@ async def test_the_own_tool_server_sees_no_process_and_no_file_of_the_run(tmp_pa
                 ("spy", {"word": "--dbpath"}),  # of the run's mongod
             ):
                 assert (await box.call(tool, arguments)).content == "nothing"
+            for name in ("left", "notes/left"):
+                await box.call("write", {"path": str(tmp_path / name), "text": "mine"})
+            assert not (tmp_path / "left").exists()
+            assert (tmp_path / "notes/left").read_text() == "mine"
 
 
 async def test_servers_that_run_elsewhere_keep_their_keys(tmp_path: Path) -> None:
