@@ -149,6 +149,7 @@ async def try_server(server: PublicServer, transport: Transport, *, is_legacy: b
         variables = _filled(server.environment, known)
         if transport == "stdio":
             entry: dict[str, Any] = {"command": words[0], "args": words[1:], "env": variables}
+            entry["writable"] = [folder]
             return str(await _try_entry(server, entry, known, is_legacy=is_legacy))
         address = f"http://127.0.0.1:{known['port']}/mcp"
         entry = {"url": address, "headers": dict(server.headers)}

@@ -1,7 +1,8 @@
 """A live run, and a script inside each of the ways to run a tool that tries what no tool should.
 
 The run is the demo's, with an inspector beside it. The script looks for answers, keys, logins and what
-other tools keep, asks the control planes, and writes scores into the database.
+other tools keep, changes scorers, outputs, the home and packages, asks the control planes, and writes
+scores into the database.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from support import spy
 from support.demo_run import ROOT, config_path, database_uri, logs, run_command
 from support.patience import PATIENCE
 
+import agentrl
 from agentrl.config.command_line import parse_flags
 from agentrl.config.private_paths import private_ports
 from agentrl.rewards.code_runs import run_python
@@ -124,6 +127,13 @@ def _plant(folder: Path) -> list[Path]:
     return [folder / name for name in (*texts, *state)]
 
 
+def _targets(folder: Path) -> list[Path]:
+    """Return what no tool should change."""
+    names = ("lottery.py", "mine.yaml", "output", "output/other", "home", "home/.ssh", "")
+    packages = [Path(sysconfig.get_path("purelib")), Path(agentrl.__file__)]
+    return [*(folder / name for name in names), *packages]
+
+
 def _when_up(
     folder: Path, run: subprocess.Popen[bytes], page: subprocess.Popen[bytes], secrets: list[Path]
 ) -> Live:
@@ -146,6 +156,7 @@ def _when_up(
     assert len(others) >= 2, ports  # an engine, and the inspector
     given = {
         "paths": [str(path) for path in secrets],
+        "targets": [str(path) for path in _targets(folder)],
         "database": database,
         "others": others,
         "uri": re.sub(r"//[^@/]*@", "//", database_uri(folder)).partition("?")[0],
@@ -178,6 +189,7 @@ def test_the_script_finds_all_of_it_where_nothing_confines_it(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     found = spy.attempts(live.given)
     assert {f"read {path}" for path in live.given["paths"]} <= set(found)
+    assert {f"change {path}" for path in live.given["targets"]} <= set(found)
     assert {"connect plainly", "connect over IPv6", "connect by fast open"} <= set(found)
     assert any(re.fullmatch(r"read /proc/\d+/environ", line) for line in found)
 

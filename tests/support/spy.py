@@ -27,12 +27,14 @@ def attempts(given: dict[str, Any]) -> list[str]:
     """Return what succeeded of everything that should not.
 
     Args:
-        given: `paths` that hold secrets, the `database` port, `others`: ports of control planes, and
-            the `uri` of the database without its password.
+        given: `paths` that hold secrets, `targets` of which a tool should change none, the `database`
+            port, `others`: ports of control planes, and the `uri` of the database without its
+            password.
     """
     found = [f"read {path}" for path in given["paths"] if _read(path)]
     found += [f"read {path}" for path in glob.glob("/proc/[0-9]*/environ") if SECRET in _read(path)]
     found += [f"read {path}" for path in _of_others()]
+    found += [f"change {path}" for path in given["targets"] if _is_changed(path)]
     found += [f"connect {way}" for way in _ways_to_connect(given["database"])]
     for port in given["others"]:
         found += [f"{route} of port {port}" for route in ROUTES if _is_answered(port, route)]
@@ -47,6 +49,21 @@ def _read(path: str) -> bytes:
             return file.read(1 << 20)
     except OSError:
         return b""
+
+
+def _is_changed(path: str) -> bool:
+    """Return whether a file can be written, or one created in a folder; nothing is left behind."""
+    try:
+        if not os.path.isdir(path):
+            with open(path, "r+b"):
+                return True
+        added = os.path.join(path, "left-by-a-tool")
+        with open(added, "wb"):
+            pass
+        os.unlink(added)
+    except OSError:
+        return False
+    return True
 
 
 def _of_others() -> Iterator[str]:

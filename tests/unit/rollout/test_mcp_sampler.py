@@ -362,7 +362,8 @@ async def test_markup_in_tool_results_and_questions_never_becomes_special_tokens
 async def test_a_dead_tool_server_is_an_error_and_not_an_observation(
     store: TrajectoryStore, renderer: Renderer, tmp_path: Path
 ) -> None:
-    command = {"command": sys.executable, "args": [str(TOOL_SERVER), str(tmp_path / "log")]}
+    args = [str(TOOL_SERVER), str(tmp_path / "log")]
+    command = {"command": sys.executable, "args": args, "writable": [str(tmp_path)]}
     with serve_script(renderer, replies(tool_call("crash"), ANSWER)) as engine:
         await begin_run(store, engine, TASK)
         async with open_play(store, engine, {"own": command}) as context:

@@ -17,6 +17,14 @@ from agentrl.tools import ToolsConfig, connect_tools, probe
 
 TOOL_SERVER = Path(__file__).parents[2] / "support/tool_server.py"
 PRYING = TOOL_SERVER.with_name("prying_server.py")
+NOTES = """
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("notes")
+@server.tool()
+def note() -> None:
+    open("notes.txt", "w")
+server.run("stdio")
+"""
 ConfigFor = Callable[..., ToolsConfig]
 
 
@@ -241,6 +249,22 @@ async def test_a_command_that_may_not_write_is_told_what_opens_a_path(
     with pytest.raises(ConfigError, match=unheard):
         await probe(config_for({"x": {**server, "writable": [str(tmp_path)]}}))
     assert (tmp_path / "left").exists()
+
+
+async def test_a_server_whose_tools_may_not_write_is_logged_once(
+    config_for: ConfigFor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "notes.py").write_text(NOTES)
+    server = {"command": "python", "args": ["notes.py"], "cwd": str(tmp_path), "per_rollout": True}
+    async with connect_tools(config_for({"s": server}, log_dir=tmp_path / "logs")) as box:
+        for _ in range(2):
+            async with box.for_rollout() as rollout:
+                assert (await rollout.call("note", {})).is_error
+    (text,) = (one.getMessage() for one in caplog.records if "read-only" in one.getMessage())
+    assert text == (
+        f"a tool server could not write to a read-only path (see {tmp_path}/logs/tool_s.log); "
+        "--tool_writable_paths names what tools may write to"
+    )
 
 
 async def test_a_command_keeps_its_folder_and_home_and_has_caches_of_its_own(

@@ -112,12 +112,25 @@ async def test_the_fetch_server_reads_a_page(
 async def test_the_filesystem_server_reads_and_writes_below_its_root_only(
     config_for: ConfigFor, node_servers: Path, tmp_path: Path
 ) -> None:
-    server = {"command": str(node_servers / "mcp-server-filesystem"), "args": [str(tmp_path)]}
+    command = str(node_servers / "mcp-server-filesystem")
+    server = {"command": command, "args": [str(tmp_path)], "writable": [str(tmp_path)]}
     async with connect_tools(patient(config_for, {"files": server})) as box:
         target = str(tmp_path / "note.txt")
         assert not (await box.call("write_file", {"path": target, "content": "21"})).is_error
         assert "21" in (await box.call("read_text_file", {"path": target})).content
         assert (await box.call("read_text_file", {"path": "/etc/hostname"})).is_error
+
+
+@pytest.mark.usefixtures("node_servers")
+async def test_npx_downloads_a_server_though_the_home_is_read_only(
+    config_for: ConfigFor, tmp_path: Path
+) -> None:
+    server = {"command": "npx", "args": ["-y", _NODE_PACKAGES[1], str(tmp_path)]}
+    config = patient(config_for, {"files": server})
+    async with connect_tools(config.model_copy(update={"start_timeout_seconds": 300.0})) as box:
+        (tmp_path / "note.txt").write_text("21")
+        result = await box.call("read_text_file", {"path": str(tmp_path / "note.txt")})
+        assert "21" in result.content
 
 
 @pytest.mark.parametrize("transport", ["stdio", "streamableHttp"])

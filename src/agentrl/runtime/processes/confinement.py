@@ -7,6 +7,7 @@ Input: a command. Output: the command line and the environment that start it in 
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -26,8 +27,15 @@ _INHERITED = (
     *("SYSTEMROOT", "PATHEXT", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TEMP"),
 )
 """Variables that every program inherits; none of them holds a secret."""
-_CACHES = {"npm_config_cache": ".npm", "UV_CACHE_DIR": ".cache/uv", "UV_TOOL_DIR": ".local/uv-tools"}
+_CACHES = {
+    "npm_config_cache": ".npm",
+    "UV_CACHE_DIR": ".cache/uv",
+    "UV_TOOL_DIR": ".local/uv-tools",
+}
 """Where `npx` and `uvx` keep what they download, in the scratch directory: the home is read-only."""
+
+_READ_ONLY = re.compile(r"read-only file|\[Errno 30\]|\bEROFS\b", re.IGNORECASE)
+"""The error of a refused write; loggers may wrap its text anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +97,9 @@ def inherited_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in _INHERITED if name in os.environ}
 
 
-def read_only_hint(line: str) -> str:
-    """Return how tools may write to a path, if a line of a program's output says that it could not."""
-    is_refused = "read-only file system" in line.lower()
+def read_only_hint(output: str) -> str:
+    """Return how tools may write to a path, if a program's output says that it could not."""
+    is_refused = _READ_ONLY.search(output) is not None
     return "; --tool_writable_paths names what tools may write to" if is_refused else ""
 
 

@@ -14,6 +14,7 @@ import signal
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class StdioServer:
     def _log(self, lines: Sequence[str]) -> None:
         texts = [one_line(redact(line[:_LOG_CHUNK_BYTES])) for line in lines if line.strip()]
         if texts:
-            self.hint = self.hint or read_only_hint("\n".join(texts))
+            self._note_read_only("\n".join(texts))
             self._last.append(texts[-1][:_MAX_LINE_CHARS])
         if self._log_path is None or not texts or self._num_logged >= MAX_LOG_BYTES:
             return
@@ -85,6 +86,20 @@ class StdioServer:
         self._log_path.touch(0o600)
         with self._log_path.open("a", encoding="utf-8") as log:
             log.write(text)
+
+    def _note_read_only(self, output: str) -> None:
+        """Keep how to write to a path that is read-only, and log it: servers tell clients no reason."""
+        hint = read_only_hint(output)
+        if hint and not self.hint:
+            self.hint = hint
+            _warn_of_read_only_path(hint, self._log_path)
+
+
+@cache
+def _warn_of_read_only_path(hint: str, log_path: Path | None) -> None:
+    """Warn once for each server, which may be started for every rollout."""
+    log = "" if log_path is None else f" (see {log_path})"
+    logger.warning("a tool server could not write to a read-only path%s%s", log, hint)
 
 
 @asynccontextmanager
