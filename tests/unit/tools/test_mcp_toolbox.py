@@ -233,6 +233,7 @@ async def test_a_command_that_misses_a_variable_of_ours_is_told_how_to_get_it(
     "command",
     [
         ["python", "-c", "open('left', 'w')"],
+        ["python", "-c", "import sqlite3; sqlite3.connect('left').execute('CREATE TABLE a (b)')"],
         # Its last line is its version.
         ["node", "-e", "require('fs').writeFileSync('left', '')"],
     ],

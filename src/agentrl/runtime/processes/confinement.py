@@ -33,9 +33,11 @@ _CACHES = {
     "UV_TOOL_DIR": ".local/uv-tools",
 }
 """Where `npx` and `uvx` keep what they download, in the scratch directory: the home is read-only."""
-
-_READ_ONLY = re.compile(r"read-only file|\[Errno 30\]|\bEROFS\b", re.IGNORECASE)
-"""The error of a refused write; loggers may wrap its text anywhere."""
+_READ_ONLY = re.compile(
+    r"read-only file|\[Errno 30\]|\bEROFS\b|readonly database|unable to open database file",
+    re.IGNORECASE,
+)
+"""The error of a refused write, and those of SQLite; loggers may wrap a text anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
