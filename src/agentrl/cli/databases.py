@@ -118,24 +118,30 @@ def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:
 
 @asynccontextmanager
 async def opened_store(
-    config: RootConfig, *, also_unfinished: bool = False
+    config: RootConfig, *, also_unfinished: bool = False, also_unstarted: bool = False
 ) -> "AsyncIterator[TrajectoryStore]":
     """Yield the store of the run that the configuration names.
 
     Args:
         config: of the command.
         also_unfinished: yield a database too that holds an unfinished import, and no run.
+        also_unstarted: yield a database too that another process serves, and that holds no run yet.
 
     Raises:
         ConfigError: the run does not exist.
         StoreError: the database does not respond.
     """
     from agentrl.store import TrajectoryStore
+    from agentrl.store.private_mongod import running_uri
 
+    is_awaited = also_unstarted and (
+        config.store.db_connection_string is not None
+        or running_uri(config.private_mongo_dir) is not None
+    )
     with served_uri(config) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
-            is_usable = also_unfinished and await store.transfer.is_unfinished()
-            if not is_usable and await store.runs.get() is None:
+            is_unfinished = also_unfinished and await store.transfer.is_unfinished()
+            if not (is_awaited or is_unfinished) and await store.runs.get() is None:
                 known = await store.reports.run_names()
                 hint = f"; existing: {', '.join(known)}" if known else ""
                 raise ConfigError(f"{store.redacted_uri} contains no run{hint}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrl.cli.databases import opened_store, served_uri, trained_run
-from agentrl.config.command_line import FlagGroup, Steps
+from agentrl.config.command_line import FlagGroup, Number, Steps
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.plugin_registry import hooks, required_hook
@@ -263,7 +263,7 @@ async def export_run(
 
 @store.command("import")
 @click.argument("path", type=Path)
-@click.option("--score", type=float, help="Score of trajectories that have none.")
+@click.option("--score", type=Number(), help="Score of trajectories that have none.")
 @_json_option
 async def import_run(config: RootConfig, path: Path, score: float | None, as_json: bool) -> int:
     """Import an export into an empty database, named by --run_name.

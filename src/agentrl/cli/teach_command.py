@@ -3,7 +3,7 @@
 import click
 
 from agentrl.cli.databases import opened_store, trained_run
-from agentrl.config.command_line import Count, FlagCommand
+from agentrl.config.command_line import Count, FlagCommand, Number
 from agentrl.config.sections import RootConfig
 
 
@@ -29,7 +29,7 @@ from agentrl.config.sections import RootConfig
 )
 @click.option(
     "--solution_score",
-    type=float,
+    type=Number(),
     metavar="NUMBER",
     default=1.0,
     help="Least score of the attempt that {solution} shows. [1]",
@@ -60,7 +60,7 @@ async def teach(
     """Store the logprobs of other models at the sampled tokens of a run (docs/teachers.md).
 
     RUN is the run's name or its output directory. Start as many processes as you like; each record
-    is taught once. Records of an ended run can be taught, too.
+    is taught once. It waits for a run that starts later; records of an ended run can be taught, too.
     """
     from agentrl.inference.teaching.privileged_prompts import check_placeholders
     from agentrl.inference.teaching.teacher_process import (
@@ -81,7 +81,7 @@ async def teach(
         concurrency=teacher_concurrency,
         exit_when_taught=exit_when_taught,
     )
-    async with opened_store(trained) as store:
+    async with opened_store(trained, also_unstarted=True) as store:
         await store.ensure_schema()
         await run_teachers(trained, store, plans, settings)
     return 0

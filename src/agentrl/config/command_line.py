@@ -6,6 +6,7 @@ without own options, for programs other than `agentrl`.
 
 import asyncio
 import inspect
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -47,6 +48,21 @@ class Count(click.IntRange):
 
     def __init__(self, least: int = 1, most: int | None = None) -> None:
         super().__init__(least, most)
+
+
+class Number(click.FloatRange):
+    """A finite number, as the value of a command's own option."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read the number."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number", param, ctx)
+        return number
 
 
 class Steps(click.ParamType[tuple[int, int]]):

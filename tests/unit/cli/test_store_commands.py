@@ -55,6 +55,7 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert "--score applies to trajectories" in call(
         "import", "copy", "--score", "1", run=copy, code=2
     )
+    assert "nan is not a number" in call("import", "paths", "--score", "nan", run=other, code=2)
     call("drop", "--yes", run=other)
     assert json.loads(call("import", "copy", "--json", run=copy))["run"] == name
     assert json.loads(call("stats", "--json", run=copy))["num_tokens"] == 214

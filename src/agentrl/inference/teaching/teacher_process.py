@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _MAX_RESTARTS = 5
 """Deaths in a row of a server that is started here, without a record taught in between."""
 _RESTART_SECONDS = 2.0
+_RUN_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,23 @@ async def run_teachers(
         StoreError: the store was unavailable for too long.
     """
     stop = stop_on_signals("releasing the records that are not taught yet")
+    if not await _has_started(store, stop):
+        return
     async with joint_tasks() as group:
         for plan in plans:
             group.create_task(_run_teacher(config, store, plan, settings, stop))
+
+
+async def _has_started(store: TrajectoryStore, stop: asyncio.Event) -> bool:
+    """Wait, like samplers, until the trainer has created the run; return False if stopped before."""
+    is_told = False
+    while await store.runs.get() is None:
+        if not is_told:
+            logger.info("waiting: the run has not started")
+            is_told = True
+        if await stopped_within(stop, _RUN_POLL_SECONDS):
+            return False
+    return True
 
 
 async def _run_teacher(

@@ -1,31 +1,17 @@
 """`agentrl plan`: estimate the resources of a configuration on a cluster that need not exist."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
-from agentrl.config.command_line import Count, FlagCommand
+from agentrl.config.command_line import Count, FlagCommand, Number
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 
-
-class _Positive(click.FloatRange):
-    """A finite number above 0."""
-
-    def __init__(self) -> None:
-        super().__init__(0, min_open=True)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a number", param, ctx)
-        return number
+_POSITIVE = Number(0, min_open=True)
 
 
 @click.command("plan", cls=FlagCommand)
@@ -33,17 +19,17 @@ class _Positive(click.FloatRange):
     "--gpu", metavar="NAME", help="GPU model (H100, A100, ...); this machine's by default."
 )
 @click.option(
-    "--host_memory_gb", type=_Positive(), help="Memory of a machine; this machine's by default."
+    "--host_memory_gb", type=_POSITIVE, help="Memory of a machine; this machine's by default."
 )
 @click.option(
-    "--network_gb", type=_Positive(), help="Gigabytes per second from the trainer to a server. [10]"
+    "--network_gb", type=_POSITIVE, help="Gigabytes per second from the trainer to a server. [10]"
 )
-@click.option("--turns", type=_Positive(), default=4.0, help="Model calls per record. [4]")
+@click.option("--turns", type=_POSITIVE, default=4.0, help="Model calls per record. [4]")
 @click.option(
     "--record_tokens", type=Count(), help="Tokens per record; half of the maximum by default."
 )
 @click.option(
-    "--gpu_hour_price", type=_Positive(), help="Price of a GPU for an hour; adds the run's price."
+    "--gpu_hour_price", type=_POSITIVE, help="Price of a GPU for an hour; adds the run's price."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(

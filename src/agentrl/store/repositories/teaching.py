@@ -53,14 +53,24 @@ class TeachingRepository(Repository):
     @operation("show that a teacher is alive")
     async def show_alive(self, name: str, owner: str, seconds: float) -> None:
         """Show for a while that a process of this teacher is there, also while it loads its model."""
-        lease = _lease(owner, seconds)
-        await self._db.runs.update_one({}, [{"$set": {f"teacher_leases.{name}": lease}}])
+        field = f"teacher_processes.{name}"
+        is_other = {"$ne": ["$$this.owner", literal(owner)]}
+        is_alive = {"$gt": ["$$this.expires_at", "$$NOW"]}
+        others = {
+            "$filter": {
+                "input": {"$ifNull": [f"${field}", []]},
+                "cond": {"$and": [is_other, is_alive]},
+            }
+        }
+        leases = {"$concatArrays": [others, [_lease(owner, seconds)]]}
+        await self._db.runs.update_one({}, [{"$set": {field: leases}}])
 
     @operation("leave as a teacher")
     async def leave(self, name: str, owner: str) -> None:
         """Show that this process of the teacher is gone."""
-        field = f"teacher_leases.{name}"
-        await self._db.runs.update_one({f"{field}.owner": owner}, {"$unset": {field: ""}})
+        await self._db.runs.update_one(
+            {}, {"$pull": {f"teacher_processes.{name}": {"owner": owner}}}
+        )
 
     @operation("claim a record to teach")
     async def claim(self, name: str, owner: str, lease_seconds: float) -> DBRecordData | None:

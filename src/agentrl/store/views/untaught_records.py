@@ -37,15 +37,17 @@ async def read_untaught(database: RunDatabase, consumer: str) -> tuple[UntaughtR
     Only records of complete groups are counted, which it has not consumed; an ended run waits for none.
     """
     wanted = {"status": {"$nin": list(ENDED_RUNS)}}
-    fields = {"config.teachers": 1, "teacher_leases": 1}
+    fields = {"config.teachers": 1, "teacher_processes": 1}
     run = await database.runs.find_one(wanted, fields) or {}
     names: list[str] = run.get("config", {}).get("teachers") or []
     if not names:
         return ()
     now = await database.server_time()
-    leases: dict[str, Document] = {
-        name: lease
-        for name, lease in run.get("teacher_leases", {}).items()
+    processes: dict[str, list[Document]] = run.get("teacher_processes", {})
+    alive = {
+        name: lease["owner"]
+        for name, leases in processes.items()
+        for lease in leases
         if lease["expires_at"] > now and not is_dead(lease["owner"])
     }
     ready = {"split": "train", "group_completed": True, f"ledger.{consumer}.status": None}
@@ -57,7 +59,7 @@ async def read_untaught(database: RunDatabase, consumer: str) -> tuple[UntaughtR
             run_name=database.name,
             teacher=name,
             num_records=count,
-            process=leases[name]["owner"] if name in leases else None,
+            process=alive.get(name),
         )
         for name, count in zip(names, counts, strict=True)
         if count

@@ -101,7 +101,11 @@ async def test_progress_tells_which_teacher_lacks_and_whether_its_process_lives(
     assert small.process is None
     await store.teaching.leave("big", "node-c:7:1-a")
     assert (await store.reports.progress()).untaught[0].process == "node-b:7:1-a"
+    await store.teaching.show_alive("big", "node-d:7:1-a", 60)
+    await store.teaching.show_alive("big", "node-d:7:1-a", 60)
     await store.teaching.leave("big", "node-b:7:1-a")
+    assert (await store.reports.progress()).untaught[0].process == "node-d:7:1-a"
+    await store.teaching.leave("big", "node-d:7:1-a")
     assert (await store.reports.progress()).untaught[0].process is None
     await store.teaching.show_alive("big", "node-b:7:1-a", -1)
     assert (await store.reports.progress()).untaught[0].process is None
