@@ -21,6 +21,13 @@ class TaskSource(Protocol):
     def starts_programs(self) -> bool:
         """Whether its rollouts start their own programs, on the cores of the sampler's machine."""
 
+    def can_branch(self, uri: str, flag: str) -> bool:
+        """Return whether a rollout of `uri`, given as `flag`, can start at a turn of another.
+
+        Raises:
+            ConfigError: `uri` is malformed.
+        """
+
     def num_tasks(self, uri: str, config: DataSection, flag: str) -> int:
         """Return the number of tasks that `uri`, given as `flag`, has.
 

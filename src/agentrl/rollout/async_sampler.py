@@ -25,7 +25,13 @@ from agentrl.renderers.reply import Reply
 from agentrl.renderers.untrusted_text import Tools
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluated_route import EvaluatedRoute, addresses_of, parsed_reply
-from agentrl.rollout.recorded_turns import BranchTurns, ForkPoint, RecordedTurns, ResumedTurns
+from agentrl.rollout.recorded_turns import (
+    BranchTurns,
+    ForkPoint,
+    RecordedTurns,
+    ResumedTurns,
+    difference_of,
+)
 from agentrl.rollout.turn_writes import TurnWrites
 from agentrl.schema import (
     DispatchedSamplingTask,
@@ -111,8 +117,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
 
     Attributes:
         can_branch: `run` can be taken to any turn of another rollout, although the tools keep
-            state: every call passes through `result_of`, which makes it again, or `run` restores a
-            snapshot of `record.branch` and raises `BranchClosed` if it has none.
+            state: every call passes through `result_of`, which makes it again, or `run` goes on from
+            `restored` at turn `record.branch.turn` and raises `BranchClosed` without it.
         task: the question.
         record: the claimed slot, as of its claim.
         context: clients and settings that all rollouts of the process share.
@@ -298,6 +304,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self._num_requests += 1
         if params.seed is None:
             params = params.model_copy(update={"seed": self._seed(number)})
+        snapshot = await self._kept_snapshot()
         traces = self.context.traces
         with traces.chat(self._trace) as span:
             started_at = self.now()
@@ -333,6 +340,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
                 finish_reason=result.finish_reason,
                 branch_reason=prompt.branch_reason,
                 seat=seat,
+                snapshot=snapshot,
                 sampling_params=params,
                 server=result.server,
                 cached_tokens=result.cached_tokens,
@@ -410,6 +418,65 @@ class AsyncSampler(ABC, Generic[TaskType]):
             turn = await self._writes.append(turn.model_copy(update=self._ownership()))
         self._num_requests += 1
         return turn, reply
+
+    async def replayed(
+        self, prompt: Prompt, *, tools: Tools = (), seat: Seat | None = None
+    ) -> tuple[DispatchedSamplingTask, Reply] | None:
+        """Return the recorded turn that answers a program's call before a branch; None behind it.
+
+        The program runs from its beginning, so its own state is where the parent's was if all its
+        calls up to the branch are the parent's.
+
+        Args:
+            prompt: that of the call.
+            tools: see `sample`.
+            seat: see `sample`.
+
+        Raises:
+            BranchClosed: the call differs from the parent's.
+            LeaseLost: another process owns the slot by now.
+        """
+        number = self._num_requests
+        parent = self._recorded.parent_turn(number)
+        if parent is None:
+            return None
+        if seat is not None or parent.seat is not None:
+            raise BranchClosed("the rollout has several agents, whose calls have no fixed order")
+        difference = difference_of(parent, prompt, self.context.renderer)
+        if difference:
+            raise BranchClosed(
+                f"turn {number} was to be sampled again, and the prompt that leads there differs: "
+                f"{difference}"
+            )
+        if number == len(self._recorded.turns):
+            return None
+        self._num_requests += 1
+        reply_ids = prompt.reply_ids(parent.output_ids)
+        reply = self.context.renderer.parse(reply_ids, turn=number, tools=tools)
+        return await self._writes.append(parent.model_copy(update=self._ownership())), reply
+
+    async def snapshot(self) -> bytes | None:
+        """Return the state of the tools or the environment before the next turn; for subclasses.
+
+        In groups that branch, it is called before every turn but the first, and stored. A rollout
+        that leaves this one at the turn gets it as `restored`, in any sampler process.
+
+        Returns:
+            None if there is none, or it is too large: a branch repeats the calls then.
+        """
+        return None
+
+    @property
+    def restored(self) -> bytes | None:
+        """The parent's `snapshot` at the turn where this rollout leaves it, if there is one."""
+        return self._recorded.state
+
+    async def _kept_snapshot(self) -> str:
+        """Store a snapshot if a rollout may start at the next turn; return its address."""
+        if not (self.turns and self.context.has_trees and self.task.split == "train"):
+            return ""
+        state = await self.snapshot()
+        return "" if state is None else await self.context.store.snapshots.put(state)
 
     def recorded_result(self, call: ToolCall) -> ToolResult | None:
         """Return the recorded result that must replace a call of the last turn, if any.

@@ -41,10 +41,15 @@ class ResumedTurns:
     turns: tuple[DispatchedSamplingTask, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     replays_calls = False
+    state = None
 
     def is_own(self, index: int) -> bool:
         """Return whether a recorded turn already belongs to this attempt."""
         return True
+
+    def parent_turn(self, index: int) -> DispatchedSamplingTask | None:
+        """Return None: there is no parent."""
+        return None
 
     def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
         """Return the prompt of turn `index`.
@@ -55,14 +60,12 @@ class ResumedTurns:
         prompt = conversation.next_prompt(renderer)
         if index < len(self.turns):
             turn = self.turns[index]
-            is_same_place = (turn.parent, turn.shared_len, turn.added_images) == (
-                *(prompt.parent, prompt.shared_len, prompt.added_images),
-            )
-            if not (is_same_place and np.array_equal(turn.added_ids, prompt.added_ids)):
+            difference = difference_of(turn, prompt, renderer)
+            if difference:
                 raise RenderError(
                     f"{turn.record_id} cannot be resumed: its turn {turn.index} was sampled from "
                     "a different prompt than this process renders (different tools, template or "
-                    f"sampler class): {_first_difference(turn, prompt, renderer)}"
+                    f"sampler class): {difference}"
                 )
         return prompt
 
@@ -84,6 +87,7 @@ class ForkPoint:
     """
 
     replays_calls = False
+    state = None
 
     def __init__(
         self,
@@ -122,6 +126,10 @@ class ForkPoint:
         self._same_calls = True
         self._prompts = rebuild_prompts(parent[: turn + 1])
         self._images = rebuild_images(parent[: turn + 1])
+
+    def parent_turn(self, index: int) -> DispatchedSamplingTask | None:
+        """Return None: the prompts of a fork may differ from the parent's."""
+        return None
 
     def is_own(self, index: int) -> bool:
         """Return False: the turns are the parent's and are stored again as this attempt's."""
@@ -176,6 +184,7 @@ class BranchTurns:
     Attributes:
         replays_calls: the tools keep state: the calls before the branch are made again, so that the
             rollout's own tools are where the parent's were.
+        state: what the parent's `AsyncSampler.snapshot` returned before the turn; None without one.
     """
 
     def __init__(
@@ -185,6 +194,7 @@ class BranchTurns:
         own: Sequence[DispatchedSamplingTask] = (),
         *,
         replays_calls: bool,
+        state: bytes | None = None,
     ) -> None:
         """Mark the branch.
 
@@ -193,6 +203,7 @@ class BranchTurns:
             turn: index of the first turn that is sampled again.
             own: the turns of this attempt, if another process began it.
             replays_calls: see the attribute.
+            state: see the attribute.
 
         Raises:
             ConfigError: the turn does not exist, or cannot be sampled again.
@@ -202,6 +213,12 @@ class BranchTurns:
         self.turns = (*own, *self._start.turns[len(own) :])
         self.sampling: Mapping[str, Any] = {}
         self.replays_calls = replays_calls
+        self.state = state
+        self._parent = tuple(parent[: turn + 1])
+
+    def parent_turn(self, index: int) -> DispatchedSamplingTask | None:
+        """Return the parent's turn whose prompt turn `index` has too; None behind the branch."""
+        return self._parent[index] if index < len(self._parent) else None
 
     def is_own(self, index: int) -> bool:
         """Return whether a recorded turn already belongs to this attempt."""
@@ -228,7 +245,13 @@ def _result_of(turn: DispatchedSamplingTask, call_id: str) -> ToolResult | None:
     return next((result for result in turn.tool_results if result.call_id == call_id), None)
 
 
-def _first_difference(turn: DispatchedSamplingTask, prompt: Prompt, renderer: Renderer) -> str:
+def difference_of(turn: DispatchedSamplingTask, prompt: Prompt, renderer: Renderer) -> str:
+    """Return how a prompt differs from that of a recorded turn; empty if they are equal."""
+    is_same_place = (turn.parent, turn.shared_len, turn.added_images) == (
+        *(prompt.parent, prompt.shared_len, prompt.added_images),
+    )
+    if is_same_place and np.array_equal(turn.added_ids, prompt.added_ids):
+        return ""
     if (turn.parent, turn.shared_len) != (prompt.parent, prompt.shared_len):
         return (
             f"it continued turn {turn.parent} after {turn.shared_len} tokens and would now "

@@ -156,6 +156,9 @@ class DispatchedSamplingTask(Value):
     """Reward of the turn from the agent or environment, in addition to the rollout's reward."""
     advantage: float | None = None
     """Per-turn override from the rollout (0 for a format error), combined by the trainer."""
+    snapshot: str = ""
+    """Address of the state in which the tools or the environment were before the turn; empty if none
+    was stored."""
     sampling_params: SamplingParams
     server: str = ""
     cached_tokens: int = 0

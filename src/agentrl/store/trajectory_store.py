@@ -21,7 +21,7 @@ from agentrl.store.database import (
     operation,
 )
 from agentrl.store.repositories.audit_log import AuditRepository
-from agentrl.store.repositories.blobs import BlobRepository, ImageRepository
+from agentrl.store.repositories.blobs import BlobRepository, ImageRepository, SnapshotRepository
 from agentrl.store.repositories.fenced_records import FencedRecords
 from agentrl.store.repositories.fleet import (
     PolicyRepository,
@@ -74,6 +74,7 @@ class TrajectoryStore:
         records: claiming, renewing, finishing and failing Records.
         turns: the model calls of Records.
         images: images by the hash of their content.
+        snapshots: states of tools and environments, from which branches start.
         scores: scoring of finished Records.
         ledger: the records that a trainer reserved, trained and dropped, by step.
         teaching: teachers, and their logprobs at sampled tokens.
@@ -91,6 +92,7 @@ class TrajectoryStore:
         self.clock = database.clock
         self._blobs = blobs = BlobRepository(database)
         self.images = ImageRepository(database, blobs)
+        self.snapshots = SnapshotRepository(database, blobs)
         self.tallies = TallyRepository(database)
         self.tasks = TaskRepository(database, self.images, self.tallies)
         self.groups = GroupRepository(database, self.tallies)

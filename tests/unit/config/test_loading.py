@@ -157,10 +157,6 @@ SGLANG = ("--inference_backend", "sglang")
             "--agent_command keeps its state in its own program",
         ),
         (
-            ["--rollouts", "tree", "--env", "reasoning_gym:leg_counting"],
-            "environment reasoning_gym:leg_counting offers neither snapshots nor",
-        ),
-        (
             ["--rollouts", "tree", "--new_context", "discard_all"],
             "--rollouts tree and a context that is rewritten",
         ),

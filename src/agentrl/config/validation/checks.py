@@ -345,11 +345,6 @@ def _tree_contradictions(config: RootConfig) -> Iterator[str]:
             f"--rollouts tree: {flag} keeps its state in its own program, which cannot be taken to "
             "a turn of another rollout; give --rollouts chains"
         )
-    if data.env is not None:
-        yield (
-            f"--rollouts tree: environment {data.env} offers neither snapshots nor the repetition of "
-            "calls, so no rollout can start at a turn of another; give --rollouts chains"
-        )
     if rollout.new_context != "disabled" or rollout.enable_repetition_compress:
         yield (
             "--rollouts tree and a context that is rewritten (--new_context, "

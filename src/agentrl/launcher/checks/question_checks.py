@@ -58,6 +58,8 @@ async def check_questions(
     scoring = RegisteredScoring.load(config.rollout)
     notes += _scorer_notes(config.rollout, before)
     _check_named_scorers(data)
+    if trains:
+        _check_environment_can_branch(data, scoring)
     if data.env_scorer is not None:
         scoring.check(data.env_scorer)
     for path in dict.fromkeys((data.train_file if trains else None, data.eval_file)):
@@ -77,11 +79,7 @@ async def check_questions(
     notes += _environment_notes(config, trains=trains)
     if trains:
         _check_generated_tasks(config)
-    if trains and _are_equal(data.train_file, data.eval_file):
-        notes.append(
-            "--eval_file holds the training questions: its scores do not measure generalization to "
-            "other questions"
-        )
+        notes += _eval_notes(data)
     return notes
 
 
@@ -171,6 +169,27 @@ def _check_generated_tasks(config: RootConfig) -> None:
         raise ConfigError(
             f"--sampler_module {data.sampler_module}: its train_tasks(seed) yields no task; add "
             "one, or give --train_file"
+        )
+
+
+def _check_environment_can_branch(data: DataSection, scoring: RegisteredScoring) -> None:
+    if data.env is None or not data.rounds:
+        return
+    if not task_source(data.env).can_branch(data.env, "--env"):
+        raise ConfigError(
+            f"--rollouts tree: environment {data.env} offers no snapshots and is not known to answer the "
+            "same replies in the same way, so no rollout could start at a turn of another; if it "
+            "does, add replayable=true to its parameters, or else give --rollouts chains"
+        )
+    if data.env_scorer is not None:
+        check_scorer_of_trees(scoring, data.env_scorer)
+
+
+def _eval_notes(data: DataSection) -> Iterator[str]:
+    if _are_equal(data.train_file, data.eval_file):
+        yield (
+            "--eval_file holds the training questions: its scores do not measure generalization to "
+            "other questions"
         )
 
 

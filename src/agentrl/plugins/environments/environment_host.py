@@ -5,11 +5,14 @@ Its arguments are a kind, a name and JSON with the environment's arguments. It u
 
     {"describe": true}               -> {"size": 20}           or {"mistake": ...}, {"missing": ...}
     {"rows": [0, 1, ...]}            -> {"rows": [{"query": ...}, ...]}
-    {"play": 3, "endpoint": {...}}   -> {"result": {...}}      or {"error": ...}
+    {"play": 3, "endpoint": {...},
+     "state": "..." | null}          -> {"result": {...}}      or {"error": ...}
+    {"snapshot": API_KEY}            -> {"state": "..." | null} of the rollout with this key
 
 The output of the environment's package goes to stderr.
 """
 
+import base64
 import json
 import os
 import sys
@@ -23,6 +26,7 @@ from environment_kinds import (  # type: ignore[import-not-found]
     KINDS,
     Mistake,
     RolloutLimitReached,
+    World,
 )
 
 _MAX_ERROR_CHARS = 300
@@ -30,12 +34,37 @@ _LIMITS = ("turns_limit", "time_limit", "context_length_exceeded")
 
 
 class _ModelAtEndpoint:
-    """Calls the model of one rollout."""
+    """Calls the model of one rollout.
 
-    def __init__(self, endpoint: dict[str, str]) -> None:
+    A snapshot is a line of JSON, the request that waits for its reply, and the state of the world.
+    """
+
+    def __init__(self, endpoint: dict[str, str], state: bytes | None) -> None:
         self.endpoint = endpoint
+        self._state = state
+        self._world: World | None = None
+        self._asked = b""
+
+    def begin(self, messages: list[dict[str, Any]], world: World) -> list[dict[str, Any]]:
+        self._world = world
+        if self._state is None:
+            return messages
+        asked, _, state = self._state.partition(b"\n")
+        world.restore(state)
+        reached: list[dict[str, Any]]
+        reached, fields = json.loads(asked)
+        for number, message in enumerate(reached):
+            if message["role"] == "assistant":
+                self(reached[:number], **fields)
+        return reached
+
+    def snapshot(self) -> bytes | None:
+        state = None if self._world is None else self._world.snapshot()
+        return None if state is None else b"\n".join((self._asked, state))
 
     def __call__(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        if self._world is not None:
+            self._asked = json.dumps([messages, fields]).encode()
         body = {"model": self.endpoint["model"], "messages": messages, **fields}
         request = urllib.request.Request(
             f"{self.endpoint['base_url']}/chat/completions",
@@ -59,6 +88,7 @@ class _ModelAtEndpoint:
 class _Host:
     def __init__(self, kind: str, name: str, args: dict[str, Any]) -> None:
         self._environment: Any = None
+        self._models: dict[str, _ModelAtEndpoint] = {}
         self._failure: dict[str, Any] = {}
         try:
             self._environment = KINDS[kind](name, args)
@@ -79,16 +109,27 @@ class _Host:
                 return {"size": self._environment.size}
             if "rows" in request:
                 return {"rows": [self._environment.row(number) for number in request["rows"]]}
-            return {
-                "result": self._environment.play(
-                    request["play"], _ModelAtEndpoint(request["endpoint"])
-                )
-            }
+            if "snapshot" in request:
+                model = self._models.get(request["snapshot"])
+                return {"state": None if model is None else _as_text(model.snapshot())}
+            return {"result": self._play(**request)}
         except RolloutLimitReached:
             return {"result": {"answer": None}}
         except (Exception, SystemExit) as error:  # noqa: BLE001  (it fails the attempt only)
             traceback.print_exc()
             return {"error": _error_line(error)}
+
+    def _play(self, play: int, endpoint: dict[str, str], state: str | None, **_: Any) -> Any:
+        given = None if state is None else base64.b64decode(state)
+        model = self._models[endpoint["api_key"]] = _ModelAtEndpoint(endpoint, given)
+        try:
+            return self._environment.play(play, model)
+        finally:
+            del self._models[endpoint["api_key"]]
+
+
+def _as_text(state: bytes | None) -> str | None:
+    return None if state is None else base64.b64encode(state).decode()
 
 
 def _error_line(error: BaseException) -> str:

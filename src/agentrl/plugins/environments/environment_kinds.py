@@ -42,6 +42,18 @@ _TOOL_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
 _CAPACITY_SECONDS, _MAX_CAPACITY_WAITS = 0.5, 1200
 
 
+class World(Protocol):
+    """What an environment changes besides its conversation, as far as it can be saved and restored."""
+
+    def snapshot(self) -> bytes | None:
+        """Return its state while the model replies; None if it cannot be saved."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Take it to a state that `snapshot` returned, perhaps on another machine."""
+        ...
+
+
 class ModelOfRollout(Protocol):
     """Calls the model of one rollout."""
 
@@ -50,6 +62,15 @@ class ModelOfRollout(Protocol):
 
     def __call__(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         """Return the model's message; raises `RolloutLimitReached` at the rollout's limits."""
+        ...
+
+    def begin(self, messages: list[dict[str, Any]], world: World) -> list[dict[str, Any]]:
+        """Return the conversation to begin with, and let rollouts branch by snapshots of `world`.
+
+        If this rollout branches from another one and has a snapshot of it, `world` is restored and
+        the conversation is the other one's at that turn; otherwise it is `messages`. Only for
+        environments with one conversation, which each call repeats and extends.
+        """
         ...
 
 
@@ -461,10 +482,11 @@ class Harbor:
 
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Run a task."""
-        task, answer, truncated, num_commands = self._tasks[number], None, False, 0
-        messages: list[dict[str, Any]] = [{"role": "user", "content": task.instruction}]
+        task, answer, truncated = self._tasks[number], None, False
         deadline = time.monotonic() + task.agent_seconds
         with task.open(self._args["runtime"]) as sandbox:
+            instruction = {"role": "user", "content": task.instruction}
+            messages = chat.begin([instruction], sandbox)
             with contextlib.suppress(RolloutLimitReached):
                 while answer is None and not truncated:
                     messages.append(chat(messages, tools=[_SHELL]))
@@ -473,11 +495,10 @@ class Harbor:
                         output = run_call(sandbox, call, deadline - time.monotonic())
                         result = {"role": "tool", "tool_call_id": call["id"], "content": output}
                         messages.append(result)
-                    num_commands += len(calls)
                     answer = None if calls else messages[-1]["content"] or ""
                     truncated = time.monotonic() > deadline
             reward, metrics = task.reward(sandbox)
-        metrics |= {"commands": num_commands}
+        metrics |= {"commands": sum(message["role"] == "tool" for message in messages)}
         return {"answer": answer, "reward": reward, "metrics": metrics, "truncated": truncated}
 
 

@@ -5,6 +5,7 @@ Independent of the store and samplers.
 """
 
 import asyncio
+import base64
 import json
 import os
 from collections.abc import Sequence
@@ -122,18 +123,40 @@ class EnvironmentProcess:
             raise AgentError(f"{self._uri.env_id} failed: {problem}")
         self._is_ready = True
 
-    async def play(self, row: int, endpoint: AgentEndpoint) -> AgentResult:
+    async def play(
+        self, row: int, endpoint: AgentEndpoint, state: bytes | None = None
+    ) -> AgentResult:
         """Run a task with the model at an endpoint.
+
+        Args:
+            row: number of the task.
+            endpoint: the model.
+            state: the snapshot of another rollout of the task, from which this one starts.
 
         Raises:
             AgentError: the environment failed, independently of the model.
         """
-        reply = await self._process.ask({"play": row, "endpoint": asdict(endpoint)})
+        text = None if state is None else base64.b64encode(state).decode()
+        request = {"play": row, "endpoint": asdict(endpoint), "state": text}
+        reply = await self._process.ask(request)
         try:
             return AgentResult.from_json(reply["result"])
         except (KeyError, TypeError) as error:  # the reply has no result, or one of another form
             problem = self._problem_of(reply) or f"it returned no rollout ({error})"
             raise AgentError(f"{self._uri.env_id} failed: {problem}") from None
+
+    async def snapshot(self, endpoint: AgentEndpoint) -> bytes | None:
+        """Return the state of the task that waits for a reply at an endpoint; None if it has none.
+
+        Raises:
+            AgentError: the environment failed.
+        """
+        reply = await self._process.ask({"snapshot": endpoint.api_key})
+        problem = self._problem_of(reply)
+        if problem:
+            raise AgentError(f"{self._uri.env_id} failed: {problem}")
+        state = reply.get("state")
+        return None if state is None else base64.b64decode(state)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Self
+from functools import partial
+from typing import ClassVar, Self
 
 from agentrl.config.sections import DataSection
 from agentrl.errors import AgentError
@@ -21,7 +22,12 @@ class EnvironmentSampler(AgentSampler):
 
     An environment that fails or times out ends the attempt without a score, because neither reveals
     anything about the policy. The time starts once the environment is set up.
+
+    A branch starts from the environment's snapshot, or else runs it from the beginning with the
+    parent's replies, and is closed if a prompt differs from the parent's.
     """
+
+    can_branch: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -31,10 +37,13 @@ class EnvironmentSampler(AgentSampler):
         *,
         set_up: Callable[[], Awaitable[None]],
         agent: AgentFunction,
+        save: Callable[[AgentEndpoint], Awaitable[bytes | None]],
         endpoints: AgentEndpointServer,
     ) -> None:
         super().__init__(task, record, context, agent=agent, endpoints=endpoints)
         self._set_up = set_up
+        self._save = save
+        self._endpoint: AgentEndpoint
 
     async def run(self) -> RolloutResult:
         """Set up the environment, then run it until it finishes or times out."""
@@ -42,6 +51,14 @@ class EnvironmentSampler(AgentSampler):
         limit = self.context.rollout.rollout_timeout_seconds
         self.deadline = self.context.servers.clock.now() + limit
         return await super().run()
+
+    async def snapshot(self) -> bytes | None:
+        """Return the state of the environment, which waits for a reply, if it can be saved."""
+        return await self._save(self._endpoint)
+
+    async def _run_agent(self, endpoint: AgentEndpoint) -> object:
+        self._endpoint = endpoint
+        return await super()._run_agent(endpoint)
 
     def _after_timeout(self, session: RecordingSession) -> RolloutResult:
         if not session.is_waiting_for_policy:
@@ -86,17 +103,26 @@ class EnvironmentProcesses:
             record: the claimed slot.
             context: clients and settings of the process.
         """
+        process = partial(self.process_of, task)
 
         async def set_up() -> None:
-            await self.process_of(task).ready()
+            await process().ready()
 
         async def play(_: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
-            return await self.process_of(task).play(task.row, endpoint)
+            return await process().play(task.row, endpoint, sampler.restored)
+
+        async def save(endpoint: AgentEndpoint) -> bytes | None:
+            return await process().snapshot(endpoint)
 
         play.__name__ = task.env_id
-        return EnvironmentSampler(
-            task, record, context, set_up=set_up, agent=play, endpoints=self._endpoints
+        sampler = EnvironmentSampler(
+            *(task, record, context),
+            set_up=set_up,
+            agent=play,
+            save=save,
+            endpoints=self._endpoints,
         )
+        return sampler
 
     def process_of(self, task: EnvironmentTask) -> EnvironmentProcess:
         """Return the process that runs a task; start it if necessary."""

@@ -27,6 +27,10 @@ class EnvironmentSource:
         self.starts_programs = ENVIRONMENTS[kind].starts_programs
         """Whether its rollouts start their own programs."""
 
+    def can_branch(self, uri: str, flag: str) -> bool:
+        """Return whether a rollout of an environment can start at a turn of another."""
+        return EnvironmentUri.parse(uri, flag).is_replayable
+
     def num_tasks(self, uri: str, config: DataSection, flag: str) -> int:
         """Return how many tasks an environment has."""
         parsed = EnvironmentUri.parse(uri, flag)

@@ -23,6 +23,7 @@ from agentrl.schema import EnvironmentTask
 
 _MAX_SHOWN, _MAX_DIGITS = 40, 20
 _NOT_IN_IDS = re.compile(r"[^\w.-]+")
+_REPLAYABLE = "replayable"
 PLACE = Path(".agentrl/environments")
 """Folder of the environments' own interpreters, one folder a kind."""
 
@@ -34,6 +35,8 @@ class EnvironmentUri:
     kind: str
     name: str
     args: dict[str, Any] = field(default_factory=dict)
+    is_replayable: bool = field(default=False, compare=False, repr=False)
+    """Whether the same replies lead its tasks to the same states."""
 
     @classmethod
     def parse(cls, text: str, flag: str = "--env") -> "EnvironmentUri":
@@ -61,7 +64,10 @@ class EnvironmentUri:
             args = {key: _value(key, value) for key, value in pairs}
         except ConfigError as error:
             raise ConfigError(f"{flag} {kind}:{name}: {error}") from None
-        return cls(kind, name, args)
+        is_replayable = args.pop(_REPLAYABLE, ENVIRONMENTS[kind].is_replayable)
+        if not isinstance(is_replayable, bool):
+            raise ConfigError(f"{flag} {kind}:{name}: {_REPLAYABLE} is true or false")
+        return cls(kind, name, args, is_replayable)
 
     @classmethod
     def of(cls, task: EnvironmentTask) -> "EnvironmentUri":

@@ -16,6 +16,7 @@ from typing import BinaryIO, Protocol, Self
 
 from agentrl.errors import AgentError, ConfigError
 from agentrl.plugins.environments.harbor_format import content_hash
+from agentrl.runtime.folder_snapshots import pack_folders, unpack_folders
 from agentrl.runtime.processes.confinement import Confinement, confinement_gap, scratch_directory
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -47,6 +48,14 @@ class Sandbox(Protocol):
 
     def read(self, path: str) -> str | None:
         """Return a file's text; None if it does not exist."""
+        ...
+
+    def snapshot(self) -> bytes | None:
+        """Return its files; None if they cannot be copied."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Replace its files by those of a snapshot."""
         ...
 
 
@@ -141,6 +150,18 @@ class ProcessSandbox:
         status, text = self.shell(f"cat {path} 2>/dev/null", _DOCKER_SECONDS)
         return text if status == 0 else None
 
+    def snapshot(self) -> bytes | None:
+        """Return its files; None if they are too large to be copied."""
+        return pack_folders(self._folders)
+
+    def restore(self, state: bytes) -> None:
+        """Replace its files by those of a snapshot."""
+        unpack_folders(state, self._folders)
+
+    @property
+    def _folders(self) -> dict[str, Path]:
+        return {"files": self._root / "files"}
+
     def _host_path(self, path: str) -> Path:
         return self._root / "files" / path.strip("/")
 
@@ -205,6 +226,18 @@ class DockerSandbox:
         """Return a file's text; None if it does not exist."""
         status, text = self.shell(f"cat {path} 2>/dev/null", _DOCKER_SECONDS)
         return text if status == 0 else None
+
+    def snapshot(self) -> bytes | None:
+        """Return None: a branch runs the commands again in a container of its own."""
+        return None
+
+    def restore(self, state: bytes) -> None:
+        """Refuse the snapshot of another kind of sandbox.
+
+        Raises:
+            AgentError: always.
+        """
+        raise AgentError("a container cannot be restored from a snapshot")
 
 
 def _build_image(context: Path, seconds: float) -> str:

@@ -112,13 +112,14 @@ class AgentSampler(AsyncSampler[MCPTask]):
             finally:
                 in_time = running.done()
                 await self._stop_agent(running)
+        # Read even if another failure is raised: asyncio reports an exception that nobody read.
+        error = _error_of(running) if in_time else None
         if session.failure is not None:
             raise session.failure
         if session.refusal is not None and session.limit is None:
             raise AgentError(f"the endpoint refused a call: {session.refusal}")
         if not in_time:
             return self._after_timeout(session)
-        error = _cancelled() if running.cancelled() else running.exception()
         if error is not None:
             return self._after_error(error, session)
         return self._after_return(running.result(), session)
@@ -269,9 +270,11 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
     return await done
 
 
-def _cancelled() -> UserCodeError:
-    """Return the error of a rollout whose agent ended as if it had been cancelled."""
-    return UserCodeError("the agent raised CancelledError; catch it where a task is cancelled")
+def _error_of(agent: asyncio.Task[object]) -> BaseException | None:
+    """Return what an agent that has ended raised; an error of its own if it raised CancelledError."""
+    if agent.cancelled():
+        return UserCodeError("the agent raised CancelledError; catch it where a task is cancelled")
+    return agent.exception()
 
 
 def _is_infrastructure(error: BaseException) -> bool:

@@ -343,6 +343,9 @@ class RecordingSession(ModelSession):
         fields = self._sampling_fields(request)
         try:
             with self._count_call():
+                recorded = await self._sampler.replayed(plan.prompt, tools=tools, seat=place.seat)
+                if recorded is not None:
+                    return recorded
                 return await self._sampler.sample(
                     plan.prompt,
                     messages=plan.added,

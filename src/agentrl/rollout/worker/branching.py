@@ -48,7 +48,11 @@ async def branch_turns(
     assert point is not None
     check_can_branch(type(sampler), is_resumable=context.resumable)
     parent = await context.store.turns.of_record(point.record_id, point.attempt)
-    return BranchTurns(parent, point.turn, own, replays_calls=not context.resumable)
+    state = None
+    if point.turn < len(parent):
+        state = await context.store.snapshots.get(parent[point.turn].snapshot)
+    replays_calls = state is None and not context.resumable
+    return BranchTurns(parent, point.turn, own, replays_calls=replays_calls, state=state)
 
 
 def check_can_branch(sampler_class: type[AsyncSampler[Any]], *, is_resumable: bool) -> None:

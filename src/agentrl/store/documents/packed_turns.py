@@ -147,9 +147,10 @@ def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
 
 
 def blob_keys(document: Document) -> Iterable[str]:
-    """Yield the keys of all blobs that a stored turn refers to, images included."""
+    """Yield the keys of all blobs that a stored turn refers to, images and snapshots included."""
     yield from packed_keys(document)
-    yield from filter(None, map(stored_key, document.get("added_images", ())))
+    addresses = (*document.get("added_images", ()), document.get("snapshot", ""))
+    yield from filter(None, map(stored_key, addresses))
     yield from image_keys(document["tool_results"])
 
 

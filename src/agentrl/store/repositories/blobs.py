@@ -111,3 +111,27 @@ class ImageRepository(Repository):
                 raise StoreError(f"{address[:80]!r} is not the address of a stored image")
             images.append(Image.model_validate(found[key]))
         return images
+
+
+class SnapshotRepository(Repository):
+    """Stores states of tools and environments by the hash of their content, and reads them."""
+
+    def __init__(self, database: RunDatabase, blobs: BlobRepository) -> None:
+        super().__init__(database)
+        self._blobs = blobs
+
+    @operation("store a snapshot")
+    async def put(self, state: bytes) -> str:
+        """Make a state durable; return its address."""
+        blob = Blob("snapshot", state)
+        await self._blobs.put([blob])
+        return stored_address(blob.key)
+
+    @operation("read a snapshot")
+    async def get(self, address: str) -> bytes | None:
+        """Return a stored state; None if it was removed."""
+        key = stored_key(address)
+        if key is None or await self._db.blobs.find_one({"_id": key}, {"_id": 1}) is None:
+            return None
+        state: bytes = (await self._blobs.get([key]))[key]
+        return state

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,27 @@ class Wander(AsyncSampler):
 def train_tasks(seed):
     yield WanderTask(id="train/0/1")
 """
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        (
+            "openenv:http://127.0.0.1:9",
+            "--rollouts tree: environment openenv:http://127.0.0.1:9 offers no snapshots and",
+        ),
+        ("textarena:Walk-v0?replayable=false", "add replayable=true to its parameters"),
+        ("openenv:http://127.0.0.1:9?replayable=7", "replayable is true or false"),
+        # A declaration is enough; the environment itself is not there.
+        ("openenv:http://127.0.0.1:9?replayable=true", "--env openenv:http://127.0.0.1:9: "),
+    ],
+)
+async def test_an_environment_that_cannot_branch_is_refused_by_name_before_it_starts(
+    environment: str, problem: str
+) -> None:
+    config = load_config({"env": environment, "rollouts": "tree", "env_python": sys.executable})
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        await check_questions(config, trains=True)
 
 
 async def test_scorers_and_samplers_that_trees_cannot_have_are_refused_by_name(

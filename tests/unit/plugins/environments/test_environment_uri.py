@@ -24,6 +24,13 @@ def test_a_uri_names_kind_environment_and_typed_arguments() -> None:
     assert uri.args == {"size": 20, "min": 0.5, "shuffle": True, "words": "a b"}
 
 
+def test_that_a_task_can_be_replayed_is_no_argument_of_the_environment() -> None:
+    declared = EnvironmentUri.parse("openenv:http://shop:8000?size=20&replayable=true")
+    plain = EnvironmentUri.parse("openenv:http://shop:8000?size=20")
+    assert (declared.is_replayable, plain.is_replayable) == (True, False)
+    assert (declared.args, declared.id_prefix) == (plain.args, plain.id_prefix)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

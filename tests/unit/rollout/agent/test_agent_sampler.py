@@ -254,6 +254,10 @@ async def sets_up() -> None:
     """Take no longer than it takes to call this."""
 
 
+async def saves_nothing(_: AgentEndpoint) -> None:
+    """Have no snapshots."""
+
+
 async def test_an_environment_that_hangs_is_no_failure_of_the_policy(
     store: TrajectoryStore, renderer: Renderer
 ) -> None:
@@ -276,6 +280,7 @@ async def test_an_environment_that_hangs_is_no_failure_of_the_policy(
                     stage.context,
                     set_up=sets_up,
                     agent=agent,
+                    save=saves_nothing,
                     endpoints=stage.endpoints,
                 )
                 due = sampler.deadline

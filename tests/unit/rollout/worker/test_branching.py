@@ -1,6 +1,5 @@
 """Rollouts that leave others of their group: from the claim to the score, with real tools."""
 
-import asyncio
 import itertools
 import logging
 import sys
@@ -12,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 from harness.processes import engine_process, listening_process
 from harness.scripted_engine import serve_script
+from support.branch_play import assert_leaves_its_parent, run, turns_of
 from support.engines import make_model
-from support.patience import PATIENCE
 from support.play import ExactScoring, begin_run, claim, open_play, tool_call
 
 from agentrl.config.sections import RolloutSection, SamplingSection
@@ -28,12 +27,10 @@ from agentrl.rollout import (
 )
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.branching import with_branch
-from agentrl.rollout.worker.sampling_loop import LoopTimes, SamplingLoop
-from agentrl.schema import BranchPoint, DispatchedSamplingTask, MCPTask, Record, rebuild_prompts
+from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 
 COUNTING_SERVER = Path(__file__).parents[3] / "support/counting_server.py"
-TIMES = LoopTimes(busy_refresh=0.05, idle_poll=0.05, report=0.1, scoring=0.1, log_progress=10)
 GROUP = "train/0/q0"
 LENGTH = 4
 """Turns of every rollout: three steps, then the answer."""
@@ -79,43 +76,6 @@ def counting(steps_file: Path) -> Iterator[dict[str, Any]]:
 def settings(**fields: Any) -> RolloutSection:
     values = {"exit_when_done": True, "max_turns": 6, "max_attempts": 1, "branch_rule": "entropy"}
     return RolloutSection(**{**values, **fields})
-
-
-async def run(context: RolloutContext, make: MakeSampler = MCPSampler) -> SamplingLoop:
-    async def keep_alive() -> None:
-        while True:
-            await context.store.services.heartbeat("engine")
-            await asyncio.sleep(2)
-
-    loop = SamplingLoop(context, "tester", make, times=TIMES)
-    beating = asyncio.create_task(keep_alive())
-    try:
-        await asyncio.wait_for(loop.run(asyncio.Event(), asyncio.Event()), PATIENCE)
-    finally:
-        beating.cancel()
-    return loop
-
-
-async def turns_of(store: TrajectoryStore, record: Record) -> list[DispatchedSamplingTask]:
-    return await store.turns.of_record(record.id)
-
-
-async def assert_leaves_its_parent(store: TrajectoryStore, record: Record) -> BranchPoint:
-    """The turns before the branch are copies of the parent's, and those from it on are its own."""
-    point = record.branch
-    assert point is not None
-    turns, parents = await turns_of(store, record), await store.turns.of_record(point.record_id)
-    prompts, their_prompts = rebuild_prompts(turns), rebuild_prompts(parents)
-    for index, turn in enumerate(turns[: point.turn]):
-        assert turn.record_id == record.id
-        assert turn.output_ids.tobytes() == parents[index].output_ids.tobytes()
-        assert turn.output_logprobs.tobytes() == parents[index].output_logprobs.tobytes()
-        assert turn.tool_results == parents[index].tool_results
-        assert turn.sampling_params == parents[index].sampling_params
-    assert prompts[point.turn].tobytes() == their_prompts[point.turn].tobytes()
-    sampled = turns[point.turn]
-    assert sampled.sampling_params.seed != parents[point.turn].sampling_params.seed
-    return point
 
 
 async def test_branches_of_tools_without_state_continue_where_others_were(

@@ -1,0 +1,230 @@
+"""Rollouts of environments that leave others of their group, with real processes and a real store."""
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.scripted_engine import ScriptedEngine, serve_script
+from harness.tiny_tokenizer import write_tokenizer
+from pymongo import MongoClient
+from support.agents import open_stage
+from support.branch_play import assert_leaves_its_parent, run, turns_of
+from support.harbor import write_task
+from support.play import begin_run, tool_call
+
+from agentrl.config.sections import DataSection, RolloutSection
+from agentrl.plugins.environments.environment_sampler import (
+    EnvironmentProcesses,
+    EnvironmentSampler,
+)
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout import RolloutContext
+from agentrl.rollout.worker.sampling_loop import SamplingLoop
+from agentrl.runtime.processes.confinement import confinement_gap
+from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, Record
+from agentrl.store import TrajectoryStore
+
+GROUP = "train/0/q0"
+LENGTH = 4
+"""Moves of a game, and commands of a task."""
+PACKAGE = '''
+"""A package of games that remember all moves; in one of them, chance has a say."""
+
+import random
+import types
+
+
+class Game:
+    def __init__(self, way="steady"):
+        self.way = way
+
+    def reset(self, num_players, seed):
+        self.moves = []
+
+    def get_observation(self):
+        chance = random.random() if self.way == "fickle" and self.moves else 0
+        return 0, [(-1, f"Your moves: {self.moves}, your luck: {chance}.", None)]
+
+    def step(self, action):
+        self.moves.append(action)
+        return len(self.moves) == 4, {}
+
+    def close(self):
+        return [len(set(self.moves))], [{"turn_count": len(self.moves), "invalid_move": False}]
+
+
+def make(env_id, **args):
+    return Game(**args)
+
+
+walk = types.SimpleNamespace(entry_point="textarena:Game", kwargs={})
+envs = types.SimpleNamespace(registration=types.SimpleNamespace(ENV_REGISTRY={"Walk-v0": walk}))
+'''
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return Renderer.load(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture
+def section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSection:
+    """Return settings of an interpreter that finds the package above."""
+    (tmp_path / "textarena.py").write_text(PACKAGE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return DataSection(env_python=Path(sys.executable))
+
+
+def tree(env_id: str, *rounds: int, **args: str) -> EnvironmentTask:
+    return EnvironmentTask(
+        id=GROUP,
+        num_generations=sum(rounds),
+        rounds=rounds,
+        query="Go on.",
+        env_id=env_id,
+        args=args,
+        row=0,
+    )
+
+
+@dataclass
+class Played:
+    """A group that a sampler process has played."""
+
+    loop: SamplingLoop
+    records: list[Record]
+    num_sampled: int
+
+
+async def play_group(
+    store: TrajectoryStore,
+    engine: ScriptedEngine,
+    section: DataSection,
+    task: EnvironmentTask,
+    *,
+    before_branch: Callable[[], object] = lambda: None,
+) -> Played:
+    """Play a group in one sampler process."""
+    rollout = RolloutSection(
+        exit_when_done=True, max_turns=LENGTH + 2, max_attempts=1, branch_rule="entropy"
+    )
+    await begin_run(store, engine, task)
+    async with open_stage(store, engine, rollout=rollout) as stage:
+        with EnvironmentProcesses.open(section, stage.endpoints) as environments:
+
+            def made(task: Any, record: Record, context: RolloutContext) -> EnvironmentSampler:
+                if record.branch is not None:
+                    before_branch()
+                return environments.sampler(task, record, context)
+
+            loop = await run(replace(stage.context, has_trees=True), made)
+    return Played(loop, await store.records.of_task(GROUP), len(engine.requests))
+
+
+def fresh_moves() -> Callable[[str], str]:
+    """Return a policy that never repeats itself, so that a copied move is recognized."""
+    numbers = itertools.count()
+    return lambda _: f"move {next(numbers)}"
+
+
+async def test_an_environment_is_brought_to_the_branch_by_the_same_replies(
+    store: TrajectoryStore, renderer: Renderer, section: DataSection
+) -> None:
+    with serve_script(renderer, fresh_moves()) as engine:
+        played = await play_group(store, engine, section, tree("textarena:Walk-v0", 2, 3))
+    assert [one.status for one in played.records] == ["scored"] * 5
+    points = [await assert_leaves_its_parent(store, one) for one in played.records[2:]]
+    assert played.loop.counts.branched == {"entropy": 3}
+    assert played.num_sampled == 2 * LENGTH + sum(LENGTH - point.turn for point in points)
+    # The game that a branch went on with knew the parent's moves too.
+    assert [one.score.value for one in played.records if one.score] == [LENGTH] * 5
+    assert {turn.snapshot for one in played.records for turn in await turns_of(store, one)} == {""}
+
+
+async def test_an_environment_that_answers_otherwise_closes_the_branch(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    section: DataSection,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    task = tree("textarena:Walk-v0", 1, 2, way="fickle")
+    with serve_script(renderer, fresh_moves()) as engine:
+        played = await play_group(store, engine, section, task)
+    for record in played.records[1:]:
+        assert (record.status, record.branch) == ("scored", None)
+        assert "the prompt that leads there differs: at token" in record.no_branch
+        assert [one.ended_by for one in record.attempts] == ["released", "finished"]
+    counts = played.loop.counts
+    assert (counts.failed, counts.closed_branches, counts.branched) == (0, 2, {"none": 2})
+    assert [one.message.count("its branch is closed") for one in caplog.records].count(1) == 1
+
+
+def commands(noise: str) -> Callable[[str], str]:
+    """Return a policy that appends to a file three times, each time a new word, then answers."""
+    numbers = itertools.count()
+
+    def reply(prompt: str) -> str:
+        if prompt.count("<tool_response>") == LENGTH - 1:
+            return "done"
+        return tool_call("bash", command=f"echo {next(numbers)} >> words; cat words; echo {noise}")
+
+    return reply
+
+
+def appended(turns: list[DispatchedSamplingTask]) -> list[str]:
+    """Return the words that a rollout appended."""
+    calls = [call for turn in turns for call in turn.tool_calls]
+    return [call.arguments["command"].split()[1] for call in calls]
+
+
+needs_sandbox = pytest.mark.skipif(confinement_gap() is not None, reason="no namespaces here")
+COUNT_WORDS = """
+mkdir -p /logs/verifier
+wc -l < /app/words > /logs/verifier/reward.txt
+"""
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("noise", "is_kept", "branches"),
+    [("$RANDOM$RANDOM", True, True), ("-", False, True), ("$RANDOM$RANDOM", False, False)],
+    ids=["restored", "repeated", "closed"],
+)
+async def test_a_sandbox_is_restored_from_its_snapshot_or_by_the_same_commands(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    mongo_uri: str,
+    tmp_path: Path,
+    *,
+    noise: str,
+    is_kept: bool,
+    branches: bool,
+) -> None:
+    folder = write_task(tmp_path / "task", test=COUNT_WORDS)
+    task = tree(f"harbor:{folder}", 1, 2, runtime="process")
+    with MongoClient[Any](mongo_uri) as client, serve_script(renderer, commands(noise)) as engine:
+
+        def lose_snapshots() -> None:
+            if not is_kept:
+                lost = client[store.database_name].blobs.delete_many({"kind": "snapshot"})
+                assert lost.acknowledged
+
+        played = await play_group(store, engine, DataSection(), task, before_branch=lose_snapshots)
+    for record in played.records:
+        words = appended(turns := await turns_of(store, record))
+        assert (record.status, len(words)) == ("scored", LENGTH - 1)
+        assert record.score is not None
+        assert record.score.value == LENGTH - 1
+        assert turns[-2].tool_results[0].content.split()[: LENGTH - 1] == words
+    for record in played.records[1:]:
+        if branches:
+            await assert_leaves_its_parent(store, record)
+        else:
+            assert "the prompt that leads there differs" in record.no_branch
+    root = await turns_of(store, played.records[0])
+    # Nothing leaves a rollout before its first turn.
+    assert [bool(turn.snapshot) for turn in root] == [False, *[True] * (LENGTH - 1)]
